@@ -1,0 +1,1 @@
+//! Load generator, topologies, peers and reports

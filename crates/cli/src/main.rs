@@ -1,0 +1,2 @@
+//! `skysail`: the command line.
+fn main() {}

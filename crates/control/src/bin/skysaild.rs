@@ -1,0 +1,2 @@
+//! `skysaild` as a program of its own.
+fn main() {}

@@ -1,0 +1,1 @@
+//! skysaild: sources, publication, discovery service, certificate service

@@ -1,0 +1,12 @@
+//! The words all of Skysail shares: names, SPIFFE ids, logging, shutdown.
+//!
+//! This crate depends on no other crate of the project and knows no protocol. What stands here is what at
+//! least two other crates would otherwise have to define each for itself.
+
+pub mod logging;
+pub mod names;
+pub mod shutdown;
+pub mod spiffe;
+
+pub use names::{ClusterName, Direction};
+pub use spiffe::SpiffeId;

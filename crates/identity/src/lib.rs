@@ -1,0 +1,1 @@
+//! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations

@@ -1,0 +1,1 @@
+//! What people write, checked and indexed, and its compilation to xDS

@@ -1,0 +1,2 @@
+//! `skysail-proxy` as a program of its own.
+fn main() {}

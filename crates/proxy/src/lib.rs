@@ -1,0 +1,1 @@
+//! skysail-proxy: the sidecar

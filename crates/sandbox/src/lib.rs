@@ -1,0 +1,1 @@
+//! Pods without a cluster: namespaces, links, interception, processes, names

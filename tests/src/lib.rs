@@ -1,0 +1,1 @@
+//! Whole meshes under test; see `tests/`.
