@@ -1,1 +1,15 @@
-//! The wire: Envoy's xDS types and both ends of the discovery protocol
+//! The wire: Envoy's xDS types and both ends of the discovery protocol.
+//!
+//! Resources are opaque here: a kind, a name, a version, bytes. What they mean is known to who compiles them
+//! and to the proxy that applies them. `server` serves them to any xDS client, `client` takes them from any
+//! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
+//!
+//! Modules in the order of the data: [`resource`] (what is served), [`istio`] (messages Envoy's API lacks),
+//! `wire` (responses as bytes), `server`, `client`, `certificates` (Istio's certificate service).
+
+mod fingerprint;
+pub mod istio;
+pub mod resource;
+
+pub use envoy_types as envoy;
+pub use resource::{Kind, Resource, Resources};

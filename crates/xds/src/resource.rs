@@ -1,0 +1,218 @@
+//! Named resources: encoded once, shared by reference between all the views and streams they go to.
+//!
+//! A resource's version is a fingerprint of its content. Two servers, or one before and after a restart,
+//! therefore give the same version to the same content, and a client that reconnects is sent only what changed.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::fingerprint::fingerprint;
+
+/// Which of the discovery services a resource belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `envoy.config.cluster.v3.Cluster`
+    Cluster,
+    /// `envoy.config.endpoint.v3.ClusterLoadAssignment`
+    Endpoint,
+    /// `envoy.config.listener.v3.Listener`
+    Listener,
+    /// `envoy.config.route.v3.RouteConfiguration`
+    Route,
+    /// `envoy.extensions.transport_sockets.tls.v3.Secret`
+    Secret,
+    /// `envoy.config.core.v3.TypedExtensionConfig`
+    ExtensionConfig,
+    /// `istio.networking.nds.v1.NameTable`: host names and addresses for the proxy's DNS.
+    NameTable,
+}
+
+impl Kind {
+    /// All kinds, in the order they are to be sent: what is referred to before what refers to it.
+    pub const ALL: [Self; 7] = [
+        Self::Cluster,
+        Self::Endpoint,
+        Self::Listener,
+        Self::Route,
+        Self::Secret,
+        Self::ExtensionConfig,
+        Self::NameTable,
+    ];
+
+    /// The type URL.
+    pub const fn url(self) -> &'static str {
+        match self {
+            Self::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+            Self::Endpoint => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+            Self::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
+            Self::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+            Self::Secret => "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
+            Self::ExtensionConfig => "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig",
+            Self::NameTable => "type.googleapis.com/istio.networking.nds.v1.NameTable",
+        }
+    }
+
+    /// The kind of a type URL; `None` for one that is not served.
+    pub fn from_url(url: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.url() == url)
+    }
+
+    /// The service's short name as people and metrics use it: `cds`, `eds`, …
+    pub const fn short(self) -> &'static str {
+        match self {
+            Self::Cluster => "cds",
+            Self::Endpoint => "eds",
+            Self::Listener => "lds",
+            Self::Route => "rds",
+            Self::Secret => "sds",
+            Self::ExtensionConfig => "ecds",
+            Self::NameTable => "nds",
+        }
+    }
+
+    /// True for kinds of which a client takes all unless it names some.
+    pub const fn is_wildcard(self) -> bool {
+        matches!(self, Self::Cluster | Self::Listener | Self::NameTable)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.short())
+    }
+}
+
+/// One resource, encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// Which service gives it.
+    pub kind: Kind,
+    /// Its name, unique within its kind.
+    pub name: Arc<str>,
+    /// A fingerprint of the content: equal for equal messages, also across restarts.
+    pub version: u64,
+    /// The encoded message, the `value` of the `Any` it is sent in.
+    pub body: Bytes,
+}
+
+impl Resource {
+    /// Encodes a message.
+    pub fn encode<M: prost::Message>(kind: Kind, name: &str, message: &M) -> Arc<Self> {
+        Self::from_body(kind, name, message.encode_to_vec().into())
+    }
+
+    /// Wraps a message that is encoded already.
+    pub fn from_body(kind: Kind, name: &str, body: Bytes) -> Arc<Self> {
+        Arc::new(Self { kind, name: name.into(), version: fingerprint(&body), body })
+    }
+
+    /// The version as it goes over the wire.
+    pub fn version_text(&self) -> String {
+        format!("{:016x}", self.version)
+    }
+}
+
+/// The resources of one kind by name.
+type ByName = BTreeMap<Arc<str>, Arc<Resource>>;
+
+/// All that one view of the mesh is served. Cloning shares everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    kinds: [Arc<ByName>; Kind::ALL.len()],
+}
+
+impl Resources {
+    /// Adds a resource; one of the same kind and name is replaced.
+    pub fn insert(&mut self, resource: Arc<Resource>) {
+        let map = Arc::make_mut(&mut self.kinds[resource.kind as usize]);
+        map.insert(Arc::clone(&resource.name), resource);
+    }
+
+    /// The resource of a kind and name.
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
+        self.kinds[kind as usize].get(name)
+    }
+
+    /// All resources of a kind, sorted by name.
+    pub fn iter(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
+        self.kinds[kind as usize].values()
+    }
+
+    /// How many resources of a kind there are.
+    pub fn len(&self, kind: Kind) -> usize {
+        self.kinds[kind as usize].len()
+    }
+
+    /// True when there is nothing of any kind.
+    pub fn is_empty(&self) -> bool {
+        self.kinds.iter().all(|map| map.is_empty())
+    }
+
+    /// Shares with `earlier` whatever is equal, so that [`Self::same`] tells cheaply what did not change and
+    /// equal resources are held once.
+    #[must_use]
+    pub fn sharing(mut self, earlier: &Self) -> Self {
+        for (kind, before) in self.kinds.iter_mut().zip(&earlier.kinds) {
+            if kind.len() == before.len() && kind.iter().zip(before.iter()).all(|(a, b)| same_resource(a, b))
+            {
+                *kind = Arc::clone(before);
+                continue;
+            }
+            for resource in Arc::make_mut(kind).values_mut() {
+                if let Some(old) = before.get(&resource.name).filter(|old| old.version == resource.version) {
+                    *resource = Arc::clone(old);
+                }
+            }
+        }
+        self
+    }
+
+    /// True when both hold the very same map for a kind: nothing of it changed. See [`Self::sharing`].
+    pub fn same(&self, other: &Self, kind: Kind) -> bool {
+        Arc::ptr_eq(&self.kinds[kind as usize], &other.kinds[kind as usize])
+    }
+}
+
+fn same_resource(a: (&Arc<str>, &Arc<Resource>), b: (&Arc<str>, &Arc<Resource>)) -> bool {
+    a.0 == b.0 && a.1.version == b.1.version
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(name: &str, body: &'static [u8]) -> Arc<Resource> {
+        Resource::from_body(Kind::Cluster, name, Bytes::from_static(body))
+    }
+
+    #[test]
+    fn urls_round_trip() {
+        for (index, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(Kind::from_url(kind.url()), Some(kind));
+            assert_eq!(kind as usize, index);
+        }
+        assert_eq!(Kind::from_url("type.googleapis.com/other"), None);
+    }
+
+    #[test]
+    fn what_did_not_change_is_shared() {
+        let mut before = Resources::default();
+        before.insert(resource("a", b"1"));
+        before.insert(resource("b", b"2"));
+        let mut equal = Resources::default();
+        equal.insert(resource("a", b"1"));
+        equal.insert(resource("b", b"2"));
+        assert!(equal.sharing(&before).same(&before, Kind::Cluster));
+
+        let mut changed = Resources::default();
+        changed.insert(resource("a", b"1"));
+        changed.insert(resource("b", b"3"));
+        let changed = changed.sharing(&before);
+        assert!(!changed.same(&before, Kind::Cluster));
+        assert!(changed.same(&before, Kind::Route));
+        let (old, new) = (before.get(Kind::Cluster, "a").unwrap(), changed.get(Kind::Cluster, "a").unwrap());
+        assert!(Arc::ptr_eq(old, new));
+        assert_eq!(changed.get(Kind::Cluster, "b").unwrap().body, Bytes::from_static(b"3"));
+    }
+}
