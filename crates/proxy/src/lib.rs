@@ -1,1 +1,3 @@
-//! skysail-proxy: the sidecar
+//! skysail-proxy: the sidecar.
+
+pub mod config;

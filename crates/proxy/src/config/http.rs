@@ -1,0 +1,177 @@
+//! The HTTP connection manager and its filters.
+//!
+//! Source: `envoy.extensions.filters.network.http_connection_manager.v3`.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{policy::Policy, route::RouteTable};
+
+/// How HTTP on a filter chain is handled.
+#[derive(Debug)]
+pub struct HttpManager {
+    /// Prefix of its statistics: `inbound_0.0.0.0_9080;`.
+    pub stat_prefix: Arc<str>,
+    /// Which protocols it takes.
+    pub codec: Codec,
+    /// Where its routes are.
+    pub routes: Routes,
+    /// Policies in the order of the filters (DENY before ALLOW).
+    pub policies: Vec<Arc<Policy>>,
+    /// Whether the fault filter is there (it acts by the route's settings).
+    pub fault: bool,
+    /// Whether the CORS filter is there (it acts by the route's settings).
+    pub cors: bool,
+    /// Whether Istio's metrics are kept (filter `istio.stats`).
+    pub stats: bool,
+    /// Whether peers are asked who they are (filter `istio.metadata_exchange`).
+    pub metadata_exchange: Option<MetadataExchange>,
+    /// Whether the upstream ALPN follows the request's protocol (filter `istio.alpn`).
+    pub istio_alpn: bool,
+    /// Upgrades passed through as tunnels, in lower case (`websocket`); empty refuses all.
+    pub upgrades: Vec<Box<str>>,
+    /// Sent as `server` in answers; `None` leaves the upstream's (`PASS_THROUGH`).
+    pub server_name: Option<Box<str>>,
+    /// Whether `x-request-id` is made where it is missing.
+    pub generate_request_id: bool,
+    /// What becomes of `x-forwarded-client-cert`.
+    pub client_cert: ClientCertDetails,
+    /// Whether the address of the peer counts as the client's, and is appended to `x-forwarded-for`.
+    pub use_remote_address: bool,
+    /// How many proxies in front are trusted in `x-forwarded-for`.
+    pub xff_trusted_hops: u32,
+    /// RFC 3986 normalisation of `.` and `..` before routing.
+    pub normalize_path: bool,
+    /// Runs of slashes become one before routing.
+    pub merge_slashes: bool,
+    /// What happens to `%2F` and `%5C` in a path.
+    pub escaped_slashes: EscapedSlashes,
+    /// Whether HTTP/1.0 is taken.
+    pub accept_http10: bool,
+    /// Largest request head in bytes.
+    pub max_head: usize,
+    /// Most headers in a request.
+    pub max_headers: usize,
+    /// A connection without a request is closed after; `None` never.
+    pub idle_timeout: Option<Duration>,
+    /// A stream on which nothing moves is ended after; `None` never.
+    pub stream_idle_timeout: Option<Duration>,
+    /// The whole request must have come in within; `None` for no limit.
+    pub request_timeout: Option<Duration>,
+    /// How long a draining connection may go on.
+    pub drain_timeout: Duration,
+    /// Where requests are logged.
+    pub access_logs: Vec<Arc<AccessLog>>,
+}
+
+/// Which protocols a manager takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// By ALPN, or the first bytes.
+    Auto,
+    /// HTTP/1 alone.
+    Http1,
+    /// HTTP/2 alone.
+    Http2,
+}
+
+/// Where a manager's routes are.
+#[derive(Debug)]
+pub enum Routes {
+    /// In the listener itself.
+    Inline(Arc<RouteTable>),
+    /// In the snapshot's table of this name; requests get 404 until it is there.
+    Named(Arc<str>),
+}
+
+/// Istio's metadata exchange over HTTP headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataExchange {
+    /// Peers outside the mesh get none (`skip_external_clusters`).
+    pub skip_external: bool,
+}
+
+/// What becomes of `x-forwarded-client-cert`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ClientCertDetails {
+    /// What happens to the header a client sent.
+    pub forward: ForwardClientCert,
+    /// The subject is added.
+    pub subject: bool,
+    /// The DNS names are added.
+    pub dns: bool,
+    /// The URI names are added.
+    pub uri: bool,
+    /// The certificate itself is added, URL-encoded PEM.
+    pub cert: bool,
+}
+
+/// Source: `HttpConnectionManager.ForwardClientCertDetails`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ForwardClientCert {
+    /// Removed.
+    #[default]
+    Sanitize,
+    /// Kept if the client is known by a certificate.
+    ForwardOnly,
+    /// Kept, and this hop's appended, if the client is known by a certificate.
+    AppendForward,
+    /// Replaced by this hop's, if the client is known by a certificate.
+    SanitizeSet,
+    /// Kept as it is.
+    AlwaysForwardOnly,
+}
+
+/// Source: `HttpConnectionManager.PathWithEscapedSlashesAction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EscapedSlashes {
+    /// Left.
+    Keep,
+    /// 400.
+    Reject,
+    /// Unescaped, and the client is redirected there.
+    UnescapeAndRedirect,
+    /// Unescaped, and the request goes on.
+    UnescapeAndForward,
+}
+
+/// Where and how requests are logged.
+#[derive(Debug)]
+pub struct AccessLog {
+    /// The file, or `/dev/stdout`.
+    pub path: Box<str>,
+    /// One line of it.
+    pub format: LogFormat,
+}
+
+/// How a log line is made.
+#[derive(Debug)]
+pub enum LogFormat {
+    /// Text with operators, `[%START_TIME%] …`.
+    Text(Format),
+    /// A JSON object of such texts.
+    Json(Vec<(Box<str>, Format)>),
+}
+
+/// A text with `%COMMAND%` operators, split when configuration arrives. Also used for header values.
+#[derive(Clone, Debug, Default)]
+pub struct Format {
+    /// The parts in order.
+    pub parts: Vec<Part>,
+}
+
+/// A part of a [`Format`].
+#[derive(Clone, Debug)]
+pub enum Part {
+    /// As it stands.
+    Text(Box<str>),
+    /// An operator: name, the argument in round brackets, the greatest length after `:`.
+    /// The translation refuses operators that telemetry does not know.
+    Operator {
+        /// Such as `REQ`, `START_TIME`.
+        name: Box<str>,
+        /// Such as `X-ENVOY-ORIGINAL-PATH?:PATH`.
+        argument: Option<Box<str>>,
+        /// Longest output in bytes.
+        max_len: Option<usize>,
+    },
+}

@@ -1,0 +1,46 @@
+//! What the request path runs on: lean, immutable types, made from Envoy's protos off the hot path.
+//!
+//! Nothing here refers to a proto, and nothing is parsed per request: matchers are compiled, names resolved
+//! to handles, header formats split into parts. `translate` makes these types; the workers read them.
+//!
+//! A [`Snapshot`] is published whole by one swap, and its parts are shared by reference with the one before, so
+//! that an endpoint change rebuilds no route and a route change no listener.
+
+pub mod cluster;
+pub mod http;
+pub mod listener;
+pub mod policy;
+pub mod route;
+pub mod text;
+pub mod tls;
+
+use std::{collections::HashMap, sync::Arc};
+
+pub use cluster::{Cluster, Endpoint, Endpoints};
+pub use http::HttpManager;
+pub use listener::{FilterChain, Listener};
+pub use route::RouteTable;
+
+/// A map by resource name.
+pub type ByName<T> = HashMap<Arc<str>, Arc<T>>;
+
+/// The whole configuration at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Every listener, those without a socket of their own too. Sorted out by address when published.
+    pub listeners: Arc<Listeners>,
+    /// Route tables that HTTP managers refer to by name (RDS).
+    pub routes: Arc<ByName<RouteTable>>,
+    /// Every cluster. A cluster holds its endpoints as a handle, so that they change without it.
+    pub clusters: Arc<ByName<Cluster>>,
+}
+
+/// Listeners, in the two ways they are looked up.
+#[derive(Clone, Debug, Default)]
+pub struct Listeners {
+    /// All, by name.
+    pub by_name: ByName<Listener>,
+    /// Those found by original destination: `use_original_dst` on the socket a connection came in by leads to
+    /// the listener of exactly this address and port, else of the unspecified address and this port.
+    pub by_address: HashMap<std::net::SocketAddr, Arc<Listener>>,
+}

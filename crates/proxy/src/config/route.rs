@@ -1,0 +1,345 @@
+//! Route tables.
+//!
+//! Source: `envoy.config.route.v3`. Making the index of a table is part of the translation; finding in it is
+//! `route::find`.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use super::{
+    http::Format,
+    policy::Policy,
+    text::{HeaderMatch, TextMatch},
+};
+
+/// All virtual hosts of one route configuration, indexed by domain.
+#[derive(Debug, Default)]
+pub struct RouteTable {
+    /// The name it has in RDS: `9080`.
+    pub name: Arc<str>,
+    /// In the order of the configuration.
+    pub hosts: Vec<VirtualHost>,
+    /// `reviews.default` → index into `hosts`. In lower case; compared with the port (`a.b:80`).
+    pub exact: HashMap<Box<str>, usize>,
+    /// `*.example.com`, without the star, longest first.
+    pub suffixes: Vec<(Box<str>, usize)>,
+    /// `example.*`, without the star, longest first.
+    pub prefixes: Vec<(Box<str>, usize)>,
+    /// `*`.
+    pub any: Option<usize>,
+    /// A port in the authority is not looked at.
+    pub ignore_port: bool,
+    /// Operations for every route.
+    pub headers: HeaderOps,
+}
+
+/// Source: `envoy.config.route.v3.VirtualHost`.
+#[derive(Debug)]
+pub struct VirtualHost {
+    /// `reviews.default.svc.cluster.local:9080`, `allow_any`.
+    pub name: Arc<str>,
+    /// First match wins.
+    pub routes: Vec<Arc<Route>>,
+    /// Operations for its routes.
+    pub headers: HeaderOps,
+    /// Whether `x-envoy-attempt-count` is sent upstream.
+    pub include_attempt_count: bool,
+    /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
+    pub require_tls: bool,
+}
+
+/// Source: `envoy.config.route.v3.Route`.
+#[derive(Debug)]
+pub struct Route {
+    /// For the access log's `%ROUTE_NAME%`.
+    pub name: Arc<str>,
+    /// When it applies.
+    pub matches: RouteMatch,
+    /// What is done.
+    pub action: Action,
+    /// Header operations of this route.
+    pub headers: HeaderOps,
+    /// Settings of the fault filter.
+    pub fault: Option<Arc<Fault>>,
+    /// Settings of the CORS filter.
+    pub cors: Option<Arc<Cors>>,
+    /// Policies that replace those of the manager, by position; empty for none.
+    pub policies: Option<Vec<Arc<Policy>>>,
+}
+
+/// Source: `envoy.config.route.v3.RouteMatch`.
+#[derive(Debug)]
+pub struct RouteMatch {
+    /// The path without the query.
+    pub path: PathMatch,
+    /// ASCII case of the path counts.
+    pub case_sensitive: bool,
+    /// All must hold.
+    pub headers: Vec<HeaderMatch>,
+    /// All must hold.
+    pub query: Vec<QueryMatch>,
+    /// Only gRPC (`content-type: application/grpc`).
+    pub grpc: bool,
+    /// Only this share of requests, in millionths; `None` for all.
+    pub fraction: Option<u32>,
+}
+
+/// A test of the path.
+#[derive(Debug)]
+pub enum PathMatch {
+    /// Its beginning.
+    Prefix(Box<[u8]>),
+    /// Its beginning, ending at a `/` or at its end.
+    SeparatedPrefix(Box<[u8]>),
+    /// All of it.
+    Exact(Box<[u8]>),
+    /// All of it, by a regular expression (anchored when compiled).
+    Regex(regex::bytes::Regex),
+    /// Path template, `/a/{*}/{**}`, compiled to a regular expression.
+    Template(regex::bytes::Regex),
+}
+
+/// A test of one query parameter.
+#[derive(Debug)]
+pub struct QueryMatch {
+    /// Its name.
+    pub name: Box<str>,
+    /// `None`: it must be there.
+    pub value: Option<TextMatch>,
+}
+
+/// What a route does.
+#[derive(Debug)]
+pub enum Action {
+    /// Sends the request on.
+    Forward(Forward),
+    /// Answers with a redirect.
+    Redirect(Redirect),
+    /// Answers by itself.
+    Direct(DirectResponse),
+}
+
+/// Source: `envoy.config.route.v3.RouteAction`.
+#[derive(Debug)]
+pub struct Forward {
+    /// Where to.
+    pub targets: Targets,
+    /// Answered 503 or 404 or 500 when the cluster does not exist.
+    pub cluster_not_found: u16,
+    /// From the end of the request to the end of the answer; `None` for no limit.
+    pub timeout: Option<Duration>,
+    /// A stream on which nothing moves is ended after; `None`: the manager's.
+    pub idle_timeout: Option<Duration>,
+    /// When and how often to try again.
+    pub retry: Option<Arc<RetryPolicy>>,
+    /// Changes of the path.
+    pub rewrite: Option<Rewrite>,
+    /// The new authority.
+    pub host: Option<HostRewrite>,
+    /// Copies sent elsewhere; their answers are thrown away.
+    pub mirrors: Vec<Mirror>,
+    /// Upgrades in lower case that this route allows (`true`) or forbids.
+    pub upgrades: Vec<(Box<str>, bool)>,
+}
+
+/// Where to.
+#[derive(Debug)]
+pub enum Targets {
+    /// One cluster.
+    Single(Arc<str>),
+    /// Several by weight.
+    Weighted {
+        /// What the weights add up to.
+        total: u32,
+        /// In order.
+        targets: Vec<Target>,
+    },
+    /// The cluster that a request header names.
+    Header(Box<str>),
+}
+
+/// One of several clusters.
+#[derive(Debug)]
+pub struct Target {
+    /// The cluster's name.
+    pub cluster: Arc<str>,
+    /// Its share of the total.
+    pub weight: u32,
+    /// Header operations for requests that go there.
+    pub headers: HeaderOps,
+    /// The new authority for requests that go there.
+    pub host: Option<HostRewrite>,
+}
+
+/// A copy of requests.
+#[derive(Debug)]
+pub struct Mirror {
+    /// The cluster's name.
+    pub cluster: Arc<str>,
+    /// Share of requests, in millionths.
+    pub fraction: u32,
+    /// Whether `-shadow` stays off the authority.
+    pub keep_host: bool,
+}
+
+/// A new path.
+#[derive(Debug)]
+pub enum Rewrite {
+    /// Replaces what the path match found (prefix or exact).
+    Prefix(Box<str>),
+    /// Replaces the whole path, keeps the query.
+    Full(Box<str>),
+    /// Replaces what the expression finds; `\1` stands for groups.
+    Regex(regex::bytes::Regex, Box<str>),
+}
+
+/// A new authority.
+#[derive(Debug)]
+pub enum HostRewrite {
+    /// This one.
+    Literal(Box<str>),
+    /// The host name of the endpoint picked.
+    Auto,
+    /// The value of a request header.
+    Header(Box<str>),
+}
+
+/// Source: `envoy.config.route.v3.RedirectAction`.
+#[derive(Debug, Default)]
+pub struct Redirect {
+    /// New scheme; `https_redirect` is `https`.
+    pub scheme: Option<Box<str>>,
+    /// New host.
+    pub host: Option<Box<str>>,
+    /// New port; the default of the scheme is left out.
+    pub port: Option<u16>,
+    /// New path.
+    pub path: Option<RedirectPath>,
+    /// 301, 302, 303, 307 or 308.
+    pub status: u16,
+    /// The query is left out.
+    pub strip_query: bool,
+}
+
+/// The path of a redirect.
+#[derive(Debug)]
+pub enum RedirectPath {
+    /// This one (may carry a query).
+    Full(Box<str>),
+    /// Replaces the prefix that matched.
+    Prefix(Box<str>),
+    /// Replaces what the expression finds.
+    Regex(regex::bytes::Regex, Box<str>),
+}
+
+/// Source: `envoy.config.route.v3.DirectResponseAction`.
+#[derive(Debug)]
+pub struct DirectResponse {
+    /// Status code.
+    pub status: u16,
+    /// Body; empty for none.
+    pub body: Box<[u8]>,
+}
+
+/// Source: `envoy.config.route.v3.RetryPolicy`.
+#[derive(Debug)]
+pub struct RetryPolicy {
+    /// When to try again.
+    pub on: RetryOn,
+    /// How often at most.
+    pub retries: u32,
+    /// For each try; `None`: only the route's timeout counts.
+    pub per_try_timeout: Option<Duration>,
+    /// Endpoints tried before are avoided (`previous_hosts`).
+    pub avoid_previous: bool,
+    /// How often another endpoint is looked for.
+    pub host_selection_attempts: u32,
+    /// Statuses that count as failed under `retriable-status-codes`.
+    pub statuses: Vec<u16>,
+    /// First pause; each further one doubles, with full jitter.
+    pub backoff_base: Duration,
+    /// Longest pause.
+    pub backoff_max: Duration,
+}
+
+/// The words of `retry_on`. Sources: Envoy's router filter, `x-envoy-retry-on` and `x-envoy-retry-grpc-on`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the word of the configuration")]
+#[expect(clippy::struct_excessive_bools, reason = "a set of independent words")]
+pub struct RetryOn {
+    pub server_error: bool,
+    pub gateway_error: bool,
+    pub reset: bool,
+    pub reset_before_request: bool,
+    pub connect_failure: bool,
+    pub retriable_4xx: bool,
+    pub refused_stream: bool,
+    pub retriable_status_codes: bool,
+    pub grpc_cancelled: bool,
+    pub grpc_deadline_exceeded: bool,
+    pub grpc_internal: bool,
+    pub grpc_resource_exhausted: bool,
+    pub grpc_unavailable: bool,
+}
+
+/// Additions to and removals from a request's and a response's headers.
+#[derive(Clone, Debug, Default)]
+pub struct HeaderOps {
+    /// To the request.
+    pub request: Vec<HeaderOp>,
+    /// To the response.
+    pub response: Vec<HeaderOp>,
+}
+
+/// One change of headers.
+#[derive(Clone, Debug)]
+pub enum HeaderOp {
+    /// Takes all of this name away (lower case).
+    Remove(Box<str>),
+    /// One more.
+    Append(Box<str>, Format),
+    /// Instead of those there.
+    Set(Box<str>, Format),
+    /// If none is there.
+    AddIfAbsent(Box<str>, Format),
+    /// Instead of those there, if there are any.
+    ReplaceIfPresent(Box<str>, Format),
+}
+
+/// Source: `envoy.extensions.filters.http.fault.v3.HTTPFault`.
+#[derive(Debug)]
+pub struct Fault {
+    /// Share of requests in millionths, and the delay.
+    pub delay: Option<(u32, Duration)>,
+    /// Share of requests in millionths, and the answer.
+    pub abort: Option<(u32, Abort)>,
+    /// All must hold for the fault to act.
+    pub headers: Vec<HeaderMatch>,
+}
+
+/// How a fault answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abort {
+    /// An HTTP status.
+    Http(u16),
+    /// A gRPC status.
+    Grpc(u32),
+}
+
+/// Source: `envoy.extensions.filters.http.cors.v3.CorsPolicy`.
+#[derive(Debug, Default)]
+pub struct Cors {
+    /// Origins allowed.
+    pub origins: Vec<TextMatch>,
+    /// `access-control-allow-methods`.
+    pub methods: Option<Box<str>>,
+    /// `access-control-allow-headers`.
+    pub headers: Option<Box<str>>,
+    /// `access-control-expose-headers`.
+    pub expose: Option<Box<str>>,
+    /// `access-control-max-age`.
+    pub max_age: Option<Box<str>>,
+    /// `access-control-allow-credentials: true`.
+    pub credentials: bool,
+    /// Preflights that match no origin go on to the upstream.
+    pub forward_unmatched: bool,
+}
