@@ -1,1 +1,0 @@
-//! Whole meshes under test; see `tests/`.
