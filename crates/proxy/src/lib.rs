@@ -1,3 +1,4 @@
 //! skysail-proxy: the sidecar.
 
 pub mod config;
+pub mod head;

@@ -4,7 +4,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -27,6 +27,8 @@ pub struct Cluster {
     pub connect_timeout: Duration,
     /// The greatest numbers allowed.
     pub limits: Limits,
+    /// How much of them all workers together use. Counted only where there is a limit. `Usage::default()` to begin with.
+    pub usage: Usage,
     /// TLS by endpoint metadata, first match wins. The choice is made when endpoints arrive: see [`Endpoint::tls`].
     pub transport_matches: Vec<TransportMatch>,
     /// TLS where none of the matches holds.
@@ -95,6 +97,19 @@ impl Limits {
     /// No limits: what Istio sends where nothing is configured.
     pub const NONE: Self =
         Self { connections: u32::MAX, pending: u32::MAX, requests: u32::MAX, retries: u32::MAX };
+}
+
+/// How much of [`Limits`] is in use, across workers.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// Connections.
+    pub connections: AtomicU32,
+    /// Requests waiting for a connection.
+    pub pending: AtomicU32,
+    /// Requests.
+    pub requests: AtomicU32,
+    /// Retries.
+    pub retries: AtomicU32,
 }
 
 /// TLS, or none, for endpoints whose metadata match.

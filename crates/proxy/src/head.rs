@@ -1,0 +1,417 @@
+//! Heads of requests and responses, as every codec fills them and every decision reads them.
+//!
+//! Headers stay one block of bytes with an index over it. Reading a head costs one copy of the block, changing
+//! it appends to the block and turns an index entry, and both buffers live as long as the connection, so a
+//! request allocates nothing here. Names are in lower case. Pseudo-headers of HTTP/2 are fields of their own.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+};
+
+/// Which HTTP a message came in by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Version {
+    /// HTTP/1.0.
+    Http10,
+    /// HTTP/1.1.
+    #[default]
+    Http11,
+    /// HTTP/2.
+    Http2,
+}
+
+impl Version {
+    /// As the access log writes it: `HTTP/1.1`, `HTTP/2`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http10 => "HTTP/1.0",
+            Self::Http11 => "HTTP/1.1",
+            Self::Http2 => "HTTP/2",
+        }
+    }
+}
+
+/// Header fields in their order. Names are in lower case.
+#[derive(Clone, Default)]
+pub struct Headers {
+    text: Vec<u8>,
+    index: Vec<Field>,
+}
+
+/// Where a field lies in the text.
+#[derive(Clone, Copy)]
+struct Field {
+    name: u32,
+    name_len: u32,
+    value: u32,
+    value_len: u32,
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, Default)]
+pub struct RequestHead {
+    method: String,
+    path: String,
+    authority: String,
+    scheme: Scheme,
+    /// Which HTTP it came in by.
+    pub version: Version,
+    headers: Headers,
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseHead {
+    status: u16,
+    /// Which HTTP it came in by.
+    pub version: Version,
+    headers: Headers,
+}
+
+/// The scheme of a request's target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Scheme {
+    /// `http`.
+    #[default]
+    Http,
+    /// `https`.
+    Https,
+}
+
+impl Headers {
+    /// The first value of this name (lower case).
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.header_values(name).next()
+    }
+
+    /// Every value of this name (lower case), in order.
+    pub fn header_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.index.iter().filter(move |field| self.named(field, name)).map(|field| self.value(field))
+    }
+
+    /// All fields in order, names in lower case.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.index.iter().map(|field| (self.name(field), self.value(field)))
+    }
+
+    /// Whether there is a field of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.index.iter().any(|field| self.named(field, name))
+    }
+
+    /// Puts this value in place of all of this name; the place of the first is kept.
+    pub fn set(&mut self, name: &str, value: &[u8]) {
+        let Some(at) = self.index.iter().position(|field| self.named(field, name)) else {
+            return self.append(name, value);
+        };
+        let start = self.store(value);
+        self.index[at].value = start;
+        self.index[at].value_len = offset(value.len());
+        let text = &self.text;
+        let mut position = 0;
+        self.index.retain(|field| {
+            position += 1;
+            position <= at + 1 || slice(text, field.name, field.name_len) != name.as_bytes()
+        });
+    }
+
+    /// Adds a field after all others.
+    pub fn append(&mut self, name: &str, value: &[u8]) {
+        let at = self.store(name.as_bytes());
+        self.text[at as usize..].make_ascii_lowercase();
+        let name_len = offset(name.len());
+        let start = self.store(value);
+        self.index.push(Field { name: at, name_len, value: start, value_len: offset(value.len()) });
+    }
+
+    /// Takes every field of this name (lower case) away and says whether there was one.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let text = &self.text;
+        let before = self.index.len();
+        self.index.retain(|field| slice(text, field.name, field.name_len) != name.as_bytes());
+        self.index.len() != before
+    }
+
+    /// Takes every field away of which `test` holds (name in lower case, value).
+    pub fn remove_if(&mut self, mut test: impl FnMut(&[u8], &[u8]) -> bool) {
+        let text = &self.text;
+        self.index.retain(|field| {
+            !test(slice(text, field.name, field.name_len), slice(text, field.value, field.value_len))
+        });
+    }
+
+    /// How many fields there are.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether there is no field at all.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Forgets everything but keeps the memory, unless an unusually large head made it grow.
+    pub fn clear(&mut self) {
+        const KEPT: usize = 16 * 1024;
+        self.text.clear();
+        self.index.clear();
+        if self.text.capacity() > KEPT {
+            self.text = Vec::new();
+        }
+    }
+
+    /// Takes over a block of raw text; fields in it are announced by [`Self::index_field`].
+    pub(crate) fn load(&mut self, block: &[u8]) {
+        self.clear();
+        self.text.extend_from_slice(block);
+    }
+
+    /// The loaded text.
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Announces a field of the loaded text; its name is brought to lower case.
+    pub(crate) fn index_field(&mut self, name: std::ops::Range<usize>, value: std::ops::Range<usize>) {
+        self.text[name.clone()].make_ascii_lowercase();
+        self.index.push(Field {
+            name: offset(name.start),
+            name_len: offset(name.len()),
+            value: offset(value.start),
+            value_len: offset(value.len()),
+        });
+    }
+
+    fn store(&mut self, bytes: &[u8]) -> u32 {
+        let start = offset(self.text.len());
+        self.text.extend_from_slice(bytes);
+        start
+    }
+
+    fn name(&self, field: &Field) -> &[u8] {
+        slice(&self.text, field.name, field.name_len)
+    }
+
+    fn value(&self, field: &Field) -> &[u8] {
+        slice(&self.text, field.value, field.value_len)
+    }
+
+    fn named(&self, field: &Field, name: &str) -> bool {
+        field.name_len as usize == name.len() && self.name(field) == name.as_bytes()
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.iter().map(|(name, value)| {
+                (String::from_utf8_lossy(name).into_owned(), String::from_utf8_lossy(value).into_owned())
+            }))
+            .finish()
+    }
+}
+
+impl RequestHead {
+    /// A head made here rather than read: for requests of our own and for tests.
+    pub fn build(method: &str, path: &str, authority: &str, headers: &[(&str, &str)]) -> Self {
+        let mut head = Self::default();
+        head.set_method(method);
+        head.set_path(path);
+        head.set_authority(authority);
+        for (name, value) in headers {
+            head.append(name, value.as_bytes());
+        }
+        head
+    }
+
+    /// `GET`.
+    pub fn method(&self) -> &str {
+        &self.method
+    }
+
+    /// Origin form with the query: `/a/b?c=d`. `*` for `OPTIONS *`, empty for `CONNECT`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The path up to the query (or a fragment that should not be there).
+    pub fn path_without_query(&self) -> &str {
+        let end = self.path.bytes().position(|b| matches!(b, b'?' | b'#')).unwrap_or(self.path.len());
+        &self.path[..end]
+    }
+
+    /// What follows the first `?`, if there is one.
+    pub fn query(&self) -> Option<&str> {
+        let query = self.path.split_once('?')?.1;
+        Some(query.split_once('#').map_or(query, |(query, _)| query))
+    }
+
+    /// `Host` or `:authority`: `reviews:9080`.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        match self.scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+
+    /// Another method.
+    pub fn set_method(&mut self, method: &str) {
+        replace(&mut self.method, method);
+    }
+
+    /// Another path, with its query.
+    pub fn set_path(&mut self, path: &str) {
+        replace(&mut self.path, path);
+    }
+
+    /// Another authority.
+    pub fn set_authority(&mut self, authority: &str) {
+        replace(&mut self.authority, authority);
+    }
+
+    /// Another scheme.
+    pub fn set_scheme(&mut self, scheme: Scheme) {
+        self.scheme = scheme;
+    }
+
+    /// The fields alone.
+    pub fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    /// Makes the head ready for another request, keeping the memory.
+    pub(crate) fn clear(&mut self) {
+        self.method.clear();
+        self.path.clear();
+        self.authority.clear();
+        self.headers.clear();
+        self.scheme = Scheme::Http;
+        self.version = Version::Http11;
+    }
+
+    /// Takes over the values of another, keeping the memory.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        replace(&mut self.method, &other.method);
+        replace(&mut self.path, &other.path);
+        replace(&mut self.authority, &other.authority);
+        self.scheme = other.scheme;
+        self.version = other.version;
+        self.headers.text.clone_from(&other.headers.text);
+        self.headers.index.clone_from(&other.headers.index);
+    }
+}
+
+impl ResponseHead {
+    /// A head made here rather than read.
+    pub fn build(status: u16, headers: &[(&str, &str)]) -> Self {
+        let mut head = Self { status, ..Self::default() };
+        for (name, value) in headers {
+            head.append(name, value.as_bytes());
+        }
+        head
+    }
+
+    /// `200`.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// Another status.
+    pub fn set_status(&mut self, status: u16) {
+        self.status = status;
+    }
+
+    /// The fields alone.
+    pub fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    /// Makes the head ready for another response, keeping the memory.
+    pub(crate) fn clear(&mut self) {
+        self.status = 0;
+        self.version = Version::Http11;
+        self.headers.clear();
+    }
+}
+
+impl Deref for RequestHead {
+    type Target = Headers;
+
+    fn deref(&self) -> &Headers {
+        &self.headers
+    }
+}
+
+impl DerefMut for RequestHead {
+    fn deref_mut(&mut self) -> &mut Headers {
+        &mut self.headers
+    }
+}
+
+impl Deref for ResponseHead {
+    type Target = Headers;
+
+    fn deref(&self) -> &Headers {
+        &self.headers
+    }
+}
+
+impl DerefMut for ResponseHead {
+    fn deref_mut(&mut self) -> &mut Headers {
+        &mut self.headers
+    }
+}
+
+fn slice(text: &[u8], start: u32, len: u32) -> &[u8] {
+    &text[start as usize..(start + len) as usize]
+}
+
+/// Heads are bounded far below this by the codecs' limits.
+fn offset(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
+fn replace(text: &mut String, with: &str) {
+    text.clear();
+    text.push_str(with);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_replaced_and_removed() {
+        let mut head = RequestHead::build(
+            "GET",
+            "/a/b?c=d",
+            "reviews:9080",
+            &[("X-One", "1"), ("cookie", "a"), ("Cookie", "b"), ("x-two", "2")],
+        );
+        assert_eq!(head.header("x-one"), Some(&b"1"[..]));
+        assert_eq!(head.header_values("cookie").collect::<Vec<_>>(), [b"a", b"b"]);
+        head.set("cookie", b"all");
+        assert_eq!(head.header_values("cookie").collect::<Vec<_>>(), [b"all"]);
+        let names: Vec<_> = head.iter().map(|(name, _)| name.to_vec()).collect();
+        assert_eq!(names, [&b"x-one"[..], b"cookie", b"x-two"]);
+        assert!(head.remove("x-one") && !head.remove("x-one"));
+        head.set("new", b"");
+        assert_eq!(head.header("new"), Some(&b""[..]));
+        assert_eq!(head.len(), 3);
+    }
+
+    #[test]
+    fn path_and_query_come_apart() {
+        let head = |path| RequestHead::build("GET", path, "a", &[]);
+        assert_eq!(head("/a?b?c").path_without_query(), "/a");
+        assert_eq!(head("/a?b?c").query(), Some("b?c"));
+        assert_eq!(head("/a").query(), None);
+        assert_eq!(head("/a?").query(), Some(""));
+    }
+}
