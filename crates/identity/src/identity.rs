@@ -1,0 +1,147 @@
+//! A key with its certificates, and the roots one trusts; both can be replaced while they are in use.
+//!
+//! TLS configurations hold [`Live`] handles and look at them in each handshake. A renewed certificate or a new
+//! root therefore takes effect with the next connection, rebuilds nothing and interrupts nobody.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::ArcSwapOption;
+use rustls::{
+    RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+
+use crate::{Error, peer::Peer};
+
+/// A value that is replaced as a whole while others use it; empty until it is first set.
+#[derive(Debug)]
+pub struct Live<T>(ArcSwapOption<T>);
+
+impl<T> Live<T> {
+    /// A handle without a value: handshakes that need one fail until it is set.
+    pub fn empty() -> Arc<Self> {
+        Arc::new(Self(ArcSwapOption::empty()))
+    }
+
+    /// A handle with a value.
+    pub fn new(value: T) -> Arc<Self> {
+        Arc::new(Self(ArcSwapOption::from_pointee(value)))
+    }
+
+    /// The value of now.
+    pub fn get(&self) -> Option<Arc<T>> {
+        self.0.load_full()
+    }
+
+    /// Replaces the value.
+    pub fn set(&self, value: Arc<T>) {
+        self.0.store(Some(value));
+    }
+}
+
+/// A private key and the certificate chain that goes with it.
+#[derive(Debug)]
+pub struct Identity {
+    pub(crate) certified: Arc<CertifiedKey>,
+    /// Whom the certificate names.
+    pub peer: Peer,
+    /// From when the certificate is valid.
+    pub not_before: SystemTime,
+    /// Until when.
+    pub not_after: SystemTime,
+}
+
+impl Identity {
+    /// Reads a chain (leaf first) and its key, both PEM.
+    ///
+    /// # Errors
+    /// When either cannot be parsed or the key is not the leaf's.
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, Error> {
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|error| Error::Pem { what: "private key", reason: error.to_string() })?;
+        Self::new(certificates(chain, "certificate chain")?, key)
+    }
+
+    /// The same from DER.
+    ///
+    /// # Errors
+    /// When either cannot be parsed or the key is not the leaf's.
+    pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, Error> {
+        let leaf =
+            chain.first().ok_or(Error::Pem { what: "certificate chain", reason: "it is empty".into() })?;
+        let (peer, not_before, not_after) = describe(leaf)?;
+        let certified = CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider())
+            .map_err(|error| Error::Key(error.to_string()))?;
+        Ok(Self { certified: Arc::new(certified), peer, not_before, not_after })
+    }
+
+    /// The certificates, leaf first.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.certified.cert
+    }
+}
+
+/// Certificates of authorities whose signatures are trusted.
+#[derive(Debug)]
+pub struct Roots {
+    pub(crate) store: Arc<RootCertStore>,
+    pub(crate) clients: Arc<dyn ClientCertVerifier>,
+}
+
+impl Roots {
+    /// Reads any number of certificates, at least one, PEM.
+    ///
+    /// # Errors
+    /// When there is none or one cannot be parsed.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
+        Self::new(certificates(pem, "trusted certificates")?)
+    }
+
+    /// The same from DER.
+    ///
+    /// # Errors
+    /// When there is none or one cannot be parsed.
+    pub fn new(certificates: impl IntoIterator<Item = CertificateDer<'static>>) -> Result<Self, Error> {
+        let mut store = RootCertStore::empty();
+        for certificate in certificates {
+            store.add(certificate).map_err(|error| Error::Certificate(error.to_string()))?;
+        }
+        let store = Arc::new(store);
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&store), provider)
+            .build()
+            .map_err(|error| Error::Tls(error.to_string()))?;
+        Ok(Self { store, clients })
+    }
+}
+
+/// Reads the certificates of a PEM text.
+///
+/// # Errors
+/// When there is none or the text is broken.
+pub fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| Error::Pem { what, reason: error.to_string() })?;
+    if certificates.is_empty() {
+        return Err(Error::Pem { what, reason: "it holds no certificate in PEM form".into() });
+    }
+    Ok(certificates)
+}
+
+/// Whom a certificate names and when it is valid.
+fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, SystemTime), Error> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
+        .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;
+    let at = |time: x509_parser::time::ASN1Time| {
+        UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
+    };
+    let validity = parsed.validity();
+    Ok((Peer::of(&parsed), at(validity.not_before), at(validity.not_after)))
+}

@@ -1,0 +1,146 @@
+//! Which names in a peer's certificate are accepted; the vocabulary is that of Envoy's
+//! `match_typed_subject_alt_names`.
+
+use std::fmt;
+
+use crate::peer::Peer;
+
+/// Which alternative names are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SanKind {
+    /// Every kind.
+    Any,
+    /// URIs, thus SPIFFE ids.
+    Uri,
+    /// DNS names. A name like `*.example.com` in the certificate matches as RFC 6125 has it.
+    Dns,
+    /// IP addresses.
+    Ip,
+    /// Mail addresses.
+    Email,
+}
+
+/// What a name must be like.
+#[derive(Clone, Debug)]
+pub enum Pattern {
+    /// Equal.
+    Exact(String),
+    /// Begins so.
+    Prefix(String),
+    /// Ends so.
+    Suffix(String),
+    /// Has this in it.
+    Contains(String),
+    /// Matches as a whole.
+    Regex(regex::Regex),
+}
+
+/// One accepted name.
+#[derive(Clone, Debug)]
+pub struct NameMatch {
+    /// Which names are looked at.
+    pub kind: SanKind,
+    /// What one of them must be like.
+    pub pattern: Pattern,
+    /// Whether upper and lower case are the same; not for [`Pattern::Regex`].
+    pub ignore_case: bool,
+}
+
+impl NameMatch {
+    /// A URI that equals `uri`, such as a SPIFFE id.
+    pub fn uri(uri: impl Into<String>) -> Self {
+        Self { kind: SanKind::Uri, pattern: Pattern::Exact(uri.into()), ignore_case: false }
+    }
+
+    /// A URI that begins with `prefix`, such as `spiffe://cluster.local/`.
+    pub fn uri_prefix(prefix: impl Into<String>) -> Self {
+        Self { kind: SanKind::Uri, pattern: Pattern::Prefix(prefix.into()), ignore_case: false }
+    }
+
+    /// True when a name of the peer matches.
+    pub fn matches(&self, peer: &Peer) -> bool {
+        let any = |names: &[String]| names.iter().any(|name| self.pattern.matches(name, self.ignore_case));
+        let dns = || peer.dns.iter().any(|name| self.matches_dns(name));
+        let ip = || peer.ips.iter().any(|ip| self.pattern.matches(&ip.to_string(), self.ignore_case));
+        match self.kind {
+            SanKind::Any => any(&peer.uris) || dns() || ip() || any(&peer.emails),
+            SanKind::Uri => any(&peer.uris),
+            SanKind::Dns => dns(),
+            SanKind::Ip => ip(),
+            SanKind::Email => any(&peer.emails),
+        }
+    }
+
+    fn matches_dns(&self, name: &str) -> bool {
+        let wildcard = || match (&self.pattern, name.strip_prefix('*')) {
+            (Pattern::Exact(wanted), Some(suffix)) => wanted.find('.').is_some_and(|dot| {
+                dot > 0 && wanted.is_char_boundary(dot) && wanted[dot..].eq_ignore_ascii_case(suffix)
+            }),
+            _ => false,
+        };
+        self.pattern.matches(name, true) || wildcard()
+    }
+}
+
+impl Pattern {
+    fn matches(&self, name: &str, ignore_case: bool) -> bool {
+        if let Self::Regex(regex) = self {
+            return regex.find_at(name, 0).is_some_and(|found| found.range() == (0..name.len()));
+        }
+        let lower = |text: &str| if ignore_case { text.to_ascii_lowercase() } else { text.to_owned() };
+        let name = lower(name);
+        match self {
+            Self::Exact(text) => name == lower(text),
+            Self::Prefix(text) => name.starts_with(&lower(text)),
+            Self::Suffix(text) => name.ends_with(&lower(text)),
+            Self::Contains(text) => name.contains(&lower(text)),
+            Self::Regex(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for NameMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.pattern {
+            Pattern::Exact(text) => write!(f, "{text}"),
+            Pattern::Prefix(text) => write!(f, "{text}*"),
+            Pattern::Suffix(text) => write!(f, "*{text}"),
+            Pattern::Contains(text) => write!(f, "*{text}*"),
+            Pattern::Regex(regex) => write!(f, "/{regex}/"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(kind: SanKind, pattern: Pattern, peer: &Peer) -> bool {
+        NameMatch { kind, pattern, ignore_case: false }.matches(peer)
+    }
+
+    #[test]
+    fn names_match_by_kind_and_pattern() {
+        let id = "spiffe://cluster.local/ns/a/sa/b";
+        let peer = Peer {
+            uris: vec![id.into()],
+            dns: vec!["*.Example.com".into(), "plain.test".into()],
+            ips: vec![[10, 0, 0, 1].into()],
+            ..Peer::default()
+        };
+        assert!(NameMatch::uri(id).matches(&peer));
+        assert!(!NameMatch::uri("spiffe://cluster.local/ns/a/sa/bb").matches(&peer));
+        assert!(NameMatch::uri_prefix("spiffe://cluster.local/").matches(&peer));
+        assert!(!matches(SanKind::Dns, Pattern::Prefix("spiffe".into()), &peer));
+        assert!(matches(SanKind::Dns, Pattern::Exact("www.example.com".into()), &peer));
+        assert!(!matches(SanKind::Dns, Pattern::Exact("a.www.example.com".into()), &peer));
+        assert!(!matches(SanKind::Dns, Pattern::Exact("example.com".into()), &peer));
+        assert!(!matches(SanKind::Dns, Pattern::Exact(".example.com".into()), &peer));
+        assert!(matches(SanKind::Any, Pattern::Suffix(".test".into()), &peer));
+        assert!(matches(SanKind::Ip, Pattern::Exact("10.0.0.1".into()), &peer));
+        assert!(matches(SanKind::Uri, Pattern::Contains("/ns/a/".into()), &peer));
+        let regex = |text| Pattern::Regex(regex::Regex::new(text).unwrap());
+        assert!(matches(SanKind::Uri, regex("spiffe://.*/sa/b"), &peer));
+        assert!(!matches(SanKind::Uri, regex("spiffe://.*/sa/"), &peer), "a regex must match the whole name");
+    }
+}
