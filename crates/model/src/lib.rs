@@ -1,1 +1,16 @@
-//! What people write, checked and indexed, and its compilation to xDS
+//! What people write, checked and indexed, and its compilation to xDS.
+//!
+//! Text goes through [`parse`] into typed [`api`] objects (or [`diagnostic`]s that say what is wrong), objects into the
+//! [`world`], which answers every question the compile step has. Pure: no IO, no async.
+
+pub mod api;
+pub mod diagnostic;
+mod parse;
+pub mod view;
+pub mod world;
+
+pub use api::{Kind, Object, ObjectKey};
+pub use diagnostic::{Diagnostic, Severity};
+pub use parse::{Parsed, parse};
+pub use view::{ProxyNode, ProxyView, Role};
+pub use world::{Endpoint, Origin, World};

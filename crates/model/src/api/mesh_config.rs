@@ -1,0 +1,178 @@
+//! The mesh configuration: key `mesh` of ConfigMap `istio` in namespace `istio-system`.
+//!
+//! What stands here is what we act on; what Istio knows beyond it is named in a warning, so nothing is ignored in
+//! silence. Settings that only concern how Istio itself is installed and run are accepted without a word.
+
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::{
+    destination_rule::{LocalityLb, TcpKeepalive},
+    value::Duration,
+    virtual_service::HttpRetry,
+};
+
+/// Where the mesh configuration stands.
+pub const NAMESPACE: &str = "istio-system";
+/// The ConfigMap.
+pub const NAME: &str = "istio";
+/// The key in it.
+pub const KEY: &str = "mesh";
+
+/// Settings for the whole mesh.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct MeshConfig {
+    /// Policies in this namespace hold for the mesh.
+    pub root_namespace: String,
+    /// The first part of every identity.
+    pub trust_domain: String,
+    /// Former trust domains, whose identities count as ours.
+    pub trust_domain_aliases: Vec<String>,
+    /// Settings of the proxies.
+    pub default_config: ProxyConfig,
+    /// Where access logs go, `/dev/stdout`; empty: none.
+    pub access_log_file: String,
+    /// Their format; empty: Istio's default.
+    pub access_log_format: String,
+    /// `TEXT` or `JSON`.
+    pub access_log_encoding: LogEncoding,
+    /// Sidecars use mutual TLS to all that take it.
+    pub enable_auto_mtls: bool,
+    /// What happens to traffic to places unknown.
+    pub outbound_traffic_policy: OutboundTrafficPolicy,
+    /// Retries where a VirtualService says nothing.
+    pub default_http_retry_policy: Option<HttpRetry>,
+    /// How long connecting may take.
+    pub connect_timeout: Option<Duration>,
+    /// Keepalive of connections to endpoints.
+    pub tcp_keepalive: Option<TcpKeepalive>,
+    /// How long to wait for the first bytes of an undeclared protocol.
+    pub protocol_detection_timeout: Option<Duration>,
+    /// Prefers endpoints that are near.
+    pub locality_lb_setting: Option<LocalityLb>,
+    /// Visibility of services that do not say.
+    pub default_service_export_to: Vec<String>,
+    /// Visibility of VirtualServices that do not say.
+    pub default_virtual_service_export_to: Vec<String>,
+    /// Visibility of DestinationRules that do not say.
+    pub default_destination_rule_export_to: Vec<String>,
+    /// How paths are cleaned before policies see them.
+    pub path_normalization: PathNormalization,
+    /// Metrics and logs by name.
+    pub default_providers: IgnoredValue,
+    /// The application's metrics are served along with the proxy's.
+    pub enable_prometheus_merge: IgnoredValue,
+    /// Tracing; off unless a Telemetry asks for it.
+    pub enable_tracing: bool,
+}
+
+/// A setting that is known and has no effect here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IgnoredValue;
+
+impl<'de> Deserialize<'de> for IgnoredValue {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+/// Settings of the proxies.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxyConfig {
+    /// Where the control plane is.
+    pub discovery_address: String,
+    /// How many worker threads; 0: one per core.
+    pub concurrency: Option<u32>,
+    /// How long connections may finish after the order to stop.
+    pub drain_duration: Option<Duration>,
+    /// How long the proxy lives on after the order to stop.
+    pub termination_drain_duration: Option<Duration>,
+    /// The application waits for the proxy.
+    pub hold_application_until_proxy_starts: Option<bool>,
+    /// Metadata and environment.
+    pub proxy_metadata: std::collections::BTreeMap<String, String>,
+}
+
+/// What happens to traffic to places unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct OutboundTrafficPolicy {
+    /// Which of the two.
+    pub mode: OutboundMode,
+}
+
+/// What happens to traffic to places unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum OutboundMode {
+    /// Refused.
+    RegistryOnly,
+    /// Passed through.
+    #[default]
+    AllowAny,
+}
+
+/// How access logs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum LogEncoding {
+    /// By the format.
+    #[default]
+    Text,
+    /// JSON objects.
+    Json,
+}
+
+/// How paths are cleaned before policies see them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PathNormalization {
+    /// How far.
+    pub normalization: Normalization,
+}
+
+/// How far paths are cleaned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Normalization {
+    /// As [`Self::Base`].
+    #[default]
+    Default,
+    /// Not at all.
+    None,
+    /// RFC 3986: dot segments, backslashes.
+    Base,
+    /// And `//`.
+    MergeSlashes,
+    /// And `%2F`, `%5C`.
+    DecodeAndMergeSlashes,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        Self {
+            root_namespace: NAMESPACE.into(),
+            trust_domain: "cluster.local".into(),
+            trust_domain_aliases: Vec::new(),
+            default_config: ProxyConfig::default(),
+            access_log_file: String::new(),
+            access_log_format: String::new(),
+            access_log_encoding: LogEncoding::Text,
+            enable_auto_mtls: true,
+            outbound_traffic_policy: OutboundTrafficPolicy::default(),
+            default_http_retry_policy: None,
+            connect_timeout: None,
+            tcp_keepalive: None,
+            protocol_detection_timeout: None,
+            locality_lb_setting: None,
+            default_service_export_to: Vec::new(),
+            default_virtual_service_export_to: Vec::new(),
+            default_destination_rule_export_to: Vec::new(),
+            path_normalization: PathNormalization::default(),
+            default_providers: IgnoredValue,
+            enable_prometheus_merge: IgnoredValue,
+            enable_tracing: false,
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What people write: the Kubernetes and Istio kinds the mesh knows, as typed objects.
+//!
+//! Istio's kinds mirror Istio's API field by field. Kubernetes' kinds are cut down to what a mesh needs of them,
+//! since a large mesh holds tens of thousands of Pods.
+
+pub mod destination_rule;
+pub mod kube;
+pub mod mesh_config;
+pub mod security;
+pub mod value;
+pub mod virtual_service;
+
+use std::{collections::BTreeMap, fmt};
+
+pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
+pub use kube::{Deployment, EndpointSlice, Node, Pod, Protocol, Service, ServicePort};
+pub use mesh_config::MeshConfig;
+pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
+pub use value::{Duration, StringMatch};
+pub use virtual_service::VirtualService;
+
+/// Labels or annotations.
+pub type Labels = BTreeMap<String, String>;
+
+/// True if `labels` has everything that `selector` asks for; the empty selector takes all.
+pub fn selects(selector: &Labels, labels: &Labels) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
+
+/// The kinds the mesh works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `v1` Namespace.
+    Namespace,
+    /// `v1` Node.
+    Node,
+    /// `v1` Service.
+    Service,
+    /// `v1` ServiceAccount.
+    ServiceAccount,
+    /// `v1` Pod.
+    Pod,
+    /// `apps/v1` Deployment.
+    Deployment,
+    /// `discovery.k8s.io/v1` EndpointSlice.
+    EndpointSlice,
+    /// `v1` ConfigMap; only the mesh configuration is looked at.
+    ConfigMap,
+    /// `networking.istio.io` VirtualService.
+    VirtualService,
+    /// `networking.istio.io` DestinationRule.
+    DestinationRule,
+    /// `security.istio.io` PeerAuthentication.
+    PeerAuthentication,
+    /// `security.istio.io` AuthorizationPolicy.
+    AuthorizationPolicy,
+}
+
+impl Kind {
+    /// The kind as written in YAML.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Namespace => "Namespace",
+            Self::Node => "Node",
+            Self::Service => "Service",
+            Self::ServiceAccount => "ServiceAccount",
+            Self::Pod => "Pod",
+            Self::Deployment => "Deployment",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::ConfigMap => "ConfigMap",
+            Self::VirtualService => "VirtualService",
+            Self::DestinationRule => "DestinationRule",
+            Self::PeerAuthentication => "PeerAuthentication",
+            Self::AuthorizationPolicy => "AuthorizationPolicy",
+        }
+    }
+
+    /// False for the kinds that live in no namespace.
+    pub const fn is_namespaced(self) -> bool {
+        !matches!(self, Self::Namespace | Self::Node)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Which object, among all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// What it is.
+    pub kind: Kind,
+    /// Its namespace; empty for kinds that live in none.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            write!(f, "{} {}", self.kind, self.name)
+        } else {
+            write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+        }
+    }
+}
+
+/// What all objects have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// The namespace; empty for kinds that live in none.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The labels.
+    pub labels: Labels,
+    /// The annotations that mean something to the mesh (`*istio.io/*`).
+    pub annotations: Labels,
+    /// `creationTimestamp` in seconds since 1970, where there is one.
+    pub created: Option<i64>,
+}
+
+/// An object of one kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Typed<T> {
+    /// Name, namespace, labels.
+    pub meta: Meta,
+    /// What it says.
+    pub spec: T,
+}
+
+/// An object of any kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// A Namespace; its labels are all that counts.
+    Namespace(Typed<()>),
+    /// A Node, for the locality of its pods.
+    Node(Typed<Node>),
+    /// A Service.
+    Service(Typed<Service>),
+    /// A ServiceAccount.
+    ServiceAccount(Typed<()>),
+    /// A Pod.
+    Pod(Box<Typed<Pod>>),
+    /// A Deployment.
+    Deployment(Box<Typed<Deployment>>),
+    /// An EndpointSlice.
+    EndpointSlice(Typed<EndpointSlice>),
+    /// The mesh configuration, if this is the ConfigMap that holds it.
+    ConfigMap(Box<Typed<Option<MeshConfig>>>),
+    /// A VirtualService.
+    VirtualService(Box<Typed<VirtualService>>),
+    /// A DestinationRule.
+    DestinationRule(Box<Typed<DestinationRule>>),
+    /// A PeerAuthentication.
+    PeerAuthentication(Typed<PeerAuthentication>),
+    /// An AuthorizationPolicy.
+    AuthorizationPolicy(Typed<AuthorizationPolicy>),
+}
+
+impl Object {
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Namespace(_) => Kind::Namespace,
+            Self::Node(_) => Kind::Node,
+            Self::Service(_) => Kind::Service,
+            Self::ServiceAccount(_) => Kind::ServiceAccount,
+            Self::Pod(_) => Kind::Pod,
+            Self::Deployment(_) => Kind::Deployment,
+            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::ConfigMap(_) => Kind::ConfigMap,
+            Self::VirtualService(_) => Kind::VirtualService,
+            Self::DestinationRule(_) => Kind::DestinationRule,
+            Self::PeerAuthentication(_) => Kind::PeerAuthentication,
+            Self::AuthorizationPolicy(_) => Kind::AuthorizationPolicy,
+        }
+    }
+
+    /// Its name, namespace and labels.
+    pub fn meta(&self) -> &Meta {
+        match self {
+            Self::Namespace(object) | Self::ServiceAccount(object) => &object.meta,
+            Self::Node(object) => &object.meta,
+            Self::Service(object) => &object.meta,
+            Self::Pod(object) => &object.meta,
+            Self::Deployment(object) => &object.meta,
+            Self::EndpointSlice(object) => &object.meta,
+            Self::ConfigMap(object) => &object.meta,
+            Self::VirtualService(object) => &object.meta,
+            Self::DestinationRule(object) => &object.meta,
+            Self::PeerAuthentication(object) => &object.meta,
+            Self::AuthorizationPolicy(object) => &object.meta,
+        }
+    }
+
+    /// Which object this is.
+    pub fn key(&self) -> ObjectKey {
+        let meta = self.meta();
+        ObjectKey { kind: self.kind(), namespace: meta.namespace.clone(), name: meta.name.clone() }
+    }
+}

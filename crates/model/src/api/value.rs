@@ -1,0 +1,154 @@
+//! The small values of Istio's API, read as Istio reads them (protobuf JSON, Go durations).
+
+use std::{fmt, time};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, Unexpected, Visitor},
+};
+
+/// A length of time, written as in Go: `1.5s`, `250ms`, `1h30m`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Duration(pub time::Duration);
+
+/// How a text is compared with what stands in a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum StringMatch {
+    /// `{}`: it need only be there (headers alone may say this).
+    Present,
+    /// The whole text.
+    Exact(String),
+    /// Its beginning.
+    Prefix(String),
+    /// An RE2 expression that must match the whole text.
+    Regex(String),
+}
+
+/// `{value: 12.5}`: per hundred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Percent {
+    /// From 0 to 100.
+    pub value: f64,
+}
+
+/// `{number: 9080}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PortSelector {
+    /// The service port.
+    pub number: u32,
+}
+
+impl Duration {
+    /// No time at all; for timeouts: none.
+    pub const ZERO: Self = Self(time::Duration::ZERO);
+
+    /// Reads a duration as Go's `time.ParseDuration` does; negative ones are refused.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut rest = text.strip_prefix('+').unwrap_or(text);
+        if rest == "0" {
+            return Some(Self::ZERO);
+        }
+        let mut total = time::Duration::ZERO;
+        let mut any = false;
+        while !rest.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+            let number: f64 = rest[..digits].parse().ok()?;
+            rest = &rest[digits..];
+            let unit = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+            let seconds = match &rest[..unit] {
+                "ns" => 1e-9,
+                "us" | "µs" | "μs" => 1e-6,
+                "ms" => 1e-3,
+                "s" => 1.0,
+                "m" => 60.0,
+                "h" => 3600.0,
+                _ => return None,
+            };
+            // Rounded, because 0.001 * 50 is not quite 0.05.
+            let nanos = (number * seconds * 1e9).round();
+            total = total.checked_add(time::Duration::try_from_secs_f64(nanos / 1e9).ok()?)?;
+            rest = &rest[unit..];
+            any = true;
+        }
+        any.then_some(Self(total))
+    }
+}
+
+impl fmt::Display for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| {
+            D::Error::invalid_value(
+                Unexpected::Str(&text),
+                &"a duration such as \"1.5s\", \"250ms\" or \"1m\"",
+            )
+        })
+    }
+}
+
+impl StringMatch {
+    /// The text to compare with; empty for [`Self::Present`].
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Present => "",
+            Self::Exact(text) | Self::Prefix(text) | Self::Regex(text) => text,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for StringMatch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = StringMatch;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("one of {exact: TEXT}, {prefix: TEXT}, {regex: TEXT}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut found = StringMatch::Present;
+                while let Some(key) = map.next_key::<String>()? {
+                    let text = map.next_value()?;
+                    if found != StringMatch::Present {
+                        return Err(A::Error::custom("only one of exact, prefix and regex may be given"));
+                    }
+                    found = match key.as_str() {
+                        "exact" => StringMatch::Exact(text),
+                        "prefix" => StringMatch::Prefix(text),
+                        "regex" => StringMatch::Regex(text),
+                        _ => return Err(A::Error::unknown_field(&key, &["exact", "prefix", "regex"])),
+                    };
+                }
+                Ok(found)
+            }
+        }
+        deserializer.deserialize_struct("StringMatch", &["exact", "prefix", "regex"], Fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let millis = |text: &str| Duration::parse(text).map(|d| d.0.as_millis());
+        assert_eq!(millis("1.5s"), Some(1500));
+        assert_eq!(millis("250ms"), Some(250));
+        assert_eq!(millis("1h30m"), Some(5_400_000));
+        assert_eq!(millis("0s"), Some(0));
+        assert_eq!(millis("0"), Some(0));
+        for bad in ["", "5", "s", "-1s", "1 s", "1.2.3s", "1d", "1e9s", "99999999999999999999h"] {
+            assert_eq!(Duration::parse(bad), None, "{bad}");
+        }
+    }
+}

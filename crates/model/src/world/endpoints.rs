@@ -1,0 +1,136 @@
+//! Where a service's traffic goes: its EndpointSlices, or its selector's pods where it has none.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use skysail_core::SpiffeId;
+
+use super::World;
+use crate::api::{
+    Labels, Pod, Service, ServicePort, Typed,
+    kube::{Locality, SliceEndpoint, TargetPort},
+    selects,
+};
+
+/// One address that serves a port of a service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Endpoint {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// The pod, if it is one.
+    pub pod: Option<Arc<Typed<Pod>>>,
+    /// Where it runs.
+    pub locality: Locality,
+    /// It takes traffic.
+    pub ready: bool,
+}
+
+impl Endpoint {
+    /// True if it is part of a subset with these labels.
+    pub fn has_labels(&self, subset: &Labels) -> bool {
+        match &self.pod {
+            Some(pod) => selects(subset, &pod.meta.labels),
+            None => subset.is_empty(),
+        }
+    }
+
+    /// True if a sidecar takes mutual TLS for it.
+    pub fn has_sidecar(&self) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.has_sidecar())
+    }
+}
+
+impl ServicePort {
+    /// The pod's port behind this one; `None` if it goes by a name no container has.
+    pub fn resolve(&self, pod: &Pod) -> Option<u16> {
+        match &self.target {
+            TargetPort::Number(number) => Some(*number),
+            TargetPort::Name(name) => {
+                pod.ports.iter().find(|port| port.tcp && port.name == *name).map(|p| p.port)
+            }
+        }
+    }
+}
+
+impl World {
+    /// The endpoints of a service's port, by address; those not ready too.
+    pub fn endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
+        let mut endpoints = match self.slice_endpoints(service, port) {
+            Some(endpoints) => endpoints,
+            None => self.selected_endpoints(service, port),
+        };
+        endpoints.sort_by_key(|endpoint| (endpoint.ip, endpoint.port));
+        endpoints.dedup_by_key(|endpoint| (endpoint.ip, endpoint.port));
+        endpoints
+    }
+
+    /// The identities a service's endpoints may show.
+    pub fn service_identities(&self, service: &Typed<Service>) -> BTreeSet<SpiffeId> {
+        let trust_domain = &self.mesh().trust_domain;
+        let endpoints = service.spec.ports.iter().flat_map(|port| self.endpoints(service, port));
+        let pods = endpoints.filter_map(|endpoint| endpoint.pod);
+        pods.map(|pod| SpiffeId::new(trust_domain, &pod.meta.namespace, &pod.spec.service_account)).collect()
+    }
+
+    /// The services whose selector takes a workload with these labels, by name.
+    pub fn services_selecting(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Service>>> {
+        self.services
+            .in_namespace(namespace)
+            .map(|entry| &entry.object)
+            .filter(|service| !service.spec.selector.is_empty() && selects(&service.spec.selector, labels))
+            .collect()
+    }
+
+    /// `None` if the service has no slice.
+    fn slice_endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Option<Vec<Endpoint>> {
+        let key = (service.meta.namespace.clone(), service.meta.name.clone());
+        let mut slices =
+            self.service_slices.get(&key).filter_map(|(namespace, name)| self.slices.get(namespace, name));
+        let mut next = slices.next();
+        next?;
+        let mut endpoints = Vec::new();
+        while let Some(slice) = next {
+            if let Some(number) = slice.object.spec.ports.get(&port.name) {
+                let of_slice = &slice.object.spec.endpoints;
+                endpoints.extend(of_slice.iter().map(|endpoint| {
+                    self.slice_endpoint(
+                        &service.meta.namespace,
+                        endpoint,
+                        *number,
+                        service.spec.publish_not_ready,
+                    )
+                }));
+            }
+            next = slices.next();
+        }
+        Some(endpoints)
+    }
+
+    fn slice_endpoint(&self, namespace: &str, from: &SliceEndpoint, port: u16, not_ready: bool) -> Endpoint {
+        let pod = self.pod(namespace, &from.pod).or_else(|| self.pod_by_ip(from.ip)).cloned();
+        let mut locality = self.locality(&from.node);
+        if locality.zone.is_empty() {
+            locality.zone.clone_from(&from.zone);
+        }
+        Endpoint { ip: from.ip, port, pod, locality, ready: from.ready || not_ready }
+    }
+
+    fn selected_endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
+        if service.spec.external_name.is_some() {
+            return Vec::new();
+        }
+        let pods = self.pods_selected(&service.meta.namespace, &service.spec.selector);
+        pods.filter(|pod| !pod.spec.gone)
+            .filter_map(|pod| {
+                Some(Endpoint {
+                    ip: *pod.spec.ips.first()?,
+                    port: port.resolve(&pod.spec)?,
+                    locality: self.locality(&pod.spec.node),
+                    ready: pod.spec.ready || service.spec.publish_not_ready,
+                    pod: Some(pod.clone()),
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,196 @@
+//! What a host name means, and to whom: services, VirtualServices, DestinationRules and their visibility.
+
+use std::{borrow::Cow, sync::Arc};
+
+use super::{
+    DOMAIN, World,
+    index::MultiMap,
+    store::{Entry, Store},
+};
+use crate::api::{DestinationRule, Service, Typed, VirtualService};
+
+/// The full name of a host written in an object of this namespace. As in Istio, only a name without dots is
+/// completed: `reviews.default` stays as it is and means no service.
+pub fn fqdn(host: &str, namespace: &str) -> String {
+    if host.is_empty() || host.contains(['.', '*', ':']) {
+        host.trim_end_matches('.').to_ascii_lowercase()
+    } else {
+        skysail_core::names::service_fqdn(&host.to_ascii_lowercase(), namespace, DOMAIN)
+    }
+}
+
+/// True if `pattern` (`*`, `*.example.com` or a full name) takes `host`.
+pub fn host_matches(pattern: &str, host: &str) -> bool {
+    match pattern.strip_prefix('*') {
+        Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix) || suffix.is_empty(),
+        None => pattern == host,
+    }
+}
+
+impl Typed<Service> {
+    /// `reviews.default.svc.cluster.local`.
+    pub fn fqdn(&self) -> String {
+        skysail_core::names::service_fqdn(&self.meta.name, &self.meta.namespace, DOMAIN)
+    }
+
+    /// True if clients of this namespace may know of it.
+    pub fn is_visible_in(&self, namespace: &str) -> bool {
+        match self.meta.annotations.get("networking.istio.io/exportTo") {
+            Some(list) => exported(list.split(',').map(str::trim), &self.meta.namespace, namespace),
+            None => true,
+        }
+    }
+}
+
+impl World {
+    /// The service of this full name.
+    pub fn service(&self, fqdn: &str) -> Option<&Arc<Typed<Service>>> {
+        self.service_entry(fqdn).map(|entry| &entry.object)
+    }
+
+    pub(super) fn service_entry(&self, fqdn: &str) -> Option<&Entry<Service>> {
+        let (name, namespace) = fqdn.strip_suffix(DOMAIN)?.strip_suffix(".svc.")?.split_once('.')?;
+        self.services.get(namespace, name)
+    }
+
+    /// True if clients of this namespace may know of the service: its annotation, else the mesh's default.
+    pub fn service_visible(&self, service: &Typed<Service>, namespace: &str) -> bool {
+        let default = &self.mesh().default_service_export_to;
+        let unsaid = !service.meta.annotations.contains_key("networking.istio.io/exportTo");
+        if unsaid && !default.is_empty() {
+            return exported(default.iter().map(String::as_str), &service.meta.namespace, namespace);
+        }
+        service.is_visible_in(namespace)
+    }
+
+    /// The VirtualServices that sidecars of this namespace follow, oldest first.
+    pub fn virtual_services(&self, client_namespace: &str) -> Vec<&Arc<Typed<VirtualService>>> {
+        let mut entries: Vec<_> = self
+            .virtual_services
+            .iter()
+            .filter(|entry| {
+                entry.object.spec.is_for_mesh() && self.virtual_service_visible(entry, client_namespace)
+            })
+            .collect();
+        entries.sort_by(|a, b| a.age().cmp(&b.age()));
+        entries.into_iter().map(|entry| &entry.object).collect()
+    }
+
+    /// The VirtualService that routes a host for sidecars of this namespace: the full name before wildcards, longer
+    /// wildcards before shorter ones, and the oldest of several.
+    pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {
+        self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
+    }
+
+    /// All VirtualServices of the most specific host pattern, oldest first; only the first has effect.
+    pub(super) fn virtual_service_entries(
+        &self,
+        host: &str,
+        client_namespace: &str,
+    ) -> Vec<&Entry<VirtualService>> {
+        most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible =
+                |entry: &&Entry<VirtualService>| self.virtual_service_visible(entry, client_namespace);
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        })
+    }
+
+    fn virtual_service_visible(&self, entry: &Entry<VirtualService>, client_namespace: &str) -> bool {
+        let default = &self.mesh().default_virtual_service_export_to;
+        let list =
+            if entry.object.spec.export_to.is_empty() { default } else { &entry.object.spec.export_to };
+        exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
+    }
+
+    /// The DestinationRule that clients of a namespace follow towards a service: one of the client's namespace, else
+    /// of the service's, else of the root namespace. Several for one host count as one: their subsets are united, the
+    /// oldest policy wins.
+    pub fn destination_rule(
+        &self,
+        fqdn: &str,
+        client_namespace: &str,
+    ) -> Option<Arc<Typed<DestinationRule>>> {
+        let service_namespace = self.service(fqdn).map_or("", |service| service.meta.namespace.as_str());
+        let root = self.mesh().root_namespace.as_str();
+        let mut tried = [client_namespace, service_namespace, root].into_iter();
+        tried.find_map(|namespace| merge(&self.destination_rules_of(fqdn, namespace, client_namespace)))
+    }
+
+    /// The DestinationRules of one namespace for a host that a client's namespace sees, oldest first.
+    pub(super) fn destination_rules_of(
+        &self,
+        fqdn: &str,
+        namespace: &str,
+        client_namespace: &str,
+    ) -> Vec<&Entry<DestinationRule>> {
+        let default = &self.mesh().default_destination_rule_export_to;
+        most_specific(&self.destination_rule_hosts, fqdn, |pattern| {
+            by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
+                let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+                let list = if spec.export_to.is_empty() { default } else { &spec.export_to };
+                meta.namespace == namespace
+                    && spec.workload_selector.is_none()
+                    && exported(list.iter().map(String::as_str), namespace, client_namespace)
+            })
+        })
+    }
+}
+
+/// True if something of namespace `owner` with this `exportTo` is seen in namespace `client`.
+fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client: &str) -> bool {
+    let Some(first) = list.next() else { return true };
+    std::iter::once(first).chain(list).any(|entry| match entry {
+        "*" => true,
+        "." => owner == client,
+        "~" => false,
+        namespace => namespace == client,
+    })
+}
+
+/// The answer for the full name, else for the longest wildcard that has one.
+fn most_specific<T>(index: &MultiMap<String>, host: &str, mut find: impl FnMut(&str) -> Vec<T>) -> Vec<T> {
+    let exact = find(host);
+    if !exact.is_empty() {
+        return exact;
+    }
+    let mut patterns: Vec<&String> =
+        index.keys().filter(|pattern| pattern.starts_with('*') && host_matches(pattern, host)).collect();
+    patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.len()));
+    patterns.into_iter().map(|pattern| find(pattern)).find(|found| !found.is_empty()).unwrap_or_default()
+}
+
+fn by_age<'a, T>(
+    store: &'a Store<T>,
+    index: &'a MultiMap<String>,
+    host: &str,
+    keep: impl Fn(&&'a Entry<T>) -> bool,
+) -> Vec<&'a Entry<T>> {
+    let found = index.get(host).filter_map(|(namespace, name)| store.get(namespace, name));
+    let mut entries: Vec<_> = found.filter(keep).collect();
+    entries.sort_by(|a, b| a.age().cmp(&b.age()));
+    entries
+}
+
+fn merge(rules: &[&Entry<DestinationRule>]) -> Option<Arc<Typed<DestinationRule>>> {
+    let (first, rest) = rules.split_first()?;
+    let mut merged = Cow::Borrowed(&*first.object);
+    for rule in rest.iter().map(|entry| &entry.object.spec) {
+        for subset in &rule.subsets {
+            if merged.spec.subsets.iter().all(|known| known.name != subset.name) {
+                let mut subset = subset.clone();
+                // A rule's policy goes with its own subsets alone; see `subset_policy` in the compile step.
+                if subset.traffic_policy.is_none() && merged.spec.traffic_policy.is_some() {
+                    subset.traffic_policy.clone_from(&rule.traffic_policy);
+                }
+                merged.to_mut().spec.subsets.push(subset);
+            }
+        }
+        if merged.spec.traffic_policy.is_none() && rule.traffic_policy.is_some() {
+            merged.to_mut().spec.traffic_policy.clone_from(&rule.traffic_policy);
+        }
+    }
+    Some(match merged {
+        Cow::Borrowed(_) => first.object.clone(),
+        Cow::Owned(merged) => Arc::new(merged),
+    })
+}

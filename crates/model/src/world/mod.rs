@@ -1,0 +1,247 @@
+//! All objects of the mesh, typed and indexed. Synchronous: three ways to change it, any number of questions.
+//!
+//! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; [`hosts`] answers what a host name
+//! means to whom, [`endpoints`] where a service's traffic goes, [`policy`] what holds for a workload, and [`check`]
+//! reports what does not fit together. Objects are shared (`Arc`), so a clone of the World is cheap enough to hand out.
+
+mod check;
+mod endpoints;
+mod hosts;
+mod index;
+mod policy;
+mod store;
+
+use std::sync::Arc;
+
+pub use endpoints::Endpoint;
+pub use hosts::{fqdn, host_matches};
+use index::{LabelIndex, MultiMap};
+use store::{Entry, Store};
+pub use store::{Lines, Origin};
+
+use crate::api::{
+    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
+    ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality, mesh_config,
+};
+
+/// The domain of services.
+pub const DOMAIN: &str = "cluster.local";
+
+/// All objects of the mesh.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    mesh: Option<Entry<Option<MeshConfig>>>,
+    default_mesh: Arc<MeshConfig>,
+    namespaces: Store<()>,
+    nodes: Store<Node>,
+    services: Store<Service>,
+    service_accounts: Store<()>,
+    pods: Store<Pod>,
+    deployments: Store<Deployment>,
+    slices: Store<EndpointSlice>,
+    virtual_services: Store<VirtualService>,
+    destination_rules: Store<DestinationRule>,
+    peer_authentications: Store<PeerAuthentication>,
+    authorization_policies: Store<AuthorizationPolicy>,
+
+    /// Pods by namespace and label.
+    pod_labels: LabelIndex,
+    /// Pods by address.
+    pod_ips: MultiMap<std::net::IpAddr>,
+    /// EndpointSlices by (namespace, service).
+    service_slices: MultiMap<(String, String)>,
+    /// VirtualServices for the mesh by host.
+    virtual_service_hosts: MultiMap<String>,
+    /// DestinationRules by host.
+    destination_rule_hosts: MultiMap<String>,
+}
+
+impl World {
+    /// A World without objects.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an object or replaces the one of the same key. False if nothing changed.
+    pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
+        match object {
+            Object::Namespace(object) => self.namespaces.insert(object, origin),
+            Object::Node(object) => self.nodes.insert(object, origin),
+            Object::Service(object) => self.services.insert(object, origin),
+            Object::ServiceAccount(object) => self.service_accounts.insert(object, origin),
+            Object::Deployment(object) => self.deployments.insert(*object, origin),
+            Object::PeerAuthentication(object) => self.peer_authentications.insert(object, origin),
+            Object::AuthorizationPolicy(object) => self.authorization_policies.insert(object, origin),
+            Object::ConfigMap(object) => self.apply_config_map(*object, origin),
+            Object::Pod(object) => {
+                self.unindex(Kind::Pod, &object.meta.namespace, &object.meta.name);
+                self.index_pod(&object);
+                self.pods.insert(*object, origin)
+            }
+            Object::EndpointSlice(object) => {
+                self.unindex(Kind::EndpointSlice, &object.meta.namespace, &object.meta.name);
+                let service = (object.meta.namespace.clone(), object.spec.service.clone());
+                self.service_slices.insert(service, &object.meta);
+                self.slices.insert(object, origin)
+            }
+            Object::VirtualService(object) => {
+                self.unindex(Kind::VirtualService, &object.meta.namespace, &object.meta.name);
+                for host in mesh_hosts(&object) {
+                    self.virtual_service_hosts.insert(host, &object.meta);
+                }
+                self.virtual_services.insert(*object, origin)
+            }
+            Object::DestinationRule(object) => {
+                self.unindex(Kind::DestinationRule, &object.meta.namespace, &object.meta.name);
+                let host = hosts::fqdn(&object.spec.host, &object.meta.namespace);
+                self.destination_rule_hosts.insert(host, &object.meta);
+                self.destination_rules.insert(*object, origin)
+            }
+        }
+    }
+
+    /// Takes an object out. False if it was not there.
+    pub fn delete(&mut self, key: &ObjectKey) -> bool {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        self.unindex(key.kind, namespace, name);
+        match key.kind {
+            Kind::Namespace => self.namespaces.remove(namespace, name),
+            Kind::Node => self.nodes.remove(namespace, name),
+            Kind::Service => self.services.remove(namespace, name),
+            Kind::ServiceAccount => self.service_accounts.remove(namespace, name),
+            Kind::Pod => self.pods.remove(namespace, name),
+            Kind::Deployment => self.deployments.remove(namespace, name),
+            Kind::EndpointSlice => self.slices.remove(namespace, name),
+            Kind::ConfigMap => is_mesh_config(namespace, name) && self.mesh.take().is_some(),
+            Kind::VirtualService => self.virtual_services.remove(namespace, name),
+            Kind::DestinationRule => self.destination_rules.remove(namespace, name),
+            Kind::PeerAuthentication => self.peer_authentications.remove(namespace, name),
+            Kind::AuthorizationPolicy => self.authorization_policies.remove(namespace, name),
+        }
+    }
+
+    /// Forgets everything and takes these objects instead.
+    pub fn reset(&mut self, objects: impl IntoIterator<Item = (Object, Origin)>) {
+        *self = Self::new();
+        for (object, origin) in objects {
+            self.apply(object, origin);
+        }
+    }
+
+    /// The mesh configuration; Istio's defaults where none was given.
+    pub fn mesh(&self) -> &MeshConfig {
+        self.mesh.as_ref().and_then(|entry| entry.object.spec.as_ref()).unwrap_or(&self.default_mesh)
+    }
+
+    /// A namespace's labels, if it was declared.
+    pub fn namespace(&self, name: &str) -> Option<&Labels> {
+        self.namespaces.get("", name).map(|entry| &entry.object.meta.labels)
+    }
+
+    /// All services, by namespace and name.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Typed<Service>>> {
+        self.services.iter().map(|entry| &entry.object)
+    }
+
+    /// All pods, by namespace and name.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Typed<Pod>>> {
+        self.pods.iter().map(|entry| &entry.object)
+    }
+
+    /// All deployments, by namespace and name.
+    pub fn deployments(&self) -> impl Iterator<Item = &Arc<Typed<Deployment>>> {
+        self.deployments.iter().map(|entry| &entry.object)
+    }
+
+    /// One pod.
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<&Arc<Typed<Pod>>> {
+        self.pods.get(namespace, name).map(|entry| &entry.object)
+    }
+
+    /// The pod with this address; not one that only shares its node's.
+    pub fn pod_by_ip(&self, ip: std::net::IpAddr) -> Option<&Arc<Typed<Pod>>> {
+        self.pod_ips
+            .get(&ip)
+            .filter_map(|(namespace, name)| self.pod(namespace, name))
+            .find(|pod| !pod.spec.host_network && !pod.spec.gone)
+    }
+
+    /// The pods of a namespace that have these labels; none for the empty selector.
+    pub fn pods_selected<'a>(
+        &'a self,
+        namespace: &'a str,
+        selector: &'a Labels,
+    ) -> impl Iterator<Item = &'a Arc<Typed<Pod>>> {
+        self.pod_labels.select(namespace, selector).filter_map(move |name| self.pod(namespace, name))
+    }
+
+    /// Where a Node stands; empty if it is not known.
+    pub fn locality(&self, node: &str) -> Locality {
+        self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
+    }
+
+    fn apply_config_map(&mut self, object: Typed<Option<MeshConfig>>, origin: Origin) -> bool {
+        if !is_mesh_config(&object.meta.namespace, &object.meta.name) {
+            return false;
+        }
+        let changed = self.mesh.as_ref().is_none_or(|entry| entry.object.spec != object.spec);
+        self.mesh = Some(Entry { object: Arc::new(object), origin });
+        changed
+    }
+
+    fn index_pod(&mut self, pod: &Typed<Pod>) {
+        self.pod_labels.insert(&pod.meta);
+        for ip in &pod.spec.ips {
+            self.pod_ips.insert(*ip, &pod.meta);
+        }
+    }
+
+    /// Takes what stands there now out of the indexes.
+    fn unindex(&mut self, kind: Kind, namespace: &str, name: &str) {
+        match kind {
+            Kind::Pod => {
+                if let Some(entry) = self.pods.get(namespace, name) {
+                    self.pod_labels.remove(&entry.object.meta);
+                    for ip in &entry.object.spec.ips {
+                        self.pod_ips.remove(ip, &entry.object.meta);
+                    }
+                }
+            }
+            Kind::EndpointSlice => {
+                if let Some(entry) = self.slices.get(namespace, name) {
+                    let service = (namespace.to_owned(), entry.object.spec.service.clone());
+                    self.service_slices.remove(&service, &entry.object.meta);
+                }
+            }
+            Kind::VirtualService => {
+                if let Some(entry) = self.virtual_services.get(namespace, name) {
+                    for host in mesh_hosts(&entry.object) {
+                        self.virtual_service_hosts.remove(&host, &entry.object.meta);
+                    }
+                }
+            }
+            Kind::DestinationRule => {
+                if let Some(entry) = self.destination_rules.get(namespace, name) {
+                    let host = hosts::fqdn(&entry.object.spec.host, namespace);
+                    self.destination_rule_hosts.remove(&host, &entry.object.meta);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The full host names a VirtualService takes over in the mesh.
+fn mesh_hosts(object: &Typed<VirtualService>) -> Vec<String> {
+    if !object.spec.is_for_mesh() {
+        return Vec::new();
+    }
+    object.spec.hosts.iter().map(|host| hosts::fqdn(host, &object.meta.namespace)).collect()
+}
+
+fn is_mesh_config(namespace: &str, name: &str) -> bool {
+    namespace == mesh_config::NAMESPACE && name == mesh_config::NAME
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Objects of one kind by namespace and name, each with where it was read.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::api::Typed;
+
+/// The line of each field, by path (`spec.http[0].route[1].weight`).
+pub type Lines = BTreeMap<String, u32>;
+
+/// Where an object was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The file.
+    pub file: Arc<str>,
+    /// The line its document starts at.
+    pub line: u32,
+    /// The lines of its fields; kept for the kinds that are checked against others.
+    pub lines: Option<Arc<Lines>>,
+}
+
+impl Origin {
+    /// The line of a field, or of the nearest field around it that has one.
+    pub fn line_of(&self, field: &str) -> u32 {
+        let Some(lines) = &self.lines else { return self.line };
+        let mut path = field;
+        loop {
+            if let Some(line) = lines.get(path) {
+                return *line;
+            }
+            let Some(end) = path.rfind(['.', '[']) else { return self.line };
+            path = &path[..end];
+        }
+    }
+}
+
+/// An object and where it was read.
+#[derive(Clone, Debug)]
+pub(super) struct Entry<T> {
+    pub(super) object: Arc<Typed<T>>,
+    pub(super) origin: Origin,
+}
+
+impl<T> Entry<T> {
+    /// Orders objects by age: `creationTimestamp`, else their place in the files, so that the order never depends on
+    /// when we happened to read them.
+    pub(super) fn age(&self) -> (bool, i64, &str, u32, &str, &str) {
+        let meta = &self.object.meta;
+        let created = meta.created.unwrap_or_default();
+        (meta.created.is_none(), created, &self.origin.file, self.origin.line, &meta.namespace, &meta.name)
+    }
+}
+
+/// Objects of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Store<T>(BTreeMap<String, BTreeMap<String, Entry<T>>>);
+
+impl<T> Default for Store<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: PartialEq> Store<T> {
+    /// False if the same object stood there.
+    pub(super) fn insert(&mut self, object: Typed<T>, origin: Origin) -> bool {
+        let names = self.0.entry(object.meta.namespace.clone()).or_default();
+        match names.get_mut(&object.meta.name) {
+            Some(entry) if *entry.object == object => {
+                entry.origin = origin;
+                false
+            }
+            _ => {
+                names.insert(object.meta.name.clone(), Entry { object: Arc::new(object), origin });
+                true
+            }
+        }
+    }
+}
+
+impl<T> Store<T> {
+    pub(super) fn remove(&mut self, namespace: &str, name: &str) -> bool {
+        let Some(names) = self.0.get_mut(namespace) else { return false };
+        let removed = names.remove(name).is_some();
+        if names.is_empty() {
+            self.0.remove(namespace);
+        }
+        removed
+    }
+
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<&Entry<T>> {
+        self.0.get(namespace)?.get(name)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry<T>> {
+        self.0.values().flat_map(BTreeMap::values)
+    }
+
+    pub(super) fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Entry<T>> {
+        self.0.get(namespace).into_iter().flat_map(BTreeMap::values)
+    }
+}
