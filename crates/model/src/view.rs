@@ -44,6 +44,10 @@ pub struct ProxyView {
     pub ipv4: bool,
     /// It has IPv6 addresses.
     pub ipv6: bool,
+    /// The mesh it says it belongs to; empty if it does not say.
+    pub mesh_id: String,
+    /// An Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`): it would refuse what configures them.
+    pub plain_envoy: bool,
 }
 
 /// What a proxy is for.
@@ -82,6 +86,8 @@ struct Metadata {
     cluster_id: String,
     instance_ips: String,
     pod_ports: PodPorts,
+    mesh_id: String,
+    skysail_plain_envoy: String,
 }
 
 /// The containers' ports: JSON in a string, as the injector writes it, or as such.
@@ -161,6 +167,8 @@ impl ProxyNode {
             named_ports: metadata.pod_ports.named().map_err(unreadable)?,
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
+            mesh_id: metadata.mesh_id,
+            plain_envoy: metadata.skysail_plain_envoy == "true",
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, view })
     }
