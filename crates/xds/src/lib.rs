@@ -7,9 +7,11 @@
 //! Modules in the order of the data: [`resource`] (what is served), [`istio`] (messages Envoy's API lacks),
 //! `wire` (responses as bytes), `server`, `client`, `certificates` (Istio's certificate service).
 
+pub mod client;
 mod fingerprint;
 pub mod istio;
 pub mod resource;
+mod wire;
 
 pub use envoy_types as envoy;
 pub use resource::{Kind, Resource, Resources};

@@ -1,0 +1,406 @@
+//! What the client has asked for and has, without sockets: both forms of the protocol.
+//!
+//! The two forms differ in what a request says (changes of the subscription, or all of it) and in how a removal
+//! shows (named, or by absence); the rest is one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use envoy_types::pb::{
+    envoy::{
+        config::core::v3::Node,
+        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+    },
+    google::rpc,
+};
+use tracing::warn;
+
+use super::{Form, Names, Options, Received, Rejection, Update};
+use crate::{
+    resource::Kind,
+    wire::{DeltaResponse, SotwResponse, name_of},
+};
+
+/// `google.rpc.Code.INVALID_ARGUMENT`
+const INVALID_ARGUMENT: i32 = 3;
+
+/// A request in either form.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Outgoing {
+    node: Option<Node>,
+    type_url: &'static str,
+    nonce: String,
+    error: Option<String>,
+    /// Delta: changes of the subscription.
+    subscribe: Vec<String>,
+    unsubscribe: Vec<String>,
+    /// Delta: what the client has, by name and version.
+    have: BTreeMap<String, String>,
+    /// State of the world: the whole subscription and the version in use.
+    names: Vec<String>,
+    version: String,
+}
+
+impl Outgoing {
+    pub(super) fn into_delta(self) -> DeltaDiscoveryRequest {
+        DeltaDiscoveryRequest {
+            node: self.node,
+            type_url: self.type_url.into(),
+            resource_names_subscribe: self.subscribe,
+            resource_names_unsubscribe: self.unsubscribe,
+            initial_resource_versions: self.have.into_iter().collect(),
+            response_nonce: self.nonce,
+            error_detail: self.error.map(status),
+            ..DeltaDiscoveryRequest::default()
+        }
+    }
+
+    pub(super) fn into_sotw(self) -> DiscoveryRequest {
+        DiscoveryRequest {
+            version_info: self.version,
+            node: self.node,
+            resource_names: self.names,
+            type_url: self.type_url.into(),
+            response_nonce: self.nonce,
+            error_detail: self.error.map(status),
+            ..DiscoveryRequest::default()
+        }
+    }
+}
+
+fn status(message: String) -> rpc::Status {
+    rpc::Status { code: INVALID_ARGUMENT, message, details: Vec::new() }
+}
+
+/// A response in either form.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    type_url: String,
+    nonce: String,
+    /// State of the world only.
+    version: String,
+    /// Name (empty: take it from the body), version, body.
+    resources: Vec<(String, String, Bytes)>,
+    removed: Vec<String>,
+}
+
+impl From<DeltaResponse> for Incoming {
+    fn from(response: DeltaResponse) -> Self {
+        let resources = response
+            .resources
+            .into_iter()
+            .map(|resource| {
+                let body = resource.resource.map(|any| any.value).unwrap_or_default();
+                (resource.name, resource.version, body)
+            })
+            .collect();
+        Self {
+            type_url: response.type_url,
+            nonce: response.nonce,
+            version: String::new(),
+            resources,
+            removed: response.removed_resources,
+        }
+    }
+}
+
+impl From<SotwResponse> for Incoming {
+    fn from(response: SotwResponse) -> Self {
+        let version = &response.version_info;
+        let resources =
+            response.resources.into_iter().map(|any| (String::new(), version.clone(), any.value)).collect();
+        Self {
+            type_url: response.type_url,
+            nonce: response.nonce,
+            version: response.version_info,
+            resources,
+            removed: Vec::new(),
+        }
+    }
+}
+
+/// A response that waits for the handler's verdict.
+#[derive(Debug)]
+pub(super) struct Pending {
+    kind: Kind,
+    nonce: String,
+    version: String,
+    added: Vec<(String, String)>,
+    removed: Vec<String>,
+    undecodable: Vec<Rejection>,
+}
+
+impl Pending {
+    /// Resources without a readable name.
+    pub(super) fn undecodable(&self) -> Vec<Rejection> {
+        self.undecodable.clone()
+    }
+}
+
+/// What outlives a stream, and what the present stream has said.
+#[derive(Debug)]
+pub(super) struct State {
+    options: Options,
+    kinds: [PerKind; Kind::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct PerKind {
+    /// Versions in use by name.
+    have: BTreeMap<String, String>,
+    /// State of the world: the version last accepted.
+    version: String,
+    /// Whether this stream has asked for the kind at all.
+    open: bool,
+    /// Names this stream has asked for.
+    asked: BTreeSet<String>,
+    /// The last response's nonce on this stream.
+    nonce: String,
+}
+
+impl State {
+    pub(super) fn new(options: Options) -> Self {
+        Self { options, kinds: Default::default() }
+    }
+
+    pub(super) fn form(&self) -> Form {
+        self.options.form
+    }
+
+    /// A new stream: asks for everything, saying what is here already. The first request names the node.
+    pub(super) fn open(&mut self, wanted: &Names) -> Vec<Outgoing> {
+        for kind in &mut self.kinds {
+            kind.open = false;
+            kind.asked.clear();
+            kind.nonce.clear();
+        }
+        let mut requests = self.wanted(wanted);
+        if let Some(first) = requests.first_mut() {
+            first.node = Some(self.options.node.clone());
+        }
+        requests
+    }
+
+    /// Brings the stream's subscriptions to what is wanted; nothing if they are that already.
+    pub(super) fn wanted(&mut self, wanted: &Names) -> Vec<Outgoing> {
+        Kind::ALL.into_iter().filter_map(|kind| self.wanted_of(kind, &wanted[kind as usize])).collect()
+    }
+
+    fn wanted_of(&mut self, kind: Kind, wanted: &BTreeSet<String>) -> Option<Outgoing> {
+        let wildcard = self.options.wildcard.contains(&kind);
+        let state = &mut self.kinds[kind as usize];
+        let first = !state.open;
+        // An empty first request would mean all resources; one that is not wildcard waits for a name.
+        if (first && !wildcard && wanted.is_empty()) || (!first && (state.asked == *wanted)) {
+            return None;
+        }
+        let mut request = Outgoing { type_url: kind.url(), ..Outgoing::default() };
+        request.subscribe = wanted.difference(&state.asked).cloned().collect();
+        request.unsubscribe = state.asked.difference(wanted).cloned().collect();
+        if wildcard {
+            // Delta: an empty first list means all, but one with names only those (and then "*" says all).
+            if first && !wanted.is_empty() {
+                request.subscribe.push("*".into());
+            }
+        } else {
+            state.have.retain(|name, _| wanted.contains(name));
+        }
+        if first {
+            request.have = state.have.clone();
+        }
+        request.names = wanted.iter().cloned().collect();
+        request.version.clone_from(&state.version);
+        if self.options.form == Form::Sotw {
+            request.nonce.clone_from(&state.nonce);
+        }
+        state.open = true;
+        state.asked.clone_from(wanted);
+        Some(request)
+    }
+
+    /// Turns a response into what changed; `None` for a kind nobody asked for.
+    pub(super) fn received(&mut self, response: Incoming) -> Option<(Update, Pending)> {
+        let Some(kind) = Kind::from_url(&response.type_url) else {
+            warn!(type_url = response.type_url, "the server sent a kind of resource nobody asked for");
+            return None;
+        };
+        let wildcard = self.options.wildcard.contains(&kind);
+        let state = &mut self.kinds[kind as usize];
+        state.nonce.clone_from(&response.nonce);
+        let (mut added, mut undecodable) = (Vec::new(), Vec::new());
+        for (name, version, body) in response.resources {
+            match if name.is_empty() { name_of(kind, &body) } else { Some(name) } {
+                // A late answer to what has been unsubscribed since is of no use.
+                Some(name) if !wildcard && !state.asked.contains(&name) => {}
+                Some(name) => added.push(Received { name, version, body }),
+                None => undecodable
+                    .push(Rejection { name: String::new(), reason: "its name cannot be decoded".into() }),
+            }
+        }
+        let mut removed = response.removed;
+        removed.retain(|name| wildcard || state.asked.contains(name));
+        // In state of the world, clusters and listeners that are not sent are gone. Not so the other kinds,
+        // of which a response may hold only some.
+        if self.options.form == Form::Sotw && wildcard && undecodable.is_empty() {
+            let present: BTreeSet<&str> = added.iter().map(|resource| resource.name.as_str()).collect();
+            removed.extend(state.have.keys().filter(|name| !present.contains(name.as_str())).cloned());
+        }
+        let pending = Pending {
+            kind,
+            nonce: response.nonce,
+            version: response.version,
+            added: added.iter().map(|resource| (resource.name.clone(), resource.version.clone())).collect(),
+            removed: removed.clone(),
+            undecodable,
+        };
+        Some((Update { kind, added, removed }, pending))
+    }
+
+    /// Records what the handler accepted and makes the ACK or NACK.
+    pub(super) fn applied(&mut self, pending: Pending, rejections: &[Rejection]) -> Outgoing {
+        let state = &mut self.kinds[pending.kind as usize];
+        for name in pending.removed {
+            state.have.remove(&name);
+        }
+        for (name, version) in pending.added {
+            // A rejected resource keeps its version of before, so that a reconnect brings it again.
+            if !rejections.iter().any(|rejection| rejection.name == name) {
+                state.have.insert(name, version);
+            }
+        }
+        let reasons: Vec<_> =
+            rejections.iter().map(|rejection| format!("{}: {}", rejection.name, rejection.reason)).collect();
+        if reasons.is_empty() {
+            state.version = pending.version;
+        }
+        Outgoing {
+            type_url: pending.kind.url(),
+            nonce: pending.nonce,
+            error: (!reasons.is_empty()).then(|| reasons.join("; ")),
+            names: state.asked.iter().cloned().collect(),
+            version: state.version.clone(),
+            ..Outgoing::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(form: Form) -> State {
+        let node = Node { id: "sidecar~10.0.0.1~a.b~b.svc.cluster.local".into(), ..Node::default() };
+        State::new(Options { node, form, wildcard: vec![Kind::Cluster, Kind::Listener] })
+    }
+
+    fn wanting(kind: Kind, names: &[&str]) -> Names {
+        let mut wanted = Names::default();
+        wanted[kind as usize] = names.iter().map(|name| (*name).to_owned()).collect();
+        wanted
+    }
+
+    fn response(kind: Kind, nonce: &str, names: &[(&str, &str)], removed: &[&str]) -> Incoming {
+        Incoming {
+            type_url: kind.url().into(),
+            nonce: nonce.into(),
+            version: String::new(),
+            resources: names
+                .iter()
+                .map(|(name, version)| ((*name).into(), (*version).into(), Bytes::new()))
+                .collect(),
+            removed: removed.iter().map(|name| (*name).into()).collect(),
+        }
+    }
+
+    fn names(update: &Update) -> Vec<&str> {
+        update.added.iter().map(|resource| resource.name.as_str()).collect()
+    }
+
+    #[test]
+    fn delta_asks_acknowledges_and_says_what_it_has_on_the_next_stream() {
+        let mut state = state(Form::Delta);
+        let opened = state.open(&Names::default());
+        assert_eq!(
+            opened.iter().map(|r| r.type_url).collect::<Vec<_>>(),
+            [Kind::Cluster.url(), Kind::Listener.url()]
+        );
+        assert!(opened[0].node.is_some() && opened[1].node.is_none());
+        assert!(opened[0].subscribe.is_empty(), "empty means all");
+
+        let (update, pending) =
+            state.received(response(Kind::Cluster, "1", &[("a", "v1"), ("b", "v1")], &[])).unwrap();
+        assert_eq!(names(&update), ["a", "b"]);
+        let nack =
+            state.applied(pending, &[Rejection { name: "b".into(), reason: "no".into() }]).into_delta();
+        assert_eq!(nack.response_nonce, "1");
+        assert_eq!(nack.error_detail.unwrap().message, "b: no");
+
+        let wanted = wanting(Kind::Endpoint, &["a"]);
+        let asked = state.wanted(&wanted);
+        assert_eq!(asked.len(), 1);
+        assert_eq!(asked[0].subscribe, ["a"]);
+        assert_eq!(state.wanted(&wanted), []);
+        let (_, pending) = state.received(response(Kind::Endpoint, "2", &[("a", "e1")], &[])).unwrap();
+        assert_eq!(state.applied(pending, &[]).error, None);
+
+        let again = state.open(&wanted);
+        assert_eq!(again.len(), 3);
+        assert_eq!(again[0].have, BTreeMap::from([("a".into(), "v1".into())]), "b was rejected");
+        assert_eq!(again[1].have, BTreeMap::from([("a".into(), "e1".into())]));
+        assert_eq!(again[1].nonce, "");
+
+        let (update, pending) = state.received(response(Kind::Cluster, "1", &[], &["a"])).unwrap();
+        assert_eq!(update.removed, ["a"]);
+        state.applied(pending, &[]);
+        assert_eq!(state.open(&wanted)[0].have, BTreeMap::new());
+    }
+
+    #[test]
+    fn delta_unsubscribes_and_ignores_late_answers() {
+        let mut state = state(Form::Delta);
+        state.open(&wanting(Kind::Route, &["80", "90"]));
+        let asked = state.wanted(&wanting(Kind::Route, &["90"]));
+        assert_eq!((asked[0].subscribe.len(), asked[0].unsubscribe.as_slice()), (0, &["80".to_owned()][..]));
+        let (update, _) =
+            state.received(response(Kind::Route, "1", &[("80", "1"), ("90", "1")], &["80"])).unwrap();
+        assert_eq!(names(&update), ["90"]);
+        assert!(update.removed.is_empty());
+    }
+
+    #[test]
+    fn state_of_the_world_finds_removals_by_absence() {
+        let mut state = state(Form::Sotw);
+        let opened = state.open(&Names::default());
+        assert!(opened[0].node.is_some());
+        let (_, pending) = state
+            .received(Incoming {
+                version: "v1".into(),
+                ..response(Kind::Cluster, "1", &[("a", "v1"), ("b", "v1")], &[])
+            })
+            .unwrap();
+        let ack = state.applied(pending, &[]).into_sotw();
+        assert_eq!((ack.version_info.as_str(), ack.response_nonce.as_str()), ("v1", "1"));
+
+        let (update, pending) = state
+            .received(Incoming { version: "v2".into(), ..response(Kind::Cluster, "2", &[("b", "v2")], &[]) })
+            .unwrap();
+        assert_eq!(update.removed, ["a"]);
+        let nack = state.applied(pending, &[Rejection { name: "b".into(), reason: "no".into() }]).into_sotw();
+        assert_eq!((nack.version_info.as_str(), nack.response_nonce.as_str()), ("v1", "2"));
+
+        // Of endpoints, a response may hold some only.
+        let wanted = wanting(Kind::Endpoint, &["a", "b"]);
+        assert_eq!(state.wanted(&wanted)[0].names, ["a", "b"]);
+        for name in ["a", "b"] {
+            let (update, pending) =
+                state.received(response(Kind::Endpoint, name, &[(name, "1")], &[])).unwrap();
+            assert!(update.removed.is_empty());
+            state.applied(pending, &[]);
+        }
+        let changed = state.wanted(&wanting(Kind::Endpoint, &["a", "c"]));
+        assert_eq!(
+            (changed[0].names.as_slice(), changed[0].nonce.as_str()),
+            (&["a".into(), "c".into()][..], "b")
+        );
+    }
+}
