@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
 };
 
 /// Which HTTP a message came in by.
@@ -82,7 +82,7 @@ pub enum Scheme {
 impl Headers {
     /// The first value of this name (lower case).
     pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.header_values(name).next()
+        self.index.iter().find(|field| self.named(field, name)).map(|field| self.value(field))
     }
 
     /// Every value of this name (lower case), in order.
@@ -173,7 +173,7 @@ impl Headers {
     }
 
     /// Announces a field of the loaded text; its name is brought to lower case.
-    pub(crate) fn index_field(&mut self, name: std::ops::Range<usize>, value: std::ops::Range<usize>) {
+    pub(crate) fn index_field(&mut self, name: Range<usize>, value: Range<usize>) {
         self.text[name.clone()].make_ascii_lowercase();
         self.index.push(Field {
             name: offset(name.start),
@@ -283,6 +283,28 @@ impl RequestHead {
     /// The fields alone.
     pub fn headers(&self) -> &Headers {
         &self.headers
+    }
+
+    /// A piece of the loaded text; `None` if it is not UTF-8.
+    pub(crate) fn text_at(&self, range: Range<usize>) -> Option<&str> {
+        std::str::from_utf8(&self.headers.text[range]).ok()
+    }
+
+    /// Takes the method from the loaded text, which is known to be ASCII there.
+    pub(crate) fn load_method(&mut self, range: Range<usize>) {
+        replace(&mut self.method, std::str::from_utf8(&self.headers.text[range]).unwrap_or_default());
+    }
+
+    /// Takes the path from the loaded text, which is known to be UTF-8 there.
+    pub(crate) fn load_path(&mut self, range: Range<usize>) {
+        replace(&mut self.path, std::str::from_utf8(&self.headers.text[range]).unwrap_or_default());
+    }
+
+    /// Takes the authority from the `host` field, known to be ASCII, and the field away.
+    pub(crate) fn load_authority(&mut self) {
+        let host = self.headers.header("host").and_then(|host| std::str::from_utf8(host).ok());
+        replace(&mut self.authority, host.unwrap_or_default());
+        self.headers.remove("host");
     }
 
     /// Makes the head ready for another request, keeping the memory.

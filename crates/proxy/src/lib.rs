@@ -2,3 +2,6 @@
 
 pub mod config;
 pub mod head;
+pub(crate) mod buffer;
+pub mod http1;
+pub(crate) mod socket;

@@ -1,0 +1,422 @@
+//! Reading heads.
+//!
+//! A head is looked at once, when its last byte is there: [`Scan`] finds that byte in one pass however the head
+//! arrives, then the head is copied and indexed. Sources are sections of RFC 9112 unless said otherwise.
+
+use std::ops::Range;
+
+use super::Framing;
+use crate::head::{Headers, RequestHead, ResponseHead, Scheme, Version};
+
+/// What a head may be at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes.
+    pub max_head: usize,
+    /// Header fields.
+    pub max_headers: usize,
+}
+
+/// Why bytes are not a message, as Envoy's response code details name it, and the status to answer a request with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// 400, 413, 426, 431, 501 or 505.
+    pub status: u16,
+    /// `http1.codec_error`, `http1.unexpected_transfer_encoding`.
+    pub reason: &'static str,
+}
+
+impl Malformed {
+    pub(crate) const fn new(status: u16, reason: &'static str) -> Self {
+        Self { status, reason }
+    }
+}
+
+/// What the `connection` header and its kin say, beyond the fields themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// The sender closes after this message.
+    pub close: bool,
+    /// The sender asks for (or agrees to) another protocol: `connection: upgrade` and `upgrade`.
+    pub upgrade: bool,
+}
+
+/// Looks for the end of a head as bytes arrive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scan {
+    /// Everything before has been looked at.
+    at: usize,
+    /// Where the current line begins.
+    line: usize,
+}
+
+impl Scan {
+    /// The length of the head with its empty line, once it is there. Empty lines before it count as part of it (2.2).
+    ///
+    /// # Errors
+    /// A line that ends without CR (2.2 lets us take it; those who do not would see another message), or
+    /// a head longer than the limit.
+    pub fn end(&mut self, input: &[u8], limits: &Limits) -> Result<Option<usize>, Malformed> {
+        let from = self.at;
+        for found in memchr::memchr_iter(b'\n', &input[from..]) {
+            let newline = from + found;
+            if newline == 0 || input[newline - 1] != b'\r' {
+                return Err(Malformed::new(400, "http1.codec_error"));
+            }
+            let empty = newline == self.line + 1;
+            // Nothing but empty lines so far: the message has not begun.
+            let leading = empty && input[..newline].iter().all(|b| matches!(b, b'\r' | b'\n'));
+            self.line = newline + 1;
+            if empty && !leading {
+                if newline >= limits.max_head {
+                    return Err(Malformed::new(431, "http1.headers_too_large"));
+                }
+                *self = Self::default();
+                return Ok(Some(newline + 1));
+            }
+        }
+        self.at = input.len();
+        if input.len() >= limits.max_head {
+            return Err(Malformed::new(431, "http1.headers_too_large"));
+        }
+        Ok(None)
+    }
+}
+
+/// Reads a whole request head (as [`Scan`] found it) into `head`.
+///
+/// # Errors
+/// Anything but a well-formed head.
+pub fn request(
+    bytes: &[u8],
+    limits: &Limits,
+    head: &mut RequestHead,
+) -> Result<(Framing, Connection), Malformed> {
+    head.clear();
+    head.load(bytes);
+    let (line, rest) = first_line(head.text()).ok_or(BAD)?;
+    let (method, target, version) = request_line(head.text(), line)?;
+    head.version = version;
+    fields(head, rest, limits)?;
+    head.load_method(method);
+    set_host(head)?;
+    set_target(head, target)?;
+    let framing = request_framing(head)?;
+    let connection = connection(head, version);
+    Ok((framing, connection))
+}
+
+/// Reads a whole response head (as [`Scan`] found it) into `head`.
+///
+/// # Errors
+/// Anything but a well-formed head.
+pub fn response(
+    bytes: &[u8],
+    limits: &Limits,
+    to_method: &str,
+    head: &mut ResponseHead,
+) -> Result<(Framing, Connection), Malformed> {
+    head.clear();
+    head.load(bytes);
+    let (line, rest) = first_line(head.text()).ok_or(BAD)?;
+    let (version, status) = status_line(&head.text()[line])?;
+    head.version = version;
+    head.set_status(status);
+    fields(head, rest, limits)?;
+    let framing = response_framing(head, to_method)?;
+    let mut connection = connection(head, version);
+    connection.close |= framing == Framing::UntilClose;
+    Ok((framing, connection))
+}
+
+/// Reads trailer fields: lines, without the empty one that ends them.
+///
+/// # Errors
+/// Anything but well-formed fields, and fields that frame or route a message, which must not come late (6.5.1 of RFC 9110).
+pub fn trailers(bytes: &[u8], limits: &Limits, into: &mut Headers) -> Result<(), Malformed> {
+    const NEVER: [&str; 9] = [
+        "content-length",
+        "transfer-encoding",
+        "host",
+        "connection",
+        "te",
+        "trailer",
+        "content-encoding",
+        "content-type",
+        "authorization",
+    ];
+    into.load(bytes);
+    fields(into, 0, limits)?;
+    if NEVER.iter().any(|name| into.has(name)) { Err(BAD) } else { Ok(()) }
+}
+
+const BAD: Malformed = Malformed::new(400, "http1.codec_error");
+const BAD_TARGET: Malformed = Malformed::new(400, "http1.invalid_url");
+
+/// The first line that is not empty, and where the one after it begins.
+fn first_line(text: &[u8]) -> Option<(Range<usize>, usize)> {
+    let start = text.iter().position(|b| !matches!(b, b'\r' | b'\n'))?;
+    let end = start + memchr::memchr(b'\r', &text[start..])?;
+    (text.get(end + 1) == Some(&b'\n')).then_some((start..end, end + 2))
+}
+
+fn request_line(
+    text: &[u8],
+    line: Range<usize>,
+) -> Result<(Range<usize>, Range<usize>, Version), Malformed> {
+    let bytes = &text[line.clone()];
+    let method_end = memchr::memchr(b' ', bytes).ok_or(BAD)?;
+    let target_end = memchr::memrchr(b' ', bytes).ok_or(BAD)?;
+    if method_end == 0 || method_end > 64 || !bytes[..method_end].iter().all(|b| is_token(*b)) {
+        return Err(Malformed::new(400, "http1.invalid_method"));
+    }
+    if target_end <= method_end + 1 {
+        return Err(BAD_TARGET);
+    }
+    let version = match &bytes[target_end + 1..] {
+        b"HTTP/1.1" => Version::Http11,
+        b"HTTP/1.0" => Version::Http10,
+        [b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'] => {
+            return Err(Malformed::new(505, "http1.unsupported_version"));
+        }
+        _ => return Err(BAD),
+    };
+    // No white space, no control characters, no fragment (3.2).
+    let target = &bytes[method_end + 1..target_end];
+    if target.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#') {
+        return Err(BAD_TARGET);
+    }
+    let at = line.start;
+    Ok((at..at + method_end, at + method_end + 1..at + target_end, version))
+}
+
+fn status_line(line: &[u8]) -> Result<(Version, u16), Malformed> {
+    let (version, rest) = match line {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'1', b' ', rest @ ..] => (Version::Http11, rest),
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0', b' ', rest @ ..] => (Version::Http10, rest),
+        _ => return Err(BAD),
+    };
+    // The reason may be missing, and so may the space before it, which servers in use leave out (4).
+    let (code, reason) = rest.split_at_checked(3).ok_or(BAD)?;
+    if !matches!(reason.first(), None | Some(b' ')) || reason.iter().any(|b| !is_value(*b)) {
+        return Err(BAD);
+    }
+    match code {
+        [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] => {
+            Ok((version, u16::from(a - b'0') * 100 + u16::from(b - b'0') * 10 + u16::from(c - b'0')))
+        }
+        _ => Err(BAD),
+    }
+}
+
+/// Reads the field lines from `at` to the empty line or the end.
+fn fields(headers: &mut Headers, mut at: usize, limits: &Limits) -> Result<(), Malformed> {
+    while at < headers.text().len() {
+        let text = headers.text();
+        let end = at + memchr::memchr(b'\n', &text[at..]).ok_or(BAD)?;
+        let line = &text[at..end];
+        let [line @ .., b'\r'] = line else { return Err(BAD) };
+        if line.is_empty() {
+            break;
+        }
+        // White space before the colon or at the beginning (obs-fold) is no token, so it is refused (5.1, 5.2).
+        let colon = line.iter().position(|b| !is_token(*b)).ok_or(BAD)?;
+        if colon == 0 || line[colon] != b':' {
+            return Err(Malformed::new(400, "http1.invalid_characters"));
+        }
+        let value = &line[colon + 1..];
+        if !value.iter().all(|b| is_value(*b)) {
+            return Err(Malformed::new(400, "http1.invalid_characters"));
+        }
+        let skipped = value.iter().take_while(|b| is_blank(**b)).count();
+        let trailing = value[skipped..].iter().rev().take_while(|b| is_blank(**b)).count();
+        let value = at + colon + 1 + skipped..at + line.len() - trailing;
+        if headers.len() >= limits.max_headers {
+            return Err(Malformed::new(431, "http1.too_many_headers"));
+        }
+        headers.index_field(at..at + colon, value);
+        at = end + 1;
+    }
+    Ok(())
+}
+
+/// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
+fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
+    let missing = Malformed::new(400, "http1.missing_host_header");
+    let mut hosts = head.header_values("host");
+    let first = hosts.next();
+    if hosts.next().is_some() {
+        return Err(BAD);
+    }
+    let Some(host) = first else {
+        return if head.version == Version::Http10 { Ok(()) } else { Err(missing) };
+    };
+    if !host.iter().all(|b| is_host(*b)) {
+        return Err(Malformed::new(400, "http1.invalid_authority"));
+    }
+    drop(hosts);
+    head.load_authority();
+    Ok(())
+}
+
+/// Tells the four forms of a target apart (3.2).
+fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed> {
+    let target = head.text_at(at.clone()).ok_or(BAD_TARGET)?;
+    let connect = head.method() == "CONNECT";
+    if !connect && (target.starts_with('/') || (target == "*" && head.method() == "OPTIONS")) {
+        head.load_path(at);
+        return Ok(());
+    }
+    let target = target.to_owned();
+    let target = target.as_str();
+    if connect {
+        let valid = target.bytes().all(is_host) && target.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && port.parse::<u16>().is_ok()
+        });
+        if !valid {
+            return Err(BAD_TARGET);
+        }
+        head.set_authority(target);
+        return Ok(());
+    }
+    let (scheme, rest) = target.split_once("://").ok_or(BAD_TARGET)?;
+    if scheme.eq_ignore_ascii_case("https") {
+        head.set_scheme(Scheme::Https);
+    } else if !scheme.eq_ignore_ascii_case("http") {
+        return Err(BAD_TARGET);
+    }
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    if authority.is_empty() || !authority.bytes().all(is_host) {
+        return Err(BAD_TARGET);
+    }
+    // The target's authority counts, not the Host field's (3.2.2).
+    head.set_authority(authority);
+    match path {
+        "" => head.set_path("/"),
+        path if path.starts_with('?') => head.set_path(&format!("/{path}")),
+        path => head.set_path(path),
+    }
+    Ok(())
+}
+
+/// Section 6.3, strictly: a message that could be read in two ways is refused.
+fn request_framing(head: &RequestHead) -> Result<Framing, Malformed> {
+    let length = content_length(head)?;
+    if !head.has("transfer-encoding") {
+        return Ok(match length {
+            None | Some(0) => Framing::None,
+            Some(length) => Framing::Length(length),
+        });
+    }
+    if length.is_some() {
+        return Err(Malformed::new(400, "http1.content_length_and_chunked_not_allowed"));
+    }
+    if head.version == Version::Http10 {
+        return Err(Malformed::new(400, "http1.transfer_encoding_not_allowed"));
+    }
+    only_chunked(head)?;
+    Ok(Framing::Chunked)
+}
+
+fn response_framing(head: &ResponseHead, to_method: &str) -> Result<Framing, Malformed> {
+    let length = content_length(head)?;
+    let encoded = head.has("transfer-encoding");
+    if encoded && (length.is_some() || head.version == Version::Http10) {
+        return Err(Malformed::new(400, "http1.content_length_and_chunked_not_allowed"));
+    }
+    if encoded {
+        only_chunked(head)?;
+    }
+    let status = head.status();
+    if to_method == "HEAD" || status < 200 || status == 204 || status == 304 {
+        return Ok(Framing::None);
+    }
+    if to_method == "CONNECT" && status < 300 {
+        return Ok(Framing::None);
+    }
+    Ok(match length {
+        _ if encoded => Framing::Chunked,
+        Some(0) => Framing::None,
+        Some(length) => Framing::Length(length),
+        None => Framing::UntilClose,
+    })
+}
+
+/// One field, one number, digits only. Lists of equal numbers (6.3) are refused, too.
+fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
+    let mut values = headers.header_values("content-length");
+    let Some(value) = values.next() else { return Ok(None) };
+    let bad = Malformed::new(400, "http1.unexpected_content_length");
+    if values.next().is_some() || value.is_empty() || value.len() > 18 {
+        return Err(bad);
+    }
+    let number = value.iter().try_fold(0_u64, |number, digit| {
+        digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0'))
+    });
+    number.map(Some).ok_or(bad)
+}
+
+/// `chunked`, once, is all that is understood; the rest is not implemented (6.1).
+fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
+    let mut values = headers.header_values("transfer-encoding");
+    let known = values.next().is_some_and(|value| value.eq_ignore_ascii_case(b"chunked"));
+    if known && values.next().is_none() {
+        Ok(())
+    } else {
+        Err(Malformed::new(501, "http1.invalid_transfer_encoding"))
+    }
+}
+
+/// Section 9.
+fn connection(headers: &Headers, version: Version) -> Connection {
+    let (mut close, mut keep, mut upgrade) = (false, false, false);
+    for token in headers.header_values("connection").flat_map(|value| value.split(|b| *b == b',')) {
+        let token = token.trim_ascii();
+        close |= token.eq_ignore_ascii_case(b"close");
+        keep |= token.eq_ignore_ascii_case(b"keep-alive");
+        upgrade |= token.eq_ignore_ascii_case(b"upgrade");
+    }
+    Connection {
+        close: close || (version == Version::Http10 && !keep),
+        upgrade: upgrade && version == Version::Http11 && headers.has("upgrade"),
+    }
+}
+
+fn is_blank(b: u8) -> bool {
+    matches!(b, b' ' | b'\t')
+}
+
+/// Section 5.6.2 of RFC 9110.
+pub(crate) fn is_token(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+        || matches!(
+            b,
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
+        )
+}
+
+/// Section 5.5 of RFC 9110: no controls but the tab.
+fn is_value(b: u8) -> bool {
+    b >= b' ' && b != 0x7f || b == b'\t'
+}
+
+/// `uri-host [":" port]` of RFC 3986, without userinfo.
+fn is_host(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+        || matches!(b, b'-' | b'.' | b'_' | b'~' | b'%' | b':' | b'[' | b']' | b'!' | b'$' | b'&' | b'\'')
+        || matches!(b, b'(' | b')' | b'*' | b'+' | b';' | b'=')
+}

@@ -1,0 +1,299 @@
+//! Connections: TCP, with or without TLS, and their buffers.
+//!
+//! rustls is driven here directly rather than through a wrapper, for three reasons: bytes read while the
+//! protocol was being found out go into the session without a rewinding stream, raw bytes are read in large
+//! pieces (rustls by itself reads 4 KiB at a time), and an idle session holds no buffer.
+//!
+//! Reads follow tokio's readiness, which a short read clears: a message costs one `read`, and never one more
+//! that finds nothing.
+
+use std::{
+    future::poll_fn,
+    io::{self, Read as _, Write as _},
+    mem::MaybeUninit,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
+};
+
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use crate::buffer::Buffer;
+
+/// A connection with what was read from it and what is to be written to it.
+pub(crate) struct Stream {
+    tcp: TcpStream,
+    tls: Option<Box<Session>>,
+    /// Read and not yet used.
+    pub(crate) input: Buffer,
+    /// To be written.
+    pub(crate) output: Buffer,
+    /// Bytes of content read so far (TLS taken off).
+    pub(crate) received: u64,
+    /// Bytes of content written so far (before TLS).
+    pub(crate) sent: u64,
+}
+
+struct Session {
+    rustls: rustls::Connection,
+    /// Encrypted bytes that rustls has not taken yet.
+    raw: Buffer,
+    /// Decrypted bytes that wait in rustls.
+    waiting: usize,
+    /// The peer has closed, by an alert or without.
+    ended: bool,
+    /// Our own end has been announced.
+    closing: bool,
+}
+
+impl Stream {
+    /// A plain connection.
+    pub(crate) fn new(tcp: TcpStream) -> Self {
+        Self {
+            tcp,
+            tls: None,
+            input: Buffer::default(),
+            output: Buffer::default(),
+            received: 0,
+            sent: 0,
+        }
+    }
+
+    /// The address here.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        self.tcp.local_addr().ok()
+    }
+
+    /// The socket, for options.
+    pub(crate) fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
+    /// The TLS session, if there is one.
+    pub(crate) fn tls(&self) -> Option<&rustls::Connection> {
+        self.tls.as_ref().map(|session| &session.rustls)
+    }
+
+    /// Ends TLS of a client here. What was read already is part of the handshake.
+    pub(crate) async fn accept_tls(&mut self, config: Arc<rustls::ServerConfig>) -> io::Result<()> {
+        let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
+        self.handshake(rustls::Connection::Server(session)).await
+    }
+
+    /// Begins TLS with a server.
+    pub(crate) async fn connect_tls(
+        &mut self,
+        config: Arc<rustls::ClientConfig>,
+        name: rustls::pki_types::ServerName<'static>,
+    ) -> io::Result<()> {
+        let session = rustls::ClientConnection::new(config, name).map_err(io::Error::other)?;
+        self.handshake(rustls::Connection::Client(session)).await
+    }
+
+    async fn handshake(&mut self, mut rustls: rustls::Connection) -> io::Result<()> {
+        rustls.set_buffer_limit(Some(64 * 1024));
+        let raw = std::mem::take(&mut self.input);
+        self.received = 0;
+        self.tls = Some(Box::new(Session { rustls, raw, waiting: 0, ended: false, closing: false }));
+        let Self { tcp, tls, .. } = self;
+        let Some(session) = tls else { return Ok(()) };
+        poll_fn(|cx| {
+            loop {
+                ready!(session.poll_flush(tcp, cx))?;
+                if !session.rustls.is_handshaking() {
+                    return Poll::Ready(Ok(()));
+                }
+                if session.ended {
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
+                ready!(session.poll_more(tcp, cx))?;
+            }
+        })
+        .await
+    }
+
+    /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
+    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let count = match &mut self.tls {
+            None => {
+                if !self.input.has_memory() {
+                    ready!(self.tcp.poll_read_ready(cx))?;
+                }
+                ready!(poll_read(&mut self.tcp, cx, &mut self.input))?
+            }
+            Some(session) => ready!(session.poll_read(&mut self.tcp, cx, &mut self.input))?,
+        };
+        self.received += count as u64;
+        Poll::Ready(Ok(count))
+    }
+
+    /// [`Self::poll_fill`] to wait for.
+    pub(crate) async fn fill(&mut self) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_fill(cx)).await
+    }
+
+    /// Writes all of `output`; ready when the kernel has it.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.tls {
+            None => {
+                while !self.output.is_empty() {
+                    let count = ready!(Pin::new(&mut self.tcp).poll_write(cx, self.output.bytes()))?;
+                    self.output.consume(count);
+                    self.sent += count as u64;
+                }
+            }
+            Some(session) => loop {
+                ready!(session.poll_flush(&mut self.tcp, cx))?;
+                if self.output.is_empty() {
+                    break;
+                }
+                let count = session.rustls.writer().write(self.output.bytes())?;
+                self.output.consume(count);
+                self.sent += count as u64;
+            },
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// [`Self::poll_flush`] to wait for.
+    pub(crate) async fn flush(&mut self) -> io::Result<()> {
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    /// Tells the peer that nothing more comes. Everything must have been written before.
+    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(session) = &mut self.tls {
+            if !session.closing {
+                session.closing = true;
+                session.rustls.send_close_notify();
+            }
+            ready!(session.poll_flush(&mut self.tcp, cx))?;
+        }
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+
+    /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        self.input.is_empty() && self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    /// The same, and asks the kernel for what has arrived this moment.
+    pub(crate) fn is_quiet_now(&mut self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        let peeked = SockRef::from(&self.tcp).peek(&mut byte);
+        matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock) && self.is_quiet()
+    }
+
+    /// Gives the memory of empty buffers back, for a while without traffic.
+    pub(crate) fn rest(&mut self) {
+        self.input.release();
+        self.output.release();
+        if let Some(session) = &mut self.tls {
+            session.raw.release();
+        }
+    }
+}
+
+impl Session {
+    fn poll_read(
+        &mut self,
+        tcp: &mut TcpStream,
+        cx: &mut Context<'_>,
+        input: &mut Buffer,
+    ) -> Poll<io::Result<usize>> {
+        while self.waiting == 0 {
+            if self.ended {
+                // Only a close_notify is an orderly end; without one `read` says so.
+                return Poll::Ready(self.rustls.reader().read(&mut [0]));
+            }
+            ready!(self.poll_more(tcp, cx))?;
+            if self.rustls.wants_write() {
+                // An answer to a key update. If it cannot go now, it goes with the next data.
+                let _ = self.poll_flush(tcp, cx)?;
+            }
+        }
+        let count = self.rustls.reader().read(input.spare())?;
+        input.filled(count);
+        self.waiting -= count.min(self.waiting);
+        Poll::Ready(Ok(count))
+    }
+
+    /// Gives rustls more encrypted bytes, from the socket if need be.
+    fn poll_more(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.raw.is_empty() {
+            if !self.raw.has_memory() {
+                ready!(tcp.poll_read_ready(cx))?;
+            }
+            let count = ready!(poll_read(tcp, cx, &mut self.raw))?;
+            if count == 0 {
+                self.ended = true;
+            }
+        }
+        let mut raw = self.raw.bytes();
+        let count = self.rustls.read_tls(&mut raw)?;
+        self.raw.consume(count);
+        match self.rustls.process_new_packets() {
+            Ok(state) => {
+                self.waiting = state.plaintext_bytes_to_read();
+                self.ended |= state.peer_has_closed();
+                Poll::Ready(Ok(()))
+            }
+            Err(error) => {
+                // The alert that says what is wrong; the error itself counts, not whether this goes out.
+                let _ = self.poll_flush(tcp, cx);
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)))
+            }
+        }
+    }
+
+    fn poll_flush(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.rustls.wants_write() {
+            match self.rustls.write_tls(&mut Writer { tcp, cx }) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A socket as rustls writes to it; not ready is `WouldBlock`.
+struct Writer<'a, 'b> {
+    tcp: &'a mut TcpStream,
+    cx: &'a mut Context<'b>,
+}
+
+impl io::Write for Writer<'_, '_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        settled(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
+    }
+
+    fn write_vectored(&mut self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        settled(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, parts))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn settled<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
+    match poll {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+fn poll_read(tcp: &mut TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+    let mut spare = ReadBuf::new(buffer.spare());
+    ready!(Pin::new(tcp).poll_read(cx, &mut spare))?;
+    let count = spare.filled().len();
+    buffer.filled(count);
+    Poll::Ready(Ok(count))
+}
