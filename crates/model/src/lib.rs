@@ -6,6 +6,7 @@
 pub mod api;
 pub mod diagnostic;
 mod parse;
+mod validate;
 pub mod view;
 pub mod world;
 

@@ -1,0 +1,320 @@
+//! CDS: where connections go. One cluster for each port of each service and each subset, the special ones, and one
+//! for each of the workload's own ports.
+
+use std::collections::HashMap;
+
+use skysail_core::ClusterName;
+use skysail_xds::{
+    envoy::pb::envoy::extensions::upstreams::http::v3::{
+        HttpProtocolOptions,
+        http_protocol_options::{
+            ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
+            explicit_http_config::ProtocolConfig,
+        },
+    },
+    istio,
+};
+
+use super::{
+    Scope, filters,
+    listeners::InboundPort,
+    pb::{
+        Any, cluster, config_path, core, fields, metadata, pack, seconds, socket, types,
+    },
+    policy::Effective,
+    pool, tls,
+};
+use crate::{
+    ProxyView,
+    api::{
+        DestinationRule, Protocol, Service, ServicePort, Typed,
+        destination_rule::{SimpleLb, TlsMode},
+    },
+};
+
+use cluster::cluster::{
+    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
+};
+
+/// Refuses every connection.
+pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
+/// Connects to the address that was asked for.
+pub(super) const PASSTHROUGH: &str = "PassthroughCluster";
+/// The same, for what came in.
+pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
+
+/// The address connections to the workload itself come from, so that they are not taken for its clients'.
+const INBOUND_SOURCE_V4: &str = "127.0.0.6";
+const INBOUND_SOURCE_V6: &str = "::6";
+/// Idle connections of clusters that carry anything.
+const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
+/// The longest time Go knows, which istiod uses for "never".
+const NEVER_SECONDS: i64 = 9_223_372_035;
+
+/// The clusters that do not come from services, for a sidecar.
+pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
+    let mut inbound = original_dst(INBOUND_PASSTHROUGH);
+    inbound.alt_stat_name = format!("{PASSTHROUGH};");
+    inbound.typed_extension_protocol_options = passthrough_options();
+    inbound.upstream_bind_config = Some(inbound_source(view));
+    let mut outbound = original_dst(PASSTHROUGH);
+    outbound.typed_extension_protocol_options = passthrough_options();
+    outbound.filters = filters::of_cluster(view.plain_envoy);
+    vec![black_hole(), inbound, outbound]
+}
+
+/// The cluster that refuses every connection.
+pub(super) fn black_hole() -> cluster::Cluster {
+    base(BLACK_HOLE.to_owned(), DiscoveryType::Static)
+}
+
+/// The cluster of one of the workload's own ports.
+pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_>) -> cluster::Cluster {
+    let mut made = original_dst(&ClusterName::inbound(port.port).to_string());
+    made.cleanup_interval = Some(seconds(NEVER_SECONDS));
+    made.upstream_bind_config = Some(core::BindConfig {
+        source_address: Some(socket(inbound_address(view), 0)),
+        ..Default::default()
+    });
+    made.common_lb_config = Some(CommonLbConfig::default());
+    let rule = scope.rule(port.services[0].0);
+    made.metadata = Some(describe(port.services.iter().map(|(service, _)| *service), rule.as_deref(), ""));
+    let effective = rule
+        .as_ref()
+        .map(|rule| Effective { connection_pool: Effective::of_rule(&rule.spec, port.service_port()).connection_pool, ..Default::default() })
+        .unwrap_or_default();
+    pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
+    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective);
+    made
+}
+
+/// The clusters of a service's port: of the whole service, then of each subset.
+pub(super) fn outbound(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    rule: Option<&Typed<DestinationRule>>,
+) -> Vec<cluster::Cluster> {
+    let host = service.fqdn();
+    let whole = rule.map(|rule| Effective::of_rule(&rule.spec, port.port)).unwrap_or_default();
+    let mut clusters = vec![outbound_cluster(scope, service, port, rule, "", &host, &whole)];
+    if let Some(rule) = rule {
+        clusters.extend(rule.spec.subsets.iter().map(|subset| {
+            let effective = Effective::of_subset(&rule.spec, subset, port.port);
+            outbound_cluster(scope, service, port, Some(rule), &subset.name, &host, &effective)
+        }));
+    }
+    clusters
+}
+
+fn outbound_cluster(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    rule: Option<&Typed<DestinationRule>>,
+    subset: &str,
+    host: &str,
+    effective: &Effective<'_>,
+) -> cluster::Cluster {
+    let name = ClusterName::outbound(port.port, subset, host);
+    let simple = effective.load_balancer.and_then(|balancer| balancer.simple);
+    let mut made = if service.spec.headless || simple == Some(SimpleLb::Passthrough) {
+        original_dst(&name.to_string())
+    } else {
+        eds(&name.to_string(), simple)
+    };
+    made.common_lb_config =
+        Some(CommonLbConfig { healthy_panic_threshold: Some(types::Percent::default()), ..Default::default() });
+    pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
+    if let Some(outlier) = effective.outlier_detection {
+        pool::apply_outlier_detection(&mut made, outlier);
+    }
+    made.typed_extension_protocol_options = protocol_options(port.protocol, effective);
+    apply_tls(scope, &mut made, service, port, &name, effective);
+    made.metadata = Some(describe(std::iter::once(service), rule, subset));
+    made.filters = filters::of_cluster(scope.plain_envoy);
+    made
+}
+
+fn base(name: String, kind: DiscoveryType) -> cluster::Cluster {
+    cluster::Cluster {
+        // Ends the name, so that nobody's statistics tags take more than it.
+        alt_stat_name: format!("{name};"),
+        name,
+        connect_timeout: Some(seconds(10)),
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(kind as i32)),
+        ..Default::default()
+    }
+}
+
+fn original_dst(name: &str) -> cluster::Cluster {
+    cluster::Cluster {
+        lb_policy: LbPolicy::ClusterProvided as i32,
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name.to_owned(), DiscoveryType::OriginalDst)
+    }
+}
+
+fn eds(name: &str, simple: Option<SimpleLb>) -> cluster::Cluster {
+    let policy = match simple {
+        Some(SimpleLb::RoundRobin) => LbPolicy::RoundRobin,
+        Some(SimpleLb::Random) => LbPolicy::Random,
+        _ => LbPolicy::LeastRequest,
+    };
+    cluster::Cluster {
+        eds_cluster_config: Some(EdsClusterConfig {
+            eds_config: Some(super::pb::from_ads()),
+            service_name: name.to_owned(),
+        }),
+        lb_policy: policy as i32,
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name.to_owned(), DiscoveryType::Eds)
+    }
+}
+
+/// What the rule says; else mutual TLS to the endpoints that have a sidecar.
+fn apply_tls(
+    scope: &Scope<'_>,
+    made: &mut cluster::Cluster,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    name: &ClusterName<'_>,
+    effective: &Effective<'_>,
+) {
+    let mutual = |sni: &str| {
+        let identities = scope.world.service_identities(service);
+        let inside = if speaks_http2(port.protocol, effective) {
+            tls::Inside::Http2
+        } else if port.protocol.is_http() {
+            tls::Inside::Http1
+        } else {
+            tls::Inside::Other
+        };
+        tls::upstream(scope.world.mesh(), &identities, sni, inside, scope.plain_envoy)
+    };
+    match effective.tls {
+        Some(settings) if settings.mode == TlsMode::IstioMutual => {
+            let sni = if settings.sni.is_empty() { name.sni() } else { settings.sni.clone() };
+            made.transport_socket = Some(mutual(&sni));
+        }
+        // TLS of another kind is reported with the rule; its traffic goes as it is.
+        Some(_) => {}
+        // The endpoints of such a cluster carry no metadata to choose by.
+        None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {}
+        None if scope.world.mesh().enable_auto_mtls => {
+            made.transport_socket_matches = vec![
+                socket_match("tlsMode-istio", [("tlsMode", istio::string("istio"))], mutual(&name.sni())),
+                socket_match("tlsMode-disabled", [], tls::plaintext()),
+            ];
+        }
+        None => {}
+    }
+}
+
+fn socket_match<const N: usize>(
+    name: &str,
+    labels: [(&str, super::pb::Value); N],
+    socket: core::TransportSocket,
+) -> TransportSocketMatch {
+    TransportSocketMatch {
+        name: name.to_owned(),
+        r#match: Some(fields(labels)),
+        transport_socket: Some(socket),
+    }
+}
+
+/// True if requests go out as HTTP/2 whatever they came in as.
+fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
+    protocol.is_http2() || protocol == Protocol::Http && pool::upgrades(effective.connection_pool)
+}
+
+/// Options exist where the cluster does not simply speak HTTP/1.1.
+fn protocol_options(protocol: Protocol, effective: &Effective<'_>) -> HashMap<String, Any> {
+    let common = pool::common_options(effective.connection_pool);
+    let use_client = pool::uses_client_protocol(effective.connection_pool);
+    let upstream = if speaks_http2(protocol, effective) {
+        explicit(ProtocolConfig::Http2ProtocolOptions(pool::http2(effective.connection_pool)))
+    } else if protocol == Protocol::Unknown || use_client {
+        UpstreamProtocolOptions::UseDownstreamProtocolConfig(UseDownstreamHttpConfig {
+            http_protocol_options: Some(Default::default()),
+            http2_protocol_options: Some(pool::http2(effective.connection_pool)),
+            ..Default::default()
+        })
+    } else if common.is_some() {
+        explicit(ProtocolConfig::HttpProtocolOptions(Default::default()))
+    } else {
+        return HashMap::new();
+    };
+    http_options(HttpProtocolOptions {
+        common_http_protocol_options: common,
+        upstream_protocol_options: Some(upstream),
+        ..Default::default()
+    })
+}
+
+fn explicit(config: ProtocolConfig) -> UpstreamProtocolOptions {
+    UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig { protocol_config: Some(config) })
+}
+
+fn passthrough_options() -> HashMap<String, Any> {
+    http_options(HttpProtocolOptions {
+        common_http_protocol_options: Some(core::HttpProtocolOptions {
+            idle_timeout: Some(seconds(PASSTHROUGH_IDLE_SECONDS)),
+            ..Default::default()
+        }),
+        upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
+            UseDownstreamHttpConfig {
+                http_protocol_options: Some(Default::default()),
+                http2_protocol_options: Some(Default::default()),
+                ..Default::default()
+            },
+        )),
+        ..Default::default()
+    })
+}
+
+fn http_options(options: HttpProtocolOptions) -> HashMap<String, Any> {
+    HashMap::from([("envoy.extensions.upstreams.http.v3.HttpProtocolOptions".to_owned(), pack(&options))])
+}
+
+/// IPv4 where the proxy has both.
+fn inbound_address(view: &ProxyView) -> &'static str {
+    if view.ipv4 || !view.ipv6 { INBOUND_SOURCE_V4 } else { INBOUND_SOURCE_V6 }
+}
+
+fn inbound_source(view: &ProxyView) -> core::BindConfig {
+    let both = view.ipv4 && view.ipv6;
+    let extra = core::ExtraSourceAddress {
+        address: Some(socket(INBOUND_SOURCE_V6, 0)),
+        ..Default::default()
+    };
+    core::BindConfig {
+        source_address: Some(socket(inbound_address(view), 0)),
+        extra_source_addresses: both.then_some(extra).into_iter().collect(),
+        ..Default::default()
+    }
+}
+
+/// Which services, rule and subset a cluster is of, for metrics and people.
+fn describe<'a>(
+    services: impl Iterator<Item = &'a Typed<Service>>,
+    rule: Option<&Typed<DestinationRule>>,
+    subset: &str,
+) -> core::Metadata {
+    let list = services.map(|service| {
+        istio::structure([
+            ("host", istio::string(service.fqdn())),
+            ("name", istio::string(&service.meta.name)),
+            ("namespace", istio::string(&service.meta.namespace)),
+        ])
+    });
+    let mut described = fields([("services", istio::list(list))]);
+    if let Some(rule) = rule {
+        let path = config_path("destination-rule", &rule.meta.namespace, &rule.meta.name);
+        described.fields.insert("config".into(), path);
+    }
+    if !subset.is_empty() {
+        described.fields.insert("subset".into(), istio::string(subset));
+    }
+    metadata("istio", described)
+}

@@ -1,0 +1,104 @@
+//! EDS: the addresses behind each outbound cluster, by locality.
+
+use std::collections::{BTreeMap, HashMap};
+
+use skysail_core::ClusterName;
+use skysail_xds::istio;
+
+use super::{
+    Scope,
+    pb::{address, core, endpoint, fields, uint32},
+};
+use crate::{
+    api::{Labels, MtlsMode, Service, ServicePort, Typed, kube::Locality},
+    world::Endpoint,
+};
+
+/// The assignments of a port of a service: of the whole service, then of each subset.
+pub(super) fn assignments(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    subsets: &[(&str, &Labels)],
+) -> Vec<endpoint::ClusterLoadAssignment> {
+    let host = service.fqdn();
+    let ready: Vec<Endpoint> =
+        scope.world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready).collect();
+    let whole = assignment(scope, &ClusterName::outbound(port.port, "", &host), ready.iter());
+    let parts = subsets.iter().map(|(name, labels)| {
+        let members = ready.iter().filter(|endpoint| endpoint.has_labels(labels));
+        assignment(scope, &ClusterName::outbound(port.port, name, &host), members)
+    });
+    std::iter::once(whole).chain(parts).collect()
+}
+
+fn assignment<'a>(
+    scope: &Scope<'_>,
+    cluster: &ClusterName<'_>,
+    members: impl Iterator<Item = &'a Endpoint>,
+) -> endpoint::ClusterLoadAssignment {
+    let mut localities: BTreeMap<&Locality, Vec<endpoint::LbEndpoint>> = BTreeMap::new();
+    for member in members {
+        localities.entry(&member.locality).or_default().push(lb_endpoint(scope, member));
+    }
+    let endpoints = localities.into_iter().map(|(locality, members)| endpoint::LocalityLbEndpoints {
+        locality: Some(core::Locality {
+            region: locality.region.clone(),
+            zone: locality.zone.clone(),
+            sub_zone: locality.subzone.clone(),
+        }),
+        load_balancing_weight: uint32(u32::try_from(members.len()).unwrap_or(u32::MAX)),
+        lb_endpoints: members,
+        ..Default::default()
+    });
+    endpoint::ClusterLoadAssignment {
+        cluster_name: cluster.to_string(),
+        endpoints: endpoints.collect(),
+        ..Default::default()
+    }
+}
+
+fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint) -> endpoint::LbEndpoint {
+    endpoint::LbEndpoint {
+        health_status: core::HealthStatus::Healthy as i32,
+        metadata: Some(metadata(scope, member)),
+        load_balancing_weight: uint32(1),
+        host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
+            address: Some(address(member.ip.to_string(), member.port)),
+            ..Default::default()
+        })),
+    }
+}
+
+/// Whether it takes mutual TLS, and which workload it is (for metrics).
+fn metadata(scope: &Scope<'_>, member: &Endpoint) -> core::Metadata {
+    let mut filter_metadata = HashMap::from([(
+        "istio".to_owned(),
+        fields([("workload", istio::string(workload(scope, member)))]),
+    )]);
+    if takes_mtls(scope, member) {
+        filter_metadata.insert(
+            "envoy.transport_socket_match".to_owned(),
+            fields([("tlsMode", istio::string("istio"))]),
+        );
+    }
+    core::Metadata { filter_metadata, ..Default::default() }
+}
+
+/// It has a sidecar, and no policy forbids mutual TLS on the port.
+fn takes_mtls(scope: &Scope<'_>, member: &Endpoint) -> bool {
+    member.has_sidecar()
+        && member.pod.as_ref().is_some_and(|pod| {
+            let mode = scope.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, member.port);
+            mode != MtlsMode::Disable
+        })
+}
+
+/// `POD;NAMESPACE;CANONICAL NAME;CANONICAL REVISION;CLUSTER`, in which istiod writes no `latest`.
+fn workload(scope: &Scope<'_>, member: &Endpoint) -> String {
+    let Some(pod) = &member.pod else { return format!(";;;;{}", scope.cluster_id) };
+    let revision = pod.canonical_revision();
+    let revision = if revision == "latest" { "" } else { revision };
+    let (name, namespace) = (&pod.meta.name, &pod.meta.namespace);
+    format!("{name};{namespace};{};{revision};{}", pod.canonical_name(), scope.cluster_id)
+}

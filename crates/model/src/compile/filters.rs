@@ -1,0 +1,317 @@
+//! The filters connections and requests go through, in Istio's order.
+//!
+//! Istio's own (`istio.metadata_exchange`, `istio.stats`, `istio.alpn`) exist in its build of Envoy and in
+//! `skysail-proxy`. An Envoy without them refuses a listener or cluster that has one, so it gets none.
+
+use skysail_xds::{
+    envoy::pb::{
+        envoy::{
+            config::route::v3::RouteConfiguration,
+            extensions::{
+                filters::{
+                    http::{
+                        cors::v3::Cors,
+                        fault::v3::HttpFault,
+                        grpc_stats::v3::{FilterConfig, filter_config::PerMethodStatSpecifier},
+                        router::v3::Router,
+                    },
+                    network::{
+                        http_connection_manager::v3::{
+                            HttpConnectionManager, HttpFilter, Rds, RequestIdExtension,
+                            http_connection_manager::{
+                                ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
+                                SetCurrentClientCertDetails, Tracing, UpgradeConfig,
+                            },
+                            http_filter,
+                        },
+                        tcp_proxy::v3::{TcpProxy, tcp_proxy::ClusterSpecifier},
+                    },
+                },
+                request_id::uuid::v3::UuidRequestIdConfig,
+            },
+            r#type::{
+                metadata::v3::{MetadataKey, MetadataKind, metadata_key, metadata_kind},
+                tracing::v3::{CustomTag, custom_tag},
+            },
+        },
+        google::protobuf::Value,
+    },
+    istio::{self, AlpnConfig, AlpnOverride, AlpnProtocol, StatsConfig, TypedStruct},
+};
+
+use super::{
+    access_log,
+    pb::{Any, boolean, cluster, from_ads, listener, pack, seconds, types},
+    tls,
+};
+use crate::{
+    ProxyView,
+    api::{MeshConfig, kube, mesh_config::Normalization},
+};
+
+const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
+const STATS: &str = "istio.stats";
+
+/// What the filters depend on beyond where they stand.
+#[derive(Clone, Copy)]
+pub(super) struct Setting<'a> {
+    pub(super) mesh: &'a MeshConfig,
+    pub(super) view: &'a ProxyView,
+}
+
+/// Which way the connections go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    In,
+    Out,
+}
+
+/// Where an HTTP connection manager's routes come from.
+pub(super) enum Routes {
+    /// A route configuration by name.
+    ByName(String),
+    /// These.
+    Inline(Box<RouteConfiguration>),
+}
+
+/// The filters of clusters.
+pub(super) fn of_cluster(plain_envoy: bool) -> Vec<cluster::Filter> {
+    let exchange = || cluster::Filter {
+        name: METADATA_EXCHANGE.into(),
+        typed_config: Some(tcp_exchange()),
+        ..Default::default()
+    };
+    (!plain_envoy).then(exchange).into_iter().collect()
+}
+
+/// The filters of a TCP chain to a cluster. `policy` holds authorization filters.
+pub(super) fn tcp_chain(
+    setting: Setting<'_>,
+    way: Way,
+    cluster: &str,
+    policy: Vec<listener::Filter>,
+) -> Vec<listener::Filter> {
+    let mut filters = Vec::new();
+    if way == Way::In {
+        filters.extend(exchange(setting.view));
+    }
+    filters.extend(policy);
+    filters.extend(stats(setting.view, way).map(|config| network(STATS, config)));
+    filters.push(tcp_proxy(setting.mesh, cluster));
+    filters
+}
+
+/// The filters of an HTTP chain. `policy` holds authorization filters.
+pub(super) fn http_chain(
+    setting: Setting<'_>,
+    way: Way,
+    stat_prefix: String,
+    routes: Routes,
+    policy: Vec<HttpFilter>,
+) -> Vec<listener::Filter> {
+    let mut filters = Vec::new();
+    if way == Way::In {
+        filters.extend(exchange(setting.view));
+    }
+    let manager = connection_manager(setting, way, stat_prefix, routes, policy);
+    filters.push(network("envoy.filters.network.http_connection_manager", pack(&manager)));
+    filters
+}
+
+/// A network filter.
+pub(super) fn network(name: &str, config: Any) -> listener::Filter {
+    listener::Filter {
+        name: name.to_owned(),
+        config_type: Some(listener::filter::ConfigType::TypedConfig(config)),
+    }
+}
+
+/// An HTTP filter.
+pub(super) fn http(name: &str, config: Any) -> HttpFilter {
+    HttpFilter {
+        name: name.to_owned(),
+        config_type: Some(http_filter::ConfigType::TypedConfig(config)),
+        ..Default::default()
+    }
+}
+
+fn connection_manager(
+    setting: Setting<'_>,
+    way: Way,
+    stat_prefix: String,
+    routes: Routes,
+    policy: Vec<HttpFilter>,
+) -> HttpConnectionManager {
+    let uuid = UuidRequestIdConfig { use_request_id_for_trace_sampling: boolean(true), ..Default::default() };
+    let mut manager = HttpConnectionManager {
+        stat_prefix,
+        http_filters: http_filters(setting.view, way, policy),
+        tracing: Some(tracing(setting.view)),
+        access_log: access_log::of_filter(setting.mesh),
+        stream_idle_timeout: Some(seconds(0)),
+        use_remote_address: boolean(false),
+        proxy_100_continue: true,
+        upgrade_configs: vec![UpgradeConfig { upgrade_type: "websocket".into(), ..Default::default() }],
+        request_id_extension: Some(RequestIdExtension { typed_config: Some(pack(&uuid)) }),
+        route_specifier: Some(match routes {
+            Routes::ByName(name) => {
+                RouteSpecifier::Rds(Rds { config_source: Some(from_ads()), route_config_name: name })
+            }
+            Routes::Inline(routes) => RouteSpecifier::RouteConfig(*routes),
+        }),
+        ..Default::default()
+    };
+    normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
+    if way == Way::In {
+        manager.server_name = "istio-envoy".into();
+        manager.forward_client_cert_details = ForwardClientCertDetails::AppendForward as i32;
+        manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+            subject: boolean(true),
+            dns: true,
+            uri: true,
+            ..Default::default()
+        });
+    }
+    manager
+}
+
+fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
+    use PathWithEscapedSlashesAction::{KeepUnchanged, UnescapeAndForward};
+    manager.normalize_path = boolean(how != Normalization::None);
+    manager.merge_slashes = matches!(how, Normalization::MergeSlashes | Normalization::DecodeAndMergeSlashes);
+    let decodes = how == Normalization::DecodeAndMergeSlashes;
+    manager.path_with_escaped_slashes_action =
+        if decodes { UnescapeAndForward } else { KeepUnchanged } as i32;
+}
+
+fn http_filters(view: &ProxyView, way: Way, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
+    let grpc = FilterConfig {
+        emit_filter_state: true,
+        per_method_stat_specifier: Some(PerMethodStatSpecifier::StatsForAllMethods(super::pb::BoolValue {
+            value: false,
+        })),
+        ..Default::default()
+    };
+    let mut filters = Vec::new();
+    if !view.plain_envoy {
+        filters.push(http(METADATA_EXCHANGE, peer_metadata(way)));
+    }
+    filters.extend(policy);
+    filters.push(http("envoy.filters.http.grpc_stats", pack(&grpc)));
+    if way == Way::Out && !view.plain_envoy {
+        filters.push(http("istio.alpn", pack(&alpn())));
+    }
+    filters.push(http("envoy.filters.http.fault", pack(&HttpFault::default())));
+    filters.push(http("envoy.filters.http.cors", pack(&Cors::default())));
+    filters.extend(stats(view, way).map(|config| http(STATS, config)));
+    filters.push(http("envoy.filters.http.router", pack(&Router::default())));
+    filters
+}
+
+fn tcp_proxy(mesh: &MeshConfig, cluster: &str) -> listener::Filter {
+    let proxy = TcpProxy {
+        stat_prefix: cluster.to_owned(),
+        access_log: access_log::of_filter(mesh),
+        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        ..Default::default()
+    };
+    network("envoy.filters.network.tcp_proxy", pack(&proxy))
+}
+
+fn exchange(view: &ProxyView) -> Option<listener::Filter> {
+    (!view.plain_envoy).then(|| network(METADATA_EXCHANGE, tcp_exchange()))
+}
+
+/// Who the peer is, in the first bytes of a TCP connection.
+fn tcp_exchange() -> Any {
+    TypedStruct::any(
+        istio::TCP_METADATA_EXCHANGE,
+        [("protocol", istio::string(tls::PEER_EXCHANGE)), ("enable_discovery", istio::boolean(true))],
+    )
+}
+
+/// Who the peer is, in headers.
+fn peer_metadata(way: Way) -> Any {
+    let by = |name: &str| istio::structure([(name, istio::structure([]))]);
+    let lists: [(&str, Vec<Value>); 2] = match way {
+        Way::In => [
+            ("downstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
+            ("downstream_propagation", vec![by("istio_headers")]),
+        ],
+        Way::Out => [
+            ("upstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
+            ("upstream_propagation", vec![by("istio_headers")]),
+        ],
+    };
+    TypedStruct::any(istio::HTTP_PEER_METADATA, lists.map(|(name, list)| (name, istio::list(list))))
+}
+
+/// Istio's standard metrics.
+fn stats(view: &ProxyView, way: Way) -> Option<Any> {
+    // Inbound, the host header is the client's word, not a name of a service.
+    let config = StatsConfig { disable_host_header_fallback: way == Way::In, ..Default::default() };
+    (!view.plain_envoy).then(|| pack(&config))
+}
+
+/// The ALPN towards the peer by the protocol of the request, so that the peer's chains see HTTP.
+fn alpn() -> AlpnConfig {
+    let entry = |protocol: AlpnProtocol, istio: &str, own: &str| AlpnOverride {
+        upstream_protocol: protocol as i32,
+        alpn_override: vec![istio.to_owned(), tls::ISTIO.to_owned(), own.to_owned()],
+    };
+    let [http10, http11, http2] = tls::ISTIO_HTTP;
+    AlpnConfig {
+        alpn_override: vec![
+            entry(AlpnProtocol::Http10, http10, "http/1.0"),
+            entry(AlpnProtocol::Http11, http11, "http/1.1"),
+            entry(AlpnProtocol::Http2, http2, "h2"),
+        ],
+    }
+}
+
+/// How much is traced once a Telemetry turns tracing on, and with which tags.
+fn tracing(view: &ProxyView) -> Tracing {
+    let share = |value: f64| Some(types::Percent { value });
+    let dry_run = [
+        ("istio.authorization.dry_run.allow_policy.name", "istio_dry_run_allow_shadow_effective_policy_id"),
+        ("istio.authorization.dry_run.allow_policy.result", "istio_dry_run_allow_shadow_engine_result"),
+        ("istio.authorization.dry_run.deny_policy.name", "istio_dry_run_deny_shadow_effective_policy_id"),
+        ("istio.authorization.dry_run.deny_policy.result", "istio_dry_run_deny_shadow_engine_result"),
+    ];
+    let mut tags: Vec<CustomTag> = dry_run.iter().map(|(tag, key)| metadata_tag(tag, key)).collect();
+    let own = [
+        ("istio.canonical_revision", kube::canonical_revision(&view.labels)),
+        ("istio.canonical_service", kube::canonical_name(&view.labels, &view.workload)),
+        ("istio.cluster_id", &view.cluster_id),
+        ("istio.mesh_id", &view.mesh_id),
+        ("istio.namespace", &view.namespace),
+    ];
+    tags.extend(own.iter().filter(|(_, value)| !value.is_empty()).map(|(tag, value)| CustomTag {
+        tag: (*tag).to_owned(),
+        r#type: Some(custom_tag::Type::Literal(custom_tag::Literal { value: (*value).to_owned() })),
+    }));
+    Tracing {
+        client_sampling: share(100.0),
+        random_sampling: share(1.0),
+        overall_sampling: share(100.0),
+        custom_tags: tags,
+        ..Default::default()
+    }
+}
+
+fn metadata_tag(tag: &str, key: &str) -> CustomTag {
+    let segment = metadata_key::path_segment::Segment::Key(key.to_owned());
+    CustomTag {
+        tag: tag.to_owned(),
+        r#type: Some(custom_tag::Type::Metadata(custom_tag::Metadata {
+            kind: Some(MetadataKind {
+                kind: Some(metadata_kind::Kind::Request(metadata_kind::Request {})),
+            }),
+            metadata_key: Some(MetadataKey {
+                key: "envoy.filters.http.rbac".into(),
+                path: vec![metadata_key::PathSegment { segment: Some(segment) }],
+            }),
+            ..Default::default()
+        })),
+    }
+}

@@ -1,0 +1,39 @@
+//! NDS: what the DNS of a proxy answers.
+
+use skysail_xds::istio::{NameInfo, NameTable};
+
+use super::Scope;
+use crate::{
+    Role,
+    api::{Service, Typed},
+};
+
+/// The name table of a proxy. Gateways have no DNS of their own.
+pub(super) fn compile(scope: &Scope<'_>, role: Role, services: &[&Typed<Service>]) -> NameTable {
+    let table = match role {
+        Role::Router => Default::default(),
+        Role::Sidecar => services
+            .iter()
+            .map(|service| (service.fqdn(), name_info(scope, service)))
+            .filter(|(_, info)| !info.ips.is_empty())
+            .collect(),
+    };
+    NameTable { table }
+}
+
+/// A service's virtual addresses, or its endpoints' where it has none.
+fn name_info(scope: &Scope<'_>, service: &Typed<Service>) -> NameInfo {
+    let ips = if service.spec.headless {
+        let port = service.spec.ports.first();
+        let endpoints = port.map(|port| scope.world.endpoints(service, port)).unwrap_or_default();
+        endpoints.iter().filter(|endpoint| endpoint.ready).map(|endpoint| endpoint.ip.to_string()).collect()
+    } else {
+        service.spec.cluster_ips.iter().map(ToString::to_string).collect()
+    };
+    NameInfo {
+        ips,
+        registry: "Kubernetes".into(),
+        shortname: service.meta.name.clone(),
+        namespace: service.meta.namespace.clone(),
+    }
+}

@@ -1,0 +1,126 @@
+//! Short names for Envoy's messages, and the little ones everybody needs.
+
+use std::{collections::HashMap, net::IpAddr, time};
+
+use skysail_xds::istio;
+pub(super) use skysail_xds::{
+    envoy::pb::{
+        envoy::{
+            config::{
+                cluster::v3 as cluster, core::v3 as core, endpoint::v3 as endpoint, listener::v3 as listener,
+                rbac::v3 as rbac, route::v3 as route,
+            },
+            r#type::{matcher::v3 as matcher, v3 as types},
+        },
+        google::protobuf::{Any, BoolValue, DoubleValue, Duration, Struct, UInt32Value, UInt64Value, Value},
+    },
+    istio::pack,
+};
+
+/// `10s`.
+pub(super) fn duration(length: time::Duration) -> Duration {
+    Duration {
+        seconds: i64::try_from(length.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(length.subsec_nanos()).unwrap_or_default(),
+    }
+}
+
+/// A length in whole seconds; 0 turns most timeouts off.
+pub(super) const fn seconds(seconds: i64) -> Duration {
+    Duration { seconds, nanos: 0 }
+}
+
+/// A number that may be unset.
+pub(super) const fn uint32(value: u32) -> Option<UInt32Value> {
+    Some(UInt32Value { value })
+}
+
+/// A boolean that may be unset.
+pub(super) const fn boolean(value: bool) -> Option<BoolValue> {
+    Some(BoolValue { value })
+}
+
+/// An address and port.
+pub(super) fn socket(address: impl Into<String>, port: u16) -> core::SocketAddress {
+    core::SocketAddress {
+        address: address.into(),
+        port_specifier: Some(core::socket_address::PortSpecifier::PortValue(port.into())),
+        ..Default::default()
+    }
+}
+
+/// An address and port, where any kind of address may stand.
+pub(super) fn address(address: impl Into<String>, port: u16) -> core::Address {
+    core::Address { address: Some(core::address::Address::SocketAddress(socket(address, port))) }
+}
+
+/// An address as it stands in host names: IPv6 in brackets.
+pub(super) fn host_of(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}
+
+/// A block of addresses, `10.0.0.0/8` or a single address; `None` if it is neither.
+pub(super) fn cidr(text: &str) -> Option<core::CidrRange> {
+    let (prefix, length) = match text.split_once('/') {
+        Some((prefix, length)) => (prefix, Some(length.parse().ok()?)),
+        None => (text, None),
+    };
+    let ip: IpAddr = prefix.parse().ok()?;
+    let longest = if ip.is_ipv4() { 32 } else { 128 };
+    let length: u32 = length.unwrap_or(longest);
+    (length <= longest)
+        .then(|| core::CidrRange { address_prefix: ip.to_string(), prefix_len: uint32(length) })
+}
+
+/// Configuration from the stream the resource itself came by.
+pub(super) fn from_ads() -> core::ConfigSource {
+    core::ConfigSource {
+        initial_fetch_timeout: Some(seconds(0)),
+        resource_api_version: core::ApiVersion::V3 as i32,
+        config_source_specifier: Some(core::config_source::ConfigSourceSpecifier::Ads(Default::default())),
+        ..Default::default()
+    }
+}
+
+/// Metadata of one filter.
+pub(super) fn metadata(filter: &str, value: Struct) -> core::Metadata {
+    core::Metadata { filter_metadata: HashMap::from([(filter.to_owned(), value)]), ..Default::default() }
+}
+
+/// A struct's fields.
+pub(super) fn fields<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> Struct {
+    Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
+}
+
+/// Per cent, to the precision Istio keeps.
+pub(super) fn percent(value: f64) -> types::FractionalPercent {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
+    let numerator = (value.clamp(0.0, 100.0) * 10_000.0) as u32;
+    types::FractionalPercent {
+        numerator,
+        denominator: types::fractional_percent::DenominatorType::Million as i32,
+    }
+}
+
+/// Whole per cent.
+pub(super) fn whole_percent(numerator: u32) -> types::FractionalPercent {
+    types::FractionalPercent { numerator, ..Default::default() }
+}
+
+/// An RE2 expression.
+pub(super) fn regex(expression: impl Into<String>) -> matcher::RegexMatcher {
+    matcher::RegexMatcher { regex: expression.into(), ..Default::default() }
+}
+
+/// A way to compare a text.
+pub(super) fn matching(pattern: matcher::string_matcher::MatchPattern) -> matcher::StringMatcher {
+    matcher::StringMatcher { match_pattern: Some(pattern), ..Default::default() }
+}
+
+/// The path in Istio's API of the object something was made from, shown in logs and `config_dump`.
+pub(super) fn config_path(kind: &str, namespace: &str, name: &str) -> Value {
+    istio::string(format!("/apis/networking.istio.io/v1/namespaces/{namespace}/{kind}/{name}"))
+}

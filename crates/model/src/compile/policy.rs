@@ -1,0 +1,98 @@
+//! Which settings of a DestinationRule hold for a port and a subset.
+//!
+//! The order is Istio's: settings for the port replace the rule's whole; a subset's replace the result one by one,
+//! unless they are for the port, when they replace it whole again.
+
+use crate::api::{
+    DestinationRule, Subset, TrafficPolicy,
+    destination_rule::{ClientTls, ConnectionPool, LoadBalancer, OutlierDetection},
+};
+
+/// The settings of a traffic policy for one port.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Effective<'a> {
+    pub(super) load_balancer: Option<&'a LoadBalancer>,
+    pub(super) connection_pool: Option<&'a ConnectionPool>,
+    pub(super) outlier_detection: Option<&'a OutlierDetection>,
+    pub(super) tls: Option<&'a ClientTls>,
+}
+
+impl<'a> Effective<'a> {
+    /// What the rule says for the whole service.
+    pub(super) fn of_rule(rule: &'a DestinationRule, port: u16) -> Self {
+        rule.traffic_policy.as_ref().map(|policy| Self::of_port(policy, port).0).unwrap_or_default()
+    }
+
+    /// What the rule says for a subset.
+    pub(super) fn of_subset(rule: &'a DestinationRule, subset: &'a Subset, port: u16) -> Self {
+        let whole = Self::of_rule(rule, port);
+        let Some(policy) = &subset.traffic_policy else { return whole };
+        let (own, replaces) = Self::of_port(policy, port);
+        if replaces {
+            return own;
+        }
+        Self {
+            load_balancer: own.load_balancer.or(whole.load_balancer),
+            connection_pool: own.connection_pool.or(whole.connection_pool),
+            outlier_detection: own.outlier_detection.or(whole.outlier_detection),
+            tls: own.tls.or(whole.tls),
+        }
+    }
+
+    /// A policy's settings for a port, and whether they are meant for this port alone.
+    fn of_port(policy: &'a TrafficPolicy, port: u16) -> (Self, bool) {
+        let of_port = policy.port_level_settings.iter().find(|own| own.port.number == u32::from(port));
+        let settings = match of_port {
+            Some(own) => Self {
+                load_balancer: own.load_balancer.as_ref(),
+                connection_pool: own.connection_pool.as_ref(),
+                outlier_detection: own.outlier_detection.as_ref(),
+                tls: own.tls.as_ref(),
+            },
+            None => Self {
+                load_balancer: policy.load_balancer.as_ref(),
+                connection_pool: policy.connection_pool.as_ref(),
+                outlier_detection: policy.outlier_detection.as_ref(),
+                tls: policy.tls.as_ref(),
+            },
+        };
+        (settings, of_port.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(text: &str) -> DestinationRule {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn limit(effective: &Effective<'_>) -> Option<i32> {
+        Some(effective.connection_pool?.tcp.as_ref()?.max_connections)
+    }
+
+    #[test]
+    fn ports_replace_whole_and_subsets_one_by_one() {
+        let rule = rule(
+            r#"{"host": "a", "trafficPolicy": {
+                "connectionPool": {"tcp": {"maxConnections": 1}}, "tls": {"mode": "DISABLE"},
+                "portLevelSettings": [{"port": {"number": 81}, "connectionPool": {"tcp": {"maxConnections": 2}}}]},
+              "subsets": [
+                {"name": "x", "trafficPolicy": {"connectionPool": {"tcp": {"maxConnections": 3}}}},
+                {"name": "y", "trafficPolicy": {"portLevelSettings": [{"port": {"number": 80}, "tls": {"mode": "SIMPLE"}}]}},
+                {"name": "z"}]}"#,
+        );
+        let (x, y, z) = (&rule.subsets[0], &rule.subsets[1], &rule.subsets[2]);
+        assert_eq!(limit(&Effective::of_rule(&rule, 80)), Some(1));
+        let port = Effective::of_rule(&rule, 81);
+        assert_eq!((limit(&port), port.tls), (Some(2), None));
+        let subset = Effective::of_subset(&rule, x, 80);
+        assert_eq!(limit(&subset), Some(3));
+        assert!(subset.tls.is_some());
+        let replaced = Effective::of_subset(&rule, y, 80);
+        assert_eq!(limit(&replaced), None);
+        assert!(replaced.tls.is_some());
+        assert_eq!(limit(&Effective::of_subset(&rule, z, 81)), Some(2));
+    }
+}

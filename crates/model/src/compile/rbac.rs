@@ -1,0 +1,263 @@
+//! Authorization filters from AuthorizationPolicies: DENY first, then ALLOW, as Istio orders them.
+//!
+//! On a chain that is not read as HTTP, what only HTTP could tell cannot be checked. As in Istio the strict way is
+//! taken: an ALLOW rule that needs it allows nothing, a DENY rule denies without regard to it. The same holds for
+//! attributes we cannot check at all, those of tokens.
+
+use std::collections::HashMap;
+
+use skysail_xds::envoy::pb::envoy::extensions::filters::{
+    http::rbac::v3::Rbac as HttpRbac, network::http_connection_manager::v3::HttpFilter,
+    network::rbac::v3::Rbac as NetworkRbac,
+};
+
+use super::{
+    Findings,
+    clause::{Clause, Unchecked},
+    filters,
+    pb::{listener, pack, rbac},
+};
+use crate::api::{
+    AuthorizationPolicy, MeshConfig, Typed,
+    security::{Action, Condition, Rule},
+};
+
+use rbac::{Permission, Policy, Principal, permission, principal};
+
+/// Istio's prefix for shadow rules, present even where there are none.
+const SHADOW_PREFIX: &str = "istio_dry_run_allow_";
+
+/// The authorization of one workload.
+pub(super) struct Authorization {
+    http: Vec<rbac::Rbac>,
+    tcp: Vec<rbac::Rbac>,
+}
+
+impl Authorization {
+    /// Compiles the policies that hold for a workload.
+    pub(super) fn new<'a>(
+        mesh: &MeshConfig,
+        policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
+        findings: &mut Findings,
+    ) -> Self {
+        policies.clone().for_each(|policy| report(policy, findings));
+        let compile = |tcp: bool| {
+            let of = |action: rbac::rbac::Action| {
+                let mine = policies.clone().filter(|policy| enforced_as(policy.spec.action) == Some(action));
+                rules(mesh, action, tcp, mine)
+            };
+            [of(rbac::rbac::Action::Deny), of(rbac::rbac::Action::Allow)].into_iter().flatten().collect()
+        };
+        Self { http: compile(false), tcp: compile(true) }
+    }
+
+    /// The filters of an HTTP chain.
+    pub(super) fn http_filters(&self) -> Vec<HttpFilter> {
+        let config = |rules: &rbac::Rbac| HttpRbac {
+            rules: Some(rules.clone()),
+            shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
+            ..Default::default()
+        };
+        self.http.iter().map(|rules| filters::http("envoy.filters.http.rbac", pack(&config(rules)))).collect()
+    }
+
+    /// The filters of a TCP chain.
+    pub(super) fn tcp_filters(&self) -> Vec<listener::Filter> {
+        let config = |rules: &rbac::Rbac| NetworkRbac {
+            rules: Some(rules.clone()),
+            shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
+            stat_prefix: "tcp.".into(),
+            ..Default::default()
+        };
+        let named = |rules| filters::network("envoy.filters.network.rbac", pack(&config(rules)));
+        self.tcp.iter().map(named).collect()
+    }
+}
+
+/// `CUSTOM` denies: without the service that was to decide, nothing that it was to decide on may pass.
+fn enforced_as(action: Action) -> Option<rbac::rbac::Action> {
+    match action {
+        Action::Allow => Some(rbac::rbac::Action::Allow),
+        Action::Deny | Action::Custom => Some(rbac::rbac::Action::Deny),
+        Action::Audit => None,
+    }
+}
+
+/// `None` where no policy of this action holds.
+fn rules<'a>(
+    mesh: &MeshConfig,
+    action: rbac::rbac::Action,
+    tcp: bool,
+    policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>>,
+) -> Option<rbac::Rbac> {
+    let mut compiled = HashMap::new();
+    let mut any = false;
+    for policy in policies {
+        any = true;
+        let namespace = &policy.meta.namespace;
+        let name = |index: usize| format!("ns[{namespace}]-policy[{}]-rule[{index}]", policy.meta.name);
+        for (index, rule) in policy.spec.rules.iter().enumerate() {
+            let check = Check { mesh, namespace, tcp, allow: action == rbac::rbac::Action::Allow };
+            if let Ok(rule) = check.rule(rule) {
+                compiled.insert(name(index), rule);
+            }
+        }
+        if policy.spec.rules.is_empty() {
+            compiled.insert(name(0), never());
+        }
+    }
+    any.then(|| rbac::Rbac { action: action as i32, policies: compiled, ..Default::default() })
+}
+
+/// What a rule is compiled for.
+struct Check<'a> {
+    mesh: &'a MeshConfig,
+    namespace: &'a str,
+    tcp: bool,
+    allow: bool,
+}
+
+impl Check<'_> {
+    /// An error means that the rule cannot be checked and must not allow anything.
+    fn rule(&self, rule: &Rule) -> Result<Policy, Unchecked> {
+        let conditions = |of_peer: bool| {
+            let clauses = rule.when.iter().filter_map(Clause::of_condition);
+            clauses.filter(move |clause| clause.is_of_peer() == of_peer)
+        };
+        let unknown = rule.when.iter().any(|condition| Clause::of_condition(condition).is_none());
+        if unknown && self.allow {
+            return Err(Unchecked);
+        }
+        let mut principals = Vec::new();
+        for from in &rule.from {
+            principals.push(self.principal(Clause::of_source(&from.source).into_iter().chain(conditions(true)))?);
+        }
+        if rule.from.is_empty() {
+            principals.push(self.principal(conditions(true))?);
+        }
+        let mut permissions = Vec::new();
+        for to in &rule.to {
+            let clauses = Clause::of_operation(&to.operation).into_iter().chain(conditions(false));
+            permissions.push(self.permission(clauses)?);
+        }
+        if rule.to.is_empty() {
+            permissions.push(self.permission(conditions(false))?);
+        }
+        Ok(Policy { permissions, principals, ..Default::default() })
+    }
+
+    fn principal<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Principal, Unchecked> {
+        let mut all = Vec::new();
+        for clause in clauses {
+            let any = |values: &[String]| {
+                self.each(values, |value| clause.principals(value, self.mesh, self.namespace, self.tcp))
+            };
+            let (positive, negative) = (any(clause.values)?, any(clause.not_values)?);
+            if !positive.is_empty() {
+                all.push(identifier(principal::Identifier::OrIds(principal::Set { ids: positive })));
+            }
+            if !negative.is_empty() {
+                let or = identifier(principal::Identifier::OrIds(principal::Set { ids: negative }));
+                all.push(identifier(principal::Identifier::NotId(Box::new(or))));
+            }
+        }
+        if all.is_empty() {
+            all.push(identifier(principal::Identifier::Any(true)));
+        }
+        Ok(identifier(principal::Identifier::AndIds(principal::Set { ids: all })))
+    }
+
+    fn permission<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Permission, Unchecked> {
+        let mut all = Vec::new();
+        for clause in clauses {
+            let any = |values: &[String]| {
+                self.each(values, |value| clause.permission(value, self.tcp).map(|made| vec![made]))
+            };
+            let (positive, negative) = (any(clause.values)?, any(clause.not_values)?);
+            if !positive.is_empty() {
+                all.push(rule(permission::Rule::OrRules(permission::Set { rules: positive })));
+            }
+            if !negative.is_empty() {
+                let or = rule(permission::Rule::OrRules(permission::Set { rules: negative }));
+                all.push(rule(permission::Rule::NotRule(Box::new(or))));
+            }
+        }
+        if all.is_empty() {
+            all.push(rule(permission::Rule::Any(true)));
+        }
+        Ok(rule(permission::Rule::AndRules(permission::Set { rules: all })))
+    }
+
+    /// What cannot be checked is left out of a DENY rule, which then denies more.
+    fn each<T>(
+        &self,
+        values: &[String],
+        make: impl Fn(&str) -> Result<Vec<T>, Unchecked>,
+    ) -> Result<Vec<T>, Unchecked> {
+        let mut made = Vec::new();
+        for value in values {
+            match make(value) {
+                Ok(more) => made.extend(more),
+                Err(Unchecked) if self.allow => return Err(Unchecked),
+                Err(Unchecked) => {}
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// A policy without rules: it never matches, but its being there makes the workload deny what no other allows.
+fn never() -> Policy {
+    let (any_permission, any_principal) =
+        (rule(permission::Rule::Any(true)), identifier(principal::Identifier::Any(true)));
+    Policy {
+        permissions: vec![rule(permission::Rule::NotRule(Box::new(any_permission)))],
+        principals: vec![identifier(principal::Identifier::NotId(Box::new(any_principal)))],
+        ..Default::default()
+    }
+}
+
+fn identifier(identifier: principal::Identifier) -> Principal {
+    Principal { identifier: Some(identifier) }
+}
+
+fn rule(rule: permission::Rule) -> Permission {
+    Permission { rule: Some(rule) }
+}
+
+/// Says what of a policy is enforced otherwise than written.
+fn report(policy: &Typed<AuthorizationPolicy>, findings: &mut Findings) {
+    match policy.spec.action {
+        Action::Custom => findings.warn(
+            policy,
+            "spec.action",
+            "CUSTOM is not supported: requests its rules match are denied",
+            "use ALLOW or DENY",
+        ),
+        Action::Audit => {
+            findings.warn(policy, "spec.action", "AUDIT is not supported: the policy has no effect", "remove it");
+        }
+        Action::Allow | Action::Deny => {}
+    }
+    for (index, rule) in policy.spec.rules.iter().enumerate() {
+        let conditions = rule.when.iter().enumerate();
+        for (at, Condition { key, .. }) in conditions.filter(|(_, when)| !Clause::is_checked(when)) {
+            findings.warn(
+                policy,
+                &format!("spec.rules[{index}].when[{at}].key"),
+                &format!("{key:?} cannot be checked: an ALLOW rule allows nothing, a DENY rule denies without it"),
+                "use source.*, remote.ip, destination.*, connection.sni or request.headers[NAME]",
+            );
+        }
+        for (at, from) in rule.from.iter().enumerate() {
+            if !from.source.request_principals.is_empty() || !from.source.not_request_principals.is_empty() {
+                findings.warn(
+                    policy,
+                    &format!("spec.rules[{index}].from[{at}].source.requestPrincipals"),
+                    "tokens are not checked: an ALLOW rule allows nothing, a DENY rule denies without it",
+                    "use principals",
+                );
+            }
+        }
+    }
+}

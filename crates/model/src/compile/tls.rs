@@ -1,0 +1,171 @@
+//! TLS of the mesh: what clients and servers show each other, and where they get it.
+//!
+//! Certificate `default` and trust `ROOTCA` come by secret discovery from the proxy's own static cluster `sds-grpc`
+//! (its agent, or the proxy itself), never from the control plane: private keys do not leave the workload.
+
+use std::collections::BTreeSet;
+
+use skysail_core::SpiffeId;
+use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
+    raw_buffer::v3::RawBuffer,
+    tls::v3::{
+        CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
+        UpstreamTlsContext,
+        common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+        tls_parameters::TlsProtocol,
+    },
+};
+
+use super::pb::{Any, boolean, core, matcher, matching, pack, seconds};
+use crate::api::MeshConfig;
+
+/// ALPN of TCP between sidecars that tell each other who they are.
+pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
+/// ALPN of TCP between sidecars.
+pub(super) const ISTIO: &str = "istio";
+/// ALPN of HTTP between sidecars.
+pub(super) const ISTIO_HTTP: [&str; 3] = ["istio-http/1.0", "istio-http/1.1", "istio-h2"];
+
+/// What a sidecar accepts below TLS 1.3, as Istio's.
+const CIPHERS: [&str; 6] = [
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "AES256-GCM-SHA384",
+    "AES128-GCM-SHA256",
+];
+
+/// What is spoken inside TLS towards an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Inside {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+    /// TCP, or nobody knows yet.
+    Other,
+}
+
+/// Mutual TLS towards sidecars that show one of these identities.
+pub(super) fn upstream(
+    mesh: &MeshConfig,
+    identities: &BTreeSet<SpiffeId>,
+    sni: &str,
+    inside: Inside,
+    plain_envoy: bool,
+) -> core::TransportSocket {
+    let under = |domain: &String| {
+        let domain = domain.clone();
+        identities.iter().map(move |id| SpiffeId { trust_domain: domain.clone(), ..id.clone() }.to_string())
+    };
+    let names = trust_domains(mesh).flat_map(under);
+    let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
+    let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
+    tls_socket(pack(&UpstreamTlsContext {
+        common_tls_context: Some(common(names, &[], alpn)),
+        sni: sni.to_owned(),
+        ..Default::default()
+    }))
+}
+
+/// What a sidecar asks of its clients. `tcp` is true where the connection is not read as HTTP.
+pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> core::TransportSocket {
+    let prefixes = trust_domains(mesh).map(|domain| format!("spiffe://{domain}/"));
+    let names =
+        prefixes.map(|prefix| matching(matcher::string_matcher::MatchPattern::Prefix(prefix))).collect();
+    let alpn: &[&str] =
+        if tcp && !plain_envoy { &[PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
+    tls_socket(pack(&DownstreamTlsContext {
+        common_tls_context: Some(common(names, &CIPHERS, alpn)),
+        require_client_certificate: boolean(true),
+        ..Default::default()
+    }))
+}
+
+/// No TLS.
+pub(super) fn plaintext() -> core::TransportSocket {
+    socket("envoy.transport_sockets.raw_buffer", pack(&RawBuffer::default()))
+}
+
+/// Our own trust domain and its former names.
+fn trust_domains(mesh: &MeshConfig) -> impl Iterator<Item = &String> {
+    std::iter::once(&mesh.trust_domain).chain(&mesh.trust_domain_aliases)
+}
+
+/// The filter `istio.alpn` replaces this by the request's own protocol.
+fn istio_alpn(inside: Inside) -> &'static [&'static str] {
+    match inside {
+        Inside::Http2 => &[PEER_EXCHANGE, ISTIO, "h2"],
+        Inside::Http1 | Inside::Other => &[PEER_EXCHANGE, ISTIO],
+    }
+}
+
+/// Without that filter, the cluster's protocol decides. `istio-peer-exchange` must not be offered: the peer would
+/// expect a first message that this proxy does not send.
+fn plain_alpn(inside: Inside) -> &'static [&'static str] {
+    match inside {
+        Inside::Http1 => &["istio-http/1.1", ISTIO, "http/1.1"],
+        Inside::Http2 => &["istio-h2", ISTIO, "h2"],
+        Inside::Other => &[ISTIO],
+    }
+}
+
+fn common(names: Vec<matcher::StringMatcher>, ciphers: &[&str], alpn: &[&str]) -> CommonTlsContext {
+    #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
+    let validation =
+        CertificateValidationContext { match_subject_alt_names: names, ..Default::default() };
+    CommonTlsContext {
+        tls_params: Some(TlsParameters {
+            tls_minimum_protocol_version: TlsProtocol::TlSv12 as i32,
+            tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+            cipher_suites: ciphers.iter().map(ToString::to_string).collect(),
+            ..Default::default()
+        }),
+        tls_certificate_sds_secret_configs: vec![secret("default")],
+        validation_context_type: Some(ValidationContextType::CombinedValidationContext(
+            CombinedCertificateValidationContext {
+                default_validation_context: Some(validation),
+                validation_context_sds_secret_config: Some(secret("ROOTCA")),
+                ..Default::default()
+            },
+        )),
+        alpn_protocols: alpn.iter().map(ToString::to_string).collect(),
+        ..Default::default()
+    }
+}
+
+/// A secret from the proxy's own agent.
+fn secret(name: &str) -> SdsSecretConfig {
+    use core::grpc_service::{EnvoyGrpc, TargetSpecifier};
+    let agent = EnvoyGrpc { cluster_name: "sds-grpc".into(), ..Default::default() };
+    let service =
+        core::GrpcService { target_specifier: Some(TargetSpecifier::EnvoyGrpc(agent)), ..Default::default() };
+    let api = core::ApiConfigSource {
+        api_type: core::api_config_source::ApiType::Grpc as i32,
+        transport_api_version: core::ApiVersion::V3 as i32,
+        grpc_services: vec![service],
+        set_node_on_first_message_only: true,
+        ..Default::default()
+    };
+    SdsSecretConfig {
+        name: name.to_owned(),
+        sds_config: Some(core::ConfigSource {
+            initial_fetch_timeout: Some(seconds(0)),
+            resource_api_version: core::ApiVersion::V3 as i32,
+            config_source_specifier: Some(core::config_source::ConfigSourceSpecifier::ApiConfigSource(api)),
+            ..Default::default()
+        }),
+    }
+}
+
+fn tls_socket(config: Any) -> core::TransportSocket {
+    socket("envoy.transport_sockets.tls", config)
+}
+
+fn socket(name: &str, config: Any) -> core::TransportSocket {
+    core::TransportSocket {
+        name: name.to_owned(),
+        config_type: Some(core::transport_socket::ConfigType::TypedConfig(config)),
+    }
+}

@@ -1,0 +1,473 @@
+//! From the YAML tree to typed objects, by serde: every error knows its field and line, and unknown fields are found
+//! along with what the writer probably meant (serde tells us the fields a struct has).
+
+use std::{cell::RefCell, fmt};
+
+use serde::{
+    Deserialize,
+    de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Unexpected, Visitor},
+    forward_to_deserialize_any,
+};
+
+use super::yaml::{Entry, Node, Value};
+
+/// A field that could not be read, or that nobody knows.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Finding {
+    pub(crate) path: Vec<Segment>,
+    pub(crate) line: u32,
+    pub(crate) message: String,
+    pub(crate) remedy: String,
+}
+
+/// A step into the tree.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Segment {
+    Key(String),
+    Index(usize),
+}
+
+/// What came out of a tree.
+#[derive(Debug)]
+pub(crate) struct Decoded<T> {
+    /// The value, if it could be read.
+    pub(crate) value: Option<T>,
+    /// Fields that could not be read.
+    pub(crate) errors: Vec<Finding>,
+    /// Fields nobody knows.
+    pub(crate) unknown: Vec<Finding>,
+}
+
+/// More errors in one object help nobody.
+const MAX_ERRORS: usize = 20;
+
+/// Reads a tree. On an error the field is taken out and the rest read again, so that all errors come out at once.
+pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
+    let mut errors = Vec::new();
+    let mut rest = None;
+    loop {
+        let unknown = RefCell::new(Vec::new());
+        let tree = rest.as_ref().unwrap_or(node);
+        match T::deserialize(Reader {
+            node: tree,
+            line: tree.line,
+            path: None,
+            unknown: &unknown,
+            any_text: false,
+        }) {
+            Ok(value) => {
+                let value = errors.is_empty().then_some(value);
+                return Decoded { value, errors, unknown: unknown.into_inner() };
+            }
+            Err(Failure(finding)) => {
+                let removed = remove(rest.get_or_insert_with(|| node.clone()), &finding.path);
+                errors.push(*finding);
+                if !removed || errors.len() >= MAX_ERRORS {
+                    return Decoded { value: None, errors, unknown: unknown.into_inner() };
+                }
+            }
+        }
+    }
+}
+
+/// The path as people read it: `spec.http[0].route[1].weight`.
+pub(crate) fn path_text(path: &[Segment]) -> String {
+    let mut text = String::new();
+    for segment in path {
+        match segment {
+            Segment::Index(index) => text.push_str(&format!("[{index}]")),
+            Segment::Key(key) => text = super::join(&text, key),
+        }
+    }
+    text
+}
+
+/// Takes the map entry at, or nearest around, this path out.
+fn remove(node: &mut Node, path: &[Segment]) -> bool {
+    let Some(last) = path.iter().rposition(|segment| matches!(segment, Segment::Key(_))) else {
+        return false;
+    };
+    let mut at = node;
+    for (depth, segment) in path.iter().enumerate() {
+        at = match (segment, &mut at.value) {
+            (Segment::Key(key), Value::Map(entries)) => {
+                let Some(index) = entries.iter().position(|entry| entry.key == *key) else { return false };
+                if depth == last {
+                    entries.remove(index);
+                    return true;
+                }
+                &mut entries[index].value
+            }
+            (Segment::Index(index), Value::List(nodes)) => match nodes.get_mut(*index) {
+                Some(node) => node,
+                None => return false,
+            },
+            _ => return false,
+        };
+    }
+    false
+}
+
+/// The way from the root to a node, kept on the stack.
+#[derive(Clone, Copy)]
+struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    key: Option<&'a str>,
+    index: usize,
+}
+
+impl Path<'_> {
+    fn segments(&self) -> Vec<Segment> {
+        let mut segments = self.parent.map(Path::segments).unwrap_or_default();
+        segments.push(self.key.map_or(Segment::Index(self.index), |key| Segment::Key(key.to_owned())));
+        segments
+    }
+}
+
+/// An error on its way out; boxed, because the good way should stay short.
+#[derive(Debug)]
+struct Failure(Box<Finding>);
+
+impl Failure {
+    fn new(message: String, remedy: String) -> Self {
+        Self(Box::new(Finding { path: Vec::new(), line: 0, message, remedy }))
+    }
+
+    /// The innermost place that knows where it is says so.
+    fn at(mut self, path: Option<&Path<'_>>, line: u32) -> Self {
+        if self.0.line == 0 {
+            self.0.line = line;
+            self.0.path = path.map(Path::segments).unwrap_or_default();
+        }
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl de::Error for Failure {
+    fn custom<M: fmt::Display>(message: M) -> Self {
+        Self::new(message.to_string(), String::new())
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let expected = plain_words(&expected.to_string());
+        let remedy = match (&found, expected.as_str()) {
+            (Unexpected::Str(text), "a whole number" | "a number") if text.parse::<f64>().is_ok() => {
+                "remove the quotes".to_owned()
+            }
+            (
+                Unexpected::Signed(_) | Unexpected::Unsigned(_) | Unexpected::Float(_) | Unexpected::Bool(_),
+                "text",
+            ) => "put it in quotes".to_owned(),
+            (_, "a list") => "begin each item with `- `".to_owned(),
+            _ => String::new(),
+        };
+        Self::new(format!("expected {expected}, found {}", found_words(&found)), remedy)
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        Self::new(
+            format!("expected {}, found {}", plain_words(&expected.to_string()), found_words(&found)),
+            String::new(),
+        )
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        let message = format!("{variant:?} is not one of {}", expected.join(", "));
+        let nearest = nearest(variant, expected);
+        Self::new(message, nearest.map(|known| format!("did you mean {known}?")).unwrap_or_default())
+    }
+
+    fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
+        let (message, remedy) = unknown_words(field, expected);
+        Self::new(message, remedy)
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Self::new(format!("{field} is missing"), format!("add {field}"))
+    }
+}
+
+fn plain_words(expected: &str) -> String {
+    match expected {
+        "i32" | "i64" | "u32" | "u64" | "u16" | "i8" | "u8" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a string" | "str" | "a borrowed string" => "text",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "a mapping",
+        _ if expected.starts_with("struct ") => "a mapping",
+        _ if expected.starts_with("enum ") || expected.starts_with("variant of enum") => "one of its names",
+        // k8s-openapi says the type's name; all that are not values are mappings.
+        _ if expected.starts_with(|c: char| c.is_ascii_uppercase()) && !expected.contains(' ') => "a mapping",
+        other => other,
+    }
+    .to_owned()
+}
+
+fn found_words(found: &Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Str(text) => format!("text {text:?}"),
+        Unexpected::Bool(truth) => truth.to_string(),
+        Unexpected::Signed(number) => number.to_string(),
+        Unexpected::Unsigned(number) => number.to_string(),
+        Unexpected::Float(number) => number.to_string(),
+        Unexpected::Seq => "a list".to_owned(),
+        Unexpected::Map => "a mapping".to_owned(),
+        Unexpected::Unit | Unexpected::Option => "nothing".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
+    let message = format!("there is no field {field:?} here");
+    let remedy = match nearest(field, known) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("it may be one of {}", known.join(", ")),
+    };
+    (message, remedy)
+}
+
+/// The known word that was probably meant.
+pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let word = word.to_lowercase().replace(['-', '_'], "");
+    let likeness = |known: &str| strsim::jaro_winkler(&word, &known.to_lowercase().replace('_', ""));
+    let (best, score) =
+        known.iter().map(|known| (*known, likeness(known))).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    (score > 0.84).then_some(best)
+}
+
+/// Reads one node.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    node: &'a Node,
+    /// The line of the node's key, where people look for it.
+    line: u32,
+    path: Option<&'a Path<'a>>,
+    unknown: &'a RefCell<Vec<Finding>>,
+    /// Numbers count as text (`cpu: 1`).
+    any_text: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn fail(&self, failure: Failure) -> Failure {
+        failure.at(self.path, self.line)
+    }
+
+    fn visit<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        let result = match &self.node.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(truth) => visitor.visit_bool(*truth),
+            Value::Int(number) => match (i64::try_from(*number), u64::try_from(*number)) {
+                (Ok(number), _) => visitor.visit_i64(number),
+                (_, Ok(number)) => visitor.visit_u64(number),
+                _ => visitor.visit_f64(*number as f64),
+            },
+            Value::Float(number) => visitor.visit_f64(*number),
+            Value::Text(text, _) => visitor.visit_str(text),
+            Value::List(nodes) => visitor.visit_seq(Items { nodes: nodes.iter().enumerate(), reader: self }),
+            Value::Map(entries) => {
+                visitor.visit_map(Fields { entries: entries.iter(), value: None, reader: self, known: None })
+            }
+        };
+        result.map_err(|failure| self.fail(failure))
+    }
+
+    fn visit_text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match &self.node.value {
+            // As the API server has it: `label:` is the empty text.
+            Value::Null => visitor.visit_str("").map_err(|failure| self.fail(failure)),
+            Value::Int(number) if self.any_text => visitor.visit_string(number.to_string()),
+            Value::Float(number) if self.any_text => visitor.visit_string(number.to_string()),
+            _ => self.visit(visitor),
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Reader<'_> {
+    type Error = Failure;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.visit(visitor)
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.visit_text(visitor)
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.visit_text(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match self.node.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let reader = Self { any_text: name == "Quantity", ..self };
+        visitor.visit_newtype_struct(reader).map_err(|failure| self.fail(failure))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let Value::Map(entries) = &self.node.value else { return self.visit(visitor) };
+        let access = Fields { entries: entries.iter(), value: None, reader: self, known: Some(fields) };
+        visitor.visit_map(access).map_err(|failure| self.fail(failure))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        match &self.node.value {
+            Value::Text(text, _) => visitor
+                .visit_enum(text.as_str().into_deserializer())
+                .map_err(|failure: Failure| self.fail(failure)),
+            _ => self.visit(visitor),
+        }
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple
+        tuple_struct map identifier
+    }
+}
+
+struct Items<'a, I> {
+    nodes: I,
+    reader: Reader<'a>,
+}
+
+impl<'de, 'a, I: Iterator<Item = (usize, &'a Node)>> de::SeqAccess<'de> for Items<'a, I> {
+    type Error = Failure;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Failure> {
+        let Some((index, node)) = self.nodes.next() else { return Ok(None) };
+        let path = Path { parent: self.reader.path, key: None, index };
+        let reader = Reader { node, line: node.line, path: Some(&path), ..self.reader };
+        seed.deserialize(reader).map(Some).map_err(|failure| reader.fail(failure))
+    }
+}
+
+struct Fields<'a> {
+    entries: std::slice::Iter<'a, Entry>,
+    value: Option<&'a Entry>,
+    reader: Reader<'a>,
+    /// The fields of the struct; none for a free mapping.
+    known: Option<&'static [&'static str]>,
+}
+
+impl<'de> de::MapAccess<'de> for Fields<'_> {
+    type Error = Failure;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Failure> {
+        for entry in self.entries.by_ref() {
+            if let Some(known) = self.known {
+                if !known.contains(&entry.key.as_str()) {
+                    let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
+                    let (message, remedy) = unknown_words(&entry.key, known);
+                    let finding = Finding { path: path.segments(), line: entry.line, message, remedy };
+                    self.reader.unknown.borrow_mut().push(finding);
+                    continue;
+                }
+                // A field without a value is as good as none, as Kubernetes has it.
+                if entry.value.value == Value::Null {
+                    continue;
+                }
+            }
+            self.value = Some(entry);
+            return seed.deserialize(entry.key.as_str().into_deserializer()).map(Some);
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Failure> {
+        let Some(entry) = self.value.take() else { return Err(de::Error::custom("a value without a key")) };
+        let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
+        let reader = Reader { node: &entry.value, line: entry.line, path: Some(&path), ..self.reader };
+        seed.deserialize(reader).map_err(|failure| reader.fail(failure))
+    }
+}
+
+/// Reads anything and forgets it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(from = "de::IgnoredAny")]
+pub(crate) struct Anything;
+
+impl From<de::IgnoredAny> for Anything {
+    fn from(_: de::IgnoredAny) -> Self {
+        Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::yaml::documents, *};
+    use crate::api::VirtualService;
+
+    fn read(text: &str) -> Decoded<VirtualService> {
+        decode(documents(text)[0].root.as_ref().unwrap())
+    }
+
+    #[test]
+    fn all_errors_come_out_at_once_with_field_and_line() {
+        let decoded = read(
+            "hosts: reviews\nhttp:\n- route:\n  - weight: \"90\"\n    destination: {host: a}\n  timeout: 5\n",
+        );
+        assert!(decoded.value.is_none());
+        let found: Vec<_> =
+            decoded.errors.iter().map(|e| (path_text(&e.path), e.line, e.message.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("hosts".into(), 1, "expected a list, found text \"reviews\""),
+                ("http[0].route[0].weight".into(), 4, "expected a whole number, found text \"90\""),
+                ("http[0].timeout".into(), 6, "expected text, found 5"),
+            ]
+        );
+        assert_eq!(decoded.errors[1].remedy, "remove the quotes");
+    }
+
+    #[test]
+    fn unknown_fields_come_with_what_was_meant() {
+        let decoded = read(
+            "hosts: [a]\nhttp:\n- timout: 5s\n  redirect: {derivePort: FROM_REQUEST_PORT, nonsense: 1}\n",
+        );
+        assert!(decoded.value.is_some());
+        let found: Vec<_> =
+            decoded.unknown.iter().map(|e| (path_text(&e.path), e.line, e.remedy.as_str())).collect();
+        assert_eq!(found[0], ("http[0].timout".into(), 3, "did you mean timeout?"));
+        assert_eq!(found[1].0, "http[0].redirect.nonsense");
+        assert!(found[1].2.starts_with("it may be one of uri,"), "{found:?}");
+    }
+
+    #[test]
+    fn wrong_names_are_told_with_the_right_ones() {
+        let decoded = read("http: [{redirect: {derivePort: FROM_REQUESTS_PORT}}]\n");
+        assert_eq!(decoded.errors[0].remedy, "did you mean FROM_REQUEST_PORT?");
+    }
+}

@@ -1,0 +1,394 @@
+//! From text to objects: YAML or JSON, several documents in a file, each on its own.
+//!
+//! An object with an error is refused whole, so that nobody runs half of what was written; the others of the file are
+//! taken. What is unknown or not supported is named.
+
+mod decode;
+mod kinds;
+mod yaml;
+
+use crate::{
+    api::{
+        AuthorizationPolicy, DestinationRule, Kind, MeshConfig, Object, ObjectKey, PeerAuthentication, Typed,
+        VirtualService, kube, mesh_config,
+    },
+    diagnostic::{Diagnostic, Severity},
+    validate,
+    world::{Lines, Origin},
+};
+pub(crate) use decode::nearest;
+use decode::{Anything, Decoded, Finding, decode, path_text};
+use k8s_openapi::{
+    api::{apps::v1 as apps, core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kinds::Known;
+use serde::{Deserialize, de::DeserializeOwned};
+use std::sync::Arc;
+use yaml::Document;
+pub(crate) use yaml::{Node, Value};
+
+/// What was found in a text.
+#[derive(Debug, Default)]
+pub struct Parsed {
+    /// The objects that can be applied.
+    pub objects: Vec<(Object, Origin)>,
+    /// What is wrong with it.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
+pub fn parse(text: &str, file: &str) -> Parsed {
+    let mut reading = Reading { file: file.into(), parsed: Parsed::default() };
+    for document in yaml::documents(text) {
+        reading.document(document);
+    }
+    reading.parsed
+}
+
+/// A field's path with one more key.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    let simple =
+        !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-$".contains(&byte));
+    match (path.is_empty(), simple) {
+        (true, _) => key.to_owned(),
+        (false, true) => format!("{path}.{key}"),
+        (false, false) => format!("{path}[{key}]"),
+    }
+}
+
+struct Reading {
+    file: Arc<str>,
+    parsed: Parsed,
+}
+
+/// An Istio object as it stands in the file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", bound = "S: DeserializeOwned + Default")]
+struct IstioObject<S> {
+    #[serde(rename = "apiVersion")]
+    _api_version: Anything,
+    #[serde(rename = "kind")]
+    _kind: Anything,
+    metadata: ObjectMeta,
+    spec: S,
+    #[serde(rename = "status")]
+    _status: Anything,
+}
+
+impl Reading {
+    fn document(&mut self, document: Document) {
+        let mut root = match document.root {
+            Ok(root) => root,
+            Err(error) => {
+                let remedy = if error.cut_off {
+                    "the text ends too early; is the file cut off, or a bracket or quote not closed?"
+                } else {
+                    "check indentation, quotes and colons on this line and the one before"
+                };
+                let diagnostic = Diagnostic::new(Severity::Error, &self.file, error.line, error.message);
+                self.parsed.diagnostics.push(diagnostic.remedy(remedy));
+                return;
+            }
+        };
+        root.line = root.line.max(document.line);
+        let key = describe(&root);
+        for (path, line, first) in &document.duplicates {
+            let message = format!("the key stands here a second time; the first is on line {first}");
+            let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message).field(path);
+            self.report(diagnostic.remedy("remove one of them"), &key);
+        }
+        if document.duplicates.is_empty() {
+            self.root(&root);
+        }
+    }
+
+    /// One object, or a list of them.
+    fn root(&mut self, root: &Node) {
+        let text = |field: &str| root.get(field).and_then(Node::text).unwrap_or_default();
+        let (version, kind) = (text("apiVersion"), text("kind"));
+        let items = root.get("items").filter(|_| kind.ends_with("List"));
+        if let Some(Node { value: Value::List(items), .. }) = items {
+            return items.iter().for_each(|item| self.root(item));
+        }
+        let object = describe(root);
+        if !matches!(root.value, Value::Map(_)) {
+            let diagnostic =
+                Diagnostic::new(Severity::Error, &self.file, root.line, "not a Kubernetes object");
+            return self.report(
+                diagnostic.remedy("an object is a mapping with apiVersion, kind and metadata"),
+                &object,
+            );
+        }
+        for field in ["apiVersion", "kind"] {
+            if text(field).is_empty() {
+                let diagnostic =
+                    Diagnostic::new(Severity::Error, &self.file, root.line, format!("{field} is missing"));
+                return self.report(diagnostic.remedy(format!("add {field}")), &object);
+            }
+        }
+        match kinds::classify(version, kind) {
+            Known::Kind(kind) => self.object(root, kind),
+            Known::Other(severity, message, remedy) => {
+                let diagnostic = Diagnostic::new(severity, &self.file, root.line, message);
+                self.report(diagnostic.remedy(remedy), &object);
+            }
+        }
+    }
+
+    fn object(&mut self, node: &Node, kind: Kind) {
+        match kind {
+            Kind::Namespace => self.kube(node, |object: core::Namespace| {
+                Object::Namespace(Typed { meta: kube::meta(object.metadata, false), spec: () })
+            }),
+            Kind::ServiceAccount => self.kube(node, |object: core::ServiceAccount| {
+                Object::ServiceAccount(Typed { meta: kube::meta(object.metadata, true), spec: () })
+            }),
+            Kind::Node => self.kube(node, |object| Object::Node(kube::node(object))),
+            Kind::Service => self.service(node),
+            Kind::Pod => self.kube(node, |object| Object::Pod(Box::new(kube::pod(object)))),
+            Kind::Deployment => {
+                self.kube(node, |object: apps::Deployment| {
+                    Object::Deployment(Box::new(kube::deployment(object)))
+                });
+            }
+            Kind::EndpointSlice => self.kube(node, |object: discovery::EndpointSlice| {
+                Object::EndpointSlice(kube::endpoint_slice(object))
+            }),
+            Kind::ConfigMap => self.config_map(node),
+            Kind::VirtualService => {
+                self.istio(node, validate::virtual_service, |object: Typed<VirtualService>| {
+                    Object::VirtualService(Box::new(object))
+                });
+            }
+            Kind::DestinationRule => {
+                self.istio(node, validate::destination_rule, |object: Typed<DestinationRule>| {
+                    Object::DestinationRule(Box::new(object))
+                });
+            }
+            Kind::PeerAuthentication => {
+                self.istio(node, validate::peer_authentication, |object: Typed<PeerAuthentication>| {
+                    Object::PeerAuthentication(object)
+                });
+            }
+            Kind::AuthorizationPolicy => {
+                self.istio(node, validate::authorization_policy, |object: Typed<AuthorizationPolicy>| {
+                    Object::AuthorizationPolicy(object)
+                });
+            }
+        }
+    }
+
+    /// A Kubernetes object: unknown fields are the API server's business, so they are only pointed out.
+    fn kube<T: DeserializeOwned>(&mut self, node: &Node, convert: impl FnOnce(T) -> Object) {
+        let decoded = decode(node);
+        if let Some(value) = self.take(node, decoded, Severity::Warning) {
+            let object = convert(value);
+            self.finish(node, object, Vec::new());
+        }
+    }
+
+    fn service(&mut self, node: &Node) {
+        let decoded: Decoded<core::Service> = decode(node);
+        if let Some(service) = self.take(node, decoded, Severity::Warning) {
+            let findings = validate::service(&service);
+            self.finish(node, Object::Service(kube::service(service)), findings);
+        }
+    }
+
+    /// An Istio object: a field nobody knows is an error, as it is for `kubectl apply`.
+    fn istio<S: DeserializeOwned + Default>(
+        &mut self,
+        node: &Node,
+        check: impl FnOnce(&S) -> Vec<validate::Finding>,
+        wrap: impl FnOnce(Typed<S>) -> Object,
+    ) {
+        let decoded: Decoded<IstioObject<S>> = decode(node);
+        if let Some(object) = self.take(node, decoded, Severity::Error) {
+            let findings = check(&object.spec);
+            self.finish(
+                node,
+                wrap(Typed { meta: kube::meta(object.metadata, true), spec: object.spec }),
+                findings,
+            );
+        }
+    }
+
+    /// The mesh configuration is YAML within a text; its lines are those of the text, where that can be known.
+    fn config_map(&mut self, node: &Node) {
+        let decoded: Decoded<core::ConfigMap> = decode(node);
+        let Some(mut map) = self.take(node, decoded, Severity::Warning) else { return };
+        let text = map.data.as_mut().and_then(|data| data.remove(mesh_config::KEY));
+        let meta = kube::meta(map.metadata, true);
+        let mut object = Typed { meta, spec: None };
+        if object.meta.namespace == mesh_config::NAMESPACE && object.meta.name == mesh_config::NAME {
+            let text = text.unwrap_or_default();
+            match self.mesh_config(node, &text) {
+                Some(mesh) => object.spec = Some(mesh),
+                None => return,
+            }
+        }
+        self.finish(node, Object::ConfigMap(Box::new(object)), Vec::new());
+    }
+
+    fn mesh_config(&mut self, node: &Node, text: &str) -> Option<MeshConfig> {
+        let field = "data.mesh";
+        let line =
+            node.get("data").and_then(|data| data.get(mesh_config::KEY)).map_or(node.line, |node| node.line);
+        let key = describe(node);
+        let Some(document) = yaml::documents(text).into_iter().next() else {
+            return Some(MeshConfig::default());
+        };
+        let root = match document.root {
+            Ok(root) => root,
+            Err(error) => {
+                let message = format!("line {} of the text: {}", error.line, error.message);
+                let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message).field(field);
+                self.report(diagnostic, &key);
+                return None;
+            }
+        };
+        let decoded: Decoded<MeshConfig> = decode(&root);
+        let here =
+            |finding: Finding| (join(field, &path_text(&finding.path)), finding.message, finding.remedy);
+        for (field, message, remedy) in decoded.errors.into_iter().map(here) {
+            let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message);
+            self.report(diagnostic.field(field).remedy(remedy), &key);
+        }
+        for finding in decoded.unknown {
+            if let Some(message) = kinds::mesh_setting(&path_text(&finding.path)) {
+                let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
+                self.report(diagnostic.field(join(field, &path_text(&finding.path))), &key);
+            }
+        }
+        if let Some(mesh) = &decoded.value {
+            for finding in validate::mesh_config(mesh) {
+                let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
+                self.report(diagnostic.field(join(field, &finding.field)).remedy(finding.remedy), &key);
+            }
+        }
+        decoded.value
+    }
+
+    /// Reports what decoding found. `None` if the object is refused.
+    fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Severity) -> Option<T> {
+        let key = describe(node);
+        let refused = !decoded.errors.is_empty() || unknown == Severity::Error && !decoded.unknown.is_empty();
+        let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
+        for (severity, finding) in decoded.errors.into_iter().map(|e| (Severity::Error, e)).chain(unknown) {
+            let diagnostic = Diagnostic::new(severity, &self.file, finding.line, finding.message);
+            self.report(diagnostic.field(path_text(&finding.path)).remedy(finding.remedy), &key);
+        }
+        decoded.value.filter(|_| !refused)
+    }
+
+    /// Reports what validation found, and takes the object unless that refuses it.
+    fn finish(&mut self, node: &Node, object: Object, mut findings: Vec<validate::Finding>) {
+        findings.extend(validate::meta(object.kind(), object.meta()));
+        findings.extend(validate::unsupported(object.kind(), node));
+        let origin =
+            Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, object.kind()) };
+        let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
+        let key = object.key().to_string();
+        for finding in findings {
+            let line = find_line(node, &finding.field);
+            let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
+            self.report(diagnostic.field(finding.field).remedy(finding.remedy), &key);
+        }
+        if !refused {
+            self.parsed.objects.push((object, origin));
+        }
+    }
+
+    fn report(&mut self, mut diagnostic: Diagnostic, object: &str) {
+        object.clone_into(&mut diagnostic.object);
+        self.parsed.diagnostics.push(diagnostic);
+    }
+}
+
+/// Names an object that may be broken: `VirtualService default/reviews`.
+fn describe(root: &Node) -> String {
+    let text = |field: &str| root.get(field).and_then(Node::text);
+    let Some(kind) = text("kind") else { return String::new() };
+    let meta = |field: &str| root.get("metadata").and_then(|meta| meta.get(field)).and_then(Node::text);
+    let name = meta("name").unwrap_or("(unnamed)");
+    match kinds::classify(text("apiVersion").unwrap_or_default(), kind) {
+        Known::Kind(kind) => {
+            let namespace = if kind.is_namespaced() { meta("namespace").unwrap_or("default") } else { "" };
+            ObjectKey { kind, namespace: namespace.into(), name: name.into() }.to_string()
+        }
+        Known::Other(..) => match meta("namespace") {
+            Some(namespace) => format!("{kind} {namespace}/{name}"),
+            None => format!("{kind} {name}"),
+        },
+    }
+}
+
+/// The lines of all fields, for the kinds that are checked against others later.
+fn lines_of(node: &Node, kind: Kind) -> Option<Arc<Lines>> {
+    let checked = matches!(
+        kind,
+        Kind::Service
+            | Kind::VirtualService
+            | Kind::DestinationRule
+            | Kind::PeerAuthentication
+            | Kind::AuthorizationPolicy
+    );
+    checked.then(|| {
+        let mut lines = Lines::new();
+        if let Some(spec) = node.get("spec") {
+            collect_lines(spec, "spec", spec.line, &mut lines);
+        }
+        Arc::new(lines)
+    })
+}
+
+fn collect_lines(node: &Node, path: &str, line: u32, lines: &mut Lines) {
+    lines.insert(path.to_owned(), line);
+    match &node.value {
+        Value::Map(entries) => {
+            for entry in entries {
+                collect_lines(&entry.value, &join(path, &entry.key), entry.line, lines);
+            }
+        }
+        Value::List(nodes) => {
+            for (index, node) in nodes.iter().enumerate() {
+                collect_lines(node, &format!("{path}[{index}]"), node.line, lines);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The line of a field, or of the nearest one around it that stands there.
+fn find_line(node: &Node, field: &str) -> u32 {
+    fn search(node: &Node, path: &str, field: &str, best: &mut u32) {
+        let inside = |at: &str| {
+            field.strip_prefix(at).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        match &node.value {
+            Value::Map(entries) => {
+                for entry in entries {
+                    let at = join(path, &entry.key);
+                    if inside(&at) {
+                        *best = entry.line;
+                        search(&entry.value, &at, field, best);
+                    }
+                }
+            }
+            Value::List(nodes) => {
+                for (index, node) in nodes.iter().enumerate() {
+                    let at = format!("{path}[{index}]");
+                    if inside(&at) {
+                        *best = node.line;
+                        search(node, &at, field, best);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut line = node.line;
+    search(node, "", field, &mut line);
+    line
+}

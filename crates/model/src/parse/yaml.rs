@@ -1,0 +1,417 @@
+//! YAML (and so JSON) as a tree that knows its lines.
+//!
+//! A file is cut at its `---` lines before parsing, so that a broken or cut-off document does not take the others with
+//! it. (YAML lets `---` at the start of a line end a document even inside quotes, so nothing whole is ever cut.)
+//! Plain words are typed as Kubernetes types them, YAML 1.1 fashion: `yes` and `on` are booleans.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
+
+/// Aliases may not blow a document up beyond this many nodes.
+const MAX_NODES: usize = 1_000_000;
+/// Deeper than anything people write, and far less than a stack holds.
+const MAX_DEPTH: usize = 100;
+
+/// A value and the line it starts on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node {
+    pub(crate) line: u32,
+    pub(crate) value: Value,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    Null,
+    Bool(bool),
+    /// A whole number.
+    Int(i128),
+    Float(f64),
+    /// Text, and whether it was typed without quotes.
+    Text(String, bool),
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// A key, the line it stands on, and its value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) line: u32,
+    pub(crate) value: Node,
+}
+
+/// One document: its tree, or why there is none.
+#[derive(Debug)]
+pub(crate) struct Document {
+    /// The line it starts on.
+    pub(crate) line: u32,
+    pub(crate) root: Result<Node, SyntaxError>,
+    /// Keys that stand twice: path, line, line of the first.
+    pub(crate) duplicates: Vec<(String, u32, u32)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SyntaxError {
+    pub(crate) line: u32,
+    pub(crate) message: String,
+    /// The text ended where more was expected.
+    pub(crate) cut_off: bool,
+}
+
+impl Node {
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
+        let Value::Map(entries) = &self.value else { return None };
+        entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+    }
+
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Text(text, _) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// Reads all documents of a text; empty ones are left out.
+pub(crate) fn documents(text: &str) -> Vec<Document> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line)).collect()
+}
+
+/// Cuts at `---` lines; gives each piece with the number of lines before it.
+fn chunks(text: &str) -> Vec<(u32, &str)> {
+    let mut chunks = Vec::new();
+    let (mut start, mut start_line) = (0, 0);
+    // Directives (`%YAML 1.2`) belong to the document after the `---`.
+    let mut directives_only = true;
+    let mut offset = 0;
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        let bare = line.trim_end();
+        let separator = bare == "---" || bare.starts_with("--- ") || bare.starts_with("---\t");
+        if separator && !directives_only {
+            chunks.push((start_line, &text[start..offset]));
+            (start, start_line) = (offset, u32::try_from(number).unwrap_or(u32::MAX));
+        }
+        directives_only = if separator { false } else { directives_only && is_preamble(bare) };
+        offset += line.len();
+    }
+    chunks.push((start_line, &text[start..]));
+    chunks
+}
+
+fn is_preamble(line: &str) -> bool {
+    line.is_empty() || line.starts_with(['#', '%'])
+}
+
+fn read(chunk: &str, before: u32) -> Vec<Document> {
+    let mut parser = Parser::new_from_str(chunk);
+    let mut documents = Vec::new();
+    let mut tree = Tree::new(before);
+    let last_line = before + u32::try_from(chunk.lines().count()).unwrap_or(u32::MAX);
+    loop {
+        let line = tree.start;
+        match step(&mut parser, &mut tree) {
+            Ok(Step::Going) => {}
+            Ok(Step::Document) => {
+                let done = std::mem::replace(&mut tree, Tree::new(before));
+                if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
+                    documents.push(Document { line, root: Ok(root), duplicates: done.duplicates });
+                }
+            }
+            Ok(Step::End) => return documents,
+            Err(mut error) => {
+                error.cut_off = error.cut_off || error.line >= last_line;
+                documents.push(Document { line, root: Err(error), duplicates: Vec::new() });
+                return documents;
+            }
+        }
+    }
+}
+
+enum Step {
+    Going,
+    Document,
+    End,
+}
+
+/// A document being put together from the parser's events.
+struct Tree {
+    before: u32,
+    start: u32,
+    open: Vec<Open>,
+    root: Option<Node>,
+    anchors: HashMap<usize, Node>,
+    nodes: usize,
+    duplicates: Vec<(String, u32, u32)>,
+}
+
+/// A list or map not yet closed.
+struct Open {
+    line: u32,
+    anchor: usize,
+    items: Items,
+}
+
+enum Items {
+    List(Vec<Node>),
+    /// Entries, and the key that waits for its value.
+    Map(Vec<Entry>, Option<(String, u32)>),
+}
+
+fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, SyntaxError> {
+    let (event, span) = match parser.next_event() {
+        None => return Ok(Step::End),
+        Some(Err(error)) => return Err(tree.syntax(&error)),
+        Some(Ok(event)) => event,
+    };
+    let line = tree.before + u32::try_from(span.start.line()).unwrap_or(u32::MAX);
+    match event {
+        Event::DocumentStart(_) => tree.start = line,
+        Event::DocumentEnd => return Ok(Step::Document),
+        Event::Scalar(text, style, anchor, _) => {
+            let value = match style {
+                ScalarStyle::Plain => plain(&text),
+                _ => Value::Text(text.into_owned(), false),
+            };
+            tree.close(Node { line, value }, anchor)?;
+        }
+        Event::SequenceStart(anchor, _) => tree.open(line, anchor, Items::List(Vec::new()))?,
+        Event::MappingStart(anchor, _) => tree.open(line, anchor, Items::Map(Vec::new(), None))?,
+        Event::SequenceEnd | Event::MappingEnd => {
+            if let Some(done) = tree.open.pop() {
+                let value = match done.items {
+                    Items::List(nodes) => Value::List(nodes),
+                    Items::Map(entries, _) => Value::Map(merge_keys(entries)),
+                };
+                tree.close(Node { line: done.line, value }, done.anchor)?;
+            }
+        }
+        Event::Alias(anchor) => {
+            let Some(node) = tree.anchors.get(&anchor).cloned() else {
+                return Err(tree.error(line, "an alias (`*name`) without its anchor (`&name`)"));
+            };
+            tree.nodes += count(&node);
+            tree.close(node, 0)?;
+        }
+        Event::Nothing | Event::StreamStart | Event::StreamEnd => {}
+    }
+    Ok(Step::Going)
+}
+
+impl Tree {
+    fn new(before: u32) -> Self {
+        Self {
+            before,
+            start: before + 1,
+            open: Vec::new(),
+            root: None,
+            anchors: HashMap::new(),
+            nodes: 0,
+            duplicates: Vec::new(),
+        }
+    }
+
+    fn open(&mut self, line: u32, anchor: usize, items: Items) -> Result<(), SyntaxError> {
+        if self.open.len() >= MAX_DEPTH {
+            return Err(self.error(line, format!("lists and mappings nested more than {MAX_DEPTH} deep")));
+        }
+        self.open.push(Open { line, anchor, items });
+        Ok(())
+    }
+
+    /// Puts a whole node where it belongs.
+    fn close(&mut self, node: Node, anchor: usize) -> Result<(), SyntaxError> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES {
+            return Err(self.error(node.line, format!("more than {MAX_NODES} values in one document")));
+        }
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        let path = self.path();
+        match self.open.last_mut().map(|open| &mut open.items) {
+            None => self.root = Some(node),
+            Some(Items::List(nodes)) => nodes.push(node),
+            Some(Items::Map(_, key @ None)) => {
+                let line = node.line;
+                let Some(text) = key_text(node.value) else {
+                    return Err(self.error(line, "a mapping's key must be plain text"));
+                };
+                *key = Some((text, line));
+            }
+            Some(Items::Map(entries, key)) => {
+                let Some((key, line)) = key.take() else { return Ok(()) };
+                match entries.iter().find(|entry| entry.key == key && key != "<<") {
+                    Some(first) => self.duplicates.push((super::join(&path, &key), line, first.line)),
+                    None => entries.push(Entry { key, line, value: node }),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where we are, for messages.
+    fn path(&self) -> String {
+        let mut path = String::new();
+        // The innermost is where the node goes; it is named by the ones around it.
+        for open in self.open.iter().rev().skip(1).rev() {
+            match &open.items {
+                Items::List(nodes) => path.push_str(&format!("[{}]", nodes.len())),
+                Items::Map(_, key) => path = super::join(&path, key.as_ref().map_or("", |(key, _)| key)),
+            }
+        }
+        path
+    }
+
+    fn syntax(&self, error: &ScanError) -> SyntaxError {
+        let line = u32::try_from(error.marker().line()).unwrap_or(u32::MAX);
+        let message = format!("not valid YAML: {} (column {})", error.info(), error.marker().col() + 1);
+        let cut_off = error.info().contains("EOF") || error.info().contains("unexpected end");
+        SyntaxError { line: self.before + line, message, cut_off }
+    }
+
+    fn error(&self, line: u32, message: impl Into<String>) -> SyntaxError {
+        SyntaxError { line, message: message.into(), cut_off: false }
+    }
+}
+
+fn count(node: &Node) -> usize {
+    1 + match &node.value {
+        Value::List(nodes) => nodes.iter().map(count).sum(),
+        Value::Map(entries) => entries.iter().map(|entry| count(&entry.value)).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+fn key_text(value: Value) -> Option<String> {
+    Some(match value {
+        Value::Text(text, _) => text,
+        Value::Int(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Null | Value::List(_) | Value::Map(_) => return None,
+    })
+}
+
+/// `<<: *defaults`: takes in the entries that do not stand there already.
+fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
+    if entries.iter().all(|entry| entry.key != "<<") {
+        return entries;
+    }
+    let (merges, mut own): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| entry.key == "<<");
+    let mut maps = Vec::new();
+    for merge in merges {
+        match merge.value.value {
+            Value::List(nodes) => maps.extend(nodes),
+            value => maps.push(Node { line: merge.line, value }),
+        }
+    }
+    for map in maps {
+        if let Value::Map(entries) = map.value {
+            for entry in entries {
+                if own.iter().all(|known| known.key != entry.key) {
+                    own.push(entry);
+                }
+            }
+        }
+    }
+    own
+}
+
+/// Types an unquoted word.
+fn plain(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => return Value::Bool(true),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
+            return Value::Bool(false);
+        }
+        _ => {}
+    }
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let radix = |prefix: &str, radix| {
+        digits.strip_prefix(prefix).and_then(|hex| i128::from_str_radix(hex, radix).ok())
+    };
+    if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)) {
+        return Value::Int(if text.starts_with('-') { -number } else { number });
+    }
+    let begins = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    if begins && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        if let Ok(number) = text.parse() {
+            return Value::Int(number);
+        }
+    }
+    if begins && let Ok(number) = text.parse() {
+        return Value::Float(number);
+    }
+    Value::Text(text.to_owned(), true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roots(text: &str) -> Vec<Result<Node, u32>> {
+        documents(text).into_iter().map(|document| document.root.map_err(|error| error.line)).collect()
+    }
+
+    #[test]
+    fn lines_count_through_the_whole_file() {
+        let documents = documents("# hello\na: 1\n---\nb:\n  c: [x, y]\n--- # third\nd: 1\n");
+        let roots: Vec<_> = documents.iter().map(|document| document.root.as_ref().unwrap()).collect();
+        assert_eq!(roots.len(), 3);
+        assert_eq!(roots[1].get("b").unwrap().get("c").unwrap().line, 5);
+        assert_eq!(roots[2].get("d").unwrap().line, 7);
+        assert_eq!(documents[1].line, 3);
+    }
+
+    #[test]
+    fn a_broken_document_leaves_the_others() {
+        let roots = roots("a: 1\n---\nb: [1, 2\n---\nc: 3\n");
+        assert!(roots[0].is_ok() && roots[1].is_err() && roots[2].is_ok(), "{roots:?}");
+    }
+
+    #[test]
+    fn directives_comments_empty_documents_and_windows_line_ends() {
+        assert_eq!(roots("%YAML 1.2\n---\na: 1\n").len(), 1);
+        assert_eq!(roots("# only a comment\n---\n---\n# another\n").len(), 0);
+        assert_eq!(roots("\u{feff}a: 1\r\n---\r\nb: 2\r\n").len(), 2);
+        assert_eq!(roots("").len(), 0);
+    }
+
+    #[test]
+    fn words_are_typed_as_kubernetes_does() {
+        let value = |text: &str| plain(text);
+        assert_eq!(value("1"), Value::Int(1));
+        assert_eq!(value("-0x10"), Value::Int(-16));
+        assert_eq!(value("1.5"), Value::Float(1.5));
+        assert_eq!(value("1e3"), Value::Float(1000.0));
+        assert_eq!(value("yes"), Value::Bool(true));
+        assert_eq!(value("1.2.3"), Value::Text("1.2.3".into(), true));
+        assert_eq!(value("inf"), Value::Text("inf".into(), true));
+        assert_eq!(value("10s"), Value::Text("10s".into(), true));
+        assert_eq!(value("-"), Value::Text("-".into(), true));
+    }
+
+    #[test]
+    fn keys_that_stand_twice_are_found_where_they_are() {
+        let documents = documents("a:\n  - b: 1\n  - c: 1\n    c: 2\n");
+        assert_eq!(documents[0].duplicates, [("a[1].c".to_owned(), 4, 3)]);
+    }
+
+    #[test]
+    fn anchors_merge_keys_and_bombs() {
+        let documents = documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n");
+        let y = documents[0].root.as_ref().unwrap().get("y").unwrap();
+        assert_eq!(y.get("a").unwrap().value, Value::Int(1));
+        assert_eq!(y.get("b").unwrap().value, Value::Int(3));
+        let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..9 {
+            let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+            bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+        }
+        assert!(roots(&bomb)[0].is_err());
+        assert!(roots(&"[".repeat(5000))[0].is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! DestinationRule.
+
+use super::{Finding, Findings, export_to, host, is_label_text, percent, port, positive};
+use crate::api::{
+    DestinationRule, TrafficPolicy,
+    destination_rule::{ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode},
+};
+
+/// Checks a DestinationRule.
+pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    host(&spec.host, "spec.host", &mut findings);
+    export_to(&spec.export_to, "spec.exportTo", &mut findings);
+    if let Some(policy) = &spec.traffic_policy {
+        traffic_policy(policy, "spec.trafficPolicy", &mut findings);
+    }
+    for (index, subset) in spec.subsets.iter().enumerate() {
+        let field = format!("spec.subsets[{index}]");
+        if subset.name.is_empty() {
+            findings.error(format!("{field}.name"), "is missing", "name the subset");
+        } else if !is_label_text(&subset.name, false) {
+            let message = format!("{:?} is not a subset's name", subset.name);
+            findings.error(format!("{field}.name"), message, "use lower-case letters, digits and '-'");
+        } else if spec.subsets[..index].iter().any(|other| other.name == subset.name) {
+            let message = format!("{:?} stands twice", subset.name);
+            findings.error(format!("{field}.name"), message, "give each subset its own name");
+        }
+        if let Some(policy) = &subset.traffic_policy {
+            traffic_policy(policy, &format!("{field}.trafficPolicy"), &mut findings);
+        }
+    }
+    findings.done()
+}
+
+fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) {
+    settings(
+        policy.load_balancer.as_ref(),
+        policy.connection_pool.as_ref(),
+        policy.outlier_detection.as_ref(),
+        policy.tls.as_ref(),
+        field,
+        findings,
+    );
+    for (index, of_port) in policy.port_level_settings.iter().enumerate() {
+        let field = format!("{field}.portLevelSettings[{index}]");
+        port(of_port.port.number, &format!("{field}.port.number"), findings);
+        settings(
+            of_port.load_balancer.as_ref(),
+            of_port.connection_pool.as_ref(),
+            of_port.outlier_detection.as_ref(),
+            of_port.tls.as_ref(),
+            &field,
+            findings,
+        );
+    }
+}
+
+fn settings(
+    load_balancer: Option<&LoadBalancer>,
+    pool: Option<&ConnectionPool>,
+    outliers: Option<&OutlierDetection>,
+    tls: Option<&ClientTls>,
+    field: &str,
+    findings: &mut Findings,
+) {
+    if let Some(load_balancer) = load_balancer {
+        balancer(load_balancer, &format!("{field}.loadBalancer"), findings);
+    }
+    if let Some(pool) = pool {
+        connection_pool(pool, &format!("{field}.connectionPool"), findings);
+    }
+    if let Some(outliers) = outliers {
+        outlier_detection(outliers, &format!("{field}.outlierDetection"), findings);
+    }
+    if let Some(tls) = tls {
+        client_tls(tls, &format!("{field}.tls"), findings);
+    }
+}
+
+fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
+    if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
+        findings.error(field, "simple cannot stand beside consistentHash", "keep one of them");
+    }
+    if let Some(hash) = &balancer.consistent_hash {
+        consistent_hash(hash, &format!("{field}.consistentHash"), findings);
+    }
+    if let Some(locality) = &balancer.locality_lb_setting {
+        let field = format!("{field}.localityLbSetting");
+        if !locality.distribute.is_empty() && !locality.failover.is_empty() {
+            findings.error(&field, "distribute cannot stand beside failover", "keep one of them");
+        }
+        for (index, distribute) in locality.distribute.iter().enumerate() {
+            if distribute.to.values().sum::<u32>() != 100 {
+                findings.error(
+                    format!("{field}.distribute[{index}].to"),
+                    "does not add up to 100",
+                    "change the shares",
+                );
+            }
+        }
+    }
+    if let Some(warmup) = &balancer.warmup {
+        let field = format!("{field}.warmup");
+        if warmup.duration.is_none() {
+            findings.error(format!("{field}.duration"), "is missing", "say how long");
+        }
+        if let Some(share) = warmup.minimum_percent {
+            percent(share, &format!("{field}.minimumPercent"), findings);
+        }
+        if warmup.aggression.is_some_and(|aggression| aggression < 1.0) {
+            findings.error(format!("{field}.aggression"), "is below 1", "use 1 or more");
+        }
+    }
+}
+
+fn consistent_hash(hash: &ConsistentHash, field: &str, findings: &mut Findings) {
+    let keys = [
+        hash.http_header_name.is_some(),
+        hash.http_cookie.is_some(),
+        hash.use_source_ip.is_some(),
+        hash.http_query_parameter_name.is_some(),
+    ];
+    if keys.iter().filter(|given| **given).count() != 1 {
+        let remedy = "give one of httpHeaderName, httpCookie, useSourceIp and httpQueryParameterName";
+        findings.error(field, "must have one key", remedy);
+    }
+    if hash.ring_hash.is_some() && hash.maglev.is_some() {
+        findings.error(field, "ringHash cannot stand beside maglev", "keep one of them");
+    }
+    if hash.http_cookie.as_ref().is_some_and(|cookie| cookie.name.is_empty()) {
+        findings.error(format!("{field}.httpCookie.name"), "is missing", "name the cookie");
+    }
+}
+
+fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) {
+    if pool.tcp.is_none() && pool.http.is_none() {
+        findings.error(field, "says nothing", "give tcp or http");
+    }
+    if let Some(tcp) = &pool.tcp {
+        let field = format!("{field}.tcp");
+        not_negative(tcp.max_connections, &format!("{field}.maxConnections"), findings);
+        positive(tcp.connect_timeout, &format!("{field}.connectTimeout"), findings);
+        positive(tcp.max_connection_duration, &format!("{field}.maxConnectionDuration"), findings);
+    }
+    if let Some(http) = &pool.http {
+        let field = format!("{field}.http");
+        for (value, name) in [
+            (http.http1_max_pending_requests, "http1MaxPendingRequests"),
+            (http.http2_max_requests, "http2MaxRequests"),
+            (http.max_requests_per_connection, "maxRequestsPerConnection"),
+            (http.max_retries, "maxRetries"),
+            (http.max_concurrent_streams, "maxConcurrentStreams"),
+        ] {
+            not_negative(value, &format!("{field}.{name}"), findings);
+        }
+        positive(http.idle_timeout, &format!("{field}.idleTimeout"), findings);
+        if http.use_client_protocol && http.h2_upgrade_policy.is_some() {
+            findings.error(
+                format!("{field}.useClientProtocol"),
+                "cannot stand beside h2UpgradePolicy",
+                "keep one of them",
+            );
+        }
+    }
+}
+
+fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Findings) {
+    if outliers.consecutive_errors != 0 {
+        let remedy = "use consecutive5xxErrors or consecutiveGatewayErrors";
+        findings.warning(
+            format!("{field}.consecutiveErrors"),
+            "was removed from Istio and has no effect",
+            remedy,
+        );
+    }
+    positive(outliers.interval, &format!("{field}.interval"), findings);
+    positive(outliers.base_ejection_time, &format!("{field}.baseEjectionTime"), findings);
+    percent(f64::from(outliers.max_ejection_percent), &format!("{field}.maxEjectionPercent"), findings);
+    percent(f64::from(outliers.min_health_percent), &format!("{field}.minHealthPercent"), findings);
+}
+
+fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
+    let files = [
+        (&tls.client_certificate, "clientCertificate"),
+        (&tls.private_key, "privateKey"),
+        (&tls.ca_certificates, "caCertificates"),
+        (&tls.credential_name, "credentialName"),
+    ];
+    match tls.mode {
+        TlsMode::IstioMutual => {
+            for (_, name) in files.iter().filter(|(value, _)| !value.is_empty()) {
+                let message = "cannot be given with ISTIO_MUTUAL, which uses the mesh's certificates";
+                findings.error(format!("{field}.{name}"), message, "remove it, or use mode MUTUAL");
+            }
+        }
+        TlsMode::Mutual if tls.credential_name.is_empty() => {
+            for (_, name) in files[..2].iter().filter(|(value, _)| value.is_empty()) {
+                findings.error(format!("{field}.{name}"), "is missing; MUTUAL needs it", "name the file");
+            }
+        }
+        _ => {}
+    }
+}
+
+fn not_negative(value: i32, field: &str, findings: &mut Findings) {
+    if value < 0 {
+        findings.error(field, format!("{value} is below 0"), "use 0 or more");
+    }
+}

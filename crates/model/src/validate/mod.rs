@@ -1,0 +1,198 @@
+//! What one object must be like, as Istio's admission webhook and the API server have it.
+//!
+//! Pure checks of typed objects; each says which field, what is wrong and what to do. What spans several objects is
+//! checked by the World.
+
+mod destination_rule;
+mod kube;
+mod security;
+mod unsupported;
+mod virtual_service;
+
+pub(crate) use destination_rule::destination_rule;
+pub(crate) use kube::{meta, service};
+pub(crate) use security::{authorization_policy, peer_authentication};
+pub(crate) use unsupported::{condition_unsupported, unsupported};
+pub(crate) use virtual_service::virtual_service;
+
+use crate::{
+    api::{Duration, MeshConfig, StringMatch},
+    diagnostic::Severity,
+};
+
+/// One thing that is wrong with an object.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    pub(crate) field: String,
+    pub(crate) message: String,
+    pub(crate) remedy: String,
+}
+
+/// Collects findings.
+#[derive(Debug, Default)]
+pub(crate) struct Findings(Vec<Finding>);
+
+impl Findings {
+    pub(crate) fn error(
+        &mut self,
+        field: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(Severity::Error, field.into(), message.into(), remedy.into());
+    }
+
+    pub(crate) fn warning(
+        &mut self,
+        field: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(Severity::Warning, field.into(), message.into(), remedy.into());
+    }
+
+    fn push(&mut self, severity: Severity, field: String, message: String, remedy: String) {
+        self.0.push(Finding { severity, field, message, remedy });
+    }
+
+    pub(crate) fn done(self) -> Vec<Finding> {
+        self.0
+    }
+}
+
+/// Checks the mesh configuration.
+pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    for (field, value) in [("rootNamespace", &mesh.root_namespace), ("trustDomain", &mesh.trust_domain)] {
+        if value.is_empty() {
+            findings.error(field, "is empty", "leave it out for the default, or name one");
+        }
+    }
+    if let Some(retries) = &mesh.default_http_retry_policy {
+        virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
+    }
+    if mesh.enable_tracing {
+        findings.warning("enableTracing", "tracing is not supported yet and has no effect", "");
+    }
+    findings.done()
+}
+
+/// A port number.
+fn port(number: u32, field: &str, findings: &mut Findings) {
+    if !(1..=65535).contains(&number) {
+        findings.error(field, format!("{number} is not a port"), "ports go from 1 to 65535");
+    }
+}
+
+/// A share per hundred.
+fn percent(value: f64, field: &str, findings: &mut Findings) {
+    if !(0.0..=100.0).contains(&value) {
+        findings.error(field, format!("{value} is not a percentage"), "percentages go from 0 to 100");
+    }
+}
+
+/// A length of time that must not be nothing; Istio's shortest is a millisecond.
+fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
+    if duration.is_some_and(|duration| duration.0.as_millis() == 0) {
+        findings.error(field, "must be at least 1ms", "leave it out for the default");
+    }
+}
+
+/// A comparison; all but headers and parameters must say with what.
+fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findings: &mut Findings) {
+    match matched {
+        StringMatch::Regex(expression) => regex(expression, &format!("{field}.regex"), findings),
+        StringMatch::Present if !may_be_present => {
+            findings.error(field, "says nothing to compare with", "give one of exact, prefix and regex");
+        }
+        StringMatch::Prefix(text) if text.is_empty() && !may_be_present => {
+            findings.error(
+                format!("{field}.prefix"),
+                "is empty, which matches everything",
+                "leave the match out",
+            );
+        }
+        _ => {}
+    }
+}
+
+/// An RE2 expression; Rust's are RE2's but for a few rare forms.
+fn regex(expression: &str, field: &str, findings: &mut Findings) {
+    if expression.is_empty() {
+        findings.error(field, "is empty", "give an RE2 expression");
+    } else if let Err(error) = regex::Regex::new(expression) {
+        let reason = error.to_string();
+        let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        findings.error(
+            field,
+            format!("{expression:?} is not an RE2 expression: {reason}"),
+            "see RE2's syntax",
+        );
+    }
+}
+
+/// A host: a DNS name, `*.` and a DNS name, `*`, or an address.
+fn host(name: &str, field: &str, findings: &mut Findings) {
+    if name.is_empty() {
+        findings.error(field, "is empty", "name a host");
+    } else if name.contains("://") || name.contains('/') {
+        findings.error(field, format!("{name:?} is a URL, not a host"), "write the host name alone");
+    } else if name.parse::<std::net::IpAddr>().is_ok() || name == "*" {
+    } else if let Some((bare, number)) = name.rsplit_once(':').filter(|(_, n)| n.parse::<u16>().is_ok()) {
+        let remedy = format!("write {bare}, and the port {number} in its own field");
+        findings.error(field, format!("{name:?} has a port in it"), remedy);
+    } else if !is_dns_name(name.strip_prefix("*.").unwrap_or(name)) {
+        let remedy = "host names have letters, digits, '-' and '.', and '*' only as the whole first part";
+        findings.error(field, format!("{name:?} is not a host name"), remedy);
+    }
+}
+
+fn is_dns_name(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    name.len() <= 253 && name.split('.').all(|part| is_label_text(part, true))
+}
+
+/// RFC 1123; host names may also have `_` and capitals, as in Istio.
+fn is_label_text(part: &str, loose: bool) -> bool {
+    let good = |c: char| {
+        c.is_ascii_lowercase() || c.is_ascii_digit() || loose && (c.is_ascii_uppercase() || c == '_')
+    };
+    !part.is_empty()
+        && part.len() <= 63
+        && part.chars().all(|c| good(c) || c == '-')
+        && part.starts_with(good)
+        && part.ends_with(good)
+}
+
+/// A header's name, RFC 9110 section 5.1.
+fn header_name(name: &str, field: &str, findings: &mut Findings) {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if name.is_empty() || !name.bytes().all(token) {
+        let remedy = "header names have letters, digits and '-'";
+        findings.error(field, format!("{name:?} is not a header name"), remedy);
+    }
+}
+
+/// `exportTo`.
+fn export_to(list: &[String], field: &str, findings: &mut Findings) {
+    for (index, entry) in list.iter().enumerate() {
+        let field = format!("{field}[{index}]");
+        match entry.as_str() {
+            "." | "*" | "~" => {}
+            name if is_label_text(name, false) => {}
+            name => findings.error(
+                field,
+                format!("{name:?} is not a namespace"),
+                "use \".\", \"*\" or a namespace",
+            ),
+        }
+        if list.len() > 1 && entry == "~" {
+            findings.error(
+                format!("{}[{index}]", "spec.exportTo"),
+                "\"~\" must stand alone",
+                "remove the others",
+            );
+        }
+    }
+}

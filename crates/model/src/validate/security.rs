@@ -1,0 +1,293 @@
+//! PeerAuthentication and AuthorizationPolicy.
+
+use super::{Finding, Findings};
+use crate::api::{
+    AuthorizationPolicy, PeerAuthentication,
+    destination_rule::WorkloadSelector,
+    security::{Action, Condition, Operation, Rule, Source},
+};
+
+/// Attributes a `when` may name; those that end in `[` take a name in brackets.
+const CONDITIONS: &[&str] = &[
+    "request.headers[",
+    "source.ip",
+    "remote.ip",
+    "source.namespace",
+    "source.serviceAccount",
+    "source.trustDomain",
+    "source.principal",
+    "request.auth.principal",
+    "request.auth.audiences",
+    "request.auth.presenter",
+    "request.auth.claims[",
+    "destination.ip",
+    "destination.port",
+    "connection.sni",
+    "experimental.envoy.filters.",
+];
+
+/// Checks a PeerAuthentication.
+pub(crate) fn peer_authentication(spec: &PeerAuthentication) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    selector(spec.selector.as_ref(), &mut findings);
+    let wide = spec.selector.as_ref().is_none_or(|selector| selector.match_labels.is_empty());
+    if wide && !spec.port_level_mtls.is_empty() {
+        let remedy = "add selector.matchLabels, or use mtls";
+        findings.error(
+            "spec.portLevelMtls",
+            "holds for single workloads only, and no workload is selected",
+            remedy,
+        );
+    }
+    for number in spec.port_level_mtls.keys() {
+        port_text(number, &format!("spec.portLevelMtls.{number}"), &mut findings);
+    }
+    findings.done()
+}
+
+/// Checks an AuthorizationPolicy.
+pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    selector(spec.selector.as_ref(), &mut findings);
+    let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
+    if attached && spec.selector.is_some() {
+        findings.error("spec.selector", "cannot stand beside targetRef and targetRefs", "keep one of them");
+    }
+    match spec.action {
+        Action::Custom => {
+            if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) {
+                findings.error(
+                    "spec.provider.name",
+                    "is missing; action CUSTOM needs it",
+                    "name a provider of the mesh configuration",
+                );
+            }
+        }
+        _ if spec.provider.is_some() => {
+            findings.error("spec.provider", "is for action CUSTOM only", "remove it, or set action: CUSTOM");
+        }
+        _ => {}
+    }
+    if spec.action == Action::Deny && spec.rules.is_empty() {
+        findings.warning(
+            "spec.rules",
+            "is empty, so nothing is ever denied",
+            "add `- {}` to deny everything",
+        );
+    }
+    for (index, one) in spec.rules.iter().enumerate() {
+        rule(one, spec.action, &format!("spec.rules[{index}]"), &mut findings);
+    }
+    findings.done()
+}
+
+fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
+    for (key, value) in selector.iter().flat_map(|selector| &selector.match_labels) {
+        let field = crate::parse::join("spec.selector.matchLabels", key);
+        if key.is_empty() || value.contains('*') || key.contains('*') {
+            findings.error(
+                field,
+                format!("{key}: {value} is not a label; wildcards are not supported"),
+                "write the whole label",
+            );
+        }
+    }
+}
+
+fn rule(rule: &Rule, action: Action, field: &str, findings: &mut Findings) {
+    for (index, from) in rule.from.iter().enumerate() {
+        source(&from.source, &format!("{field}.from[{index}].source"), findings);
+    }
+    for (index, to) in rule.to.iter().enumerate() {
+        operation(&to.operation, &format!("{field}.to[{index}].operation"), findings);
+    }
+    for (index, when) in rule.when.iter().enumerate() {
+        condition(when, action, &format!("{field}.when[{index}]"), findings);
+    }
+}
+
+fn source(source: &Source, field: &str, findings: &mut Findings) {
+    if *source == Source::default() {
+        findings.error(field, "is empty", "say who, or leave `from` out to mean everybody");
+    }
+    let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
+    let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
+    if accounts && others.iter().any(|list| !list.is_empty()) {
+        let message = "cannot stand beside principals and namespaces";
+        findings.error(format!("{field}.serviceAccounts"), message, "use one of the forms");
+    }
+    for (list, name) in
+        [(&source.service_accounts, "serviceAccounts"), (&source.not_service_accounts, "notServiceAccounts")]
+    {
+        for (index, account) in list.iter().enumerate() {
+            if account.contains('*') || account.matches('/').count() > 1 {
+                let message = format!("{account:?} is not a service account");
+                findings.error(format!("{field}.{name}[{index}]"), message, "write NAME or NAMESPACE/NAME");
+            }
+        }
+    }
+    for (list, name) in [(&source.principals, "principals"), (&source.not_principals, "notPrincipals")] {
+        for (index, principal) in list.iter().enumerate() {
+            if let Some(bare) = principal.strip_prefix("spiffe://") {
+                let remedy = format!("write {bare:?}, without spiffe://");
+                findings.warning(
+                    format!("{field}.{name}[{index}]"),
+                    "never matches: principals have no scheme",
+                    remedy,
+                );
+            }
+        }
+    }
+    for (list, name) in [
+        (&source.ip_blocks, "ipBlocks"),
+        (&source.not_ip_blocks, "notIpBlocks"),
+        (&source.remote_ip_blocks, "remoteIpBlocks"),
+        (&source.not_remote_ip_blocks, "notRemoteIpBlocks"),
+    ] {
+        for (index, block) in list.iter().enumerate().filter(|(_, block)| !is_cidr(block)) {
+            let message = format!("{block:?} is neither an address nor a block of addresses");
+            findings.error(format!("{field}.{name}[{index}]"), message, "write 10.0.0.1 or 10.0.0.0/8");
+        }
+    }
+    let lists = [
+        (&source.principals, "principals"),
+        (&source.not_principals, "notPrincipals"),
+        (&source.request_principals, "requestPrincipals"),
+        (&source.not_request_principals, "notRequestPrincipals"),
+        (&source.namespaces, "namespaces"),
+        (&source.not_namespaces, "notNamespaces"),
+    ];
+    no_empty_values(&lists, field, findings);
+}
+
+fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
+    if *operation == Operation::default() {
+        findings.error(field, "is empty", "say what, or leave `to` out to mean everything");
+    }
+    for (list, name) in [(&operation.ports, "ports"), (&operation.not_ports, "notPorts")] {
+        for (index, number) in list.iter().enumerate() {
+            port_text(number, &format!("{field}.{name}[{index}]"), findings);
+        }
+    }
+    for (list, name) in [(&operation.paths, "paths"), (&operation.not_paths, "notPaths")] {
+        for (index, path) in list.iter().enumerate() {
+            path_pattern(path, &format!("{field}.{name}[{index}]"), findings);
+        }
+    }
+    for (list, name) in [(&operation.methods, "methods"), (&operation.not_methods, "notMethods")] {
+        for (index, method) in
+            list.iter().enumerate().filter(|(_, m)| m.bytes().any(|b| b.is_ascii_lowercase()))
+        {
+            let message = format!("{method:?} never matches: methods are upper case");
+            findings.warning(
+                format!("{field}.{name}[{index}]"),
+                message,
+                format!("write {}", method.to_uppercase()),
+            );
+        }
+    }
+    let lists = [
+        (&operation.hosts, "hosts"),
+        (&operation.not_hosts, "notHosts"),
+        (&operation.methods, "methods"),
+        (&operation.not_methods, "notMethods"),
+        (&operation.paths, "paths"),
+        (&operation.not_paths, "notPaths"),
+    ];
+    no_empty_values(&lists, field, findings);
+}
+
+fn no_empty_values(lists: &[(&Vec<String>, &str)], field: &str, findings: &mut Findings) {
+    for (list, name) in lists {
+        for (index, _) in list.iter().enumerate().filter(|(_, value)| value.is_empty()) {
+            findings.error(
+                format!("{field}.{name}[{index}]"),
+                "is empty",
+                "remove it; \"*\" means any that is there",
+            );
+        }
+    }
+}
+
+fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
+    if path.contains(['{', '}']) {
+        for part in path.split('/').filter(|part| part.contains(['{', '}', '*'])) {
+            if !matches!(part, "{*}" | "{**}") {
+                let message = format!("{path:?} is not a path template: {part:?} is no whole part");
+                findings.error(field, message, "use {*} or {**} between slashes, and no * beside them");
+            }
+        }
+        return;
+    }
+    let inner = path.strip_prefix('*').unwrap_or(path);
+    let inner = inner.strip_suffix('*').unwrap_or(inner);
+    if inner.contains('*') || (path.len() > 1 && path.starts_with('*') && path.ends_with('*')) {
+        let message = format!("in {path:?} the * is taken as it stands");
+        findings.warning(field, message, "* has a meaning only as the first or the last character");
+    } else if !path.is_empty() && !path.starts_with(['/', '*']) {
+        findings.warning(
+            field,
+            format!("{path:?} never matches: paths begin with /"),
+            format!("write /{path}"),
+        );
+    }
+}
+
+fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findings) {
+    let known = CONDITIONS.iter().any(|known| match known.strip_suffix('[') {
+        Some(name) => {
+            when.key.strip_prefix(name).is_some_and(|rest| rest.starts_with('[') && rest.ends_with(']'))
+        }
+        None if known.ends_with('.') => when.key.starts_with(known),
+        None => when.key == *known,
+    });
+    if when.key.is_empty() {
+        findings.error(format!("{field}.key"), "is missing", "name an attribute");
+    } else if !known {
+        let near = crate::parse::nearest(&when.key, CONDITIONS).filter(|near| !near.ends_with('['));
+        let remedy = near
+            .map_or_else(|| "see the list of conditions".to_owned(), |near| format!("did you mean {near}?"));
+        findings.error(format!("{field}.key"), format!("there is no attribute {:?}", when.key), remedy);
+    } else if super::condition_unsupported(&when.key) {
+        let effect = match action {
+            Action::Deny => "the rule denies as if the condition held",
+            _ => "the rule never allows anything",
+        };
+        let message = format!("{:?} is not supported yet: {effect}", when.key);
+        findings.warning(format!("{field}.key"), message, "");
+    }
+    if when.values.is_empty() && when.not_values.is_empty() {
+        findings.error(field, "compares with nothing", "give values or notValues");
+    }
+    for (list, name) in [(&when.values, "values"), (&when.not_values, "notValues")] {
+        for (index, value) in list.iter().enumerate() {
+            let field = format!("{field}.{name}[{index}]");
+            match when.key.as_str() {
+                "source.ip" | "remote.ip" | "destination.ip" if !is_cidr(value) => {
+                    findings.error(
+                        field,
+                        format!("{value:?} is neither an address nor a block of addresses"),
+                        "write 10.0.0.1 or 10.0.0.0/8",
+                    );
+                }
+                "destination.port" => port_text(value, &field, findings),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn port_text(text: &str, field: &str, findings: &mut Findings) {
+    if text.parse::<u16>().is_ok_and(|number| number > 0) {
+        return;
+    }
+    findings.error(field, format!("{text:?} is not a port"), "ports go from 1 to 65535");
+}
+
+fn is_cidr(text: &str) -> bool {
+    let (address, length) =
+        text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+    let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    length.is_none_or(|length| length.parse::<u8>().is_ok_and(|length| length <= longest))
+}

@@ -1,0 +1,79 @@
+//! What Istio does and we do not yet: the one list of it, by field.
+//!
+//! A field stands here if it can be written, is understood, and has no effect. The object is applied without it.
+
+use super::{Finding, Findings};
+use crate::{
+    api::Kind,
+    parse::{Node, Value},
+};
+
+/// Kind, end of the field's path (without list positions), a value if only that one is meant, and what happens.
+type Row = (Kind, &'static str, Option<&'static str>, &'static str);
+
+const NO_EFFECT: &str = "it has no effect";
+
+/// The list.
+const TABLE: &[Row] = &[
+    (Kind::VirtualService, "spec.tls", None, "connections are routed as if these rules were not there"),
+    (Kind::VirtualService, "spec.tcp", None, "connections are routed as if these rules were not there"),
+    (Kind::VirtualService, "spec.http.delegate", None, "the rule answers 503"),
+    (Kind::VirtualService, "spec.http.match.statPrefix", None, NO_EFFECT),
+    (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
+    (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
+    (Kind::DestinationRule, "spec.workloadSelector", None, "the rule has no effect at all"),
+    (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
+    (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
+    (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
+    (Kind::DestinationRule, "trafficPolicy.retryBudget", None, NO_EFFECT),
+    (Kind::DestinationRule, "tls.credentialName", None, "the files are used, or nothing"),
+    (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "the policy has no effect"),
+    (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),
+    (Kind::AuthorizationPolicy, "spec.targetRef", None, "the policy has no effect"),
+    (Kind::AuthorizationPolicy, "spec.targetRefs", None, "the policy has no effect"),
+];
+
+/// Beginnings of the `when` attributes we do not have.
+const CONDITIONS: &[&str] = &["request.auth.", "experimental.envoy.filters."];
+
+/// True for an attribute of a `when` that we do not have.
+pub(crate) fn condition_unsupported(key: &str) -> bool {
+    CONDITIONS.iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// Names what an object says that we do not do.
+pub(crate) fn unsupported(kind: Kind, root: &Node) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let rows: Vec<&Row> = TABLE.iter().filter(|row| row.0 == kind).collect();
+    if let (Some(spec), false) = (root.get("spec"), rows.is_empty()) {
+        search(spec, "spec", "spec", &rows, &mut findings);
+    }
+    findings.done()
+}
+
+/// `field` is the path with list positions, `bare` without.
+fn search(node: &Node, field: &str, bare: &str, rows: &[&Row], findings: &mut Findings) {
+    for (_, path, value, effect) in rows {
+        let here = bare.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        if here && value.is_none_or(|value| node.text() == Some(value)) && node.value != Value::Null {
+            let what = value.map_or(String::new(), |value| format!("{value} "));
+            findings.warning(field, format!("{what}is not supported yet: {effect}"), "");
+            return;
+        }
+    }
+    match &node.value {
+        Value::Map(entries) => {
+            for entry in entries {
+                let (field, bare) =
+                    (crate::parse::join(field, &entry.key), crate::parse::join(bare, &entry.key));
+                search(&entry.value, &field, &bare, rows, findings);
+            }
+        }
+        Value::List(nodes) => {
+            for (index, node) in nodes.iter().enumerate() {
+                search(node, &format!("{field}[{index}]"), bare, rows, findings);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,533 @@
+//! VirtualService.
+
+use super::{Finding, Findings, export_to, header_name, host, percent, port, positive, regex, string_match};
+use crate::api::{
+    Duration, StringMatch, VirtualService,
+    virtual_service::{
+        Destination, HeaderOps, Headers, HttpDestination, HttpFault, HttpMatch, HttpRedirect, HttpRetry,
+        HttpRewrite, HttpRoute, L4Destination,
+    },
+};
+
+/// Envoy's conditions for retries.
+const RETRY_ON: &[&str] = &[
+    "5xx",
+    "gateway-error",
+    "reset",
+    "reset-before-request",
+    "connect-failure",
+    "envoy-ratelimited",
+    "retriable-4xx",
+    "refused-stream",
+    "retriable-status-codes",
+    "retriable-headers",
+    "http3-post-connect-failure",
+    "cancelled",
+    "deadline-exceeded",
+    "internal",
+    "resource-exhausted",
+    "unavailable",
+];
+
+/// gRPC's status names, by number from 0.
+const GRPC_STATUS: &[&str] = &[
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// Checks a VirtualService.
+pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    hosts(spec, &mut findings);
+    export_to(&spec.export_to, "spec.exportTo", &mut findings);
+    if spec.http.is_empty() && spec.tls.is_empty() && spec.tcp.is_empty() {
+        findings.error("spec", "has no routes", "add http, tls or tcp");
+    }
+    for (index, route) in spec.http.iter().enumerate() {
+        http_route(route, &format!("spec.http[{index}]"), &mut findings);
+    }
+    shadowed_rules(&spec.http, &mut findings);
+    for (index, route) in spec.tls.iter().enumerate() {
+        let field = format!("spec.tls[{index}]");
+        if route.matches.is_empty() {
+            findings.error(format!("{field}.match"), "is missing", "match on sniHosts");
+        }
+        for (at, matched) in
+            route.matches.iter().enumerate().filter(|(_, matched)| matched.sni_hosts.is_empty())
+        {
+            let _ = matched;
+            findings.error(format!("{field}.match[{at}].sniHosts"), "is missing", "name the server names");
+        }
+        l4_destinations(&route.route, &field, &mut findings);
+    }
+    for (index, route) in spec.tcp.iter().enumerate() {
+        l4_destinations(&route.route, &format!("spec.tcp[{index}]"), &mut findings);
+    }
+    findings.done()
+}
+
+fn hosts(spec: &VirtualService, findings: &mut Findings) {
+    if spec.hosts.is_empty() {
+        let delegate = spec.gateways.is_empty();
+        let remedy = if delegate {
+            "name the hosts it is about; delegates are not supported yet"
+        } else {
+            "name hosts"
+        };
+        findings.error("spec.hosts", "is missing", remedy);
+    }
+    for (index, name) in spec.hosts.iter().enumerate() {
+        let field = format!("spec.hosts[{index}]");
+        host(name, &field, findings);
+        if spec.hosts[..index].contains(name) {
+            findings.error(&field, format!("{name:?} stands twice"), "remove one of them");
+        }
+        let mesh_wide = name == "*" && spec.is_for_mesh();
+        if mesh_wide {
+            findings.error(
+                &field,
+                "\"*\" would take over every host of the mesh",
+                "name the hosts, or a gateway",
+            );
+        }
+    }
+}
+
+fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
+    action(route, field, findings);
+    for (index, matched) in route.matches.iter().enumerate() {
+        http_match(matched, &format!("{field}.match[{index}]"), findings);
+    }
+    destinations(&route.route, field, findings);
+    let at = |name: &str| format!("{field}.{name}");
+    if let Some(redirect) = &route.redirect {
+        http_redirect(redirect, &at("redirect"), findings);
+    }
+    if let Some(direct) = &route.direct_response {
+        status(direct.status, 599, &at("directResponse.status"), findings);
+        if let Some(body) = &direct.body {
+            if body.string.is_some() == body.bytes.is_some() {
+                findings.error(
+                    at("directResponse.body"),
+                    "must have one of string and bytes",
+                    "give one of them",
+                );
+            }
+        }
+    }
+    if let Some(rewrite) = &route.rewrite {
+        http_rewrite(rewrite, route, &at("rewrite"), findings);
+    }
+    if let Some(retry) = &route.retries {
+        retries(retry, &at("retries"), findings);
+        too_short(route, retry, field, findings);
+    }
+    if let Some(fault) = &route.fault {
+        http_fault(fault, &at("fault"), findings);
+    }
+    headers(route.headers.as_ref(), &at("headers"), findings);
+    for (index, mirror) in route.mirrors.iter().enumerate() {
+        destination(&mirror.destination, &at(&format!("mirrors[{index}].destination")), findings);
+        if let Some(share) = &mirror.percentage {
+            percent(share.value, &at(&format!("mirrors[{index}].percentage.value")), findings);
+        }
+    }
+    if let Some(mirror) = &route.mirror {
+        destination(mirror, &at("mirror"), findings);
+        if !route.mirrors.is_empty() {
+            findings.error(at("mirror"), "cannot stand beside mirrors", "keep mirrors");
+        }
+    }
+    if let Some(share) = &route.mirror_percentage {
+        percent(share.value, &at("mirrorPercentage.value"), findings);
+    }
+}
+
+/// Exactly one of the things a rule can do.
+fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
+    let actions = [
+        ("route", !route.route.is_empty()),
+        ("redirect", route.redirect.is_some()),
+        ("directResponse", route.direct_response.is_some()),
+        ("delegate", route.delegate.is_some()),
+    ];
+    let given: Vec<&str> = actions.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    match given[..] {
+        [] => findings.error(field, "does nothing", "add route, redirect or directResponse"),
+        [_] => {}
+        [first, ref rest @ ..] => {
+            let message = format!("{first} cannot stand beside {}", rest.join(" and "));
+            findings.error(field, message, "keep one of them, or split the rule in two");
+        }
+    }
+    let away = route.redirect.is_some() || route.direct_response.is_some();
+    if away && route.rewrite.is_some() {
+        findings.error(
+            format!("{field}.rewrite"),
+            "cannot stand beside a redirect or directResponse",
+            "remove it",
+        );
+    }
+    if route.redirect.is_some() && route.fault.is_some() {
+        findings.error(format!("{field}.fault"), "cannot stand beside a redirect", "remove it");
+    }
+}
+
+fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
+    let at = |name: &str| format!("{field}.{name}");
+    let parts = [
+        ("uri", &matched.uri),
+        ("scheme", &matched.scheme),
+        ("method", &matched.method),
+        ("authority", &matched.authority),
+    ];
+    for (name, part) in parts {
+        if let Some(part) = part {
+            string_match(part, &at(name), false, findings);
+        }
+    }
+    for (list, name) in [(&matched.headers, "headers"), (&matched.without_headers, "withoutHeaders")] {
+        for (header, part) in list {
+            let field = crate::parse::join(&at(name), header);
+            if header.starts_with('@') {
+                findings.error(
+                    &field,
+                    "matching on token claims is for gateways and not supported",
+                    "remove it",
+                );
+                continue;
+            }
+            header_name(header, &field, findings);
+            string_match(part, &field, true, findings);
+            if matches!(header.as_str(), "uri" | "scheme" | "method" | "authority") {
+                let remedy = format!("use the match's own field {header}");
+                findings.warning(&field, "is ignored: this is no header", remedy);
+            }
+        }
+    }
+    for (name, part) in &matched.query_params {
+        string_match(part, &crate::parse::join(&at("queryParams"), name), true, findings);
+    }
+    if let Some(number) = matched.port {
+        port(number, &at("port"), findings);
+    }
+    if let Some(StringMatch::Exact(path) | StringMatch::Prefix(path)) = &matched.uri {
+        if !path.starts_with('/') && !matched.ignore_uri_case {
+            findings.warning(
+                at("uri"),
+                format!("{path:?} never matches: paths begin with /"),
+                format!("write /{path}"),
+            );
+        }
+    }
+}
+
+fn destinations(list: &[HttpDestination], field: &str, findings: &mut Findings) {
+    for (index, target) in list.iter().enumerate() {
+        let field = format!("{field}.route[{index}]");
+        destination(&target.destination, &format!("{field}.destination"), findings);
+        headers(target.headers.as_ref(), &format!("{field}.headers"), findings);
+    }
+    weights(list.iter().map(|target| target.weight), field, findings);
+}
+
+fn l4_destinations(list: &[L4Destination], field: &str, findings: &mut Findings) {
+    if list.is_empty() {
+        findings.error(format!("{field}.route"), "is missing", "add a destination");
+    }
+    for (index, target) in list.iter().enumerate() {
+        destination(&target.destination, &format!("{field}.route[{index}].destination"), findings);
+    }
+    weights(list.iter().map(|target| target.weight), field, findings);
+}
+
+fn weights(list: impl Iterator<Item = i32>, field: &str, findings: &mut Findings) {
+    let list: Vec<i32> = list.collect();
+    let mut sum = 0i64;
+    for (index, weight) in list.iter().enumerate() {
+        sum += i64::from(*weight);
+        if *weight < 0 {
+            findings.error(
+                format!("{field}.route[{index}].weight"),
+                format!("{weight} is below 0"),
+                "use 0 or more",
+            );
+        }
+    }
+    if list.len() > 1 && sum == 0 {
+        findings.error(
+            format!("{field}.route"),
+            "all weights are 0",
+            "give at least one destination a weight",
+        );
+    }
+    if sum > i64::from(u32::MAX) {
+        findings.error(
+            format!("{field}.route"),
+            "the weights add up to more than 4294967295",
+            "make them smaller",
+        );
+    }
+}
+
+fn destination(target: &Destination, field: &str, findings: &mut Findings) {
+    let name = &target.host;
+    if name == "*" || name.starts_with("*.") {
+        findings.error(format!("{field}.host"), format!("{name:?} is no single host"), "name one service");
+    } else {
+        host(name, &format!("{field}.host"), findings);
+    }
+    if let Some(selector) = &target.port {
+        port(selector.number, &format!("{field}.port.number"), findings);
+    }
+    if !target.subset.is_empty() && !super::is_label_text(&target.subset, false) {
+        findings.error(
+            format!("{field}.subset"),
+            format!("{:?} is not a subset's name", target.subset),
+            "see the DestinationRule",
+        );
+    }
+}
+
+fn http_redirect(redirect: &HttpRedirect, field: &str, findings: &mut Findings) {
+    let empty = [&redirect.uri, &redirect.authority, &redirect.prefix_rewrite, &redirect.scheme]
+        .iter()
+        .all(|text| text.is_empty());
+    if empty && redirect.port.is_none() && redirect.derive_port.is_none() {
+        findings.error(field, "changes nothing", "give uri, authority, port, scheme or prefixRewrite");
+    }
+    if !redirect.uri.is_empty() && !redirect.prefix_rewrite.is_empty() {
+        findings.error(format!("{field}.prefixRewrite"), "cannot stand beside uri", "keep one of them");
+    }
+    if let Some(number) = redirect.port {
+        port(number, &format!("{field}.port"), findings);
+        if redirect.derive_port.is_some() {
+            findings.error(format!("{field}.derivePort"), "cannot stand beside port", "keep one of them");
+        }
+    }
+    if !redirect.scheme.is_empty() && !matches!(redirect.scheme.as_str(), "http" | "https") {
+        let message = format!("{:?} is neither http nor https", redirect.scheme);
+        findings.error(format!("{field}.scheme"), message, "use one of the two");
+    }
+    if !matches!(redirect.redirect_code, 0 | 301 | 302 | 303 | 307 | 308) {
+        let message = format!("{} is not a redirect", redirect.redirect_code);
+        findings.error(format!("{field}.redirectCode"), message, "use 301, 302, 303, 307 or 308");
+    }
+}
+
+fn http_rewrite(rewrite: &HttpRewrite, route: &HttpRoute, field: &str, findings: &mut Findings) {
+    if rewrite.uri.is_empty() && rewrite.authority.is_empty() && rewrite.uri_regex_rewrite.is_none() {
+        findings.error(field, "changes nothing", "give uri, authority or uriRegexRewrite");
+    }
+    if let Some(by_regex) = &rewrite.uri_regex_rewrite {
+        let field = format!("{field}.uriRegexRewrite");
+        if !rewrite.uri.is_empty() {
+            findings.error(&field, "cannot stand beside uri", "keep one of them");
+        }
+        regex(&by_regex.pattern, &format!("{field}.match"), findings);
+        rewrite_groups(&by_regex.pattern, &by_regex.rewrite, &format!("{field}.rewrite"), findings);
+    }
+    let sets =
+        route.headers.iter().flat_map(|headers| headers.request.set.keys().chain(headers.request.add.keys()));
+    let authorities =
+        sets.filter(|name| is_authority(name)).count() + usize::from(!rewrite.authority.is_empty());
+    if authorities > 1 {
+        findings.error(
+            format!("{field}.authority"),
+            "the authority is set more than once",
+            "set it in one place",
+        );
+    }
+}
+
+/// `\3` needs a third group.
+fn rewrite_groups(pattern: &str, rewrite: &str, field: &str, findings: &mut Findings) {
+    let Ok(pattern) = regex::Regex::new(pattern) else { return };
+    let groups = pattern.captures_len() - 1;
+    let mut rest = rewrite.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' {
+            continue;
+        }
+        match rest.next().map(|c| (c, c.to_digit(10))) {
+            Some((_, Some(group))) if group as usize > groups => {
+                let message = format!("\\{group} stands for a group the expression does not have");
+                findings.error(field, message, format!("it has {groups}"));
+            }
+            Some((_, Some(_)) | ('\\', None)) => {}
+            _ => findings.error(field, "a lone \\", "write \\1 to \\9 for groups, \\\\ for a backslash"),
+        }
+    }
+}
+
+/// Checks when and how often to try again.
+pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
+    if retry.attempts < 0 {
+        findings.error(
+            format!("{field}.attempts"),
+            format!("{} is below 0", retry.attempts),
+            "use 0 or more",
+        );
+    }
+    if retry.attempts == 0 && (!retry.retry_on.is_empty() || retry.per_try_timeout.is_some()) {
+        findings.error(
+            format!("{field}.attempts"),
+            "is 0, so the other settings mean nothing",
+            "give attempts, or attempts: 0 alone to turn retries off",
+        );
+    }
+    positive(retry.per_try_timeout, &format!("{field}.perTryTimeout"), findings);
+    positive(retry.backoff, &format!("{field}.backoff"), findings);
+    for condition in retry.retry_on.split(',').map(str::trim).filter(|condition| !condition.is_empty()) {
+        let code = condition.parse::<u32>().is_ok_and(|code| (100..600).contains(&code));
+        if !code && !RETRY_ON.contains(&condition) {
+            let near = crate::parse::nearest(condition, RETRY_ON);
+            let remedy = near.map_or_else(
+                || format!("use HTTP status codes and {}", RETRY_ON.join(", ")),
+                |near| format!("did you mean {near}?"),
+            );
+            findings.error(
+                format!("{field}.retryOn"),
+                format!("{condition:?} is not a condition for retries"),
+                remedy,
+            );
+        }
+    }
+}
+
+/// A try that may take longer than the whole is never cut short.
+fn too_short(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
+    let whole = route.timeout.filter(|timeout| *timeout > Duration::ZERO);
+    if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout) {
+        if one > whole {
+            let message =
+                format!("is longer than the route's timeout of {whole}, which ends the request first");
+            findings.warning(
+                format!("{field}.retries.perTryTimeout"),
+                message,
+                "make it shorter, or the timeout longer",
+            );
+        }
+    }
+}
+
+fn http_fault(fault: &HttpFault, field: &str, findings: &mut Findings) {
+    if fault.delay.is_none() && fault.abort.is_none() {
+        findings.error(field, "does nothing", "give delay or abort");
+    }
+    if let Some(delay) = &fault.delay {
+        let field = format!("{field}.delay");
+        if delay.fixed_delay.is_none() {
+            findings.error(format!("{field}.fixedDelay"), "is missing", "say how long, as in 5s");
+        }
+        positive(delay.fixed_delay, &format!("{field}.fixedDelay"), findings);
+        if let Some(share) = &delay.percentage {
+            percent(share.value, &format!("{field}.percentage.value"), findings);
+        }
+        percent(f64::from(delay.percent), &format!("{field}.percent"), findings);
+    }
+    if let Some(abort) = &fault.abort {
+        let field = format!("{field}.abort");
+        let given = [abort.http_status.is_some(), abort.grpc_status.is_some(), abort.http2_error.is_some()];
+        if given.iter().filter(|given| **given).count() != 1 {
+            findings.error(&field, "must have one of httpStatus and grpcStatus", "give one of them");
+        }
+        if let Some(code) = abort.http_status {
+            status(code, 599, &format!("{field}.httpStatus"), findings);
+        }
+        if let Some(name) = &abort.grpc_status {
+            if !GRPC_STATUS.contains(&name.as_str()) {
+                let remedy = format!("it is one of {}", GRPC_STATUS.join(", "));
+                findings.error(
+                    format!("{field}.grpcStatus"),
+                    format!("{name:?} is not a gRPC status"),
+                    remedy,
+                );
+            }
+        }
+        if let Some(share) = &abort.percentage {
+            percent(share.value, &format!("{field}.percentage.value"), findings);
+        }
+    }
+}
+
+fn status(code: u32, highest: u32, field: &str, findings: &mut Findings) {
+    if !(200..=highest).contains(&code) {
+        findings.error(
+            field,
+            format!("{code} is not a status an answer can have"),
+            format!("use 200 to {highest}"),
+        );
+    }
+}
+
+fn headers(headers: Option<&Headers>, field: &str, findings: &mut Findings) {
+    let Some(headers) = headers else { return };
+    header_ops(&headers.request, &format!("{field}.request"), true, findings);
+    header_ops(&headers.response, &format!("{field}.response"), false, findings);
+}
+
+fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Findings) {
+    for (list, what) in [(&ops.set, "set"), (&ops.add, "add")] {
+        for (name, value) in list {
+            let field = crate::parse::join(&format!("{field}.{what}"), name);
+            changeable(name, &field, is_request, findings);
+            if value.bytes().any(|byte| byte < b' ' && byte != b'\t' || byte == 0x7f) {
+                findings.error(&field, "the value has control characters", "remove them");
+            }
+        }
+    }
+    for (index, name) in ops.remove.iter().enumerate() {
+        changeable(name, &format!("{field}.remove[{index}]"), false, findings);
+    }
+}
+
+/// The host may be set on requests; other parts of the request line never.
+fn changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) {
+    if is_authority(name) && host_too {
+    } else if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
+        findings.error(field, format!("{name:?} cannot be changed here"), "use rewrite");
+    } else {
+        header_name(name, field, findings);
+    }
+}
+
+fn is_authority(name: &str) -> bool {
+    name.eq_ignore_ascii_case(":authority") || name.eq_ignore_ascii_case("host")
+}
+
+/// A rule that takes everything makes those after it useless.
+fn shadowed_rules(rules: &[HttpRoute], findings: &mut Findings) {
+    let all = |rule: &HttpRoute| rule.matches.is_empty() || rule.matches.iter().any(takes_all);
+    if let Some(first) = rules.iter().position(all).filter(|first| first + 1 < rules.len()) {
+        let message = format!("is never reached: http[{first}] takes every request");
+        findings.warning(
+            format!("spec.http[{}]", first + 1),
+            message,
+            "put it before that one, or remove it",
+        );
+    }
+}
+
+fn takes_all(matched: &HttpMatch) -> bool {
+    let any_path = matches!(&matched.uri, Some(StringMatch::Prefix(path)) if path == "/");
+    let without_path =
+        HttpMatch { uri: None, name: String::new(), stat_prefix: String::new(), ..matched.clone() };
+    (any_path || matched.uri.is_none())
+        && without_path == HttpMatch { ignore_uri_case: matched.ignore_uri_case, ..HttpMatch::default() }
+}
