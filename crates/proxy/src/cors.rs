@@ -1,0 +1,123 @@
+//! Cross-origin resource sharing: Envoy's CORS filter, decided.
+
+use crate::{
+    config::route::Cors,
+    head::{RequestHead, ResponseHead},
+    matching,
+};
+
+/// What becomes of a request under a CORS policy.
+#[derive(Debug)]
+pub enum Decision {
+    /// It has nothing to do with CORS, or its origin is not allowed: it goes on as it is.
+    Pass,
+    /// It goes on, and [`mark`] adds to its answer.
+    Mark,
+    /// It is a preflight, answered here.
+    Answer(ResponseHead),
+}
+
+/// Looks at a request.
+pub fn decide(cors: &Cors, head: &RequestHead) -> Decision {
+    let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
+        return Decision::Pass;
+    };
+    let preflight = head.method() == "OPTIONS" && head.has("access-control-request-method");
+    let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
+    match (preflight, allowed) {
+        (true, true) => Decision::Answer(preflight_answer(cors, origin)),
+        (true, false) if !cors.forward_unmatched => Decision::Answer(ResponseHead::build(200, &[])),
+        (false, true) => Decision::Mark,
+        _ => Decision::Pass,
+    }
+}
+
+/// Adds to the answer of a request that came with this origin.
+pub fn mark(cors: &Cors, origin: &[u8], head: &mut ResponseHead) {
+    head.set("access-control-allow-origin", origin);
+    if cors.credentials {
+        head.set("access-control-allow-credentials", b"true");
+    }
+    if let Some(expose) = &cors.expose {
+        head.set("access-control-expose-headers", expose.as_bytes());
+    }
+}
+
+fn preflight_answer(cors: &Cors, origin: &[u8]) -> ResponseHead {
+    let mut head = ResponseHead::build(200, &[]);
+    head.append("access-control-allow-origin", origin);
+    if cors.credentials {
+        head.append("access-control-allow-credentials", b"true");
+    }
+    let given = [
+        ("access-control-allow-methods", &cors.methods),
+        ("access-control-allow-headers", &cors.headers),
+        ("access-control-max-age", &cors.max_age),
+    ];
+    for (name, value) in given {
+        if let Some(value) = value {
+            head.append(name, value.as_bytes());
+        }
+    }
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::text::TextMatch;
+
+    fn cors(forward_unmatched: bool) -> Cors {
+        Cors {
+            origins: vec![TextMatch::Exact(b"https://a.example".as_slice().into())],
+            methods: Some("GET,POST".into()),
+            headers: Some("x-foo".into()),
+            expose: Some("x-bar".into()),
+            max_age: Some("86400".into()),
+            credentials: true,
+            forward_unmatched,
+        }
+    }
+
+    #[test]
+    fn preflights_are_answered() {
+        let ask = [("origin", "https://a.example"), ("access-control-request-method", "POST")];
+        let head = RequestHead::build("OPTIONS", "/", "h", &ask);
+        let Decision::Answer(answer) = decide(&cors(true), &head) else { panic!("not answered") };
+        let fields: Vec<_> = answer
+            .iter()
+            .map(|(name, value)| {
+                format!("{}: {}", String::from_utf8_lossy(name), String::from_utf8_lossy(value))
+            })
+            .collect();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(
+            fields,
+            [
+                "access-control-allow-origin: https://a.example",
+                "access-control-allow-credentials: true",
+                "access-control-allow-methods: GET,POST",
+                "access-control-allow-headers: x-foo",
+                "access-control-max-age: 86400",
+            ]
+        );
+    }
+
+    #[test]
+    fn others_pass_or_are_marked() {
+        let head = |method, fields: &[(&str, &str)]| RequestHead::build(method, "/", "h", fields);
+        let stranger = [("origin", "https://b.example"), ("access-control-request-method", "POST")];
+        assert!(matches!(decide(&cors(true), &head("GET", &[])), Decision::Pass));
+        assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), Decision::Pass));
+        assert!(matches!(
+            decide(&cors(false), &head("OPTIONS", &stranger)),
+            Decision::Answer(answer) if answer.is_empty()
+        ));
+        assert!(matches!(decide(&cors(true), &head("GET", &stranger)), Decision::Pass));
+        let friend = head("GET", &[("origin", "https://a.example")]);
+        assert!(matches!(decide(&cors(true), &friend), Decision::Mark));
+        let mut answer = ResponseHead::build(200, &[]);
+        mark(&cors(true), b"https://a.example", &mut answer);
+        assert_eq!(answer.header("access-control-expose-headers"), Some(&b"x-bar"[..]));
+    }
+}

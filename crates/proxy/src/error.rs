@@ -1,0 +1,519 @@
+//! Why a request or connection ends otherwise than its upstream wished, and what follows from that.
+//!
+//! A failure has a kind, a side and a cause. One table ([`Error::answer`]) turns it into status, gRPC status,
+//! response flag, details and body, all in Envoy's words, because alerts and people search logs for them.
+//! [`retry`] says whether a try that ended so is worth another. A direct response or a redirect is no error.
+
+use std::{borrow::Cow, fmt};
+
+use crate::{
+    config::route::{RetryOn, RetryPolicy},
+    head::ResponseHead,
+};
+
+/// Which end caused a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The client.
+    Downstream,
+    /// The server, or the way there.
+    Upstream,
+    /// This proxy, or its configuration.
+    Internal,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No virtual host or route matches.
+    RouteNotFound,
+    /// The route names a cluster that is not there; answered with this status.
+    ClusterNotFound(u16),
+    /// The cluster has no endpoint to send to.
+    NoHealthyUpstream,
+    /// The connection did not come about (refused, unreachable, TLS failed).
+    ConnectFailed,
+    /// The connection did not come about in time.
+    ConnectTimeout,
+    /// The upstream closed the connection.
+    UpstreamClosed,
+    /// The upstream reset the stream.
+    UpstreamReset,
+    /// The upstream (HTTP/2) refused the stream: it did nothing with it.
+    UpstreamRefused,
+    /// The upstream does not speak HTTP.
+    UpstreamProtocol,
+    /// The route's time is over.
+    ResponseTimeout,
+    /// The time of one try is over.
+    TryTimeout,
+    /// A limit of the cluster is reached.
+    Overflow,
+    /// Nothing moved on the stream for too long; `true` once the request was complete.
+    StreamIdle(bool),
+    /// The request did not come in whole within its time.
+    RequestTimeout,
+    /// A policy refuses it; the details name the rule.
+    Denied(Box<str>),
+    /// The fault filter answers with this HTTP status.
+    FaultAbort(u16),
+    /// The fault filter answers with this gRPC status.
+    FaultAbortGrpc(u32),
+    /// The client closed the connection or reset the stream.
+    DownstreamClosed,
+    /// The client does not speak HTTP as it must.
+    DownstreamProtocol,
+    /// The request's head is larger than allowed.
+    HeadTooLarge,
+    /// The request has more headers than allowed.
+    TooManyHeaders,
+    /// The request's body is larger than can be kept.
+    BodyTooLarge,
+    /// No `Host`.
+    MissingHost,
+    /// The path cannot be brought to normal form.
+    BadPath,
+    /// HTTP/1.0 where it is not taken.
+    VersionTooLow,
+    /// An upgrade that is not allowed.
+    UpgradeRefused,
+    /// No filter chain takes the connection.
+    NoFilterChain,
+    /// The proxy is going down.
+    Draining,
+}
+
+/// A failure.
+#[derive(Debug)]
+pub struct Error {
+    /// What went wrong.
+    pub kind: Kind,
+    /// More about it, from the system or the peer: `Connection refused`.
+    pub cause: Option<Box<str>>,
+    /// Whether the client has already got the beginning of an answer.
+    pub response_started: bool,
+}
+
+/// Flags of the access log and metrics, `%RESPONSE_FLAGS%`. A set; the text lists them in Envoy's order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(u32);
+
+/// The flags by bit, in the order Envoy lists them.
+const FLAG_NAMES: [&str; 21] = [
+    "UH", "UT", "LR", "UR", "UF", "UC", "UO", "NR", "DI", "FI", "RL", "UAEX", "DC", "URX", "SI", "DPE",
+    "UMSDR", "NFCF", "UPE", "NC", "OM",
+];
+
+#[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
+impl Flags {
+    pub const NONE: Self = Self(0);
+    pub const UH: Self = Self(1);
+    pub const UT: Self = Self(1 << 1);
+    pub const LR: Self = Self(1 << 2);
+    pub const UR: Self = Self(1 << 3);
+    pub const UF: Self = Self(1 << 4);
+    pub const UC: Self = Self(1 << 5);
+    pub const UO: Self = Self(1 << 6);
+    pub const NR: Self = Self(1 << 7);
+    pub const DI: Self = Self(1 << 8);
+    pub const FI: Self = Self(1 << 9);
+    pub const RL: Self = Self(1 << 10);
+    pub const UAEX: Self = Self(1 << 11);
+    pub const DC: Self = Self(1 << 12);
+    pub const URX: Self = Self(1 << 13);
+    pub const SI: Self = Self(1 << 14);
+    pub const DPE: Self = Self(1 << 15);
+    pub const UMSDR: Self = Self(1 << 16);
+    pub const NFCF: Self = Self(1 << 17);
+    pub const UPE: Self = Self(1 << 18);
+    pub const NC: Self = Self(1 << 19);
+    pub const OM: Self = Self(1 << 20);
+
+    /// Adds those of another set.
+    pub fn insert(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    /// Whether all of another set are here.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// As a number, for hashing.
+    pub(crate) fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("-");
+        }
+        let set = FLAG_NAMES.iter().enumerate().filter(|(bit, _)| self.0 & (1 << bit) != 0);
+        for (position, (_, name)) in set.enumerate() {
+            f.write_str(if position == 0 { "" } else { "," })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a client is told, and what is written down, about a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status; 0 where no answer can be given (the client is gone).
+    pub status: u16,
+    /// gRPC status for gRPC requests, which get HTTP 200.
+    pub grpc: u32,
+    /// Response flag.
+    pub flags: Flags,
+    /// Response code details.
+    pub details: Cow<'static, str>,
+    /// Body, `text/plain`; empty for none. It is `grpc-message` for gRPC requests.
+    pub body: Cow<'static, str>,
+}
+
+impl Error {
+    /// A failure before anything was answered.
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, cause: None, response_started: false }
+    }
+
+    /// The same with what the system or the peer said.
+    pub fn caused(kind: Kind, cause: impl fmt::Display) -> Self {
+        Self { cause: Some(cause.to_string().into()), ..Self::new(kind) }
+    }
+
+    /// Marks that the client has the beginning of an answer.
+    #[must_use]
+    pub fn after_response_started(mut self) -> Self {
+        self.response_started = true;
+        self
+    }
+
+    /// Which end caused it.
+    pub fn side(&self) -> Side {
+        match self.kind {
+            Kind::ConnectFailed
+            | Kind::ConnectTimeout
+            | Kind::UpstreamClosed
+            | Kind::UpstreamReset
+            | Kind::UpstreamRefused
+            | Kind::UpstreamProtocol
+            | Kind::ResponseTimeout
+            | Kind::TryTimeout => Side::Upstream,
+            Kind::DownstreamClosed
+            | Kind::DownstreamProtocol
+            | Kind::HeadTooLarge
+            | Kind::TooManyHeaders
+            | Kind::BodyTooLarge
+            | Kind::MissingHost
+            | Kind::BadPath
+            | Kind::VersionTooLow
+            | Kind::UpgradeRefused
+            | Kind::StreamIdle(_)
+            | Kind::RequestTimeout
+            | Kind::Denied(_) => Side::Downstream,
+            Kind::RouteNotFound
+            | Kind::ClusterNotFound(_)
+            | Kind::NoHealthyUpstream
+            | Kind::Overflow
+            | Kind::FaultAbort(_)
+            | Kind::FaultAbortGrpc(_)
+            | Kind::NoFilterChain
+            | Kind::Draining => Side::Internal,
+        }
+    }
+
+    /// Whether another try could end otherwise, whatever the policy says. Where the policy must agree: [`retry`].
+    pub fn may_retry(&self) -> bool {
+        self.side() == Side::Upstream && !self.response_started && self.kind != Kind::ResponseTimeout
+    }
+
+    /// Whether the request surely did nothing at the upstream.
+    pub fn never_sent(&self) -> bool {
+        matches!(self.kind, Kind::ConnectFailed | Kind::ConnectTimeout | Kind::UpstreamRefused)
+    }
+
+    /// The table: what each failure looks like from outside.
+    pub fn answer(&self) -> Answer {
+        let plain = |status, flags, details: &'static str, body: &'static str| Answer {
+            status,
+            grpc: grpc_status(status),
+            flags,
+            details: Cow::Borrowed(details),
+            body: Cow::Borrowed(body),
+        };
+        match &self.kind {
+            Kind::RouteNotFound => plain(404, Flags::NR, "route_not_found", ""),
+            Kind::ClusterNotFound(status) => plain(*status, Flags::NC, "cluster_not_found", ""),
+            Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
+            Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
+            Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
+            Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),
+            Kind::UpstreamReset => self.reset(503, Flags::UR, "remote reset"),
+            Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
+            Kind::UpstreamProtocol => self.reset(502, Flags::UPE, "protocol error"),
+            Kind::Overflow => self.reset(503, Flags::UO, "overflow"),
+            Kind::ResponseTimeout => plain(504, Flags::UT, "response_timeout", "upstream request timeout"),
+            Kind::TryTimeout => plain(504, Flags::UT, "upstream_per_try_timeout", "upstream request timeout"),
+            Kind::StreamIdle(request_complete) => plain(
+                if *request_complete { 504 } else { 408 },
+                Flags::SI,
+                "stream_idle_timeout",
+                "stream timeout",
+            ),
+            Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
+            Kind::Denied(details) => Answer {
+                details: Cow::Owned(details.to_string()),
+                ..plain(403, Flags::NONE, "", "RBAC: access denied")
+            },
+            Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
+            Kind::FaultAbortGrpc(grpc) => {
+                let status = http_status(*grpc);
+                Answer { grpc: *grpc, ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort") }
+            }
+            Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
+            Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
+            Kind::HeadTooLarge => plain(431, Flags::DPE, "http1.headers_too_large", ""),
+            Kind::TooManyHeaders => plain(431, Flags::DPE, "http1.too_many_headers", ""),
+            Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),
+            Kind::MissingHost => plain(400, Flags::NONE, "missing_host_header", ""),
+            Kind::BadPath => plain(400, Flags::NONE, "path_normalization_failed", ""),
+            Kind::VersionTooLow => plain(426, Flags::NONE, "low_version", ""),
+            Kind::UpgradeRefused => plain(403, Flags::NONE, "upgrade_failed", ""),
+            Kind::NoFilterChain => plain(0, Flags::NR, "filter_chain_not_found", ""),
+            Kind::Draining => plain(503, Flags::NONE, "drain_close", "no healthy upstream"),
+        }
+    }
+
+    /// An upstream that went away, in Envoy's words; the cause is `transport failure reason`.
+    fn reset(&self, status: u16, flags: Flags, reason: &str) -> Answer {
+        let started = if self.response_started { "after" } else { "before" };
+        let cause = self.cause.as_deref().unwrap_or_default();
+        let (bar, comma) = if cause.is_empty() { ("", "") } else { ("|", ", transport failure reason: ") };
+        let details = format!("upstream_reset_{started}_response_started{{{reason}{bar}{cause}}}");
+        Answer {
+            status,
+            grpc: grpc_status(status),
+            flags,
+            // One word in a log line: Envoy replaces white space too.
+            details: Cow::Owned(details.replace(|c: char| c.is_ascii_whitespace(), "_")),
+            body: Cow::Owned(format!(
+                "upstream connect error or disconnect/reset before headers. reset reason: {reason}{comma}{cause}"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answer = self.answer();
+        write!(f, "{} ({})", answer.details, answer.flags)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The gRPC status that stands for an HTTP status (gRPC: HTTP to gRPC status code mapping).
+pub fn grpc_status(http: u16) -> u32 {
+    match http {
+        400 => 13,
+        401 => 16,
+        403 => 7,
+        404 => 12,
+        429 | 502..=504 => 14,
+        _ => 2,
+    }
+}
+
+/// The HTTP status that stands for a gRPC status, for clients that are not gRPC's.
+fn http_status(grpc: u32) -> u16 {
+    match grpc {
+        0 => 200,
+        1 => 499,
+        3 | 9 | 11 => 400,
+        4 => 504,
+        5 => 404,
+        6 | 10 => 409,
+        7 => 403,
+        8 => 429,
+        12 => 501,
+        14 => 503,
+        16 => 401,
+        _ => 500,
+    }
+}
+
+/// How a try ended, as far as retrying is concerned.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome<'a> {
+    /// Without an answer.
+    Failed {
+        /// Why.
+        error: &'a Error,
+        /// Whether any of the request had been sent.
+        request_sent: bool,
+    },
+    /// With an answer.
+    Answered(&'a ResponseHead),
+}
+
+/// Whether a try that ended so is worth another by this policy. How many there may be, and whether the body
+/// can be sent again, is for the caller to know.
+pub fn retry(policy: &RetryPolicy, outcome: Outcome<'_>) -> bool {
+    match outcome {
+        Outcome::Failed { error, request_sent } => {
+            error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
+        }
+        Outcome::Answered(head) => !head.has("x-envoy-overloaded") && retry_answer(policy, head),
+    }
+}
+
+fn retry_reset(on: RetryOn, kind: &Kind, request_sent: bool) -> bool {
+    on.reset
+        || on.server_error
+        || on.gateway_error
+        || (on.reset_before_request && !request_sent)
+        || (on.connect_failure && matches!(kind, Kind::ConnectFailed | Kind::ConnectTimeout))
+        || (on.refused_stream && *kind == Kind::UpstreamRefused)
+}
+
+fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
+    let (on, status) = (policy.on, head.status());
+    let by_status = (on.server_error && status >= 500)
+        || (on.gateway_error && matches!(status, 502..=504))
+        || (on.retriable_4xx && status == 409)
+        || (on.retriable_status_codes && policy.statuses.contains(&status));
+    by_status
+        || match head.header("grpc-status") {
+            Some(b"1") => on.grpc_cancelled,
+            Some(b"4") => on.grpc_deadline_exceeded,
+            Some(b"8") => on.grpc_resource_exhausted,
+            Some(b"13") => on.grpc_internal,
+            Some(b"14") => on.grpc_unavailable,
+            _ => false,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn failures_are_told_in_envoys_words() {
+        let table = [
+            (Error::new(Kind::RouteNotFound), 404, "NR", "route_not_found", ""),
+            (Error::new(Kind::ClusterNotFound(503)), 503, "NC", "cluster_not_found", ""),
+            (Error::new(Kind::NoHealthyUpstream), 503, "UH", "no_healthy_upstream", "no healthy upstream"),
+            (
+                Error::caused(Kind::ConnectFailed, "delayed connect error: Connection refused"),
+                503,
+                "UF",
+                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+                "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, \
+                 transport failure reason: delayed connect error: Connection refused",
+            ),
+            (
+                Error::new(Kind::UpstreamClosed),
+                503,
+                "UC",
+                "upstream_reset_before_response_started{connection_termination}",
+                "upstream connect error or disconnect/reset before headers. reset reason: connection termination",
+            ),
+            (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),
+            (
+                Error::new(Kind::Denied("rbac_access_denied_matched_policy[none]".into())),
+                403,
+                "-",
+                "rbac_access_denied_matched_policy[none]",
+                "RBAC: access denied",
+            ),
+            (Error::new(Kind::FaultAbort(555)), 555, "FI", "fault_filter_abort", "fault filter abort"),
+            (Error::new(Kind::DownstreamClosed), 0, "DC", "downstream_remote_disconnect", ""),
+        ];
+        for (error, status, flags, details, body) in table {
+            let answer = error.answer();
+            assert_eq!(
+                (answer.status, answer.flags.to_string().as_str(), &*answer.details, &*answer.body),
+                (status, flags, details, body)
+            );
+        }
+        let late = Error::new(Kind::UpstreamClosed).after_response_started();
+        assert_eq!(late.answer().details, "upstream_reset_after_response_started{connection_termination}");
+        assert!(!late.may_retry());
+    }
+
+    #[test]
+    fn flags_are_listed_in_order() {
+        let mut flags = Flags::URX;
+        flags.insert(Flags::UF);
+        assert_eq!(flags.to_string(), "UF,URX");
+        assert!(flags.contains(Flags::UF) && !flags.contains(Flags::DC));
+        assert_eq!(Flags::OM.to_string(), "OM");
+    }
+
+    #[test]
+    fn retries_follow_the_policys_words() {
+        let failed = |kind, request_sent| (Error::new(kind), request_sent);
+        let on = |set: fn(&mut RetryOn)| {
+            let mut on = RetryOn::default();
+            set(&mut on);
+            policy(on)
+        };
+        let cases: [(RetryPolicy, (Error, bool), bool); 10] = [
+            (on(|on| on.connect_failure = true), failed(Kind::ConnectFailed, false), true),
+            (on(|on| on.connect_failure = true), failed(Kind::UpstreamClosed, true), false),
+            (on(|on| on.reset = true), failed(Kind::UpstreamClosed, true), true),
+            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, true), false),
+            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, false), true),
+            (on(|on| on.refused_stream = true), failed(Kind::UpstreamRefused, true), true),
+            (on(|on| on.gateway_error = true), failed(Kind::TryTimeout, true), true),
+            (on(|on| on.server_error = true), failed(Kind::ResponseTimeout, true), false),
+            (on(|on| on.server_error = true), failed(Kind::Overflow, false), false),
+            (on(|_| ()), failed(Kind::ConnectFailed, false), false),
+        ];
+        for (policy, (error, request_sent), expected) in cases {
+            let outcome = Outcome::Failed { error: &error, request_sent };
+            assert_eq!(retry(&policy, outcome), expected, "{error} {:?}", policy.on);
+        }
+    }
+
+    #[test]
+    fn answers_are_retried_by_status_and_grpc_status() {
+        let mut policy = policy(RetryOn {
+            gateway_error: true,
+            retriable_status_codes: true,
+            grpc_unavailable: true,
+            ..RetryOn::default()
+        });
+        policy.statuses = vec![418];
+        let cases = [
+            (ResponseHead::build(503, &[]), true),
+            (ResponseHead::build(500, &[]), false),
+            (ResponseHead::build(418, &[]), true),
+            (ResponseHead::build(200, &[("grpc-status", "14")]), true),
+            (ResponseHead::build(200, &[("grpc-status", "1")]), false),
+            (ResponseHead::build(503, &[("x-envoy-overloaded", "true")]), false),
+        ];
+        for (head, expected) in cases {
+            assert_eq!(retry(&policy, Outcome::Answered(&head)), expected, "{head:?}");
+        }
+    }
+
+    fn policy(on: RetryOn) -> RetryPolicy {
+        RetryPolicy {
+            on,
+            retries: 2,
+            per_try_timeout: None,
+            avoid_previous: false,
+            host_selection_attempts: 1,
+            statuses: Vec::new(),
+            backoff_base: Duration::from_millis(25),
+            backoff_max: Duration::from_millis(250),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Headers that are added, changed and taken away: configured operations, and what every hop does to the
+//! `x-forwarded-*` family and `x-request-id`.
+
+use std::net::IpAddr;
+
+use crate::{
+    config::{
+        http::{Format, ForwardClientCert, HttpManager},
+        route::HeaderOp,
+    },
+    head::{Headers, RequestHead, ResponseHead},
+    telemetry::{Context, Record, format},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Applies operations to a request.
+pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'_>) {
+    for op in ops {
+        let value = value_of(op, &Context { record, request: Some(head), response: None });
+        match (op, &value) {
+            (HeaderOp::Set(name, _) | HeaderOp::Append(name, _), Some(value))
+                if matches!(&**name, ":authority" | "host") =>
+            {
+                head.set_authority(&String::from_utf8_lossy(value));
+            }
+            (HeaderOp::Set(name, _), Some(value)) if &**name == ":path" => {
+                head.set_path(&String::from_utf8_lossy(value));
+            }
+            _ => apply(op, value.as_deref(), head),
+        }
+    }
+}
+
+/// Applies operations to an answer.
+pub fn apply_response(
+    ops: &[HeaderOp],
+    head: &mut ResponseHead,
+    request: Option<&RequestHead>,
+    record: &Record<'_>,
+) {
+    for op in ops {
+        let value = value_of(op, &Context { record, request, response: Some(head) });
+        apply(op, value.as_deref(), head);
+    }
+}
+
+fn value_of(op: &HeaderOp, context: &Context<'_>) -> Option<Vec<u8>> {
+    let format: &Format = match op {
+        HeaderOp::Remove(_) => return None,
+        HeaderOp::Append(_, format)
+        | HeaderOp::Set(_, format)
+        | HeaderOp::AddIfAbsent(_, format)
+        | HeaderOp::ReplaceIfPresent(_, format) => format,
+    };
+    let mut value = Vec::new();
+    format::write(format, context, b"", &mut value);
+    Some(value)
+}
+
+/// An empty value adds nothing, as in Envoy.
+fn apply(op: &HeaderOp, value: Option<&[u8]>, headers: &mut Headers) {
+    match (op, value.filter(|value| !value.is_empty())) {
+        (HeaderOp::Remove(name), _) => _ = headers.remove(name),
+        (HeaderOp::Append(name, _), Some(value)) => headers.append(name, value),
+        (HeaderOp::Set(name, _), Some(value)) => headers.set(name, value),
+        (HeaderOp::AddIfAbsent(name, _), Some(value)) if !headers.has(name) => headers.append(name, value),
+        (HeaderOp::ReplaceIfPresent(name, _), Some(value)) if headers.has(name) => headers.set(name, value),
+        _ => {}
+    }
+}
+
+/// What a connection adds to each of its requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop<'a> {
+    /// The other end's address.
+    pub source: IpAddr,
+    /// Whether it came by TLS.
+    pub tls: bool,
+    /// Whether it is known by a certificate that was checked.
+    pub certified: bool,
+    /// Its element of `x-forwarded-client-cert`: [`crate::peer::Peer::forwarded_cert`].
+    pub forwarded_cert: Option<&'a str>,
+}
+
+/// Brings `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id` up to date and
+/// says who the client is. To be called once, before routing.
+pub fn receive(
+    manager: &HttpManager,
+    hop: Hop<'_>,
+    head: &mut RequestHead,
+    dice: &mut fastrand::Rng,
+) -> IpAddr {
+    let client = client_address(manager, hop.source, head);
+    if manager.use_remote_address {
+        append_address(head, hop.source);
+        if manager.xff_trusted_hops == 0 {
+            // Nobody in front is trusted to have said how the client came.
+            head.remove("x-forwarded-proto");
+        }
+    }
+    if !head.has("x-forwarded-proto") {
+        head.append("x-forwarded-proto", if hop.tls { b"https" } else { b"http" });
+    }
+    forward_client_cert(manager.client_cert.forward, hop, head);
+    if manager.generate_request_id && !head.has("x-request-id") {
+        head.append("x-request-id", &request_id(dice));
+    }
+    client
+}
+
+/// Who the client is: the other end, or the address that trusted proxies in front wrote down.
+fn client_address(manager: &HttpManager, source: IpAddr, head: &RequestHead) -> IpAddr {
+    let hops = manager.xff_trusted_hops as usize;
+    let from_end = match (manager.use_remote_address, hops) {
+        (true, 0) => return source,
+        // The last entry is what the proxy in front saw; each further hop goes one back.
+        (true, hops) => hops - 1,
+        (false, hops) => hops,
+    };
+    nth_from_end(head, from_end).unwrap_or(source)
+}
+
+fn nth_from_end(head: &RequestHead, index: usize) -> Option<IpAddr> {
+    let entries = || head.header_values("x-forwarded-for").flat_map(|value| value.split(|b| *b == b','));
+    let entry = entries().nth(entries().count().checked_sub(index + 1)?)?;
+    std::str::from_utf8(entry).ok()?.trim().parse().ok()
+}
+
+fn append_address(head: &mut RequestHead, address: IpAddr) {
+    let mut value = head.header_values("x-forwarded-for").collect::<Vec<_>>().join(&b","[..]);
+    if !value.is_empty() {
+        value.push(b',');
+    }
+    value.extend_from_slice(address.to_string().as_bytes());
+    head.set("x-forwarded-for", &value);
+}
+
+fn forward_client_cert(mode: ForwardClientCert, hop: Hop<'_>, head: &mut RequestHead) {
+    const NAME: &str = "x-forwarded-client-cert";
+    match (mode, hop.certified) {
+        (ForwardClientCert::AlwaysForwardOnly, _) | (ForwardClientCert::ForwardOnly, true) => {}
+        (ForwardClientCert::Sanitize, _) | (_, false) => _ = head.remove(NAME),
+        (ForwardClientCert::SanitizeSet, true) => match hop.forwarded_cert {
+            Some(element) => head.set(NAME, element.as_bytes()),
+            None => _ = head.remove(NAME),
+        },
+        (ForwardClientCert::AppendForward, true) => {
+            let Some(element) = hop.forwarded_cert else { return };
+            let mut value = head.header_values(NAME).collect::<Vec<_>>().join(&b","[..]);
+            if !value.is_empty() {
+                value.push(b',');
+            }
+            value.extend_from_slice(element.as_bytes());
+            head.set(NAME, &value);
+        }
+    }
+}
+
+/// A random UUID (RFC 9562, version 4) as text.
+pub fn request_id(dice: &mut fastrand::Rng) -> [u8; 36] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let bits = dice.u128(..) & !(0xf << 76) | 0x4 << 76;
+    let bits = bits & !(0x3 << 62) | 0x2 << 62;
+    let mut text = [b'-'; 36];
+    let places = (0..36).filter(|place| !matches!(place, 8 | 13 | 18 | 23));
+    for (digit, place) in places.enumerate() {
+        text[place] = DIGITS[(bits >> (124 - 4 * digit)) as usize & 0xf];
+    }
+    text
+}

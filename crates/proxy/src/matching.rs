@@ -1,0 +1,174 @@
+//! Tests of texts and headers, evaluated. Routes, policies, faults and CORS share them.
+//!
+//! Nothing is allocated, unless a header occurs more than once: then its values are joined by commas first, as
+//! Envoy does, so that a policy cannot be passed by sending a header twice.
+
+use std::borrow::Cow;
+
+use crate::{
+    config::text::{HeaderMatch, HeaderTest, TextMatch},
+    head::RequestHead,
+};
+
+/// Whether a text passes.
+pub fn text(test: &TextMatch, value: &[u8]) -> bool {
+    match test {
+        TextMatch::Exact(whole) => value == &**whole,
+        TextMatch::Prefix(start) => value.starts_with(start),
+        TextMatch::Suffix(end) => value.ends_with(end),
+        TextMatch::Contains(part) => contains(value, part),
+        TextMatch::Regex(regex) => regex.is_match(value),
+        TextMatch::IgnoreCase(inner) => ignoring_case(inner, value),
+    }
+}
+
+fn ignoring_case(test: &TextMatch, value: &[u8]) -> bool {
+    match test {
+        TextMatch::Exact(whole) => value.eq_ignore_ascii_case(whole),
+        TextMatch::Prefix(start) => {
+            value.get(..start.len()).is_some_and(|part| part.eq_ignore_ascii_case(start))
+        }
+        TextMatch::Suffix(end) => {
+            value.len().checked_sub(end.len()).is_some_and(|from| value[from..].eq_ignore_ascii_case(end))
+        }
+        TextMatch::Contains(part) => contains(&value.to_ascii_lowercase(), part),
+        TextMatch::Regex(_) => text(test, value),
+        TextMatch::IgnoreCase(inner) => ignoring_case(inner, value),
+    }
+}
+
+fn contains(value: &[u8], part: &[u8]) -> bool {
+    memchr::memmem::find(value, part).is_some()
+}
+
+/// Whether the headers of a request pass.
+pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
+    let value = match joined(head, &test.name) {
+        Some(value) => value,
+        None if test.missing_as_empty && !matches!(test.test, HeaderTest::Present(_)) => {
+            Cow::Borrowed(&b""[..])
+        }
+        // What is not there passes only a test for its absence; turning round a test of its value does not help.
+        None => return matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
+    };
+    let holds = match &test.test {
+        HeaderTest::Present(wanted) => *wanted,
+        HeaderTest::Value(test) => text(test, &value),
+        HeaderTest::Range(from, to) => {
+            let number = std::str::from_utf8(&value).ok().and_then(|text| text.parse::<i64>().ok());
+            number.is_some_and(|number| (*from..*to).contains(&number))
+        }
+    };
+    holds != test.invert
+}
+
+/// Whether all tests pass.
+pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
+    tests.iter().all(|test| header(test, head))
+}
+
+/// The value of a header or of a part of the request line; several values joined by commas.
+pub fn joined<'a>(head: &'a RequestHead, name: &str) -> Option<Cow<'a, [u8]>> {
+    match name {
+        ":path" => return Some(Cow::Borrowed(head.path().as_bytes())),
+        ":method" => return Some(Cow::Borrowed(head.method().as_bytes())),
+        ":scheme" => return Some(Cow::Borrowed(head.scheme().as_bytes())),
+        ":authority" | "host" => {
+            let authority = head.authority();
+            return (!authority.is_empty()).then_some(Cow::Borrowed(authority.as_bytes()));
+        }
+        _ => {}
+    }
+    let first = head.header(name)?;
+    if head.header_values(name).nth(1).is_none() {
+        return Some(Cow::Borrowed(first));
+    }
+    let all: Vec<&[u8]> = head.header_values(name).collect();
+    Some(Cow::Owned(all.join(&b',')))
+}
+
+/// Whether a request is gRPC's, by its content type.
+pub fn is_grpc(head: &RequestHead) -> bool {
+    head.header("content-type")
+        .and_then(|value| value.strip_prefix(b"application/grpc"))
+        .is_some_and(|rest| rest.is_empty() || rest[0] == b'+')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(text: &str) -> TextMatch {
+        TextMatch::Exact(text.as_bytes().into())
+    }
+
+    #[test]
+    fn texts() {
+        let bytes = |text: &str| Box::<[u8]>::from(text.as_bytes());
+        let any_case = |test| TextMatch::IgnoreCase(Box::new(test));
+        let cases = [
+            (exact("a"), "a", true),
+            (exact("a"), "ab", false),
+            (TextMatch::Prefix(bytes("ab")), "abc", true),
+            (TextMatch::Prefix(bytes("ab")), "a", false),
+            (TextMatch::Suffix(bytes("bc")), "abc", true),
+            (TextMatch::Contains(bytes("b")), "abc", true),
+            (TextMatch::Contains(bytes("")), "abc", true),
+            (TextMatch::Regex(regex::bytes::Regex::new("^(?:a+)$").unwrap()), "aa", true),
+            (any_case(exact("ab")), "Ab", true),
+            (any_case(TextMatch::Prefix(bytes("ab"))), "ABc", true),
+            (any_case(TextMatch::Suffix(bytes("bc"))), "aBC", true),
+            (any_case(TextMatch::Suffix(bytes("bc"))), "C", false),
+            (any_case(TextMatch::Contains(bytes("bc"))), "aBCd", true),
+        ];
+        for (test, value, expected) in cases {
+            assert_eq!(text(&test, value.as_bytes()), expected, "{test:?} {value}");
+        }
+    }
+
+    #[test]
+    fn headers_present_absent_joined_and_turned_round() {
+        let head = RequestHead::build("GET", "/a?b", "h", &[("x", "1"), ("y", "2"), ("y", "3"), ("n", "-7")]);
+        let test = |name: &str, test, invert, missing_as_empty| HeaderMatch {
+            name: name.into(),
+            test,
+            invert,
+            missing_as_empty,
+        };
+        let cases = [
+            (test("x", HeaderTest::Present(true), false, false), true),
+            (test("x", HeaderTest::Present(true), true, false), false),
+            (test("x", HeaderTest::Present(false), false, false), false),
+            (test("z", HeaderTest::Present(true), false, false), false),
+            (test("z", HeaderTest::Present(true), true, false), true),
+            (test("z", HeaderTest::Present(false), false, false), true),
+            (test("y", HeaderTest::Value(exact("2,3")), false, false), true),
+            (test("y", HeaderTest::Value(exact("2")), false, false), false),
+            (test("x", HeaderTest::Value(exact("2")), true, false), true),
+            (test("z", HeaderTest::Value(exact("2")), true, false), false),
+            (test("z", HeaderTest::Value(exact("2")), true, true), true),
+            (test("n", HeaderTest::Range(-10, -7), false, false), false),
+            (test("n", HeaderTest::Range(-7, 0), false, false), true),
+            (test("x", HeaderTest::Range(1, 2), false, false), true),
+            (test(":method", HeaderTest::Value(exact("GET")), false, false), true),
+            (test(":path", HeaderTest::Value(exact("/a?b")), false, false), true),
+            (test(":authority", HeaderTest::Value(exact("h")), false, false), true),
+        ];
+        for (test, expected) in cases {
+            assert_eq!(header(&test, &head), expected, "{test:?}");
+        }
+    }
+
+    #[test]
+    fn grpc_is_known_by_content_type() {
+        for (value, expected) in [
+            ("application/grpc", true),
+            ("application/grpc+proto", true),
+            ("application/grpc-web", false),
+            ("text/plain", false),
+        ] {
+            let head = RequestHead::build("POST", "/", "h", &[("content-type", value)]);
+            assert_eq!(is_grpc(&head), expected, "{value}");
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Who is at the other end of a connection: names from its certificate, and Istio's peer metadata.
+//!
+//! Everything here is worked out once per connection; a request only reads it. Istio exchanges metadata as two
+//! headers, `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and `x-envoy-peer-metadata-id` (the
+//! node id). Our own are encoded when the proxy starts.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+    net::IpAddr,
+    sync::Arc,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use prost::Message as _;
+use prost_types::{Struct, Value, value::Kind};
+
+use crate::config::{cluster::Workload, http::ClientCertDetails};
+
+/// Header with the metadata.
+pub const METADATA: &str = "x-envoy-peer-metadata";
+/// Header with the node id.
+pub const METADATA_ID: &str = "x-envoy-peer-metadata-id";
+/// Larger metadata are not looked at: a peer may be anybody.
+const MAX_METADATA: usize = 16 * 1024;
+/// Longer label values are dropped.
+const MAX_LABEL: usize = 1024;
+
+/// Where the workload's controller is named in Istio's metadata.
+const OWNER_PREFIX: &str = "kubernetes://apis/apps/v1/namespaces/";
+const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
+const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
+
+/// What is known of the other end of a connection.
+#[derive(Debug, Default)]
+pub struct Peer {
+    /// Whether the connection is TLS at all.
+    pub tls: bool,
+    /// Names of its certificate; `None` without one. Checked by the handshake.
+    pub names: Option<skysail_identity::Peer>,
+    /// SHA-256 of its certificate in lower-case hexadecimal digits; empty without one.
+    pub fingerprint: Box<str>,
+    /// The first URI name of our own certificate on this connection.
+    pub local_principal: Option<Arc<str>>,
+    /// The first URI name of its certificate.
+    pub principal: Option<Arc<str>>,
+    workload: RefCell<Option<Arc<Workload>>>,
+    /// What the metrics of this worker know it by; 0 until they have seen it.
+    pub(crate) series: Cell<u32>,
+}
+
+impl Peer {
+    /// The other end of a connection without TLS.
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// The other end of a TLS connection. `certificate` is its DER, `names` what it says.
+    pub fn certified(
+        names: Option<(&[u8], skysail_identity::Peer)>,
+        local_principal: Option<Arc<str>>,
+    ) -> Self {
+        let (fingerprint, names) =
+            names.map_or((None, None), |(der, names)| (Some(sha256(der)), Some(names)));
+        let principal =
+            names.as_ref().and_then(|names| names.uris.first()).map(|uri| Arc::from(uri.as_str()));
+        Self {
+            tls: true,
+            names,
+            fingerprint: fingerprint.unwrap_or_default(),
+            local_principal,
+            principal,
+            ..Self::default()
+        }
+    }
+
+    /// Who it says it is.
+    pub fn workload(&self) -> Option<Arc<Workload>> {
+        self.workload.borrow().clone()
+    }
+
+    /// Takes down who it is: from its metadata, or from the endpoint that was dialled.
+    pub fn set_workload(&self, workload: Option<Arc<Workload>>) {
+        *self.workload.borrow_mut() = workload;
+        self.series.set(0);
+    }
+
+    /// Its element of `x-forwarded-client-cert`; `None` if it showed no certificate. To be made once per
+    /// connection.
+    pub fn forwarded_cert(&self, details: ClientCertDetails) -> Option<String> {
+        let names = self.names.as_ref()?;
+        let mut text = String::new();
+        if let Some(local) = &self.local_principal {
+            let _ = write!(text, "By={local};");
+        }
+        let _ = write!(text, "Hash={}", self.fingerprint);
+        if details.subject {
+            let _ = write!(text, ";Subject=\"{}\"", names.subject.replace('"', "\\\""));
+        }
+        if details.uri {
+            // The key is there even without a value, as Envoy has it.
+            if names.uris.is_empty() {
+                text.push_str(";URI=");
+            }
+            for uri in &names.uris {
+                let _ = write!(text, ";URI={}", quoted(uri));
+            }
+        }
+        if details.dns {
+            for name in &names.dns {
+                let _ = write!(text, ";DNS={}", quoted(name));
+            }
+        }
+        Some(text)
+    }
+}
+
+/// A value with a character that separates values is put in quotes.
+fn quoted(value: &str) -> String {
+    if value.contains([',', ';', '=', '"']) {
+        format!("\"{}\"", value.replace('"', "\\\""))
+    } else {
+        value.to_owned()
+    }
+}
+
+fn sha256(bytes: &[u8]) -> Box<str> {
+    use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
+    let mut text = String::with_capacity(64);
+    if let Some(suite) = SUITE.tls13() {
+        for byte in suite.common.hash_provider.hash(bytes).as_ref() {
+            let _ = write!(text, "{byte:02x}");
+        }
+    }
+    text.into()
+}
+
+/// This proxy's own workload: what it tells peers and how its metrics call it.
+#[derive(Clone, Debug, Default)]
+pub struct LocalWorkload {
+    /// `sidecar~10.0.0.1~pod.ns~ns.svc.cluster.local`.
+    pub node_id: Arc<str>,
+    /// `app.ns`, the node's cluster.
+    pub node_cluster: Arc<str>,
+    /// How metrics call it.
+    pub workload: Arc<Workload>,
+    /// What peers are told: base64 text.
+    pub metadata: Arc<str>,
+    /// Its version, for `istio_build`.
+    pub version: Arc<str>,
+    /// Its first address.
+    pub address: Option<IpAddr>,
+}
+
+impl LocalWorkload {
+    /// From the node's id, cluster and metadata, in the form Istio's agent gives them.
+    pub fn new(node_id: &str, node_cluster: &str, metadata: &Struct) -> Self {
+        let address = node_id.split('~').nth(1).and_then(|ip| ip.parse().ok());
+        let version = string(&metadata.fields, "ISTIO_VERSION").unwrap_or("unknown");
+        Self {
+            node_id: node_id.into(),
+            node_cluster: node_cluster.into(),
+            workload: Arc::new(workload_of(metadata)),
+            metadata: encode(metadata).into(),
+            version: version.into(),
+            address,
+        }
+    }
+}
+
+/// What a peer gets to know of a node: the same keys as from Istio's filter, sorted, so that equal workloads
+/// give equal text (peers remember it).
+fn encode(metadata: &Struct) -> String {
+    const KEPT: [&str; 5] = ["NAME", "NAMESPACE", "WORKLOAD_NAME", "CLUSTER_ID", "OWNER"];
+    const LABELS: [&str; 6] = [
+        CANONICAL_NAME,
+        CANONICAL_REVISION,
+        "app",
+        "app.kubernetes.io/name",
+        "version",
+        "app.kubernetes.io/version",
+    ];
+    let mut fields: BTreeMap<String, Value> = BTreeMap::new();
+    for key in KEPT {
+        if let Some(text) = string(&metadata.fields, key).filter(|text| !text.is_empty()) {
+            fields.insert(key.to_owned(), text_value(text));
+        }
+    }
+    let labels = labels(metadata).map(|labels| {
+        let kept =
+            LABELS.iter().filter_map(|key| Some(((*key).to_owned(), text_value(string(labels, key)?))));
+        kept.collect::<BTreeMap<_, _>>()
+    });
+    let labels = Struct { fields: labels.unwrap_or_default() };
+    fields.insert("LABELS".to_owned(), Value { kind: Some(Kind::StructValue(labels)) });
+    STANDARD.encode(Struct { fields }.encode_to_vec())
+}
+
+/// Reads a peer's metadata header; `None` if it is not what Istio sends.
+pub fn decode(header: &[u8]) -> Option<Workload> {
+    if header.len() > MAX_METADATA {
+        return None;
+    }
+    let bytes = STANDARD.decode(header).ok()?;
+    Some(workload_of(&Struct::decode(&*bytes).ok()?))
+}
+
+/// Peers seen by one worker, so that the same metadata are decoded once and kept once.
+#[derive(Debug, Default)]
+pub struct PeerCache {
+    known: RefCell<HashMap<Box<[u8]>, Option<Arc<Workload>>>>,
+}
+
+impl PeerCache {
+    /// The most peers remembered; then all are forgotten.
+    const MOST: usize = 1024;
+
+    /// Who sent this metadata header.
+    pub fn workload(&self, header: &[u8]) -> Option<Arc<Workload>> {
+        if header.len() > MAX_METADATA {
+            return None;
+        }
+        let mut known = self.known.borrow_mut();
+        if let Some(workload) = known.get(header) {
+            return workload.clone();
+        }
+        if known.len() >= Self::MOST {
+            known.clear();
+        }
+        let workload = decode(header).map(Arc::new);
+        known.insert(header.into(), workload.clone());
+        workload
+    }
+}
+
+fn workload_of(metadata: &Struct) -> Workload {
+    let fields = &metadata.fields;
+    let empty = BTreeMap::new();
+    let labels = labels(metadata).unwrap_or(&empty);
+    let first = |keys: &[&str]| {
+        keys.iter()
+            .find_map(|key| string(labels, key))
+            .filter(|text| text.len() <= MAX_LABEL)
+            .unwrap_or_default()
+    };
+    let field = |key| string(fields, key).filter(|text| text.len() <= MAX_LABEL).unwrap_or_default();
+    let name = match field("WORKLOAD_NAME") {
+        "" => string(fields, "OWNER").and_then(owner_name).unwrap_or_default(),
+        name => name,
+    };
+    Workload {
+        name: name.into(),
+        namespace: field("NAMESPACE").into(),
+        canonical_name: first(&[CANONICAL_NAME]).into(),
+        canonical_revision: first(&[CANONICAL_REVISION]).into(),
+        cluster: field("CLUSTER_ID").into(),
+        app: first(&["app.kubernetes.io/name", "app"]).into(),
+        version: first(&["app.kubernetes.io/version", "version"]).into(),
+    }
+}
+
+/// `kubernetes://apis/apps/v1/namespaces/default/deployments/reviews-v1` names `reviews-v1`.
+fn owner_name(owner: &str) -> Option<&str> {
+    owner.strip_prefix(OWNER_PREFIX)?.rsplit('/').next()
+}
+
+fn labels(metadata: &Struct) -> Option<&BTreeMap<String, Value>> {
+    match metadata.fields.get("LABELS")?.kind.as_ref()? {
+        Kind::StructValue(labels) => Some(&labels.fields),
+        _ => None,
+    }
+}
+
+fn string<'a>(fields: &'a BTreeMap<String, Value>, key: &str) -> Option<&'a str> {
+    match fields.get(key)?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn text_value(text: &str) -> Value {
+    Value { kind: Some(Kind::StringValue(text.to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node() -> Struct {
+        let labels = [
+            ("app", "reviews"),
+            (CANONICAL_NAME, "reviews"),
+            (CANONICAL_REVISION, "v1"),
+            ("version", "v1"),
+            ("x", "y"),
+        ];
+        let labels =
+            Struct { fields: labels.iter().map(|(k, v)| ((*k).to_owned(), text_value(v))).collect() };
+        let texts = [
+            ("NAME", "reviews-v1-abc"),
+            ("NAMESPACE", "default"),
+            ("WORKLOAD_NAME", "reviews-v1"),
+            ("CLUSTER_ID", "Kubernetes"),
+            ("OWNER", "kubernetes://apis/apps/v1/namespaces/default/deployments/reviews-v1"),
+            ("ISTIO_VERSION", "1.32.0"),
+            ("SERVICE_ACCOUNT", "secret"),
+        ];
+        let mut fields: BTreeMap<_, _> =
+            texts.iter().map(|(k, v)| ((*k).to_owned(), text_value(v))).collect();
+        fields.insert("LABELS".into(), Value { kind: Some(Kind::StructValue(labels)) });
+        Struct { fields }
+    }
+
+    #[test]
+    fn metadata_come_back_as_the_workload() {
+        let local =
+            LocalWorkload::new("sidecar~10.0.0.7~a.b~b.svc.cluster.local", "reviews.default", &node());
+        assert_eq!(local.address, Some("10.0.0.7".parse().unwrap()));
+        let workload = decode(local.metadata.as_bytes()).unwrap();
+        assert_eq!(workload, *local.workload);
+        let expected = Workload {
+            name: "reviews-v1".into(),
+            namespace: "default".into(),
+            canonical_name: "reviews".into(),
+            canonical_revision: "v1".into(),
+            cluster: "Kubernetes".into(),
+            app: "reviews".into(),
+            version: "v1".into(),
+        };
+        assert_eq!(workload, expected);
+        let sent = Struct::decode(&*STANDARD.decode(&*local.metadata).unwrap()).unwrap();
+        let keys: Vec<_> = sent.fields.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["CLUSTER_ID", "LABELS", "NAME", "NAMESPACE", "OWNER", "WORKLOAD_NAME"]);
+        assert_eq!(labels(&sent).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn the_cache_keeps_one_of_each() {
+        let local = LocalWorkload::new("", "", &node());
+        let cache = PeerCache::default();
+        let one = cache.workload(local.metadata.as_bytes()).unwrap();
+        let two = cache.workload(local.metadata.as_bytes()).unwrap();
+        assert!(Arc::ptr_eq(&one, &two));
+        assert_eq!(cache.workload(b"not base64!"), None);
+        assert_eq!(cache.workload(&vec![b'A'; MAX_METADATA + 4]), None);
+    }
+
+    #[test]
+    fn forwarded_cert_is_written_as_envoy_does() {
+        let names = skysail_identity::Peer {
+            uris: vec!["spiffe://cluster.local/ns/a/sa/b".into()],
+            dns: vec!["b.a".into()],
+            ..Default::default()
+        };
+        let local = Some(Arc::from("spiffe://cluster.local/ns/c/sa/d"));
+        let peer = Peer::certified(Some((b"certificate", names)), local);
+        let details = ClientCertDetails { subject: true, dns: true, uri: true, ..Default::default() };
+        assert_eq!(
+            peer.forwarded_cert(details).unwrap(),
+            "By=spiffe://cluster.local/ns/c/sa/d;\
+             Hash=03d66dd08835c1ca3f128cceacd1f31ac94163096b20f445ae84285bc0832d72;\
+             Subject=\"\";URI=spiffe://cluster.local/ns/a/sa/b;DNS=b.a"
+        );
+        assert_eq!(Peer::plain().forwarded_cert(details), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+            let _ = decode(STANDARD.encode(&bytes).as_bytes());
+        }
+    }
+}

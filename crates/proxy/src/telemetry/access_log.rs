@@ -1,0 +1,209 @@
+//! Access logs: lines are made by the workers and written by one thread.
+//!
+//! Each file has a bounded buffer that workers append to and the thread takes whole, a tenth of a second after
+//! the first line in it. A worker never waits for the disk: what does not fit is dropped and counted.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    fs::OpenOptions,
+    io::{self, Write},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle, Thread},
+    time::Duration,
+};
+
+use super::{format, record::Context};
+use crate::config::http::{AccessLog, LogFormat};
+
+#[cfg(test)]
+mod tests;
+
+/// How long lines may lie before they are written.
+const DELAY: Duration = Duration::from_millis(100);
+/// The most that may lie in a file's buffer.
+const MOST_BUFFERED: usize = 1 << 20;
+
+/// The logs of a proxy and the thread that writes them. Dropping it writes what is left.
+#[derive(Debug)]
+pub struct AccessLogger {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    files: Mutex<HashMap<Box<str>, Arc<File>>>,
+    dropped: AtomicU64,
+    /// Lines wait to be written.
+    waiting: AtomicBool,
+    ending: AtomicBool,
+}
+
+/// One log file.
+#[derive(Debug, Default)]
+struct File {
+    lines: Mutex<Vec<u8>>,
+}
+
+/// A worker's way to the logs.
+#[derive(Debug)]
+pub struct LogWriter {
+    shared: Arc<Shared>,
+    writer: Thread,
+    files: RefCell<HashMap<Box<str>, Arc<File>>>,
+    line: RefCell<Vec<u8>>,
+}
+
+impl AccessLogger {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start() -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let for_thread = Arc::clone(&shared);
+        let writer =
+            thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&for_thread))?;
+        Ok(Self { shared, writer: Some(writer) })
+    }
+
+    /// A way to the logs for one worker.
+    pub fn writer(&self) -> Option<LogWriter> {
+        let writer = self.writer.as_ref()?.thread().clone();
+        let shared = Arc::clone(&self.shared);
+        Some(LogWriter { shared, writer, files: RefCell::default(), line: RefCell::default() })
+    }
+
+    /// How many lines did not fit.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for AccessLogger {
+    fn drop(&mut self) {
+        self.shared.ending.store(true, Ordering::Release);
+        if let Some(writer) = self.writer.take() {
+            writer.thread().unpark();
+            // It ends without a panic, or has said so on standard error.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl LogWriter {
+    /// Logs a finished request or connection.
+    pub fn log(&self, log: &AccessLog, context: &Context<'_>) {
+        let mut line = self.line.borrow_mut();
+        line.clear();
+        match &log.format {
+            LogFormat::Text(text) => format::write(text, context, b"-", &mut line),
+            LogFormat::Json(fields) => write_object(fields, context, &mut line),
+        }
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        if !self.file(&log.path).append(&line) {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        } else if !self.shared.waiting.swap(true, Ordering::AcqRel) {
+            self.writer.unpark();
+        }
+    }
+
+    fn file(&self, path: &str) -> Arc<File> {
+        let mut files = self.files.borrow_mut();
+        if let Some(file) = files.get(path) {
+            return Arc::clone(file);
+        }
+        let file = Arc::clone(lock(&self.shared.files).entry(path.into()).or_default());
+        files.insert(path.into(), Arc::clone(&file));
+        file
+    }
+}
+
+fn write_object(
+    fields: &[(Box<str>, crate::config::http::Format)],
+    context: &Context<'_>,
+    line: &mut Vec<u8>,
+) {
+    for (index, (name, value)) in fields.iter().enumerate() {
+        line.push(if index == 0 { b'{' } else { b',' });
+        format::write_json_string(name.as_bytes(), line);
+        line.push(b':');
+        format::write_json(value, context, line);
+    }
+    line.extend_from_slice(if fields.is_empty() { b"{}" } else { b"}" });
+}
+
+impl File {
+    /// Adds a line, unless too much lies here already. The lock is held for a copy only.
+    fn append(&self, line: &[u8]) -> bool {
+        let mut lines = lock(&self.lines);
+        let fits = lines.len() + line.len() <= MOST_BUFFERED;
+        if fits {
+            lines.extend_from_slice(line);
+        }
+        fits
+    }
+}
+
+/// The thread: waits for a line, lets others join it, writes them all.
+fn write_lines(shared: &Shared) {
+    let mut open: HashMap<Box<str>, io::Result<Box<dyn Write>>> = HashMap::new();
+    let mut batch = Vec::new();
+    loop {
+        let ending = shared.ending.load(Ordering::Acquire);
+        if !ending && !shared.waiting.load(Ordering::Acquire) {
+            thread::park();
+            continue;
+        }
+        if !ending {
+            thread::park_timeout(DELAY);
+        }
+        // Cleared before the lines are taken: a line that comes between is written now and announced again.
+        shared.waiting.store(false, Ordering::Release);
+        let files: Vec<_> =
+            lock(&shared.files).iter().map(|(path, file)| (path.clone(), Arc::clone(file))).collect();
+        for (path, file) in files {
+            std::mem::swap(&mut *lock(&file.lines), &mut batch);
+            if !batch.is_empty() {
+                let to = open.entry(path.clone()).or_insert_with(|| open_log(&path));
+                write_batch(&path, to, &batch);
+                batch.clear();
+            }
+        }
+        if ending {
+            return;
+        }
+    }
+}
+
+fn open_log(path: &str) -> io::Result<Box<dyn Write>> {
+    Ok(match path {
+        "/dev/stdout" => Box::new(io::stdout()),
+        "/dev/stderr" => Box::new(io::stderr()),
+        path => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
+    })
+}
+
+fn write_batch(path: &str, to: &mut io::Result<Box<dyn Write>>, batch: &[u8]) {
+    let done = match to {
+        Ok(to) => to.write_all(batch).and_then(|()| to.flush()),
+        // Said once, when it was opened in vain.
+        Err(error) if error.kind() == io::ErrorKind::Other => return,
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    };
+    if let Err(error) = done {
+        tracing::warn!(path, %error, "the access log cannot be written; its lines are lost");
+        *to = Err(io::Error::other(error));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves whole lines or none.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

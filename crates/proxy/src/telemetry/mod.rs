@@ -1,0 +1,18 @@
+//! What happened: Istio's metrics, Envoy's usual counters, access logs.
+//!
+//! Workers fill one [`Record`] for each request or connection. A [`Shard`] belongs to one worker and adds to
+//! plain numbers; scraping asks every worker for a [`ShardSnapshot`] and renders their sum. Log lines go to a
+//! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
+
+pub mod access_log;
+pub mod format;
+pub mod record;
+mod render;
+mod series;
+pub mod shard;
+pub mod stats;
+
+pub use access_log::{AccessLogger, LogWriter};
+pub use record::{Context, Record};
+pub use render::collect;
+pub use shard::{Shard, ShardSnapshot};

@@ -1,0 +1,304 @@
+//! One time series of Istio's metrics: its labels, which name both ends of the conversation, and its numbers.
+//!
+//! Labels stand in the order of Istio's own filter, and are filled by its rules: what the other end says of
+//! itself, at the source completed by what the endpoint and the cluster are known to be.
+
+use std::{fmt::Write as _, sync::Arc, time::Duration};
+
+use super::record::Record;
+use crate::{
+    config::{
+        cluster::{Service, Workload},
+        listener::Direction,
+    },
+    peer::LocalWorkload,
+};
+
+/// Upper bounds of the buckets, for milliseconds and for bytes alike: Envoy's.
+pub(super) const BOUNDS: [f64; 19] = [
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    100.0,
+    250.0,
+    500.0,
+    1000.0,
+    2500.0,
+    5000.0,
+    10_000.0,
+    30_000.0,
+    60_000.0,
+    300_000.0,
+    600_000.0,
+    1_800_000.0,
+    3_600_000.0,
+];
+
+/// How values are spread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Histogram {
+    /// By bucket, not cumulative; the last is for what is above all bounds.
+    pub(super) counts: [u64; BOUNDS.len() + 1],
+    pub(super) sum: f64,
+}
+
+impl Histogram {
+    fn record(&mut self, value: f64) {
+        let bucket = BOUNDS.partition_point(|bound| *bound < value);
+        self.counts[bucket] += 1;
+        self.sum += value;
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+        self.sum += other.sum;
+    }
+}
+
+/// The numbers of one set of labels: requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HttpSeries {
+    pub(super) requests: u64,
+    pub(super) duration: Histogram,
+    pub(super) request_bytes: Histogram,
+    pub(super) response_bytes: Histogram,
+    pub(super) request_messages: u64,
+    pub(super) response_messages: u64,
+    /// Whether messages are counted at all.
+    pub(super) grpc: bool,
+}
+
+impl HttpSeries {
+    pub(super) fn add(&mut self, record: &Record<'_>) {
+        self.requests += 1;
+        self.duration.record(milliseconds(record.duration));
+        self.request_bytes.record(bytes(record.wire_received));
+        self.response_bytes.record(bytes(record.wire_sent));
+        self.grpc |= record.grpc;
+        self.request_messages += record.request_messages;
+        self.response_messages += record.response_messages;
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.duration.merge(&other.duration);
+        self.request_bytes.merge(&other.request_bytes);
+        self.response_bytes.merge(&other.response_bytes);
+        self.grpc |= other.grpc;
+        self.request_messages += other.request_messages;
+        self.response_messages += other.response_messages;
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a histogram of sizes needs no exact petabytes")]
+fn bytes(count: u64) -> f64 {
+    count as f64
+}
+
+/// The numbers of one set of labels: connections.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TcpSeries {
+    pub(super) opened: u64,
+    pub(super) closed: u64,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+impl TcpSeries {
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.opened += other.opened;
+        self.closed += other.closed;
+        self.sent += other.sent;
+        self.received += other.received;
+    }
+}
+
+/// The other end, as far as labels name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct OtherEnd {
+    pub(super) workload: Option<Arc<Workload>>,
+    /// First URI name of its certificate.
+    pub(super) principal: Option<Arc<str>>,
+    /// First URI name of ours.
+    pub(super) local_principal: Option<Arc<str>>,
+}
+
+/// The service that was asked for, before its labels fall back to what the ends are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Destination<'a> {
+    host: &'a str,
+    name: &'a str,
+    namespace: &'a str,
+    /// Whether the authority is among them.
+    pub(super) by_authority: bool,
+}
+
+/// Which service was asked for: by the cluster's metadata, else (at the source) by the authority.
+pub(super) fn destination<'a>(record: &Record<'a>, authority: &'a str) -> Destination<'a> {
+    // At the destination a caller could make up any number of series by this header.
+    let authority = if record.direction == Direction::Inbound { "" } else { authority };
+    let fallback =
+        Destination { host: authority, name: authority, namespace: "", by_authority: !authority.is_empty() };
+    let cluster = record.cluster.map_or("", |cluster| &*cluster.name);
+    match (record.route_name, cluster) {
+        ("block_all", _) => Destination { name: "BlackHoleCluster", ..fallback },
+        ("allow_any", _) => Destination { name: "PassthroughCluster", ..fallback },
+        (
+            _,
+            "BlackHoleCluster"
+            | "PassthroughCluster"
+            | "InboundPassthroughCluster"
+            | "InboundPassthroughClusterIpv4"
+            | "InboundPassthroughClusterIpv6",
+        ) => Destination { name: cluster, ..fallback },
+        _ => record.cluster.and_then(|cluster| cluster.service.as_ref()).map_or(fallback, of_service),
+    }
+}
+
+fn of_service(service: &Service) -> Destination<'_> {
+    let name = if service.name.is_empty() {
+        service.host.split('.').next().unwrap_or_default()
+    } else {
+        &service.name
+    };
+    Destination { host: &service.host, name, namespace: &service.namespace, by_authority: false }
+}
+
+/// The labels of a request (`http`) or connection, as text between the braces.
+pub(super) fn labels(
+    local: &LocalWorkload,
+    other: &OtherEnd,
+    record: &Record<'_>,
+    destination: Destination<'_>,
+    http: bool,
+) -> String {
+    let inbound = record.direction == Direction::Inbound;
+    let us = Ends::new(&local.workload, other.local_principal.as_deref(), &local.workload.namespace);
+    let unknown = Workload::default();
+    let theirs = other.workload.as_deref().unwrap_or(&unknown);
+    let namespace = other.principal.as_deref().and_then(namespace_of).unwrap_or(&theirs.namespace);
+    let them = Ends::new(theirs, other.principal.as_deref(), namespace);
+    let (source, target) = if inbound { (&them, &us) } else { (&us, &them) };
+
+    let mut text = Labels(String::with_capacity(1024));
+    text.add("reporter", if inbound { "destination" } else { "source" });
+    source.add_source(&mut text);
+    let service = if inbound { or(destination.host, us.canonical_name) } else { destination.host };
+    let service_name = if inbound { or(destination.name, us.canonical_name) } else { destination.name };
+    let service_namespace = if inbound { us.namespace } else { or(destination.namespace, them.namespace) };
+    target.add_destination(&mut text, service, [service_name, service_namespace]);
+
+    match (http, record.grpc) {
+        (false, _) => text.add("request_protocol", "tcp"),
+        (true, true) => text.add("request_protocol", "grpc"),
+        (true, false) => text.add("request_protocol", "http"),
+    }
+    if http {
+        text.add("response_code", &record.status.to_string());
+        let status = record.grpc_status.filter(|_| record.grpc).map(|status| status.to_string());
+        text.add_as_is("grpc_response_status", &status.unwrap_or_default());
+    }
+    text.add("response_flags", &record.flags.to_string());
+    let mutual = other.principal.is_some() && other.local_principal.is_some();
+    let security = match (inbound, mutual) {
+        (true, true) => "mutual_tls",
+        (true, false) => "none",
+        (false, _) => "unknown",
+    };
+    text.add("connection_security_policy", security);
+    text.0
+}
+
+/// `spiffe://cluster.local/ns/default/sa/x` is in namespace `default`.
+fn namespace_of(principal: &str) -> Option<&str> {
+    principal.split("/ns/").nth(1)?.split('/').next().filter(|namespace| !namespace.is_empty())
+}
+
+fn or<'a>(text: &'a str, other: &'a str) -> &'a str {
+    if text.is_empty() { other } else { text }
+}
+
+/// One end, as its labels call it.
+struct Ends<'a> {
+    workload: &'a Workload,
+    canonical_name: &'a str,
+    canonical_revision: &'a str,
+    namespace: &'a str,
+    principal: &'a str,
+}
+
+impl<'a> Ends<'a> {
+    fn new(workload: &'a Workload, principal: Option<&'a str>, namespace: &'a str) -> Self {
+        Self {
+            workload,
+            canonical_name: &workload.canonical_name,
+            canonical_revision: or(&workload.canonical_revision, "latest"),
+            namespace,
+            principal: principal.unwrap_or_default(),
+        }
+    }
+
+    fn add_source(&self, text: &mut Labels) {
+        text.add("source_workload", &self.workload.name);
+        text.add("source_canonical_service", self.canonical_name);
+        text.add("source_canonical_revision", self.canonical_revision);
+        text.add("source_workload_namespace", self.namespace);
+        text.add("source_principal", self.principal);
+        text.add("source_app", &self.workload.app);
+        text.add("source_version", &self.workload.version);
+        text.add("source_cluster", &self.workload.cluster);
+    }
+
+    fn add_destination(&self, text: &mut Labels, service: &str, [name, namespace]: [&str; 2]) {
+        text.add("destination_workload", &self.workload.name);
+        text.add("destination_workload_namespace", self.namespace);
+        text.add("destination_principal", self.principal);
+        text.add("destination_app", &self.workload.app);
+        text.add("destination_version", &self.workload.version);
+        text.add("destination_service", service);
+        text.add("destination_canonical_service", self.canonical_name);
+        text.add("destination_canonical_revision", self.canonical_revision);
+        text.add("destination_service_name", name);
+        text.add("destination_service_namespace", namespace);
+        text.add("destination_cluster", &self.workload.cluster);
+    }
+}
+
+/// Label text in the making.
+struct Labels(String);
+
+impl Labels {
+    /// What is missing is `unknown`.
+    fn add(&mut self, name: &str, value: &str) {
+        self.add_as_is(name, or(value, "unknown"));
+    }
+
+    fn add_as_is(&mut self, name: &str, value: &str) {
+        let comma = if self.0.is_empty() { "" } else { "," };
+        // Writing into memory cannot fail.
+        let _ = write!(self.0, "{comma}{name}=\"");
+        escape(value, &mut self.0);
+        self.0.push('"');
+    }
+}
+
+/// A label value as Prometheus' text format wants it.
+pub(super) fn escape(value: &str, out: &mut String) {
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Counters and gauges that Envoy's users know, for clusters, HTTP managers and listeners.
+//!
+//! A worker asks its shard for a set once and keeps it; counting is then one addition. Names are Envoy's in
+//! Prometheus form, labels those that Istio's bootstrap gives them.
+
+use std::cell::Cell;
+
+/// A number that goes up, or up and down.
+#[derive(Debug, Default)]
+pub struct Counter(Cell<u64>);
+
+impl Counter {
+    /// One more.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// One less (gauges alone).
+    pub fn dec(&self) {
+        self.0.set(self.0.get().wrapping_sub(1));
+    }
+
+    /// More by so many.
+    pub fn add(&self, by: u64) {
+        self.0.set(self.0.get().wrapping_add(by));
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Whether a metric only ever grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Type {
+    Counter,
+    Gauge,
+}
+
+/// A metric's name, its type and its value.
+pub(super) type Sample = (&'static str, Type, u64);
+
+/// A set of counters, each with the name it is shown by.
+macro_rules! set {
+    ($(#[$about:meta])* $name:ident { $($field:ident: $type:ident $metric:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Default)]
+        #[expect(missing_docs, reason = "each is the metric it is shown as")]
+        pub struct $name { $(pub $field: Counter,)* }
+
+        impl $name {
+            pub(super) fn samples(&self) -> Vec<Sample> {
+                vec![$(($metric, Type::$type, self.$field.get()),)*]
+            }
+        }
+    };
+}
+
+set! {
+    /// Of a cluster, `cluster_name`.
+    ClusterStats {
+        cx_total: Counter "envoy_cluster_upstream_cx_total",
+        cx_active: Gauge "envoy_cluster_upstream_cx_active",
+        cx_connect_fail: Counter "envoy_cluster_upstream_cx_connect_fail",
+        cx_connect_timeout: Counter "envoy_cluster_upstream_cx_connect_timeout",
+        rq_total: Counter "envoy_cluster_upstream_rq_total",
+        rq_active: Gauge "envoy_cluster_upstream_rq_active",
+        rq_retry: Counter "envoy_cluster_upstream_rq_retry",
+        rq_timeout: Counter "envoy_cluster_upstream_rq_timeout",
+        rq_per_try_timeout: Counter "envoy_cluster_upstream_rq_per_try_timeout",
+        rq_pending_overflow: Counter "envoy_cluster_upstream_rq_pending_overflow",
+        none_healthy: Counter "envoy_cluster_upstream_cx_none_healthy",
+    }
+}
+
+set! {
+    /// Of an HTTP manager, `http_conn_manager_prefix`.
+    ManagerStats {
+        cx_total: Counter "envoy_http_downstream_cx_total",
+        cx_active: Gauge "envoy_http_downstream_cx_active",
+        rq_total: Counter "envoy_http_downstream_rq_total",
+        rq_active: Gauge "envoy_http_downstream_rq_active",
+        rbac_allowed: Counter "envoy_http_rbac_allowed",
+        rbac_denied: Counter "envoy_http_rbac_denied",
+        rbac_shadow_allowed: Counter "envoy_http_rbac_shadow_allowed",
+        rbac_shadow_denied: Counter "envoy_http_rbac_shadow_denied",
+        fault_delays: Counter "envoy_http_fault_delays_injected",
+        fault_aborts: Counter "envoy_http_fault_aborts_injected",
+    }
+}
+
+set! {
+    /// Of a listener, `listener_address`.
+    ListenerStats {
+        cx_total: Counter "envoy_listener_downstream_cx_total",
+        cx_active: Gauge "envoy_listener_downstream_cx_active",
+        no_filter_chain: Counter "envoy_listener_no_filter_chain_match",
+        tls_handshakes: Counter "envoy_listener_ssl_handshake",
+        tls_errors: Counter "envoy_listener_ssl_connection_error",
+        rbac_allowed: Counter "envoy_tcp_rbac_allowed",
+        rbac_denied: Counter "envoy_tcp_rbac_denied",
+        rbac_shadow_allowed: Counter "envoy_tcp_rbac_shadow_allowed",
+        rbac_shadow_denied: Counter "envoy_tcp_rbac_shadow_denied",
+    }
+}
