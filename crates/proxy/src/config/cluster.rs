@@ -45,6 +45,8 @@ pub struct Cluster {
     pub service: Option<Service>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
+    /// Whether localities share the load by their weights (`locality_weighted_lb_config`); see [`Endpoint::weight`].
+    pub weigh_localities: bool,
 }
 
 /// How endpoints are known.

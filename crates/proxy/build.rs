@@ -1,0 +1,345 @@
+//! Cuts Envoy's descriptors to what the sidecar needs, and makes the table of supported fields.
+//!
+//! The descriptors lie in the sources of the `envoy-types` crate, not in its API, so `cargo metadata` is asked
+//! where those are. From them come `descriptors.bin`, for the child process that turns JSON into protos and
+//! back, and `fields.rs`, the names of all fields of the messages in `src/translate/supported.txt` with what is
+//! done about each. A misspelt name there fails the build.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    env,
+    error::Error,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use prost::Message as _;
+use prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet, field_descriptor_proto::Label,
+    field_descriptor_proto::Type,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Messages whose JSON form is needed though no field of them is translated.
+const JSON_ONLY: &[&str] = &[
+    "envoy.admin.v3.ConfigDump",
+    "envoy.admin.v3.SecretsConfigDump",
+    "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+    "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
+    "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
+    "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
+    "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz",
+    "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
+    "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
+    "envoy.config.trace.v3.OpenTelemetryConfig",
+    "envoy.config.trace.v3.ZipkinConfig",
+];
+
+fn main() -> Result<()> {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/translate/supported.txt");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let source = envoy_types()?.join("src/generated/types.bin");
+    println!("cargo::rerun-if-changed={}", source.display());
+    let mut set = FileDescriptorSet::decode(fs::read(&source)?.as_slice())?;
+    set.file.extend(istio_files());
+    let supported = fs::read_to_string("src/translate/supported.txt")?;
+    let supported = parse_supported(&supported)?;
+    let messages = messages(&set);
+    fs::write(out.join("fields.rs"), field_table(&supported, &messages)?)?;
+    let roots = supported.iter().map(|(name, _)| name.as_str()).chain(JSON_ONLY.iter().copied());
+    let trimmed = trim(&set, roots, &messages)?;
+    fs::write(out.join("descriptors.bin"), trimmed.encode_to_vec())?;
+    Ok(())
+}
+
+/// Where the sources of `envoy-types` are, whatever the registry or vendoring.
+fn envoy_types() -> Result<PathBuf> {
+    let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
+    let target = env::var("TARGET")?;
+    // Offline first: everything was fetched for this very build. Online where a lock file was just changed.
+    for offline in [true, false] {
+        let mut command = Command::new(env::var("CARGO")?);
+        command.args(["metadata", "--format-version", "1", "--filter-platform", &target, "--manifest-path"]);
+        command.arg(&manifest);
+        if offline {
+            command.arg("--offline");
+        }
+        let output = command.output()?;
+        if !output.status.success() {
+            println!("cargo::warning={}", String::from_utf8_lossy(&output.stderr).replace('\n', " "));
+            continue;
+        }
+        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let packages = metadata["packages"].as_array().into_iter().flatten();
+        let found = packages.into_iter().find(|package| package["name"] == "envoy-types");
+        let manifest = found.and_then(|package| package["manifest_path"].as_str());
+        let folder = manifest.and_then(|path| Path::new(path).parent());
+        return Ok(folder.ok_or("cargo metadata names no package envoy-types")?.to_owned());
+    }
+    Err("cargo metadata failed, so Envoy's descriptors cannot be found".into())
+}
+
+/// What is done about a field.
+#[derive(Clone, Copy, PartialEq)]
+enum Mark {
+    Done,
+    WithoutEffect,
+    Warned,
+}
+
+type Supported = Vec<(String, BTreeMap<String, Mark>)>;
+
+/// Reads `supported.txt`: a message's name at the start of a line, its fields in lines with an indent, `=`
+/// before those without effect here and `?` before those that are warned about.
+fn parse_supported(text: &str) -> Result<Supported> {
+    let mut supported = Supported::new();
+    for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        if !line.starts_with(' ') {
+            supported.push((line.trim().to_owned(), BTreeMap::new()));
+            continue;
+        }
+        let (_, fields) = supported.last_mut().ok_or("a field before the first message")?;
+        let mut mark = Mark::Done;
+        for word in line.split_whitespace() {
+            match word {
+                "=" => mark = Mark::WithoutEffect,
+                "?" => mark = Mark::Warned,
+                name => {
+                    fields.insert(name.to_owned(), mark);
+                }
+            }
+        }
+    }
+    Ok(supported)
+}
+
+/// All messages by full name, with the file each is in.
+fn messages(set: &FileDescriptorSet) -> HashMap<String, (&FileDescriptorProto, &DescriptorProto)> {
+    let mut all = HashMap::new();
+    for file in &set.file {
+        let mut open: Vec<_> =
+            file.message_type.iter().map(|message| (file.package().to_owned(), message)).collect();
+        while let Some((scope, message)) = open.pop() {
+            let name = format!("{scope}.{}", message.name());
+            open.extend(message.nested_type.iter().map(|nested| (name.clone(), nested)));
+            all.insert(name, (file, message));
+        }
+    }
+    all
+}
+
+type Messages<'a> = HashMap<String, (&'a FileDescriptorProto, &'a DescriptorProto)>;
+
+fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String> {
+    let index: HashMap<&str, usize> =
+        supported.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
+    if index.len() != supported.len() {
+        return Err("supported.txt lists a message twice".into());
+    }
+    let mut code = String::from("static MESSAGES: &[Message] = &[\n");
+    for (name, fields) in supported {
+        let (_, message) =
+            messages.get(name).ok_or_else(|| format!("supported.txt: there is no message {name}"))?;
+        let known: BTreeSet<&str> = message.field.iter().map(FieldDescriptorProto::name).collect();
+        if let Some(wrong) = fields.keys().find(|field| !known.contains(field.as_str())) {
+            return Err(format!("supported.txt: {name} has no field {wrong}").into());
+        }
+        writeln!(code, "    Message {{ name: {name:?}, fields: &[")?;
+        for field in &message.field {
+            let rule = match fields.get(field.name()) {
+                None => "Rule::Refused".to_owned(),
+                Some(Mark::WithoutEffect) => "Rule::Done".to_owned(),
+                Some(Mark::Warned) => "Rule::Warned".to_owned(),
+                Some(Mark::Done) => done(field, &index, messages).map_err(|error| format!("{name}: {error}"))?,
+            };
+            let repeated = field.label() == Label::Repeated;
+            let (number, field) = (field.number(), field.name());
+            writeln!(
+                code,
+                "        Field {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule} }},"
+            )?;
+        }
+        code.push_str("    ] },\n");
+    }
+    code.push_str("];\n");
+    Ok(code)
+}
+
+/// The rule for a field that is translated: messages are looked into, well-known types are whole.
+fn done(field: &FieldDescriptorProto, index: &HashMap<&str, usize>, messages: &Messages<'_>) -> Result<String> {
+    if field.r#type() != Type::Message {
+        return Ok("Rule::Done".into());
+    }
+    let name = field.type_name().trim_start_matches('.');
+    if name == "google.protobuf.Any" {
+        return Ok("Rule::Any".into());
+    }
+    if name.starts_with("google.protobuf.") {
+        return Ok("Rule::Done".into());
+    }
+    if let Some((_, entry)) = messages.get(name)
+        && entry.options.as_ref().is_some_and(prost_types::MessageOptions::map_entry)
+    {
+        let value = entry.field.iter().find(|field| field.name() == "value").ok_or("a map without values")?;
+        let inner = done(value, index, messages)?;
+        return Ok(match inner.strip_prefix("Rule::Within(").and_then(|rest| rest.strip_suffix(')')) {
+            Some(index) => format!("Rule::MapOf({index})"),
+            None if inner == "Rule::Any" => "Rule::MapOfAny".into(),
+            None => inner,
+        });
+    }
+    let index = index.get(name).ok_or_else(|| {
+        format!("supported.txt does not list message {name}, the type of field {}", field.name())
+    })?;
+    Ok(format!("Rule::Within({index})"))
+}
+
+/// The files that hold the roots, with all they import, without what only other languages' compilers need.
+fn trim<'a>(
+    set: &FileDescriptorSet,
+    roots: impl Iterator<Item = &'a str>,
+    messages: &Messages<'_>,
+) -> Result<FileDescriptorSet> {
+    let files: HashMap<&str, &FileDescriptorProto> = set.file.iter().map(|file| (file.name(), file)).collect();
+    let mut wanted = BTreeSet::new();
+    let mut open = Vec::new();
+    for root in roots {
+        let (file, _) = messages.get(root).ok_or_else(|| format!("there is no message {root}"))?;
+        open.push(file.name());
+    }
+    while let Some(name) = open.pop() {
+        if wanted.insert(name) {
+            let file = files.get(name).ok_or_else(|| format!("the descriptors lack {name}"))?;
+            open.extend(file.dependency.iter().map(String::as_str).filter(|name| !is_annotation(name)));
+        }
+    }
+    let file = set.file.iter().filter(|file| wanted.contains(file.name())).cloned().map(strip).collect();
+    Ok(FileDescriptorSet { file })
+}
+
+fn is_annotation(file: &str) -> bool {
+    file.starts_with("validate/") || file.contains("/annotations/") || file == "google/protobuf/descriptor.proto"
+}
+
+fn strip(mut file: FileDescriptorProto) -> FileDescriptorProto {
+    file.dependency.retain(|name| !is_annotation(name));
+    file.public_dependency.clear();
+    file.weak_dependency.clear();
+    file.source_code_info = None;
+    file.options = None;
+    file.service.clear();
+    file.extension.clear();
+    file.message_type.iter_mut().for_each(strip_message);
+    file.enum_type.iter_mut().for_each(strip_enum);
+    file
+}
+
+fn strip_message(message: &mut DescriptorProto) {
+    for field in &mut message.field {
+        field.options = None;
+    }
+    for oneof in &mut message.oneof_decl {
+        oneof.options = None;
+    }
+    if let Some(options) = &mut message.options {
+        *options = prost_types::MessageOptions { map_entry: options.map_entry, ..Default::default() };
+    }
+    message.nested_type.iter_mut().for_each(strip_message);
+    message.enum_type.iter_mut().for_each(strip_enum);
+}
+
+fn strip_enum(declared: &mut prost_types::EnumDescriptorProto) {
+    declared.options = declared.options.take().map(|options| prost_types::EnumOptions {
+        allow_alias: options.allow_alias,
+        ..Default::default()
+    });
+    for value in &mut declared.value {
+        value.options = None;
+    }
+}
+
+/// Messages that Envoy's API lacks but Istio sends, and the typed structs of xDS.
+fn istio_files() -> Vec<FileDescriptorProto> {
+    let text = |name, number| field(name, number, Type::String, "");
+    let flag = |name, number| field(name, number, Type::Bool, "");
+    let typed_struct = |package: &str| {
+        let value = field("value", 2, Type::Message, ".google.protobuf.Struct");
+        let message = message("TypedStruct", vec![text("type_url", 1), value]);
+        file(package, &["google/protobuf/struct.proto"], vec![message])
+    };
+    let number = |name, number| field(name, number, Type::Int32, "");
+    let duration = |name, number| field(name, number, Type::Message, ".google.protobuf.Duration");
+    let mut dimension = message("DimensionsEntry", vec![text("key", 1), text("value", 2)]);
+    dimension.options = Some(prost_types::MessageOptions { map_entry: Some(true), ..Default::default() });
+    let mut metric = message(
+        "MetricConfig",
+        vec![
+            repeated(field("dimensions", 1, Type::Message, ".stats.MetricConfig.DimensionsEntry")),
+            text("name", 2),
+            repeated(text("tags_to_remove", 3)),
+            text("match", 4),
+            flag("drop", 5),
+        ],
+    );
+    metric.nested_type.push(dimension);
+    let definition = message("MetricDefinition", vec![text("name", 1), text("value", 2), number("type", 3)]);
+    let plugin = message(
+        "PluginConfig",
+        vec![
+            flag("disable_host_header_fallback", 6),
+            duration("tcp_reporting_duration", 7),
+            repeated(field("metrics", 8, Type::Message, ".stats.MetricConfig")),
+            repeated(field("definitions", 9, Type::Message, ".stats.MetricDefinition")),
+            number("reporter", 10),
+            duration("rotation_interval", 11),
+            duration("graceful_deletion_interval", 12),
+        ],
+    );
+    let alpn = "istio.envoy.config.filter.http.alpn.v2alpha1";
+    let entry = message("AlpnOverride", vec![number("upstream_protocol", 1), repeated(text("alpn_override", 2))]);
+    let overrides = repeated(field("alpn_override", 1, Type::Message, &format!(".{alpn}.AlpnOverride")));
+    vec![
+        typed_struct("udpa.type.v1"),
+        typed_struct("xds.type.v3"),
+        file("stats", &["google/protobuf/duration.proto"], vec![metric, definition, plugin]),
+        file(alpn, &[], vec![entry, message("FilterConfig", vec![overrides])]),
+    ]
+}
+
+fn file(package: &str, imports: &[&str], message_type: Vec<DescriptorProto>) -> FileDescriptorProto {
+    FileDescriptorProto {
+        name: Some(format!("skysail/{package}.proto")),
+        package: Some(package.to_owned()),
+        dependency: imports.iter().map(|&import| import.to_owned()).collect(),
+        message_type,
+        syntax: Some("proto3".to_owned()),
+        ..Default::default()
+    }
+}
+
+fn message(name: &str, field: Vec<FieldDescriptorProto>) -> DescriptorProto {
+    DescriptorProto { name: Some(name.to_owned()), field, ..Default::default() }
+}
+
+fn field(name: &str, number: i32, kind: Type, type_name: &str) -> FieldDescriptorProto {
+    FieldDescriptorProto {
+        name: Some(name.to_owned()),
+        number: Some(number),
+        label: Some(Label::Optional.into()),
+        r#type: Some(kind.into()),
+        type_name: (!type_name.is_empty()).then(|| type_name.to_owned()),
+        ..Default::default()
+    }
+}
+
+fn repeated(mut field: FieldDescriptorProto) -> FieldDescriptorProto {
+    field.label = Some(Label::Repeated.into());
+    field
+}

@@ -1,0 +1,94 @@
+//! Access logs.
+
+use std::sync::Arc;
+
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            accesslog::v3::{AccessLog as Proto, access_log},
+            core::v3::{SubstitutionFormatString, substitution_format_string::Format as FormatProto},
+        },
+        extensions::access_loggers::file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
+    },
+    google::protobuf::{Struct, value::Kind},
+};
+
+use super::{At as _, Reject, Result, text, tls_context, type_name, unknown_type, unpack, warn_once};
+use crate::config::http::{AccessLog, LogFormat};
+
+/// What Envoy logs where no format is given.
+const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
+    %RESPONSE_CODE% %RESPONSE_FLAGS% %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
+    %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \
+    \"%REQ(X-REQUEST-ID)%\" \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\"\n";
+
+/// Loggers that Istio's telemetry settings ask for and that we do not have; traffic must not fail for them.
+const SKIPPED: &[&str] = &[
+    "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
+    "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+    "envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig",
+];
+
+/// All of a list of access logs.
+pub(super) fn access_logs(protos: &[Proto], strict: bool) -> Result<Vec<Arc<AccessLog>>> {
+    let mut logs = Vec::new();
+    for (index, proto) in protos.iter().enumerate() {
+        logs.extend(access_log(proto, strict).at(format_args!("access_log[{index}]"))?);
+    }
+    Ok(logs)
+}
+
+fn access_log(proto: &Proto, strict: bool) -> Result<Option<Arc<AccessLog>>> {
+    let Some(access_log::ConfigType::TypedConfig(any)) = &proto.config_type else {
+        return Err(Reject::new(format!("access log {:?} has no typed_config", proto.name)));
+    };
+    if !strict && SKIPPED.contains(&type_name(any)) {
+        warn_once(format!("access logs of type {} are not supported and not written", type_name(any)));
+        return Ok(None);
+    }
+    if type_name(any) != "envoy.extensions.access_loggers.file.v3.FileAccessLog" {
+        return Err(unknown_type("access log", &proto.name, any));
+    }
+    let file: FileAccessLog = unpack(any)?;
+    let format = format(&file).at("typed_config")?;
+    Ok(Some(Arc::new(AccessLog { path: file.path.into(), format })))
+}
+
+#[expect(deprecated, reason = "older files still use the older fields")]
+fn format(file: &FileAccessLog) -> Result<LogFormat> {
+    match &file.access_log_format {
+        None => text::format(DEFAULT).map(LogFormat::Text),
+        Some(AccessLogFormat::Format(text)) => text::format(text).map(LogFormat::Text).at("format"),
+        Some(AccessLogFormat::JsonFormat(fields) | AccessLogFormat::TypedJsonFormat(fields)) => {
+            json(fields).at("json_format")
+        }
+        Some(AccessLogFormat::LogFormat(format)) => log_format(format).at("log_format"),
+    }
+}
+
+#[expect(deprecated, reason = "older files still use the older fields")]
+fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
+    match &proto.format {
+        None => Err(Reject::new("must be given")),
+        Some(FormatProto::TextFormat(text)) => text::format(text).map(LogFormat::Text).at("text_format"),
+        Some(FormatProto::TextFormatSource(source)) => {
+            let bytes = tls_context::read(source).at("text_format_source")?;
+            let text = String::from_utf8_lossy(&bytes);
+            text::format(&text).map(LogFormat::Text).at("text_format_source")
+        }
+        Some(FormatProto::JsonFormat(fields)) => json(fields).at("json_format"),
+    }
+}
+
+/// Fields in the order of their names, as Envoy writes them.
+fn json(fields: &Struct) -> Result<LogFormat> {
+    let mut parts = Vec::new();
+    for (name, value) in &fields.fields {
+        let Some(Kind::StringValue(text)) = &value.kind else {
+            return Err(Reject::new(format!("{name:?} must be a text: nested values are not supported")));
+        };
+        parts.push((name.as_str().into(), text::format(text).at(name)?));
+    }
+    parts.sort_by(|(a, _): &(Box<str>, _), (b, _)| a.cmp(b));
+    Ok(LogFormat::Json(parts))
+}

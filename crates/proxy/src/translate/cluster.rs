@@ -1,0 +1,315 @@
+//! Clusters.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            cluster::v3::{
+                CircuitBreakers, Cluster as Proto, Filter, circuit_breakers::Thresholds,
+                cluster::{ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, TransportSocketMatch, common_lb_config},
+            },
+            core::v3::{HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority, TransportSocket, config_source},
+            endpoint::v3::ClusterLoadAssignment,
+        },
+        extensions::upstreams::http::v3::{
+            HttpProtocolOptions,
+            http_protocol_options::{UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig},
+        },
+    },
+    google::protobuf::{Any, Struct, value::Kind},
+};
+use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
+
+use super::{
+    At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type, unpack,
+};
+use crate::config::{
+    Cluster,
+    cluster::{Balancer, Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
+    tls::ClientTls,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const DNS_REFRESH: Duration = Duration::from_secs(5);
+const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
+/// Translates a cluster, with its endpoints if they came with it.
+pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Cluster> {
+    if proto.name.is_empty() {
+        return Err(Reject::new("a cluster needs a name"));
+    }
+    let discovery = discovery(&proto)?;
+    let http = Http::read(&proto)?;
+    let mut cluster = Cluster {
+        name: proto.name.as_str().into(),
+        balancer: balancer(&proto, &discovery)?,
+        discovery,
+        endpoints: ArcSwap::default(),
+        connect_timeout: match &proto.connect_timeout {
+            Some(time) => duration(time).at("connect_timeout")?,
+            None => CONNECT_TIMEOUT,
+        },
+        limits: limits(proto.circuit_breakers.as_ref()),
+        usage: Usage::default(),
+        transport_matches: transport_matches(translator, &proto.transport_socket_matches)?,
+        tls: transport(translator, proto.transport_socket.as_ref()).at("transport_socket")?,
+        protocol: http.protocol,
+        source: source(&proto)?,
+        idle_timeout: http.idle_timeout,
+        max_requests_per_connection: http.max_requests,
+        service: service(proto.metadata.as_ref()),
+        metadata_exchange: metadata_exchange(&proto.filters)?,
+        weigh_localities: weighs_localities(&proto),
+    };
+    if let Some(assignment) = &proto.load_assignment
+        && matches!(cluster.discovery, Discovery::Static)
+    {
+        let endpoints = endpoints::translate(assignment, &cluster).at("load_assignment")?;
+        cluster.endpoints = ArcSwap::from_pointee(endpoints);
+    }
+    Ok(cluster)
+}
+
+#[expect(deprecated, reason = "Istio and files still set dns_refresh_rate here")]
+fn discovery(proto: &Proto) -> Result<Discovery> {
+    let kind = match &proto.cluster_discovery_type {
+        Some(ClusterDiscoveryType::Type(kind)) => DiscoveryType::try_from(*kind)
+            .map_err(|_| Reject::new(format!("{kind} is not a discovery type")).at_field("type"))?,
+        Some(ClusterDiscoveryType::ClusterType(kind)) => {
+            return Err(Reject::new(format!("cluster type {:?} is not supported", kind.name)));
+        }
+        None => DiscoveryType::Static,
+    };
+    Ok(match kind {
+        DiscoveryType::Static => Discovery::Static,
+        DiscoveryType::Eds => {
+            let config = proto.eds_cluster_config.as_ref();
+            let source = config.and_then(|config| config.eds_config.as_ref());
+            if !matches!(
+                source.and_then(|source| source.config_source_specifier.as_ref()),
+                Some(config_source::ConfigSourceSpecifier::Ads(_))
+            ) {
+                return Err(Reject::new("endpoints by EDS must come over ADS: set `ads: {}`")
+                    .at_field("eds_cluster_config.eds_config"));
+            }
+            let name = config.map(|config| config.service_name.as_str()).filter(|name| !name.is_empty());
+            Discovery::Eds(name.unwrap_or(&proto.name).into())
+        }
+        DiscoveryType::OriginalDst => {
+            let port = match &proto.lb_config {
+                Some(LbConfig::OriginalDstLbConfig(config)) => {
+                    number(config.upstream_port_override).and_then(|port| u16::try_from(port).ok())
+                }
+                _ => None,
+            };
+            Discovery::OriginalDst(port)
+        }
+        DiscoveryType::StrictDns | DiscoveryType::LogicalDns => {
+            let none = ClusterLoadAssignment::default();
+            let assignment = proto.load_assignment.as_ref().unwrap_or(&none);
+            let refresh = match &proto.dns_refresh_rate {
+                Some(time) => duration(time).at("dns_refresh_rate")?,
+                None => DNS_REFRESH,
+            };
+            Discovery::Dns {
+                names: endpoints::names(assignment).at("load_assignment")?,
+                logical: kind == DiscoveryType::LogicalDns,
+                refresh: refresh.max(Duration::from_secs(1)),
+            }
+        }
+    })
+}
+
+fn balancer(proto: &Proto, discovery: &Discovery) -> Result<Balancer> {
+    let policy = proto.lb_policy();
+    Ok(match (policy, discovery) {
+        (_, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
+        (LbPolicy::RoundRobin, _) => Balancer::RoundRobin,
+        (LbPolicy::LeastRequest, _) => {
+            let choices = match &proto.lb_config {
+                Some(LbConfig::LeastRequestLbConfig(config)) => number(config.choice_count),
+                _ => None,
+            };
+            Balancer::LeastRequest(choices.unwrap_or(2).max(2))
+        }
+        (LbPolicy::Random, _) => Balancer::Random,
+        _ => {
+            return Err(Reject::new(format!(
+                "{} is not supported: use ROUND_ROBIN, LEAST_REQUEST or RANDOM",
+                policy.as_str_name()
+            ))
+            .at_field("lb_policy"));
+        }
+    })
+}
+
+/// Envoy's own limits hold where none are given.
+fn limits(breakers: Option<&CircuitBreakers>) -> Limits {
+    let thresholds = breakers.and_then(|breakers| {
+        breakers.thresholds.iter().find(|thresholds| thresholds.priority() == RoutingPriority::Default)
+    });
+    let none = Thresholds::default();
+    let thresholds = thresholds.unwrap_or(&none);
+    Limits {
+        connections: number(thresholds.max_connections).unwrap_or(1024),
+        pending: number(thresholds.max_pending_requests).unwrap_or(1024),
+        requests: number(thresholds.max_requests).unwrap_or(1024),
+        retries: number(thresholds.max_retries).unwrap_or(3),
+    }
+}
+
+fn transport_matches(
+    translator: Translator<'_>,
+    protos: &[TransportSocketMatch],
+) -> Result<Vec<TransportMatch>> {
+    let one = |proto: &TransportSocketMatch| {
+        Ok(TransportMatch {
+            name: proto.name.as_str().into(),
+            labels: proto.r#match.as_ref().map(labels).unwrap_or_default(),
+            tls: transport(translator, proto.transport_socket.as_ref()).at("transport_socket")?,
+        })
+    };
+    let indexed = protos.iter().enumerate();
+    indexed.map(|(index, proto)| one(proto).at(format_args!("transport_socket_matches[{index}]"))).collect()
+}
+
+/// The texts of a struct, as keys and values.
+pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
+    let text = |(key, value): (&String, &skysail_xds::envoy::pb::google::protobuf::Value)| match &value.kind {
+        Some(Kind::StringValue(value)) => Some((key.as_str().into(), value.as_str().into())),
+        _ => None,
+    };
+    metadata.fields.iter().filter_map(text).collect()
+}
+
+/// TLS, or `None` for plain text.
+fn transport(translator: Translator<'_>, socket: Option<&TransportSocket>) -> Result<Option<Arc<ClientTls>>> {
+    match tls_context::typed_config(socket)? {
+        None => Ok(None),
+        Some((name, any)) => match type_name(any) {
+            "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer" => Ok(None),
+            "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext" => {
+                tls_context::client(translator, &unpack(any)?).map(Some).at("typed_config")
+            }
+            _ => Err(unknown_type("transport socket", name, any)),
+        },
+    }
+}
+
+/// What is said about HTTP towards the cluster.
+struct Http {
+    protocol: UpstreamProtocol,
+    idle_timeout: Option<Duration>,
+    max_requests: Option<u32>,
+}
+
+impl Http {
+    #[expect(deprecated, reason = "older files still use the older fields")]
+    fn read(proto: &Proto) -> Result<Self> {
+        let protocol = match (&proto.http2_protocol_options, &proto.http_protocol_options) {
+            (Some(_), _) => UpstreamProtocol::Http2,
+            (None, _) => UpstreamProtocol::Http1,
+        };
+        let mut http = Self { protocol, idle_timeout: None, max_requests: number(proto.max_requests_per_connection) };
+        http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
+        for (key, any) in &proto.typed_extension_protocol_options {
+            http.options(key, any).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
+        }
+        Ok(http)
+    }
+
+    fn options(&mut self, key: &str, any: &Any) -> Result<()> {
+        if type_name(any) != HTTP_OPTIONS {
+            return Err(unknown_type("protocol options", key, any));
+        }
+        let options: HttpProtocolOptions = unpack(any)?;
+        self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
+        self.protocol = match options.upstream_protocol_options {
+            Some(Options::ExplicitHttpConfig(config)) => match config.protocol_config {
+                Some(ProtocolConfig::Http2ProtocolOptions(_)) => UpstreamProtocol::Http2,
+                Some(ProtocolConfig::HttpProtocolOptions(_)) | None => UpstreamProtocol::Http1,
+                Some(ProtocolConfig::Http3ProtocolOptions(_)) => {
+                    return Err(Reject::new("HTTP/3 is not supported"));
+                }
+            },
+            Some(Options::UseDownstreamProtocolConfig(_)) => UpstreamProtocol::AsDownstream,
+            Some(Options::AutoConfig(_)) => UpstreamProtocol::Auto,
+            None => self.protocol,
+        };
+        Ok(())
+    }
+
+    fn common(&mut self, options: Option<&CommonHttpOptions>) -> Result<()> {
+        let Some(options) = options else { return Ok(()) };
+        if let Some(time) = &options.idle_timeout {
+            // Zero switches the timeout off.
+            let time = duration(time).at("idle_timeout")?;
+            self.idle_timeout = Some(if time.is_zero() { Duration::MAX } else { time });
+        }
+        self.max_requests = number(options.max_requests_per_connection).or(self.max_requests).filter(|&max| max > 0);
+        Ok(())
+    }
+}
+
+/// The address connections come from.
+fn source(proto: &Proto) -> Result<Option<IpAddr>> {
+    let address = proto.upstream_bind_config.as_ref().and_then(|bind| bind.source_address.as_ref());
+    let Some(address) = address else { return Ok(None) };
+    match address.address.parse() {
+        Ok(ip) => Ok(Some(ip)),
+        Err(_) => Err(Reject::new(format!("{:?} is not an IP address", address.address))
+            .at_field("upstream_bind_config.source_address")),
+    }
+}
+
+/// The service a cluster stands for: metadata `istio.services[0]`.
+fn service(metadata: Option<&Metadata>) -> Option<Service> {
+    let services = metadata?.filter_metadata.get("istio")?.fields.get("services")?;
+    let Some(Kind::ListValue(list)) = &services.kind else { return None };
+    let Some(Kind::StructValue(first)) = &list.values.first()?.kind else { return None };
+    let labels = labels(first);
+    let get = |key: &str| -> Arc<str> {
+        labels.iter().find(|(name, _)| &**name == key).map(|(_, value)| &**value).unwrap_or_default().into()
+    };
+    Some(Service { host: get("host"), name: get("name"), namespace: get("namespace") })
+}
+
+/// Whether the one filter that clusters have in Istio is there.
+fn metadata_exchange(filters: &[Filter]) -> Result<bool> {
+    let mut exchange = false;
+    for (index, filter) in filters.iter().enumerate() {
+        let any = filter.typed_config.as_ref();
+        let Some(any) = any else {
+            return Err(Reject::new(format!("filter {:?} has no typed_config", filter.name)));
+        };
+        if !is_tcp_exchange(any)? {
+            return Err(unknown_type("cluster filter", &filter.name, any).at_field(format_args!("filters[{index}]")));
+        }
+        exchange = true;
+    }
+    Ok(exchange)
+}
+
+/// Whether this is the configuration of Istio's TCP metadata exchange.
+pub(super) fn is_tcp_exchange(any: &Any) -> Result<bool> {
+    if TCP_METADATA_EXCHANGE.ends_with(&format!("/{}", type_name(any))) {
+        return Ok(true);
+    }
+    Ok(matches!(type_name(any), "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct")
+        && typed_struct(any)?.type_url == TCP_METADATA_EXCHANGE)
+}
+
+/// A typed struct, by either of its names.
+pub(super) fn typed_struct(any: &Any) -> Result<TypedStruct> {
+    prost::Message::decode(any.value.as_slice())
+        .map_err(|error| Reject::new(format!("not a valid TypedStruct: {error}")))
+}
+
+fn weighs_localities(proto: &Proto) -> bool {
+    use common_lb_config::LocalityConfigSpecifier as Spec;
+    let config = proto.common_lb_config.as_ref();
+    let specifier = config.and_then(|config| config.locality_config_specifier.as_ref());
+    matches!(specifier, Some(Spec::LocalityWeightedLbConfig(_)))
+}

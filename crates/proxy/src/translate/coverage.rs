@@ -1,0 +1,187 @@
+//! Names every field set in an encoded message that we do not take.
+//!
+//! The build script makes the table from `supported.txt` and Envoy's descriptors. Walking the encoded form needs
+//! no descriptors at run time and sees also fields that the generated types do not know.
+
+use std::{collections::HashMap, fmt::Write as _, sync::LazyLock};
+
+/// A message and all its fields.
+struct Message {
+    name: &'static str,
+    fields: &'static [Field],
+}
+
+struct Field {
+    number: u32,
+    name: &'static str,
+    repeated: bool,
+    rule: Rule,
+}
+
+/// What is done about a field.
+enum Rule {
+    /// Taken.
+    Done,
+    /// Taken as far as the message of this index is.
+    Within(usize),
+    /// The same for each value of a map.
+    MapOf(usize),
+    /// As far as the message it holds.
+    Any,
+    /// The same for each value of a map.
+    MapOfAny,
+    /// Has no effect.
+    Warned,
+    /// Not taken.
+    Refused,
+}
+
+include!(concat!(env!("OUT_DIR"), "/fields.rs"));
+
+/// A field that is set but not done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// Where, without the field itself.
+    pub(super) path: String,
+    /// The field's name, or its number if nobody knows it.
+    pub(super) field: String,
+    /// The message's full name.
+    pub(super) message: &'static str,
+    /// Refused, else only without effect.
+    pub(super) refused: bool,
+}
+
+/// Messages nested deeper than this are not looked into; prost refuses them anyway.
+const MAX_DEPTH: usize = 100;
+
+/// Looks at every field of a message.
+pub(super) fn check(message: &str, body: &[u8]) -> Vec<Finding> {
+    let mut walk = Walk { findings: Vec::new(), path: String::new(), depth: 0 };
+    if let Some(&index) = BY_NAME.get(message) {
+        walk.message(index, body);
+    }
+    walk.findings
+}
+
+static BY_NAME: LazyLock<HashMap<&'static str, usize>> =
+    LazyLock::new(|| MESSAGES.iter().enumerate().map(|(index, message)| (message.name, index)).collect());
+
+struct Walk {
+    findings: Vec<Finding>,
+    path: String,
+    depth: usize,
+}
+
+impl Walk {
+    fn message(&mut self, index: usize, mut body: &[u8]) {
+        if self.depth >= MAX_DEPTH {
+            return;
+        }
+        self.depth += 1;
+        let message = &MESSAGES[index];
+        // How often each repeated field came, for the index in the path.
+        let mut counts: Vec<(u32, usize)> = Vec::new();
+        while let Some((number, value)) = next(&mut body) {
+            let found = message.fields.iter().find(|field| field.number == number);
+            let (Some(field), before) = (found, self.path.len()) else {
+                self.finding(number.to_string(), message.name, true);
+                continue;
+            };
+            if !self.path.is_empty() {
+                self.path.push('.');
+            }
+            self.path.push_str(field.name);
+            if field.repeated {
+                let count = match counts.iter_mut().find(|(other, _)| *other == number) {
+                    Some((_, count)) => count,
+                    None => {
+                        counts.push((number, 0));
+                        let last = counts.len() - 1;
+                        &mut counts[last].1
+                    }
+                };
+                let _ = write!(self.path, "[{count}]");
+                *count += 1;
+            }
+            match field.rule {
+                Rule::Done => {}
+                Rule::Within(inner) => self.message(inner, value),
+                Rule::MapOf(inner) => self.message(inner, entry(value)),
+                Rule::Any => self.any(value),
+                Rule::MapOfAny => self.any(entry(value)),
+                Rule::Warned | Rule::Refused => {
+                    let refused = matches!(field.rule, Rule::Refused);
+                    self.finding(field.name.to_owned(), message.name, refused);
+                }
+            }
+            self.path.truncate(before);
+        }
+        self.depth -= 1;
+    }
+
+    /// A message of a type that we have no table for is left to the translation, which refuses it by its type.
+    fn any(&mut self, mut body: &[u8]) {
+        let (mut url, mut inner) = (&[][..], &[][..]);
+        while let Some((number, value)) = next(&mut body) {
+            match number {
+                1 => url = value,
+                2 => inner = value,
+                _ => {}
+            }
+        }
+        let name = std::str::from_utf8(url).ok().and_then(|url| url.rsplit('/').next());
+        if let Some(&index) = name.and_then(|name| BY_NAME.get(name)) {
+            self.message(index, inner);
+        }
+    }
+
+    fn finding(&mut self, field: String, message: &'static str, refused: bool) {
+        self.findings.push(Finding { path: self.path.clone(), field, message, refused });
+    }
+}
+
+/// The value of a map's entry.
+fn entry(mut body: &[u8]) -> &[u8] {
+    let mut found = &[][..];
+    while let Some((number, value)) = next(&mut body) {
+        if number == 2 {
+            found = value;
+        }
+    }
+    found
+}
+
+/// Takes the next field off: its number, and the bytes of its value if it has a length. Ends at the first byte
+/// that is no field; decoding complains about it then.
+fn next<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
+    if rest.is_empty() {
+        return None;
+    }
+    let tag = varint(rest)?;
+    let length = match tag & 7 {
+        0 => {
+            varint(rest)?;
+            0
+        }
+        1 => 8,
+        2 => usize::try_from(varint(rest)?).ok()?,
+        5 => 4,
+        _ => return None,
+    };
+    let (value, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    Some((u32::try_from(tag >> 3).ok()?, value))
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, after) = rest.split_first()?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}

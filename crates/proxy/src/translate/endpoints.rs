@@ -1,0 +1,170 @@
+//! Endpoints.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use skysail_xds::envoy::pb::{
+    envoy::config::{
+        core::v3::{Address, HealthStatus, Metadata, address, socket_address},
+        endpoint::v3::{ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, lb_endpoint::HostIdentifier},
+    },
+    google::protobuf::value::Kind,
+};
+
+use super::{At as _, Reject, Result, cluster::labels, number};
+use crate::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{TransportMatch, Workload},
+    tls::ClientTls,
+};
+
+/// Envoy's limit too.
+const MAX_PRIORITY: u32 = 128;
+
+/// Translates an assignment for a cluster, which says what TLS each endpoint gets.
+pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
+    let mut endpoints = Endpoints::default();
+    for (index, locality) in proto.endpoints.iter().enumerate() {
+        let path = format_args!("endpoints[{index}]").to_string();
+        if locality.priority > MAX_PRIORITY {
+            return Err(Reject::new(format!("must be at most {MAX_PRIORITY}")).at_field("priority").at_field(path));
+        }
+        let wanted = locality.priority as usize + 1;
+        if endpoints.priorities.len() < wanted {
+            endpoints.priorities.resize_with(wanted, Vec::new);
+        }
+        let own = |endpoint: &LbEndpoint| number(endpoint.load_balancing_weight).unwrap_or(1).max(1);
+        let usable: Vec<_> = locality.lb_endpoints.iter().enumerate().filter(|(_, e)| is_usable(e)).collect();
+        let sum: u64 = usable.iter().map(|(_, endpoint)| u64::from(own(endpoint))).sum();
+        let share = number(locality.load_balancing_weight).unwrap_or(0);
+        if cluster.weigh_localities && share == 0 {
+            continue;
+        }
+        for (number, lb) in usable {
+            let weight = if cluster.weigh_localities { scaled(own(lb), share, sum) } else { own(lb) };
+            let one = endpoint(lb, weight, cluster).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
+            endpoints.priorities[locality.priority as usize].push(Arc::new(one));
+        }
+    }
+    for priority in &mut endpoints.priorities {
+        reduce(priority);
+    }
+    Ok(endpoints)
+}
+
+/// The host names of an assignment, for clusters that look them up.
+pub(super) fn names(proto: &ClusterLoadAssignment) -> Result<Vec<(Box<str>, u16, u32)>> {
+    let mut names = Vec::new();
+    for lb in proto.endpoints.iter().flat_map(|locality| &locality.lb_endpoints) {
+        let address = plain(lb)?.address.as_ref();
+        let (host, port) = host_and_port(address).at("address")?;
+        names.push((host.into(), port, number(lb.load_balancing_weight).unwrap_or(1).max(1)));
+    }
+    Ok(names)
+}
+
+/// Host and port of an address over TCP.
+pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
+    let socket = match address.and_then(|address| address.address.as_ref()) {
+        Some(address::Address::SocketAddress(socket)) => socket,
+        Some(address::Address::Pipe(_)) => {
+            return Err(Reject::new("Unix sockets are taken only for discovery and secrets"));
+        }
+        Some(address::Address::EnvoyInternalAddress(_)) => {
+            return Err(Reject::new("internal listeners are not supported"));
+        }
+        None => return Err(Reject::new("must say an address")),
+    };
+    if socket.protocol() != socket_address::Protocol::Tcp {
+        return Err(Reject::new("only TCP is supported").at_field("socket_address.protocol"));
+    }
+    match socket.port_specifier {
+        Some(socket_address::PortSpecifier::PortValue(port)) => match u16::try_from(port) {
+            Ok(port) => Ok((&socket.address, port)),
+            Err(_) => Err(Reject::new(format!("{port} is not a port")).at_field("socket_address.port_value")),
+        },
+        _ => Err(Reject::new("must be given").at_field("socket_address.port_value")),
+    }
+}
+
+/// The same where the host must be an IP address.
+pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
+    let (host, port) = host_and_port(address)?;
+    let ip: IpAddr = host
+        .parse()
+        .map_err(|_| Reject::new(format!("{host:?} is not an IP address")).at_field("socket_address.address"))?;
+    Ok(SocketAddr::new(ip, port))
+}
+
+fn is_usable(endpoint: &LbEndpoint) -> bool {
+    matches!(endpoint.health_status(), HealthStatus::Unknown | HealthStatus::Healthy | HealthStatus::Degraded)
+}
+
+/// An endpoint's weight when its locality is to get its share, whatever number of endpoints it has.
+fn scaled(own: u32, share: u32, sum: u64) -> u32 {
+    let exact = u128::from(own) * u128::from(share) * 10_000 / u128::from(sum.max(1));
+    u32::try_from(exact).unwrap_or(u32::MAX).max(1)
+}
+
+/// Divides all weights by what they have in common, so that round robin goes in short turns.
+fn reduce(endpoints: &mut [Arc<Endpoint>]) {
+    let gcd = endpoints.iter().fold(0, |gcd, endpoint| greatest_common_divisor(gcd, endpoint.weight));
+    if gcd > 1 {
+        for endpoint in endpoints.iter_mut().filter_map(Arc::get_mut) {
+            endpoint.weight /= gcd;
+        }
+    }
+}
+
+fn greatest_common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+fn plain(lb: &LbEndpoint) -> Result<&EndpointProto> {
+    match &lb.host_identifier {
+        Some(HostIdentifier::Endpoint(endpoint)) => Ok(endpoint),
+        _ => Err(Reject::new("named endpoints are not supported").at_field("endpoint_name")),
+    }
+}
+
+fn endpoint(lb: &LbEndpoint, weight: u32, cluster: &Cluster) -> Result<Endpoint> {
+    let proto = plain(lb)?;
+    Ok(Endpoint {
+        address: ip_and_port(proto.address.as_ref()).at("endpoint.address")?,
+        weight,
+        tls: tls(cluster, lb.metadata.as_ref()),
+        workload: lb.metadata.as_ref().and_then(workload),
+        hostname: (!proto.hostname.is_empty()).then(|| proto.hostname.as_str().into()),
+    })
+}
+
+/// TLS by the first match whose labels the endpoint all has, else the cluster's own.
+fn tls(cluster: &Cluster, metadata: Option<&Metadata>) -> Option<Arc<ClientTls>> {
+    let labels = metadata
+        .and_then(|metadata| metadata.filter_metadata.get("envoy.transport_socket_match"))
+        .map(labels)
+        .unwrap_or_default();
+    let holds = |wanted: &&TransportMatch| wanted.labels.iter().all(|label| labels.contains(label));
+    match cluster.transport_matches.iter().find(holds) {
+        Some(found) => found.tls.clone(),
+        None => cluster.tls.clone(),
+    }
+}
+
+/// `istio.workload`: `<name>;<namespace>;<canonical name>;<revision>;<cluster>`.
+fn workload(metadata: &Metadata) -> Option<Arc<Workload>> {
+    let value = metadata.filter_metadata.get("istio")?.fields.get("workload")?;
+    let Some(Kind::StringValue(text)) = &value.kind else { return None };
+    let mut parts = text.split(';');
+    let mut next = || -> Arc<str> { parts.next().unwrap_or_default().into() };
+    Some(Arc::new(Workload {
+        name: next(),
+        namespace: next(),
+        canonical_name: next(),
+        canonical_revision: next(),
+        cluster: next(),
+        ..Workload::default()
+    }))
+}

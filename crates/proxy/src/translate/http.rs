@@ -1,0 +1,220 @@
+//! The HTTP connection manager and its filters.
+
+use std::{sync::Arc, time::Duration};
+
+use skysail_xds::{
+    envoy::pb::{
+        envoy::{
+            config::core::v3::config_source::ConfigSourceSpecifier,
+            extensions::filters::{
+                http::{cors::v3::Cors, fault::v3::HttpFault, rbac::v3::Rbac},
+                network::http_connection_manager::v3::{
+                    HttpConnectionManager as Proto, HttpFilter,
+                    http_connection_manager::{
+                        CodecType, ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
+                        ServerHeaderTransformation,
+                    },
+                    http_filter,
+                },
+            },
+        },
+        google::protobuf::{Any, Struct, value::Kind},
+    },
+    istio::HTTP_PEER_METADATA,
+};
+
+use super::{
+    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route, timeout, type_name, unknown_type,
+    unpack,
+};
+use crate::config::http::{
+    ClientCertDetails, Codec, EscapedSlashes, ForwardClientCert, HttpManager, MetadataExchange, Routes,
+};
+
+/// Envoy's defaults.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
+const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_HEAD_KIB: u32 = 60;
+const MAX_HEADERS: u32 = 100;
+
+/// Translates a connection manager.
+pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
+    let common = proto.common_http_protocol_options.as_ref();
+    let idle = common.and_then(|common| common.idle_timeout.as_ref());
+    let kib = number(proto.max_request_headers_kb).unwrap_or(MAX_HEAD_KIB) as usize;
+    let mut manager = HttpManager {
+        stat_prefix: proto.stat_prefix.as_str().into(),
+        codec: match proto.codec_type() {
+            CodecType::Auto => Codec::Auto,
+            CodecType::Http1 => Codec::Http1,
+            CodecType::Http2 => Codec::Http2,
+            CodecType::Http3 => return Err(Reject::new("HTTP3 is not supported").at_field("codec_type")),
+        },
+        routes: routes(proto)?,
+        policies: Vec::new(),
+        fault: false,
+        cors: false,
+        stats: false,
+        metadata_exchange: None,
+        istio_alpn: false,
+        upgrades: upgrades(proto),
+        server_name: server_name(proto)?,
+        generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
+        client_cert: client_cert(proto),
+        use_remote_address: flag(proto.use_remote_address).unwrap_or(false),
+        xff_trusted_hops: proto.xff_num_trusted_hops,
+        normalize_path: flag(proto.normalize_path).unwrap_or(false),
+        merge_slashes: proto.merge_slashes,
+        escaped_slashes: match proto.path_with_escaped_slashes_action() {
+            PathWithEscapedSlashesAction::ImplementationSpecificDefault
+            | PathWithEscapedSlashesAction::KeepUnchanged => EscapedSlashes::Keep,
+            PathWithEscapedSlashesAction::RejectRequest => EscapedSlashes::Reject,
+            PathWithEscapedSlashesAction::UnescapeAndRedirect => EscapedSlashes::UnescapeAndRedirect,
+            PathWithEscapedSlashesAction::UnescapeAndForward => EscapedSlashes::UnescapeAndForward,
+        },
+        accept_http10: proto.http_protocol_options.as_ref().is_some_and(|options| options.accept_http_10),
+        max_head: kib << 10,
+        max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS) as usize,
+        idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
+        stream_idle_timeout: timeout(proto.stream_idle_timeout.as_ref(), Some(STREAM_IDLE_TIMEOUT))
+            .at("stream_idle_timeout")?,
+        request_timeout: timeout(proto.request_timeout.as_ref(), None).at("request_timeout")?,
+        drain_timeout: match &proto.drain_timeout {
+            Some(time) => duration(time).at("drain_timeout")?,
+            None => DRAIN_TIMEOUT,
+        },
+        access_logs: access_log::access_logs(&proto.access_log, translator.strict)?,
+    };
+    filters(&mut manager, &proto.http_filters)?;
+    if let Some(any) = proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref())
+        && type_name(any) != "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig"
+    {
+        return Err(unknown_type("request id extension", "", any).at_field("request_id_extension"));
+    }
+    Ok(manager)
+}
+
+fn routes(proto: &Proto) -> Result<Routes> {
+    match &proto.route_specifier {
+        Some(RouteSpecifier::RouteConfig(config)) => {
+            let table = route::translate(config).at("route_config")?;
+            Ok(Routes::Inline(Arc::new(table)))
+        }
+        Some(RouteSpecifier::Rds(rds)) => {
+            let source = rds.config_source.as_ref().and_then(|source| source.config_source_specifier.as_ref());
+            if !matches!(source, Some(ConfigSourceSpecifier::Ads(_))) {
+                return Err(Reject::new("routes must come over ADS: set `ads: {}`").at_field("rds.config_source"));
+            }
+            Ok(Routes::Named(rds.route_config_name.as_str().into()))
+        }
+        Some(RouteSpecifier::ScopedRoutes(_)) => {
+            Err(Reject::new("scoped routes are not supported: use rds or route_config").at_field("scoped_routes"))
+        }
+        None => Err(Reject::new("needs rds or route_config")),
+    }
+}
+
+fn upgrades(proto: &Proto) -> Vec<Box<str>> {
+    let enabled = proto.upgrade_configs.iter().filter(|config| flag(config.enabled).unwrap_or(true));
+    enabled.map(|config| config.upgrade_type.to_ascii_lowercase().into()).collect()
+}
+
+fn server_name(proto: &Proto) -> Result<Option<Box<str>>> {
+    match proto.server_header_transformation() {
+        ServerHeaderTransformation::Overwrite => Ok(Some(match proto.server_name.as_str() {
+            "" => "envoy".into(),
+            name => name.into(),
+        })),
+        ServerHeaderTransformation::PassThrough => Ok(None),
+        ServerHeaderTransformation::AppendIfAbsent => Err(Reject::new(
+            "APPEND_IF_ABSENT is not supported: use OVERWRITE or PASS_THROUGH",
+        )
+        .at_field("server_header_transformation")),
+    }
+}
+
+fn client_cert(proto: &Proto) -> ClientCertDetails {
+    let set = proto.set_current_client_cert_details.as_ref();
+    ClientCertDetails {
+        forward: match proto.forward_client_cert_details() {
+            ForwardClientCertDetails::Sanitize => ForwardClientCert::Sanitize,
+            ForwardClientCertDetails::ForwardOnly => ForwardClientCert::ForwardOnly,
+            ForwardClientCertDetails::AppendForward => ForwardClientCert::AppendForward,
+            ForwardClientCertDetails::SanitizeSet => ForwardClientCert::SanitizeSet,
+            ForwardClientCertDetails::AlwaysForwardOnly => ForwardClientCert::AlwaysForwardOnly,
+        },
+        subject: set.and_then(|set| flag(set.subject)).unwrap_or(false),
+        dns: set.is_some_and(|set| set.dns),
+        uri: set.is_some_and(|set| set.uri),
+        cert: set.is_some_and(|set| set.cert),
+    }
+}
+
+/// Filters, the router last. What they do is in one order here, which is also the order Istio gives them.
+fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
+    let mut router = false;
+    for (index, proto) in protos.iter().enumerate() {
+        let path = format_args!("http_filters[{index}]").to_string();
+        if router {
+            return Err(Reject::new("comes after the router").at_field(path));
+        }
+        let Some(http_filter::ConfigType::TypedConfig(any)) = &proto.config_type else {
+            return Err(Reject::new(format!("HTTP filter {:?} has no typed_config", proto.name)).at_field(path));
+        };
+        router = filter(manager, proto, any).at("typed_config").at(&path)?;
+    }
+    if router { Ok(()) } else { Err(Reject::new("the last filter must be the router").at_field("http_filters")) }
+}
+
+/// One filter; tells whether it is the router.
+fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bool> {
+    match type_name(any) {
+        "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
+        "envoy.extensions.filters.http.rbac.v3.RBAC" => {
+            manager.policies.push(policy::http(&unpack::<Rbac>(any)?)?);
+        }
+        "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
+            if unpack::<HttpFault>(any)? != HttpFault::default() {
+                return Err(Reject::new("faults are taken from routes (typed_per_filter_config): leave this one empty"));
+            }
+            manager.fault = true;
+        }
+        "envoy.extensions.filters.http.cors.v3.Cors" => {
+            let Cors {} = unpack(any)?;
+            manager.cors = true;
+        }
+        // It only counts messages, for metrics that Istio leaves out by default.
+        "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
+        "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
+        "stats.PluginConfig" => manager.stats = true,
+        "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => {
+            let typed = cluster::typed_struct(any)?;
+            if typed.type_url != HTTP_PEER_METADATA {
+                return Err(Reject::new(format!(
+                    "skysail-proxy has no HTTP filter {:?} of type {}: take it out",
+                    proto.name, typed.type_url
+                )));
+            }
+            manager.metadata_exchange =
+                Some(MetadataExchange { skip_external: typed.value.as_ref().is_some_and(skips_external) });
+        }
+        _ => return Err(unknown_type("HTTP filter", &proto.name, any)),
+    }
+    Ok(false)
+}
+
+/// `upstream_propagation: [{istio_headers: {skip_external_clusters: true}}]`.
+fn skips_external(config: &Struct) -> bool {
+    let Some(Kind::ListValue(methods)) = config.fields.get("upstream_propagation").and_then(|v| v.kind.as_ref()) else {
+        return false;
+    };
+    methods.values.iter().any(|method| {
+        let Some(Kind::StructValue(method)) = &method.kind else { return false };
+        let Some(Kind::StructValue(headers)) = method.fields.get("istio_headers").and_then(|v| v.kind.as_ref()) else {
+            return false;
+        };
+        let skip = headers.fields.get("skip_external_clusters").and_then(|value| value.kind.as_ref());
+        matches!(skip, Some(Kind::BoolValue(true)))
+    })
+}

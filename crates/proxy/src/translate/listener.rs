@@ -1,0 +1,261 @@
+//! Listeners and filter chains.
+
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            core::v3::TrafficDirection,
+            listener::v3::{
+                Filter, FilterChain as ChainProto, FilterChainMatch, Listener as Proto, ListenerFilter,
+                ListenerFilterChainMatchPredicate as Predicate, filter, listener_filter,
+                listener_filter_chain_match_predicate::Rule,
+            },
+        },
+        extensions::filters::network::{
+            http_connection_manager::v3::HttpConnectionManager,
+            tcp_proxy::v3::{
+                TcpProxy as TcpProxyProto,
+                tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
+            },
+        },
+    },
+    google::protobuf::Any,
+};
+
+use super::{
+    At as _, Reject, Result, Translator, access_log, cluster, duration, endpoints, flag, http, number, policy, timeout, tls_context,
+    type_name, unknown_type, unpack,
+};
+use crate::config::{
+    listener::{ChainMatch, Direction, FilterChain, Inspect, Listener, TcpProxy, Terminal, Transport},
+    route::{HeaderOps, Target, Targets},
+    tls::ServerTls,
+};
+
+/// Envoy's default.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Envoy's default for TCP.
+const TCP_IDLE: Duration = Duration::from_secs(3600);
+
+/// Translates a listener.
+#[expect(deprecated, reason = "Istio still sends deprecated_v1 to old proxies")]
+pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Listener> {
+    if proto.name.is_empty() && !translator.strict {
+        return Err(Reject::new("a listener needs a name"));
+    }
+    let mut addresses = vec![endpoints::ip_and_port(proto.address.as_ref()).at("address")?];
+    for (index, additional) in proto.additional_addresses.iter().enumerate() {
+        let address = endpoints::ip_and_port(additional.address.as_ref());
+        addresses.push(address.at(format_args!("additional_addresses[{index}].address"))?);
+    }
+    let old_bind = proto.deprecated_v1.and_then(|old| flag(old.bind_to_port));
+    let mut listener = Listener {
+        name: match proto.name.as_str() {
+            // A file may leave the name out.
+            "" => addresses[0].to_string().into(),
+            name => name.into(),
+        },
+        addresses,
+        bind: flag(proto.bind_to_port).or(old_bind).unwrap_or(true),
+        use_original_dst: flag(proto.use_original_dst).unwrap_or(false),
+        read_original_dst: flag(proto.use_original_dst).unwrap_or(false),
+        inspect_tls: None,
+        inspect_http: None,
+        inspect_timeout: timeout(proto.listener_filters_timeout.as_ref(), Some(INSPECT_TIMEOUT))
+            .at("listener_filters_timeout")?,
+        continue_on_timeout: proto.continue_on_listener_filters_timeout,
+        direction: match proto.traffic_direction() {
+            TrafficDirection::Inbound => Direction::Inbound,
+            TrafficDirection::Outbound => Direction::Outbound,
+            TrafficDirection::Unspecified => Direction::Unspecified,
+        },
+        chains: Vec::new(),
+        default_chain: None,
+    };
+    for (index, filter) in proto.listener_filters.iter().enumerate() {
+        listener_filter(&mut listener, filter).at(format_args!("listener_filters[{index}]"))?;
+    }
+    for (index, chain) in proto.filter_chains.iter().enumerate() {
+        let chain = self::chain(translator, chain).at(format_args!("filter_chains[{index}]"))?;
+        listener.chains.push(Arc::new(chain));
+    }
+    if let Some(chain) = &proto.default_filter_chain {
+        listener.default_chain = Some(Arc::new(self::chain(translator, chain).at("default_filter_chain")?));
+    }
+    if listener.chains.is_empty() && listener.default_chain.is_none() {
+        return Err(Reject::new("a listener needs a filter chain").at_field("filter_chains"));
+    }
+    // Envoy adds the inspector by itself where a chain asks for what only it finds out.
+    let asks = listener.chains.iter().any(|chain| {
+        !chain.matches.server_names.is_empty() || chain.matches.transport == Some(Transport::Tls)
+    });
+    if asks && listener.inspect_tls.is_none() {
+        listener.inspect_tls = Some(Inspect::default());
+    }
+    Ok(listener)
+}
+
+fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<()> {
+    let Some(listener_filter::ConfigType::TypedConfig(any)) = &filter.config_type else {
+        return Err(Reject::new(format!("listener filter {:?} has no typed_config", filter.name)));
+    };
+    let mut except = Vec::new();
+    if let Some(disabled) = &filter.filter_disabled {
+        port_ranges(disabled, &mut except).at("filter_disabled")?;
+    }
+    match type_name(any) {
+        "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector" => {
+            listener.inspect_tls = Some(Inspect { except });
+        }
+        "envoy.extensions.filters.listener.http_inspector.v3.HttpInspector" => {
+            listener.inspect_http = Some(Inspect { except });
+        }
+        "envoy.extensions.filters.listener.original_dst.v3.OriginalDst" if except.is_empty() => {
+            listener.read_original_dst = true;
+        }
+        _ => return Err(unknown_type("listener filter", &filter.name, any)),
+    }
+    Ok(())
+}
+
+fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> Result<()> {
+    match &predicate.rule {
+        Some(Rule::DestinationPortRange(range)) => {
+            // The end is exclusive.
+            let (Ok(start), Ok(last)) = (u16::try_from(range.start), u16::try_from(range.end - 1)) else {
+                return Err(Reject::new("must be ports").at_field("destination_port_range"));
+            };
+            ranges.push(start..=last);
+            Ok(())
+        }
+        Some(Rule::OrMatch(set)) => {
+            set.rules.iter().try_for_each(|rule| port_ranges(rule, ranges)).at("or_match.rules")
+        }
+        _ => Err(Reject::new("only port ranges, joined by or_match, are supported")),
+    }
+}
+
+fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> {
+    let none = FilterChainMatch::default();
+    let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
+    let tls = server_tls(translator, proto).at("transport_socket")?;
+    let mut policies = Vec::new();
+    let mut metadata_exchange = false;
+    let mut stats = false;
+    let mut terminal = None;
+    for (index, filter) in proto.filters.iter().enumerate() {
+        let path = format_args!("filters[{index}]").to_string();
+        if terminal.is_some() {
+            return Err(Reject::new("comes after the last filter").at_field(path));
+        }
+        let any = typed_config(filter).at(&path)?;
+        match type_name(any) {
+            "envoy.extensions.filters.network.rbac.v3.RBAC" => {
+                policies.push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+            }
+            "stats.PluginConfig" => stats = true,
+            "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy" => {
+                let proto: TcpProxyProto = unpack(any).at(&path)?;
+                let tcp = tcp_proxy(&proto, stats, translator.strict).at("typed_config").at(&path)?;
+                terminal = Some(Terminal::Tcp(Arc::new(tcp)));
+            }
+            "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager" => {
+                let proto: HttpConnectionManager = unpack(any).at(&path)?;
+                let manager = http::translate(translator, &proto).at("typed_config").at(&path)?;
+                terminal = Some(Terminal::Http(Arc::new(manager)));
+            }
+            _ if cluster::is_tcp_exchange(any)? => metadata_exchange = true,
+            _ => return Err(unknown_type("network filter", &filter.name, any).at_field(path)),
+        }
+    }
+    Ok(FilterChain {
+        name: proto.name.as_str().into(),
+        matches,
+        tls,
+        policies,
+        metadata_exchange,
+        terminal: terminal.ok_or_else(|| {
+            Reject::new("the last filter must be a tcp_proxy or an http_connection_manager").at_field("filters")
+        })?,
+        handshake_timeout: timeout(proto.transport_socket_connect_timeout.as_ref(), None)
+            .at("transport_socket_connect_timeout")?,
+    })
+}
+
+fn typed_config(filter: &Filter) -> Result<&Any> {
+    match &filter.config_type {
+        Some(filter::ConfigType::TypedConfig(any)) => Ok(any),
+        _ => Err(Reject::new(format!("network filter {:?} has no typed_config", filter.name))),
+    }
+}
+
+fn server_tls(translator: Translator<'_>, proto: &ChainProto) -> Result<Option<Arc<ServerTls>>> {
+    match tls_context::typed_config(proto.transport_socket.as_ref())? {
+        None => Ok(None),
+        Some((name, any)) => match type_name(any) {
+            "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer" => Ok(None),
+            "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext" => {
+                tls_context::server(translator, &unpack(any)?).map(Some).at("typed_config")
+            }
+            _ => Err(unknown_type("transport socket", name, any)),
+        },
+    }
+}
+
+fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
+    let destination_port = match number(proto.destination_port) {
+        None => None,
+        Some(port) => Some(
+            u16::try_from(port).map_err(|_| Reject::new(format!("{port} is not a port")).at_field("destination_port"))?,
+        ),
+    };
+    let transport = match proto.transport_protocol.as_str() {
+        "" => None,
+        "raw_buffer" => Some(Transport::RawBuffer),
+        "tls" => Some(Transport::Tls),
+        other => {
+            return Err(Reject::new(format!("{other:?} must be raw_buffer or tls")).at_field("transport_protocol"));
+        }
+    };
+    Ok(ChainMatch {
+        destination_port,
+        destinations: proto.prefix_ranges.iter().map(policy::cidr).collect::<Result<_>>().at("prefix_ranges")?,
+        server_names: proto.server_names.iter().map(|name| name.to_ascii_lowercase().into()).collect(),
+        transport,
+        application_protocols: proto.application_protocols.iter().map(|name| name.as_str().into()).collect(),
+        sources: proto.source_prefix_ranges.iter().map(policy::cidr).collect::<Result<_>>().at("source_prefix_ranges")?,
+    })
+}
+
+fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProxy> {
+    let targets = match &proto.cluster_specifier {
+        Some(ClusterSpecifier::Cluster(name)) => Targets::Single(name.as_str().into()),
+        Some(ClusterSpecifier::WeightedClusters(weighted)) => {
+            let target = |cluster: &ClusterWeight| Target {
+                cluster: cluster.name.as_str().into(),
+                weight: cluster.weight,
+                headers: HeaderOps::default(),
+                host: None,
+            };
+            let targets: Vec<_> = weighted.clusters.iter().map(target).collect();
+            let total = targets.iter().fold(0u32, |sum, target| sum.saturating_add(target.weight));
+            if total == 0 {
+                return Err(Reject::new("the weights must not all be zero").at_field("weighted_clusters"));
+            }
+            Targets::Weighted { total, targets }
+        }
+        None => return Err(Reject::new("must name a cluster")),
+    };
+    let idle_timeout = match &proto.idle_timeout {
+        Some(time) => Some(duration(time).at("idle_timeout")?).filter(|time| !time.is_zero()),
+        None => Some(TCP_IDLE),
+    };
+    Ok(TcpProxy {
+        stat_prefix: proto.stat_prefix.as_str().into(),
+        targets,
+        idle_timeout,
+        stats,
+        access_logs: access_log::access_logs(&proto.access_log, strict)?,
+    })
+}

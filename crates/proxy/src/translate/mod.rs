@@ -1,0 +1,190 @@
+//! From Envoy's protos to the types the request path runs on.
+//!
+//! One resource is translated at a time, and a bad one is refused alone, with the path of the field and what is
+//! wrong. First [`coverage`] walks the encoded message and names every field we do not take, so that nothing is
+//! left out in silence; then the module of its kind turns it into our types.
+
+mod access_log;
+mod cluster;
+mod coverage;
+mod endpoints;
+mod http;
+mod listener;
+mod policy;
+mod route;
+mod route_filters;
+mod text;
+mod tls;
+mod tls_context;
+
+use std::{collections::HashSet, fmt, sync::Mutex, time::Duration};
+
+use prost::{Message, Name};
+use skysail_xds::envoy::pb::{
+    envoy::config::{
+        cluster::v3::Cluster as ClusterProto, endpoint::v3::ClusterLoadAssignment,
+        listener::v3::Listener as ListenerProto, route::v3::RouteConfiguration,
+    },
+    google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
+};
+
+use crate::config::{Cluster, Endpoints, Listener, RouteTable};
+pub(crate) use tls::{SecretName, SecretSource, TlsContexts};
+
+/// Why a resource is refused.
+#[derive(Debug)]
+pub(crate) struct Reject {
+    /// `filter_chains[0].filters[1].typed_config`; empty for the whole resource.
+    path: String,
+    reason: String,
+}
+
+impl Reject {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self { path: String::new(), reason: reason.into() }
+    }
+
+    /// Puts the name of a field before the path.
+    fn at_field(mut self, field: impl fmt::Display) -> Self {
+        self.path = match self.path.as_str() {
+            "" => field.to_string(),
+            inner if inner.starts_with('[') => format!("{field}{inner}"),
+            inner => format!("{field}.{inner}"),
+        };
+        self
+    }
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path.as_str() {
+            "" => f.write_str(&self.reason),
+            path => write!(f, "{path}: {}", self.reason),
+        }
+    }
+}
+
+impl std::error::Error for Reject {}
+
+/// The outcome of a translation.
+pub(crate) type Result<T> = std::result::Result<T, Reject>;
+
+/// Puts the name of a field before an error's path.
+trait At<T> {
+    fn at(self, field: impl fmt::Display) -> Result<T>;
+}
+
+impl<T> At<T> for Result<T> {
+    fn at(self, field: impl fmt::Display) -> Self {
+        self.map_err(|reject| reject.at_field(field))
+    }
+}
+
+/// Turns resources into our types.
+#[derive(Clone, Copy)]
+pub(crate) struct Translator<'a> {
+    /// Where TLS contexts get their certificates from.
+    pub(crate) tls: &'a TlsContexts,
+    /// Whether a field that would only be warned about is refused: so with files, which somebody wrote for us.
+    pub(crate) strict: bool,
+}
+
+impl Translator<'_> {
+    /// A cluster with the endpoints that came with it.
+    pub(crate) fn cluster(self, body: &[u8]) -> Result<Cluster> {
+        cluster::translate(self, self.decode::<ClusterProto>(body)?)
+    }
+
+    /// The endpoints of a cluster.
+    pub(crate) fn endpoints(self, body: &[u8], cluster: &Cluster) -> Result<Endpoints> {
+        endpoints::translate(&self.decode::<ClusterLoadAssignment>(body)?, cluster)
+    }
+
+    /// A listener.
+    pub(crate) fn listener(self, body: &[u8]) -> Result<Listener> {
+        listener::translate(self, self.decode::<ListenerProto>(body)?)
+    }
+
+    /// A route table.
+    pub(crate) fn routes(self, body: &[u8]) -> Result<RouteTable> {
+        route::translate(&self.decode::<RouteConfiguration>(body)?)
+    }
+
+    /// Decodes a message after a look at all its fields, those in its `Any`s too.
+    pub(crate) fn decode<M: Message + Name + Default>(self, body: &[u8]) -> Result<M> {
+        for finding in coverage::check(&M::full_name(), body) {
+            if finding.refused || self.strict {
+                return Err(Reject {
+                    path: finding.path,
+                    reason: format!(
+                        "skysail-proxy does not support field {} of {}: take it out",
+                        finding.field, finding.message
+                    ),
+                });
+            }
+            warn_once(format!(
+                "{}: field {} of {} is not supported and has no effect",
+                finding.path, finding.field, finding.message
+            ));
+        }
+        M::decode(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+    }
+}
+
+/// Logs a warning the first time it comes up, so that a mesh of many clusters does not repeat it for each.
+fn warn_once(warning: String) {
+    static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    // Paths differ by their indices only; what is said about one of a list holds for all.
+    let key: String = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
+    let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if said.get_or_insert_default().insert(key) {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// The message inside an `Any`; its fields have been looked at with the message around it.
+fn unpack<M: Message + Name + Default>(any: &Any) -> Result<M> {
+    if type_name(any) != M::full_name() {
+        return Err(Reject::new(format!("is a {}, must be a {}", type_name(any), M::full_name())));
+    }
+    M::decode(any.value.as_slice()).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+}
+
+/// The full name of the message inside an `Any`.
+fn type_name(any: &Any) -> &str {
+    any.type_url.rsplit('/').next().unwrap_or_default()
+}
+
+/// Something of a type that we do not have.
+fn unknown_type(what: &str, name: &str, any: &Any) -> Reject {
+    Reject::new(format!("skysail-proxy has no {what} {name:?} of type {}: take it out", type_name(any)))
+}
+
+/// The number in a wrapper.
+fn number(wrapped: Option<UInt32Value>) -> Option<u32> {
+    wrapped.map(|wrapped| wrapped.value)
+}
+
+/// The truth in a wrapper.
+fn flag(wrapped: Option<BoolValue>) -> Option<bool> {
+    wrapped.map(|wrapped| wrapped.value)
+}
+
+/// A length of time; negative ones are refused.
+fn duration(proto: &DurationProto) -> Result<Duration> {
+    let (Ok(seconds), Ok(nanos)) = (u64::try_from(proto.seconds), u32::try_from(proto.nanos)) else {
+        return Err(Reject::new("a duration must not be negative"));
+    };
+    Ok(Duration::new(seconds, nanos.min(999_999_999)))
+}
+
+/// A length of time of which zero means none, and a default where it is not given.
+fn timeout(proto: Option<&DurationProto>, default: Option<Duration>) -> Result<Option<Duration>> {
+    match proto {
+        Some(proto) => Ok(Some(duration(proto)?).filter(|time| !time.is_zero())),
+        None => Ok(default),
+    }
+}
+
+#[cfg(test)]
+mod tests;

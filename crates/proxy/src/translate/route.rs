@@ -1,0 +1,415 @@
+//! Route tables.
+
+use std::{sync::Arc, time::Duration};
+
+use skysail_xds::envoy::pb::envoy::{
+    config::{
+        core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
+        route::v3::{
+            DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto, RouteAction,
+            RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto, WeightedCluster,
+            redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
+            retry_policy, route,
+            route_action::{ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy},
+            route_match::PathSpecifier,
+            virtual_host::TlsRequirementType,
+            weighted_cluster::{ClusterWeight, cluster_weight},
+        },
+    },
+    extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
+};
+
+use super::{
+    At as _, Reject, Result, duration, flag, number, policy,
+    route_filters::{PerFilter, status_code},
+    text, timeout, tls_context, type_name, unpack,
+};
+use crate::config::route::{
+    Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath,
+    RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
+};
+
+/// Envoy's defaults.
+const TIMEOUT: Duration = Duration::from_secs(15);
+const BACKOFF_BASE: Duration = Duration::from_millis(25);
+
+/// Translates a route table and makes its index of domains.
+pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
+    let mut table = RouteTable {
+        name: proto.name.as_str().into(),
+        ignore_port: proto.ignore_port_in_host_matching,
+        headers: ops(
+            (&proto.request_headers_to_add, &proto.request_headers_to_remove),
+            (&proto.response_headers_to_add, &proto.response_headers_to_remove),
+        )?,
+        ..RouteTable::default()
+    };
+    let filters = PerFilter::default().with(&proto.typed_per_filter_config)?;
+    for (index, host) in proto.virtual_hosts.iter().enumerate() {
+        let path = format_args!("virtual_hosts[{index}]").to_string();
+        let translated = virtual_host(host, &filters).at(&path)?;
+        for domain in &host.domains {
+            add_domain(&mut table, domain, index).at("domains").at(&path)?;
+        }
+        table.hosts.push(translated);
+    }
+    let longest_first = |list: &mut Vec<(Box<str>, usize)>| list.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+    longest_first(&mut table.suffixes);
+    longest_first(&mut table.prefixes);
+    Ok(table)
+}
+
+fn add_domain(table: &mut RouteTable, domain: &str, index: usize) -> Result<()> {
+    let lower = domain.to_ascii_lowercase();
+    let twice = || Reject::new(format!("{domain:?} is in two virtual hosts or twice in one"));
+    let list = match (lower.strip_prefix('*'), lower.strip_suffix('*')) {
+        (Some(""), _) => {
+            return if table.any.replace(index).is_some() { Err(twice()) } else { Ok(()) };
+        }
+        (Some(rest), _) => (&mut table.suffixes, rest),
+        (None, Some(rest)) => (&mut table.prefixes, rest),
+        (None, None) => {
+            return match table.exact.insert(lower.into(), index) {
+                Some(_) => Err(twice()),
+                None => Ok(()),
+            };
+        }
+    };
+    let (list, rest) = list;
+    if list.iter().any(|(other, _)| **other == *rest) {
+        return Err(twice());
+    }
+    list.push((rest.into(), index));
+    Ok(())
+}
+
+fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
+    let filters = filters.with(&proto.typed_per_filter_config)?;
+    let retry = proto.retry_policy.as_ref().map(retry_policy).transpose().at("retry_policy")?.map(Arc::new);
+    let require_tls = match proto.require_tls() {
+        TlsRequirementType::None => false,
+        TlsRequirementType::All => true,
+        TlsRequirementType::ExternalOnly => {
+            return Err(Reject::new("EXTERNAL_ONLY is not supported: use ALL or NONE").at_field("require_tls"));
+        }
+    };
+    let mut routes = Vec::with_capacity(proto.routes.len());
+    for (index, route) in proto.routes.iter().enumerate() {
+        let route = self::route(route, &filters, retry.as_ref()).at(format_args!("routes[{index}]"))?;
+        routes.push(Arc::new(route));
+    }
+    Ok(VirtualHost {
+        name: proto.name.as_str().into(),
+        routes,
+        headers: ops(
+            (&proto.request_headers_to_add, &proto.request_headers_to_remove),
+            (&proto.response_headers_to_add, &proto.response_headers_to_remove),
+        )?,
+        include_attempt_count: proto.include_request_attempt_count,
+        require_tls,
+    })
+}
+
+fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy>>) -> Result<Route> {
+    let filters = filters.with(&proto.typed_per_filter_config)?;
+    let matches = proto.r#match.as_ref().ok_or_else(|| Reject::new("must be given").at_field("match"))?;
+    let action = match &proto.action {
+        Some(route::Action::Route(action)) => Action::Forward(forward(action, retry).at("route")?),
+        Some(route::Action::Redirect(action)) => Action::Redirect(redirect(action).at("redirect")?),
+        Some(route::Action::DirectResponse(action)) => Action::Direct(direct(action).at("direct_response")?),
+        _ => return Err(Reject::new("needs a route, a redirect or a direct_response")),
+    };
+    Ok(Route {
+        name: proto.name.as_str().into(),
+        matches: route_match(matches).at("match")?,
+        action,
+        headers: ops(
+            (&proto.request_headers_to_add, &proto.request_headers_to_remove),
+            (&proto.response_headers_to_add, &proto.response_headers_to_remove),
+        )?,
+        fault: filters.fault,
+        cors: filters.cors,
+        policies: filters.policies,
+    })
+}
+
+fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
+    let case_sensitive = flag(proto.case_sensitive).unwrap_or(true);
+    let bytes = |text: &str| -> Box<[u8]> {
+        let text = if case_sensitive { text.to_owned() } else { text.to_ascii_lowercase() };
+        text.into_bytes().into()
+    };
+    let path = match &proto.path_specifier {
+        Some(PathSpecifier::Prefix(prefix)) => PathMatch::Prefix(bytes(prefix)),
+        Some(PathSpecifier::Path(path)) => PathMatch::Exact(bytes(path)),
+        Some(PathSpecifier::PathSeparatedPrefix(prefix)) => PathMatch::SeparatedPrefix(bytes(prefix)),
+        Some(PathSpecifier::SafeRegex(pattern)) => {
+            PathMatch::Regex(text::anchored(&pattern.regex).at("safe_regex")?)
+        }
+        Some(PathSpecifier::PathMatchPolicy(extension)) => match &extension.typed_config {
+            Some(any) if type_name(any).ends_with(".UriTemplateMatchConfig") => {
+                let template: UriTemplateMatchConfig = unpack(any).at("path_match_policy")?;
+                let regex = policy::template_regex(&template.path_template).at("path_match_policy")?;
+                PathMatch::Template(regex)
+            }
+            _ => return Err(Reject::new("must be a UriTemplateMatchConfig").at_field("path_match_policy")),
+        },
+        Some(PathSpecifier::ConnectMatcher(_)) => {
+            return Err(Reject::new("CONNECT is not supported").at_field("connect_matcher"));
+        }
+        None => return Err(Reject::new("must say which paths it matches")),
+    };
+    let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
+    let query = proto.query_parameters.iter().map(text::query).collect::<Result<_>>().at("query_parameters")?;
+    Ok(RouteMatch {
+        path,
+        case_sensitive,
+        headers: text::headers(&proto.headers)?,
+        query,
+        grpc: proto.grpc.is_some(),
+        fraction: fraction.map(text::millionths),
+    })
+}
+
+fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result<Forward> {
+    let stream = proto.max_stream_duration.as_ref().and_then(|limits| limits.max_stream_duration.as_ref());
+    if let Some(limit) = stream
+        && !duration(limit).at("max_stream_duration")?.is_zero()
+    {
+        return Err(Reject::new("only 0s (no limit) is supported").at_field("max_stream_duration.max_stream_duration"));
+    }
+    let mut mirrors = Vec::new();
+    for (index, mirror) in proto.request_mirror_policies.iter().enumerate() {
+        mirrors.push(self::mirror(mirror).at(format_args!("request_mirror_policies[{index}]"))?);
+    }
+    Ok(Forward {
+        targets: targets(proto.cluster_specifier.as_ref())?,
+        cluster_not_found: match proto.cluster_not_found_response_code() {
+            ClusterNotFoundResponseCode::ServiceUnavailable => 503,
+            ClusterNotFoundResponseCode::NotFound => 404,
+            ClusterNotFoundResponseCode::InternalServerError => 500,
+        },
+        timeout: timeout(proto.timeout.as_ref(), Some(TIMEOUT)).at("timeout")?,
+        idle_timeout: timeout(proto.idle_timeout.as_ref(), None).at("idle_timeout")?,
+        retry: match &proto.retry_policy {
+            Some(policy) => Some(Arc::new(retry_policy(policy).at("retry_policy")?)),
+            None => host_retry.cloned(),
+        },
+        rewrite: match (&proto.regex_rewrite, proto.prefix_rewrite.as_str()) {
+            (Some(rewrite), "") => {
+                let (pattern, replacement) = text::substitution(rewrite).at("regex_rewrite")?;
+                Some(Rewrite::Regex(pattern, replacement))
+            }
+            (None, "") => None,
+            (None, prefix) => Some(Rewrite::Prefix(prefix.into())),
+            (Some(_), _) => return Err(Reject::new("prefix_rewrite and regex_rewrite exclude each other")),
+        },
+        host: host_rewrite(proto.host_rewrite_specifier.as_ref())?,
+        mirrors,
+        upgrades: proto
+            .upgrade_configs
+            .iter()
+            .map(|config| (config.upgrade_type.to_ascii_lowercase().into(), flag(config.enabled).unwrap_or(true)))
+            .collect(),
+    })
+}
+
+fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewrite>> {
+    Ok(match proto {
+        None => None,
+        Some(HostRewriteSpecifier::HostRewriteLiteral(host)) => Some(HostRewrite::Literal(host.as_str().into())),
+        Some(HostRewriteSpecifier::AutoHostRewrite(auto)) => auto.value.then_some(HostRewrite::Auto),
+        Some(HostRewriteSpecifier::HostRewriteHeader(name)) => {
+            Some(HostRewrite::Header(name.to_ascii_lowercase().into()))
+        }
+        Some(_) => return Err(Reject::new("this rewrite of the host is not supported")),
+    })
+}
+
+fn targets(proto: Option<&ClusterSpecifier>) -> Result<Targets> {
+    match proto {
+        Some(ClusterSpecifier::Cluster(name)) => Ok(Targets::Single(name.as_str().into())),
+        Some(ClusterSpecifier::ClusterHeader(name)) => Ok(Targets::Header(name.to_ascii_lowercase().into())),
+        Some(ClusterSpecifier::WeightedClusters(weighted)) => self::weighted(weighted).at("weighted_clusters"),
+        _ => Err(Reject::new("must name a cluster, weighted_clusters or a cluster_header")),
+    }
+}
+
+fn weighted(proto: &WeightedCluster) -> Result<Targets> {
+    let mut targets = Vec::with_capacity(proto.clusters.len());
+    for (index, cluster) in proto.clusters.iter().enumerate() {
+        targets.push(target(cluster).at(format_args!("clusters[{index}]"))?);
+    }
+    match targets.iter().try_fold(0u32, |sum, target| sum.checked_add(target.weight)) {
+        Some(0) | None => Err(Reject::new("the weights must add up to more than 0 and less than 2^32")),
+        Some(total) => Ok(Targets::Weighted { total, targets }),
+    }
+}
+
+fn target(proto: &ClusterWeight) -> Result<Target> {
+    let host = match &proto.host_rewrite_specifier {
+        Some(cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host)) => {
+            Some(HostRewrite::Literal(host.as_str().into()))
+        }
+        None => None,
+    };
+    Ok(Target {
+        cluster: proto.name.as_str().into(),
+        weight: number(proto.weight).unwrap_or(0),
+        headers: ops(
+            (&proto.request_headers_to_add, &proto.request_headers_to_remove),
+            (&proto.response_headers_to_add, &proto.response_headers_to_remove),
+        )?,
+        host,
+    })
+}
+
+fn mirror(proto: &RequestMirrorPolicy) -> Result<Mirror> {
+    if proto.cluster.is_empty() {
+        return Err(Reject::new("must be given").at_field("cluster"));
+    }
+    let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
+    Ok(Mirror {
+        cluster: proto.cluster.as_str().into(),
+        fraction: fraction.map_or(1_000_000, text::millionths),
+        keep_host: proto.disable_shadow_host_suffix_append,
+    })
+}
+
+fn redirect(proto: &RedirectAction) -> Result<Redirect> {
+    let filled = |text: &str| (!text.is_empty()).then(|| text.into());
+    Ok(Redirect {
+        scheme: match &proto.scheme_rewrite_specifier {
+            Some(SchemeRewriteSpecifier::HttpsRedirect(true)) => Some("https".into()),
+            Some(SchemeRewriteSpecifier::SchemeRedirect(scheme)) => filled(scheme),
+            _ => None,
+        },
+        host: filled(&proto.host_redirect),
+        port: match proto.port_redirect {
+            0 => None,
+            port => Some(
+                u16::try_from(port)
+                    .map_err(|_| Reject::new(format!("{port} is not a port")).at_field("port_redirect"))?,
+            ),
+        },
+        path: match &proto.path_rewrite_specifier {
+            None => None,
+            Some(PathRewriteSpecifier::PathRedirect(path)) => Some(RedirectPath::Full(path.as_str().into())),
+            Some(PathRewriteSpecifier::PrefixRewrite(prefix)) => Some(RedirectPath::Prefix(prefix.as_str().into())),
+            Some(PathRewriteSpecifier::RegexRewrite(rewrite)) => {
+                let (pattern, replacement) = text::substitution(rewrite).at("regex_rewrite")?;
+                Some(RedirectPath::Regex(pattern, replacement))
+            }
+            Some(PathRewriteSpecifier::PathRewrite(_)) => {
+                return Err(Reject::new("is not supported: use path_redirect, prefix_rewrite or regex_rewrite")
+                    .at_field("path_rewrite"));
+            }
+        },
+        status: match proto.response_code() {
+            RedirectResponseCode::MovedPermanently => 301,
+            RedirectResponseCode::Found => 302,
+            RedirectResponseCode::SeeOther => 303,
+            RedirectResponseCode::TemporaryRedirect => 307,
+            RedirectResponseCode::PermanentRedirect => 308,
+        },
+        strip_query: proto.strip_query,
+    })
+}
+
+fn direct(proto: &DirectResponseAction) -> Result<DirectResponse> {
+    let body = proto.body.as_ref().map(tls_context::read).transpose().at("body")?.unwrap_or_default();
+    Ok(DirectResponse { status: status_code(proto.status).at("status")?, body: body.into() })
+}
+
+fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
+    let statuses = proto.retriable_status_codes.iter().map(|&status| status_code(status));
+    let mut avoid_previous = false;
+    for (index, predicate) in proto.retry_host_predicate.iter().enumerate() {
+        let retry_policy::retry_host_predicate::ConfigType::TypedConfig(any) =
+            predicate.config_type.as_ref().ok_or_else(|| Reject::new("has no typed_config"))?;
+        if !type_name(any).ends_with(".PreviousHostsPredicate") {
+            return Err(super::unknown_type("retry host predicate", &predicate.name, any)
+                .at_field(format_args!("retry_host_predicate[{index}]")));
+        }
+        avoid_previous = true;
+    }
+    let backoff = proto.retry_back_off.as_ref();
+    let base = match backoff.and_then(|backoff| backoff.base_interval.as_ref()) {
+        Some(time) => duration(time).at("retry_back_off.base_interval")?,
+        None => BACKOFF_BASE,
+    };
+    let max = match backoff.and_then(|backoff| backoff.max_interval.as_ref()) {
+        Some(time) => duration(time).at("retry_back_off.max_interval")?,
+        None => base * 10,
+    };
+    Ok(RetryPolicy {
+        on: retry_on(&proto.retry_on).at("retry_on")?,
+        retries: number(proto.num_retries).unwrap_or(1),
+        per_try_timeout: timeout(proto.per_try_timeout.as_ref(), None).at("per_try_timeout")?,
+        avoid_previous,
+        host_selection_attempts: u32::try_from(proto.host_selection_retry_max_attempts).unwrap_or(0),
+        statuses: statuses.collect::<Result<_>>().at("retriable_status_codes")?,
+        backoff_base: base,
+        backoff_max: max,
+    })
+}
+
+fn retry_on(words: &str) -> Result<RetryOn> {
+    let mut on = RetryOn::default();
+    for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        let flag = match word {
+            "5xx" => &mut on.server_error,
+            "gateway-error" => &mut on.gateway_error,
+            "reset" => &mut on.reset,
+            "reset-before-request" => &mut on.reset_before_request,
+            "connect-failure" => &mut on.connect_failure,
+            "retriable-4xx" => &mut on.retriable_4xx,
+            "refused-stream" => &mut on.refused_stream,
+            "retriable-status-codes" => &mut on.retriable_status_codes,
+            "cancelled" => &mut on.grpc_cancelled,
+            "deadline-exceeded" => &mut on.grpc_deadline_exceeded,
+            "internal" => &mut on.grpc_internal,
+            "resource-exhausted" => &mut on.grpc_resource_exhausted,
+            "unavailable" => &mut on.grpc_unavailable,
+            other => return Err(Reject::new(format!("{other:?} is not supported"))),
+        };
+        *flag = true;
+    }
+    Ok(on)
+}
+
+type Changes<'a> = (&'a [HeaderValueOption], &'a [String]);
+
+/// Header operations: removals, then additions, as Envoy does it.
+fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
+    Ok(HeaderOps {
+        request: changes(request, "request_headers_to_add")?,
+        response: changes(response, "response_headers_to_add")?,
+    })
+}
+
+fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
+    let mut ops: Vec<_> =
+        remove.iter().map(|name| HeaderOp::Remove(name.to_ascii_lowercase().into())).collect();
+    for (index, option) in add.iter().enumerate() {
+        ops.push(addition(option).at(format_args!("{field}[{index}]"))?);
+    }
+    Ok(ops)
+}
+
+#[expect(deprecated, reason = "Istio and older files say `append`")]
+fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
+    let header = proto.header.as_ref().ok_or_else(|| Reject::new("must be given").at_field("header"))?;
+    let value = match header.raw_value.as_slice() {
+        [] => header.value.as_str(),
+        raw => std::str::from_utf8(raw).map_err(|_| Reject::new("must be UTF-8").at_field("header.raw_value"))?,
+    };
+    let (name, value) = (header.key.to_ascii_lowercase().into(), text::format(value).at("header.value")?);
+    Ok(match (flag(proto.append), proto.append_action()) {
+        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderOp::Set(name, value),
+        (None, HeaderAppendAction::AddIfAbsent) => HeaderOp::AddIfAbsent(name, value),
+        (None, HeaderAppendAction::OverwriteIfExists) => HeaderOp::ReplaceIfPresent(name, value),
+        (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => HeaderOp::Append(name, value),
+    })
+}
+

@@ -1,0 +1,121 @@
+//! What routes say to filters (`typed_per_filter_config`): faults, CORS, policies.
+
+use std::{collections::HashMap, sync::Arc};
+
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::core::v3::RuntimeFractionalPercent,
+        extensions::filters::{
+            common::fault::v3::fault_delay::FaultDelaySecifier,
+            http::{
+                cors::v3::CorsPolicy,
+                fault::v3::{HttpFault, fault_abort::ErrorType},
+                rbac::v3::RbacPerRoute,
+            },
+        },
+        r#type::v3::FractionalPercent,
+    },
+    google::protobuf::Any,
+};
+
+use super::{At as _, Reject, Result, duration, flag, policy, text, type_name, unknown_type, unpack};
+use crate::config::{
+    policy::Policy,
+    route::{Abort, Cors, Fault},
+};
+
+/// A route's settings of filters; those of its virtual host and table hold where it has none.
+#[derive(Clone, Default)]
+pub(super) struct PerFilter {
+    pub(super) fault: Option<Arc<Fault>>,
+    pub(super) cors: Option<Arc<Cors>>,
+    pub(super) policies: Option<Vec<Arc<Policy>>>,
+}
+
+impl PerFilter {
+    /// These settings, over those of `self`.
+    pub(super) fn with(&self, configs: &HashMap<String, Any>) -> Result<Self> {
+        let mut settings = self.clone();
+        for (name, any) in configs {
+            settings.add(name, any).at(format_args!("typed_per_filter_config[{name:?}]"))?;
+        }
+        Ok(settings)
+    }
+
+    fn add(&mut self, name: &str, any: &Any) -> Result<()> {
+        match type_name(any) {
+            "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
+                self.fault = Some(Arc::new(fault(&unpack(any)?)?));
+            }
+            "envoy.extensions.filters.http.cors.v3.CorsPolicy" => {
+                self.cors = cors(&unpack(any)?)?.map(Arc::new);
+            }
+            "envoy.extensions.filters.http.rbac.v3.RBACPerRoute" => {
+                let proto: RbacPerRoute = unpack(any)?;
+                let policy = proto.rbac.as_ref().map(policy::http).transpose().at("rbac")?;
+                self.policies = Some(policy.into_iter().collect());
+            }
+            _ => return Err(unknown_type("setting for filter", name, any)),
+        }
+        Ok(())
+    }
+}
+
+fn fault(proto: &HttpFault) -> Result<Fault> {
+    let share = |percentage: Option<&FractionalPercent>| percentage.map_or(0, text::millionths);
+    let delay = match &proto.delay {
+        None => None,
+        Some(delay) => match &delay.fault_delay_secifier {
+            Some(FaultDelaySecifier::FixedDelay(time)) => {
+                Some((share(delay.percentage.as_ref()), duration(time).at("delay.fixed_delay")?))
+            }
+            _ => return Err(Reject::new("must be a fixed_delay").at_field("delay")),
+        },
+    };
+    let abort = match &proto.abort {
+        None => None,
+        Some(abort) => {
+            let answer = match abort.error_type {
+                Some(ErrorType::HttpStatus(status)) => Abort::Http(status_code(status).at("abort.http_status")?),
+                Some(ErrorType::GrpcStatus(status)) => Abort::Grpc(status),
+                _ => return Err(Reject::new("must be an http_status or a grpc_status").at_field("abort")),
+            };
+            Some((share(abort.percentage.as_ref()), answer))
+        }
+    };
+    Ok(Fault { delay, abort, headers: text::headers(&proto.headers)? })
+}
+
+/// A status that an answer may have.
+pub(super) fn status_code(status: u32) -> Result<u16> {
+    match u16::try_from(status) {
+        Ok(code @ 200..=599) => Ok(code),
+        _ => Err(Reject::new(format!("{status} is not a status from 200 to 599"))),
+    }
+}
+
+/// `None` where the policy is switched off.
+fn cors(proto: &CorsPolicy) -> Result<Option<Cors>> {
+    if proto.filter_enabled.as_ref().is_some_and(|enabled| !always(enabled)) {
+        let never = proto.filter_enabled.as_ref().and_then(|enabled| enabled.default_value.as_ref());
+        if never.is_none_or(|share| share.numerator == 0) {
+            return Ok(None);
+        }
+        return Err(Reject::new("must be 0 or 100 %").at_field("filter_enabled"));
+    }
+    let filled = |text: &str| (!text.is_empty()).then(|| text.into());
+    let origins = proto.allow_origin_string_match.iter().map(text::text);
+    Ok(Some(Cors {
+        origins: origins.collect::<Result<_>>().at("allow_origin_string_match")?,
+        methods: filled(&proto.allow_methods),
+        headers: filled(&proto.allow_headers),
+        expose: filled(&proto.expose_headers),
+        max_age: filled(&proto.max_age),
+        credentials: flag(proto.allow_credentials).unwrap_or(false),
+        forward_unmatched: flag(proto.forward_not_matching_preflights).unwrap_or(true),
+    }))
+}
+
+fn always(enabled: &RuntimeFractionalPercent) -> bool {
+    enabled.default_value.as_ref().is_some_and(|share| text::millionths(share) == 1_000_000)
+}

@@ -1,0 +1,227 @@
+//! Matchers and formats.
+
+use regex::bytes::{Regex, RegexBuilder};
+use skysail_xds::envoy::pb::envoy::{
+    config::route::v3::{HeaderMatcher, QueryParameterMatcher, header_matcher, query_parameter_matcher},
+    r#type::{
+        matcher::v3::{PathMatcher, RegexMatchAndSubstitute, StringMatcher, path_matcher, string_matcher::MatchPattern},
+        v3::{FractionalPercent, fractional_percent::DenominatorType},
+    },
+};
+
+use super::{At as _, Reject, Result};
+use crate::config::{
+    http::{Format, Part},
+    route::QueryMatch,
+    text::{HeaderMatch, HeaderTest, TextMatch},
+};
+
+/// A string matcher.
+pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
+    let fold = |text: &str| -> Box<[u8]> {
+        let text = if proto.ignore_case { text.to_ascii_lowercase() } else { text.to_owned() };
+        text.into_bytes().into()
+    };
+    let inner = match &proto.match_pattern {
+        Some(MatchPattern::Exact(text)) => TextMatch::Exact(fold(text)),
+        Some(MatchPattern::Prefix(text)) => TextMatch::Prefix(fold(text)),
+        Some(MatchPattern::Suffix(text)) => TextMatch::Suffix(fold(text)),
+        Some(MatchPattern::Contains(text)) => TextMatch::Contains(fold(text)),
+        // Envoy has no case folding for expressions either.
+        Some(MatchPattern::SafeRegex(pattern)) => return Ok(TextMatch::Regex(anchored(&pattern.regex)?)),
+        Some(MatchPattern::Custom(_)) => return Err(Reject::new("custom string matchers are not supported")),
+        None => return Err(Reject::new("a string matcher must say what it matches")),
+    };
+    Ok(if proto.ignore_case { TextMatch::IgnoreCase(Box::new(inner)) } else { inner })
+}
+
+/// The matcher inside a path matcher.
+pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
+    match &proto.rule {
+        Some(path_matcher::Rule::Path(matcher)) => text(matcher).at("path"),
+        None => Err(Reject::new("a path matcher must say what it matches")),
+    }
+}
+
+/// An expression that must match the whole text. The syntax of RE2 and of the `regex` crate are the same but for
+/// `\C` and `\Q…\E`. As with RE2 by default, classes such as `\d` are those of ASCII.
+pub(super) fn anchored(pattern: &str) -> Result<Regex> {
+    regex(pattern, &format!("^(?:{pattern})$"))
+}
+
+/// An expression that may match any part of the text.
+pub(super) fn unanchored(pattern: &str) -> Result<Regex> {
+    regex(pattern, pattern)
+}
+
+fn regex(shown: &str, pattern: &str) -> Result<Regex> {
+    RegexBuilder::new(pattern)
+        .unicode(false)
+        .size_limit(1 << 20)
+        .build()
+        .map_err(|error| Reject::new(format!("the regular expression {shown:?} cannot be used: {error}")))
+}
+
+/// A pattern with its substitution, whose `\1` stand for groups.
+pub(super) fn substitution(proto: &RegexMatchAndSubstitute) -> Result<(Regex, Box<str>)> {
+    let pattern = proto.pattern.as_ref().ok_or_else(|| Reject::new("a rewrite needs a pattern"))?;
+    Ok((unanchored(&pattern.regex).at("pattern")?, proto.substitution.as_str().into()))
+}
+
+/// A header matcher.
+#[expect(deprecated, reason = "older control planes and files still use the older fields")]
+pub(super) fn header(proto: &HeaderMatcher) -> Result<HeaderMatch> {
+    use header_matcher::HeaderMatchSpecifier as Spec;
+    let bytes = |text: &str| -> Box<[u8]> { text.as_bytes().into() };
+    let test = match &proto.header_match_specifier {
+        None => HeaderTest::Present(true),
+        Some(Spec::PresentMatch(present)) => HeaderTest::Present(*present),
+        Some(Spec::ExactMatch(value)) => HeaderTest::Value(TextMatch::Exact(bytes(value))),
+        Some(Spec::PrefixMatch(value)) => HeaderTest::Value(TextMatch::Prefix(bytes(value))),
+        Some(Spec::SuffixMatch(value)) => HeaderTest::Value(TextMatch::Suffix(bytes(value))),
+        Some(Spec::ContainsMatch(value)) => HeaderTest::Value(TextMatch::Contains(bytes(value))),
+        Some(Spec::SafeRegexMatch(value)) => {
+            HeaderTest::Value(TextMatch::Regex(anchored(&value.regex).at("safe_regex_match")?))
+        }
+        Some(Spec::StringMatch(value)) => HeaderTest::Value(text(value).at("string_match")?),
+        Some(Spec::RangeMatch(range)) => HeaderTest::Range(range.start, range.end),
+    };
+    if proto.name.is_empty() {
+        return Err(Reject::new("a header matcher needs the name of a header"));
+    }
+    Ok(HeaderMatch {
+        name: proto.name.to_ascii_lowercase().into(),
+        test,
+        invert: proto.invert_match,
+        missing_as_empty: proto.treat_missing_header_as_empty,
+    })
+}
+
+/// All of a list of header matchers.
+pub(super) fn headers(protos: &[HeaderMatcher]) -> Result<Vec<HeaderMatch>> {
+    protos.iter().enumerate().map(|(index, proto)| header(proto).at(format_args!("headers[{index}]"))).collect()
+}
+
+/// A query parameter matcher.
+pub(super) fn query(proto: &QueryParameterMatcher) -> Result<QueryMatch> {
+    use query_parameter_matcher::QueryParameterMatchSpecifier as Spec;
+    let value = match &proto.query_parameter_match_specifier {
+        Some(Spec::StringMatch(matcher)) => Some(text(matcher).at("string_match")?),
+        Some(Spec::PresentMatch(true)) | None => None,
+        Some(Spec::PresentMatch(false)) => {
+            return Err(Reject::new("present_match must be true: absence cannot be asked for"));
+        }
+    };
+    Ok(QueryMatch { name: proto.name.as_str().into(), value })
+}
+
+/// A share in millionths, at most all.
+pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
+    let scale = match proto.denominator() {
+        DenominatorType::Hundred => 10_000,
+        DenominatorType::TenThousand => 100,
+        DenominatorType::Million => 1,
+    };
+    proto.numerator.saturating_mul(scale).min(1_000_000)
+}
+
+/// The operators that headers and access logs may use.
+const OPERATORS: &[&str] = &[
+    "BYTES_RECEIVED",
+    "BYTES_SENT",
+    "CONNECTION_ID",
+    "CONNECTION_TERMINATION_DETAILS",
+    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS",
+    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT",
+    "DOWNSTREAM_LOCAL_ADDRESS",
+    "DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT",
+    "DOWNSTREAM_LOCAL_PORT",
+    "DOWNSTREAM_LOCAL_SUBJECT",
+    "DOWNSTREAM_LOCAL_URI_SAN",
+    "DOWNSTREAM_PEER_SUBJECT",
+    "DOWNSTREAM_PEER_URI_SAN",
+    "DOWNSTREAM_REMOTE_ADDRESS",
+    "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT",
+    "DOWNSTREAM_REMOTE_PORT",
+    "DOWNSTREAM_TLS_CIPHER",
+    "DOWNSTREAM_TLS_VERSION",
+    "DURATION",
+    "GRPC_STATUS",
+    "GRPC_STATUS_NUMBER",
+    "HOSTNAME",
+    "METHOD",
+    "PROTOCOL",
+    "PATH",
+    "REQ",
+    "REQUESTED_SERVER_NAME",
+    "REQUEST_DURATION",
+    "REQUEST_HEADER",
+    "RESP",
+    "RESPONSE_CODE",
+    "RESPONSE_CODE_DETAILS",
+    "RESPONSE_DURATION",
+    "RESPONSE_FLAGS",
+    "RESPONSE_FLAGS_LONG",
+    "RESPONSE_HEADER",
+    "RESPONSE_TX_DURATION",
+    "ROUTE_NAME",
+    "START_TIME",
+    "TRAILER",
+    "UPSTREAM_CLUSTER",
+    "UPSTREAM_HOST",
+    "UPSTREAM_LOCAL_ADDRESS",
+    "UPSTREAM_REMOTE_ADDRESS",
+    "UPSTREAM_REQUEST_ATTEMPT_COUNT",
+    "UPSTREAM_TRANSPORT_FAILURE_REASON",
+    "VIRTUAL_CLUSTER_NAME",
+];
+
+/// Splits a text with `%OPERATOR(argument):length%`; `%%` stands for one percent sign.
+pub(super) fn format(text: &str) -> Result<Format> {
+    let mut parts = Vec::new();
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        plain.push_str(before);
+        if let Some(after) = after.strip_prefix('%') {
+            plain.push('%');
+            rest = after;
+            continue;
+        }
+        let (part, after) = operator(after)
+            .ok_or_else(|| Reject::new(format!("{text:?}: an operator must be like %REQ(NAME?OTHER):80%")))?;
+        if let Part::Operator { name, .. } = &part
+            && !OPERATORS.contains(&&**name)
+        {
+            return Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported")));
+        }
+        if !plain.is_empty() {
+            parts.push(Part::Text(std::mem::take(&mut plain).into()));
+        }
+        parts.push(part);
+        rest = after;
+    }
+    plain.push_str(rest);
+    if !plain.is_empty() {
+        parts.push(Part::Text(plain.into()));
+    }
+    Ok(Format { parts })
+}
+
+/// What follows the percent sign that opens an operator, to the one that closes it. The argument may hold percent
+/// signs (`%START_TIME(%Y-%m-%d)%`), so brackets are looked for first.
+fn operator(text: &str) -> Option<(Part, &str)> {
+    let name_end = text.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'))?;
+    let (name, mut rest) = text.split_at(name_end);
+    let mut argument = None;
+    if let Some(after) = rest.strip_prefix('(') {
+        let (inside, after) = after.split_once(')')?;
+        (argument, rest) = (Some(inside.into()), after);
+    }
+    let (length, rest) = rest.split_once('%')?;
+    let max_len = match length {
+        "" => None,
+        length => Some(length.strip_prefix(':')?.parse().ok()?),
+    };
+    (!name.is_empty()).then(|| (Part::Operator { name: name.into(), argument, max_len }, rest))
+}

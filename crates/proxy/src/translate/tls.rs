@@ -1,0 +1,180 @@
+//! Which certificates TLS contexts use, and when they have them.
+//!
+//! A context names certificates and roots; each is a handle here, shared by all contexts that name the same, and
+//! filled when the secret comes. A context is usable once all of its handles are filled, and never has to be made
+//! again: rustls looks at the handles in each handshake.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use arc_swap::ArcSwapOption;
+use skysail_identity::{Identity, Live, PeerCheck, Roots, TlsSpec};
+
+use super::{Reject, Result};
+use crate::config::tls::{ClientConfigs, ClientTls, ServerTls};
+
+/// Where a secret comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum SecretSource {
+    /// The stream that all else comes over.
+    Ads,
+    /// An SDS server behind this cluster; the same name stands for the sidecar's own certificates in own mode.
+    Cluster(Box<str>),
+    /// `static_resources.secrets`.
+    Static,
+}
+
+/// A secret's name and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SecretName {
+    pub(crate) source: SecretSource,
+    pub(crate) name: Box<str>,
+}
+
+/// All contexts and the secrets they name.
+#[derive(Debug, Default)]
+pub(crate) struct TlsContexts {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    identities: HashMap<SecretName, Arc<Live<Identity>>>,
+    roots: HashMap<SecretName, Arc<Live<Roots>>>,
+    /// By the encoded context, so that equal ones are held once.
+    servers: HashMap<Vec<u8>, (Weak<ServerTls>, TlsSpec)>,
+    clients: HashMap<Vec<u8>, (Weak<ArcSwapOption<ClientConfigs>>, TlsSpec)>,
+}
+
+/// The protocols that filter `istio.alpn` asks for towards a sidecar, for HTTP/1 and for HTTP/2.
+const ISTIO_HTTP1: &[&[u8]] = &[b"istio-http/1.1", b"istio", b"http/1.1"];
+const ISTIO_H2: &[&[u8]] = &[b"istio-h2", b"istio", b"h2"];
+
+impl TlsContexts {
+    /// The handle of a certificate.
+    pub(crate) fn identity(&self, name: &SecretName) -> Arc<Live<Identity>> {
+        Arc::clone(self.lock().identities.entry(name.clone()).or_insert_with(Live::empty))
+    }
+
+    /// The handle of trusted roots.
+    pub(crate) fn roots(&self, name: &SecretName) -> Arc<Live<Roots>> {
+        Arc::clone(self.lock().roots.entry(name.clone()).or_insert_with(Live::empty))
+    }
+
+    /// Every secret that contexts name, once each.
+    pub(crate) fn names(&self) -> Vec<SecretName> {
+        let inner = self.lock();
+        let mut names: Vec<_> = inner.identities.keys().chain(inner.roots.keys()).cloned().collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The certificates there are, by name.
+    pub(crate) fn identities(&self) -> Vec<(SecretName, Option<Arc<Identity>>)> {
+        self.lock().identities.iter().map(|(name, live)| (name.clone(), live.get())).collect()
+    }
+
+    /// The roots there are, by name.
+    pub(crate) fn all_roots(&self) -> Vec<(SecretName, Option<Arc<Roots>>)> {
+        self.lock().roots.iter().map(|(name, live)| (name.clone(), live.get())).collect()
+    }
+
+    /// Makes the contexts usable whose secrets have all come; contexts that nobody uses any more are forgotten.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        let mut inner = self.lock();
+        inner.servers.retain(|_, (context, _)| context.strong_count() > 0);
+        inner.clients.retain(|_, (context, _)| context.strong_count() > 0);
+        for (context, spec) in inner.servers.values() {
+            if let Some(context) = context.upgrade() {
+                fill_server(&context.config, spec)?;
+            }
+        }
+        for (context, spec) in inner.clients.values() {
+            if let Some(context) = context.upgrade() {
+                fill_client(&context, spec)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A context for accepting connections; `key` is its encoded form.
+    pub(super) fn server(&self, key: Vec<u8>, spec: impl FnOnce() -> Result<TlsSpec>) -> Result<Arc<ServerTls>> {
+        if let Some((context, _)) = self.lock().servers.get(&key)
+            && let Some(context) = context.upgrade()
+        {
+            return Ok(context);
+        }
+        let spec = spec()?;
+        let context = Arc::new(ServerTls { config: Arc::default() });
+        fill_server(&context.config, &spec)?;
+        self.lock().servers.insert(key, (Arc::downgrade(&context), spec));
+        Ok(context)
+    }
+
+    /// The configurations of a context for making connections; `key` is its encoded form.
+    pub(super) fn client(
+        &self,
+        key: Vec<u8>,
+        spec: impl FnOnce() -> Result<TlsSpec>,
+    ) -> Result<Arc<ArcSwapOption<ClientConfigs>>> {
+        if let Some((context, _)) = self.lock().clients.get(&key)
+            && let Some(context) = context.upgrade()
+        {
+            return Ok(context);
+        }
+        let spec = spec()?;
+        let context = Arc::default();
+        fill_client(&context, &spec)?;
+        self.lock().clients.insert(key, (Arc::downgrade(&context), spec));
+        Ok(context)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        // No lock is held over anything that can panic half-way.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fill_server(config: &ArcSwapOption<rustls::ServerConfig>, spec: &TlsSpec) -> Result<()> {
+    if config.load().is_none() && has_secrets(spec) {
+        config.store(Some(spec.server().map_err(refuse)?));
+    }
+    Ok(())
+}
+
+fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result<()> {
+    if configs.load().is_none() && has_secrets(spec) {
+        let own = spec.client().map_err(refuse)?;
+        // The same but for the protocols; everything inside is shared.
+        let offering = |protocols: &[&[u8]]| {
+            let mut config = (*own).clone();
+            config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+            Arc::new(config)
+        };
+        let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1), offering(ISTIO_H2));
+        configs.store(Some(Arc::new(ClientConfigs { own, istio_http1, istio_h2 })));
+    }
+    Ok(())
+}
+
+fn has_secrets(spec: &TlsSpec) -> bool {
+    let has_roots = |check: &PeerCheck| check.roots.get().is_some();
+    spec.identities.iter().all(|identity| identity.get().is_some()) && spec.peer.as_ref().is_none_or(has_roots)
+}
+
+fn refuse(error: skysail_identity::Error) -> Reject {
+    Reject::new(error.to_string())
+}
+
+/// True when a context can be used: what warming waits for.
+pub(crate) fn server_ready(tls: &ServerTls) -> bool {
+    tls.config.load().is_some()
+}
+
+/// The same for a client's.
+pub(crate) fn client_ready(tls: &ClientTls) -> bool {
+    tls.config.load().is_some()
+}
