@@ -159,7 +159,9 @@ impl<'a> Clause<'a> {
 
     fn given(all: &[(Attribute<'static>, &'a Vec<String>, &'a Vec<String>)]) -> Vec<Self> {
         let given = all.iter().filter(|(_, values, not_values)| !values.is_empty() || !not_values.is_empty());
-        given.map(|(attribute, values, not_values)| Self { attribute: *attribute, values, not_values }).collect()
+        given
+            .map(|(attribute, values, not_values)| Self { attribute: *attribute, values, not_values })
+            .collect()
     }
 }
 

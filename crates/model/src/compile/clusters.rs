@@ -18,9 +18,7 @@ use skysail_xds::{
 use super::{
     Scope, filters,
     listeners::InboundPort,
-    pb::{
-        Any, cluster, config_path, core, fields, metadata, pack, seconds, socket, types,
-    },
+    pb::{Any, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
     policy::Effective,
     pool, tls,
 };
@@ -81,7 +79,10 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     made.metadata = Some(describe(port.services.iter().map(|(service, _)| *service), rule.as_deref(), ""));
     let effective = rule
         .as_ref()
-        .map(|rule| Effective { connection_pool: Effective::of_rule(&rule.spec, port.service_port()).connection_pool, ..Default::default() })
+        .map(|rule| Effective {
+            connection_pool: Effective::of_rule(&rule.spec, port.service_port()).connection_pool,
+            ..Default::default()
+        })
         .unwrap_or_default();
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     made.typed_extension_protocol_options = protocol_options(port.protocol, &effective);
@@ -123,8 +124,10 @@ fn outbound_cluster(
     } else {
         eds(&name.to_string(), simple)
     };
-    made.common_lb_config =
-        Some(CommonLbConfig { healthy_panic_threshold: Some(types::Percent::default()), ..Default::default() });
+    made.common_lb_config = Some(CommonLbConfig {
+        healthy_panic_threshold: Some(types::Percent::default()),
+        ..Default::default()
+    });
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
@@ -284,10 +287,8 @@ fn inbound_address(view: &ProxyView) -> &'static str {
 
 fn inbound_source(view: &ProxyView) -> core::BindConfig {
     let both = view.ipv4 && view.ipv6;
-    let extra = core::ExtraSourceAddress {
-        address: Some(socket(INBOUND_SOURCE_V6, 0)),
-        ..Default::default()
-    };
+    let extra =
+        core::ExtraSourceAddress { address: Some(socket(INBOUND_SOURCE_V6, 0)), ..Default::default() };
     core::BindConfig {
         source_address: Some(socket(inbound_address(view), 0)),
         extra_source_addresses: both.then_some(extra).into_iter().collect(),

@@ -72,15 +72,11 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint) -> endpoint::LbEndpoint {
 
 /// Whether it takes mutual TLS, and which workload it is (for metrics).
 fn metadata(scope: &Scope<'_>, member: &Endpoint) -> core::Metadata {
-    let mut filter_metadata = HashMap::from([(
-        "istio".to_owned(),
-        fields([("workload", istio::string(workload(scope, member)))]),
-    )]);
+    let mut filter_metadata =
+        HashMap::from([("istio".to_owned(), fields([("workload", istio::string(workload(scope, member)))]))]);
     if takes_mtls(scope, member) {
-        filter_metadata.insert(
-            "envoy.transport_socket_match".to_owned(),
-            fields([("tlsMode", istio::string("istio"))]),
-        );
+        filter_metadata
+            .insert("envoy.transport_socket_match".to_owned(), fields([("tlsMode", istio::string("istio"))]));
     }
     core::Metadata { filter_metadata, ..Default::default() }
 }

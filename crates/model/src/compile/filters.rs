@@ -304,9 +304,7 @@ fn metadata_tag(tag: &str, key: &str) -> CustomTag {
     CustomTag {
         tag: tag.to_owned(),
         r#type: Some(custom_tag::Type::Metadata(custom_tag::Metadata {
-            kind: Some(MetadataKind {
-                kind: Some(metadata_kind::Kind::Request(metadata_kind::Request {})),
-            }),
+            kind: Some(MetadataKind { kind: Some(metadata_kind::Kind::Request(metadata_kind::Request {})) }),
             metadata_key: Some(MetadataKey {
                 key: "envoy.filters.http.rbac".into(),
                 path: vec![metadata_key::PathSegment { segment: Some(segment) }],

@@ -12,7 +12,7 @@ pub(super) use skysail_xds::{
             },
             r#type::{matcher::v3 as matcher, v3 as types},
         },
-        google::protobuf::{Any, BoolValue, DoubleValue, Duration, Struct, UInt32Value, UInt64Value, Value},
+        google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, Value},
     },
     istio::pack,
 };
@@ -123,4 +123,10 @@ pub(super) fn matching(pattern: matcher::string_matcher::MatchPattern) -> matche
 /// The path in Istio's API of the object something was made from, shown in logs and `config_dump`.
 pub(super) fn config_path(kind: &str, namespace: &str, name: &str) -> Value {
     istio::string(format!("/apis/networking.istio.io/v1/namespaces/{namespace}/{kind}/{name}"))
+}
+
+/// The part of a route's action that all have: its timeout, which holds for gRPC too.
+#[expect(deprecated, reason = "what istiod sends; the successor has other semantics for gRPC")]
+pub(super) fn timed_action(timeout: Duration) -> route::RouteAction {
+    route::RouteAction { timeout: Some(timeout), max_grpc_timeout: Some(timeout), ..Default::default() }
 }

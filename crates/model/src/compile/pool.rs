@@ -39,7 +39,8 @@ pub(super) fn apply(made: &mut cluster::Cluster, mesh: &MeshConfig, pool: Option
             ..Default::default()
         });
     }
-    let Some(limits) = made.circuit_breakers.as_mut().and_then(|breakers| breakers.thresholds.first_mut()) else {
+    let Some(limits) = made.circuit_breakers.as_mut().and_then(|breakers| breakers.thresholds.first_mut())
+    else {
         return;
     };
     if let Some(tcp) = tcp {

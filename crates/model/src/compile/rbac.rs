@@ -130,7 +130,8 @@ impl Check<'_> {
         }
         let mut principals = Vec::new();
         for from in &rule.from {
-            principals.push(self.principal(Clause::of_source(&from.source).into_iter().chain(conditions(true)))?);
+            principals
+                .push(self.principal(Clause::of_source(&from.source).into_iter().chain(conditions(true)))?);
         }
         if rule.from.is_empty() {
             principals.push(self.principal(conditions(true))?);
@@ -235,7 +236,12 @@ fn report(policy: &Typed<AuthorizationPolicy>, findings: &mut Findings) {
             "use ALLOW or DENY",
         ),
         Action::Audit => {
-            findings.warn(policy, "spec.action", "AUDIT is not supported: the policy has no effect", "remove it");
+            findings.warn(
+                policy,
+                "spec.action",
+                "AUDIT is not supported: the policy has no effect",
+                "remove it",
+            );
         }
         Action::Allow | Action::Deny => {}
     }
@@ -245,7 +251,9 @@ fn report(policy: &Typed<AuthorizationPolicy>, findings: &mut Findings) {
             findings.warn(
                 policy,
                 &format!("spec.rules[{index}].when[{at}].key"),
-                &format!("{key:?} cannot be checked: an ALLOW rule allows nothing, a DENY rule denies without it"),
+                &format!(
+                    "{key:?} cannot be checked: an ALLOW rule allows nothing, a DENY rule denies without it"
+                ),
                 "use source.*, remote.ip, destination.*, connection.sni or request.headers[NAME]",
             );
         }

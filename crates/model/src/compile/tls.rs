@@ -113,8 +113,7 @@ fn plain_alpn(inside: Inside) -> &'static [&'static str] {
 
 fn common(names: Vec<matcher::StringMatcher>, ciphers: &[&str], alpn: &[&str]) -> CommonTlsContext {
     #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
-    let validation =
-        CertificateValidationContext { match_subject_alt_names: names, ..Default::default() };
+    let validation = CertificateValidationContext { match_subject_alt_names: names, ..Default::default() };
     CommonTlsContext {
         tls_params: Some(TlsParameters {
             tls_minimum_protocol_version: TlsProtocol::TlSv12 as i32,

@@ -1,0 +1,332 @@
+//! The listener for what others ask of the workload: one chain for each port and each way a client may come.
+//!
+//! Which chain takes a connection is decided by its port, by TLS or not, and by the protocol the client offers in TLS
+//! (sidecars offer `istio`, ...). PERMISSIVE ports take mutual TLS from sidecars and plain text from others, STRICT
+//! ports take mutual TLS only, DISABLE ports look at nothing.
+
+use std::collections::BTreeMap;
+
+use skysail_core::{ClusterName, names};
+use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
+    http_inspector::v3::HttpInspector, original_dst::v3::OriginalDst, tls_inspector::v3::TlsInspector,
+};
+
+use super::{InboundPort, detection_timeout, inspector, virtual_listener};
+use crate::{
+    ProxyView, World,
+    api::{MtlsMode, Protocol},
+    compile::{
+        clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
+        filters::{self, Routes, Setting, Way},
+        pb::{boolean, core, listener, pack, route, seconds, types, uint32},
+        rbac::Authorization,
+        tls,
+    },
+};
+
+use listener::listener_filter_chain_match_predicate::{MatchSet, Rule};
+
+/// What is read of a ClientHello at first; most are shorter.
+const TLS_READ_BYTES: u32 = 512;
+/// What a client speaks when it speaks HTTP in plain text.
+const PLAIN_HTTP: &[&str] = &["http/1.1", "h2c"];
+const ISTIO_TCP: &[&str] = &[tls::PEER_EXCHANGE, tls::ISTIO];
+const ISTIO_ANY: &[&str] =
+    &[tls::ISTIO, tls::PEER_EXCHANGE, tls::ISTIO_HTTP[0], tls::ISTIO_HTTP[1], tls::ISTIO_HTTP[2]];
+
+/// What is behind a port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Http,
+    Tcp,
+    /// Found out from the first bytes.
+    Either,
+}
+
+/// One way a client may come.
+#[derive(Clone, Copy)]
+struct Entrance {
+    transport: &'static str,
+    alpn: &'static [&'static str],
+    http: bool,
+    terminate: bool,
+}
+
+/// Where a chain leads.
+struct Target<'a> {
+    /// `None` for every port no service leads to.
+    port: Option<u16>,
+    /// The port's service, if one leads to it.
+    service: Option<&'a InboundPort<'a>>,
+}
+
+/// Everything inbound chains depend on.
+struct Inbound<'a> {
+    setting: Setting<'a>,
+    authorization: &'a Authorization,
+}
+
+/// `virtualInbound`.
+pub(in crate::compile) fn compile(
+    world: &World,
+    view: &ProxyView,
+    ports: &[InboundPort<'_>],
+    authorization: &Authorization,
+) -> listener::Listener {
+    let inbound = Inbound { setting: Setting { mesh: world.mesh(), view }, authorization };
+    let mut chains = vec![black_hole(inbound.setting)];
+    let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
+
+    let default_entrances = entrances(Content::Either, world.workload_mode(&view.namespace, &view.labels));
+    chains.extend(inbound.chains(&Target { port: None, service: None }, default_entrances));
+    for (port, mode) in world.port_modes(&view.namespace, &view.labels) {
+        if ports.iter().all(|served| served.port != port) {
+            let entrances = entrances(Content::Either, mode);
+            inspected.insert(port, Inspected::of(entrances));
+            chains.extend(inbound.chains(&Target { port: Some(port), service: None }, entrances));
+        }
+    }
+    for port in ports {
+        let entrances = entrances(content(port.protocol), port.mode);
+        inspected.insert(port.port, Inspected::of(entrances));
+        chains.extend(inbound.chains(&Target { port: Some(port.port), service: Some(port) }, entrances));
+    }
+
+    listener::Listener {
+        listener_filters: listener_filters(Inspected::of(default_entrances), &inspected),
+        listener_filters_timeout: Some(detection_timeout(world)),
+        continue_on_listener_filters_timeout: true,
+        traffic_direction: core::TrafficDirection::Inbound as i32,
+        ..virtual_listener(world, view, "virtualInbound", names::INBOUND_PORT, chains)
+    }
+}
+
+fn content(protocol: Protocol) -> Content {
+    match protocol {
+        Protocol::Unknown => Content::Either,
+        protocol if protocol.is_http() => Content::Http,
+        _ => Content::Tcp,
+    }
+}
+
+fn entrances(content: Content, mode: MtlsMode) -> &'static [Entrance] {
+    const fn mutual(alpn: &'static [&'static str], http: bool) -> Entrance {
+        Entrance { transport: "tls", alpn, http, terminate: true }
+    }
+    const fn plain(alpn: &'static [&'static str], http: bool) -> Entrance {
+        Entrance { transport: "raw_buffer", alpn, http, terminate: false }
+    }
+    // TLS of the application's own, passed on.
+    const FOREIGN_TLS: Entrance = Entrance { transport: "tls", alpn: &[], http: false, terminate: false };
+    match (mode, content) {
+        (MtlsMode::Disable, Content::Http) => const { &[plain(&[], true)] },
+        (MtlsMode::Disable, Content::Tcp) => const { &[plain(&[], false)] },
+        (MtlsMode::Disable, Content::Either) => const { &[plain(PLAIN_HTTP, true), plain(&[], false)] },
+        (MtlsMode::Strict, Content::Http) => const { &[mutual(&[], true)] },
+        (MtlsMode::Strict, Content::Tcp) => const { &[mutual(&[], false)] },
+        (MtlsMode::Strict, Content::Either) => {
+            const { &[mutual(&tls::ISTIO_HTTP, true), mutual(&[], false)] }
+        }
+        (MtlsMode::Permissive | MtlsMode::Unset, Content::Http) => {
+            const { &[mutual(ISTIO_ANY, true), plain(&[], true)] }
+        }
+        (MtlsMode::Permissive | MtlsMode::Unset, Content::Tcp) => {
+            const { &[mutual(ISTIO_ANY, false), FOREIGN_TLS, plain(&[], false)] }
+        }
+        (MtlsMode::Permissive | MtlsMode::Unset, Content::Either) => {
+            const {
+                &[
+                    mutual(&tls::ISTIO_HTTP, true),
+                    plain(PLAIN_HTTP, true),
+                    mutual(ISTIO_TCP, false),
+                    plain(&[], false),
+                    FOREIGN_TLS,
+                ]
+            }
+        }
+    }
+}
+
+impl Inbound<'_> {
+    fn chains(&self, target: &Target<'_>, entrances: &[Entrance]) -> Vec<listener::FilterChain> {
+        entrances.iter().map(|entrance| self.chain(target, *entrance)).collect()
+    }
+
+    fn chain(&self, target: &Target<'_>, entrance: Entrance) -> listener::FilterChain {
+        let plain_envoy = self.setting.view.plain_envoy;
+        let socket =
+            entrance.terminate.then(|| tls::downstream(self.setting.mesh, !entrance.http, plain_envoy));
+        listener::FilterChain {
+            filter_chain_match: Some(listener::FilterChainMatch {
+                destination_port: target.port.and_then(|port| uint32(port.into())),
+                transport_protocol: entrance.transport.into(),
+                application_protocols: entrance.alpn.iter().map(ToString::to_string).collect(),
+                ..Default::default()
+            }),
+            filters: if entrance.http { self.http_filters(target) } else { self.tcp_filters(target) },
+            transport_socket: socket,
+            name: match (target.service, entrance.http) {
+                (Some(service), _) => self.address(service.port),
+                (None, true) => "virtualInbound-catchall-http".into(),
+                (None, false) => "virtualInbound".into(),
+            },
+            ..Default::default()
+        }
+    }
+
+    fn tcp_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
+        filters::tcp_chain(self.setting, Way::In, &target.cluster(), self.authorization.tcp_filters())
+    }
+
+    fn http_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
+        let prefix = match target.service {
+            Some(service) => format!("inbound_{};", self.address(service.port)),
+            None => format!("{INBOUND_PASSTHROUGH};"),
+        };
+        let routes = Routes::Inline(Box::new(target.routes()));
+        filters::http_chain(self.setting, Way::In, prefix, routes, self.authorization.http_filters())
+    }
+
+    fn address(&self, port: u16) -> String {
+        format!("{}_{port}", super::any_address(self.setting.view))
+    }
+}
+
+impl Target<'_> {
+    fn cluster(&self) -> String {
+        match self.service {
+            Some(service) => ClusterName::inbound(service.port).to_string(),
+            None => INBOUND_PASSTHROUGH.into(),
+        }
+    }
+
+    /// Everything to the one cluster.
+    fn routes(&self) -> route::RouteConfiguration {
+        let cluster = self.cluster();
+        let (service, number) = match self.service {
+            Some(port) => (port.services[0].0.fqdn(), port.service_port()),
+            None => (String::new(), 0),
+        };
+        let action = route::RouteAction {
+            cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster.clone())),
+            timeout: Some(seconds(0)),
+            // The workload closed an idle connection just then: nothing of the request arrived.
+            retry_policy: Some(route::RetryPolicy {
+                retry_on: "reset-before-request".into(),
+                num_retries: uint32(2),
+                ..Default::default()
+            }),
+            max_stream_duration: Some(route::route_action::MaxStreamDuration {
+                max_stream_duration: Some(seconds(0)),
+                grpc_timeout_header_max: Some(seconds(0)),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let everything = route::Route {
+            name: "default".into(),
+            r#match: Some(route::RouteMatch {
+                path_specifier: Some(route::route_match::PathSpecifier::Prefix("/".into())),
+                ..Default::default()
+            }),
+            action: Some(route::route::Action::Route(action)),
+            decorator: Some(route::Decorator {
+                operation: format!("{service}:{number}/*"),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let own_port = self.service.map_or(0, |service| service.port);
+        route::RouteConfiguration {
+            name: cluster,
+            virtual_hosts: vec![route::VirtualHost {
+                name: format!("inbound|http|{own_port}"),
+                domains: vec!["*".into()],
+                routes: vec![everything],
+                ..Default::default()
+            }],
+            validate_clusters: boolean(false),
+            ..Default::default()
+        }
+    }
+}
+
+/// A connection to the listener itself would loop.
+fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
+    listener::FilterChain {
+        filter_chain_match: Some(listener::FilterChainMatch {
+            destination_port: uint32(names::INBOUND_PORT.into()),
+            ..Default::default()
+        }),
+        filters: filters::tcp_chain(setting, Way::In, BLACK_HOLE, Vec::new()),
+        name: "virtualInbound-blackhole".into(),
+        ..Default::default()
+    }
+}
+
+/// What must be looked at before a chain can be chosen.
+#[derive(Clone, Copy, Default)]
+struct Inspected {
+    tls: bool,
+    http: bool,
+}
+
+impl Inspected {
+    fn of(entrances: &[Entrance]) -> Self {
+        Self {
+            tls: entrances.iter().any(|entrance| entrance.transport == "tls"),
+            http: entrances.iter().any(|entrance| entrance.transport != "tls" && !entrance.alpn.is_empty()),
+        }
+    }
+}
+
+/// Inspectors are off for ports that do not need them: where the server speaks first, they would wait in vain.
+fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec<listener::ListenerFilter> {
+    let needs = |what: fn(&Inspected) -> bool| -> (bool, Vec<u16>, Vec<u16>) {
+        let (on, off): (Vec<_>, Vec<_>) = ports.iter().partition(|(_, inspected)| what(inspected));
+        let numbers = |list: Vec<(&u16, &Inspected)>| list.into_iter().map(|(port, _)| *port).collect();
+        (what(&default), numbers(on), numbers(off))
+    };
+    let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
+    let inspectors = [
+        ("envoy.filters.listener.tls_inspector", pack(&inspect_tls), needs(|inspected| inspected.tls)),
+        (
+            "envoy.filters.listener.http_inspector",
+            pack(&HttpInspector::default()),
+            needs(|inspected| inspected.http),
+        ),
+    ];
+    let mut filters = vec![inspector("envoy.filters.listener.original_dst", pack(&OriginalDst::default()))];
+    for (name, config, (by_default, on, off)) in inspectors {
+        if by_default || !on.is_empty() {
+            let disabled = if by_default { predicate(&off) } else { not(predicate(&on)) };
+            filters.push(listener::ListenerFilter {
+                filter_disabled: Some(disabled),
+                ..inspector(name, config)
+            });
+        }
+    }
+    filters
+}
+
+/// True for connections to these ports.
+fn predicate(ports: &Vec<u16>) -> listener::ListenerFilterChainMatchPredicate {
+    let range = |port: &u16| {
+        let start = i32::from(*port);
+        is(Rule::DestinationPortRange(types::Int32Range { start, end: start + 1 }))
+    };
+    match &ports[..] {
+        [port] => range(port),
+        ports => is(Rule::OrMatch(MatchSet { rules: ports.iter().map(range).collect() })),
+    }
+}
+
+fn not(
+    predicate: listener::ListenerFilterChainMatchPredicate,
+) -> listener::ListenerFilterChainMatchPredicate {
+    is(Rule::NotMatch(Box::new(predicate)))
+}
+
+fn is(rule: Rule) -> listener::ListenerFilterChainMatchPredicate {
+    listener::ListenerFilterChainMatchPredicate { rule: Some(rule) }
+}

@@ -1,0 +1,100 @@
+//! LDS: what a sidecar listens for. `outbound` for what its workload asks, `inbound` for what others ask of it.
+
+mod inbound;
+mod outbound;
+
+use std::collections::BTreeMap;
+
+use super::{
+    access_log,
+    pb::{self, listener},
+};
+use crate::{
+    ProxyView, World,
+    api::{MtlsMode, Protocol, Service, ServicePort, Typed, kube::TargetPort},
+};
+
+pub(super) use inbound::compile as inbound;
+pub(super) use outbound::compile as outbound;
+
+/// A port of the workload that services lead to.
+pub(super) struct InboundPort<'a> {
+    /// The container's port.
+    pub(super) port: u16,
+    /// What it speaks.
+    pub(super) protocol: Protocol,
+    /// What clients must do.
+    pub(super) mode: MtlsMode,
+    /// The services, and which of their ports; at least one.
+    pub(super) services: Vec<(&'a Typed<Service>, &'a ServicePort)>,
+}
+
+impl InboundPort<'_> {
+    /// The port clients know.
+    pub(super) fn service_port(&self) -> u16 {
+        self.services[0].1.port
+    }
+}
+
+/// The ports of a workload that services lead to, by number. The first service decides what a port speaks.
+pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<InboundPort<'a>> {
+    let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
+    for service in world.services_selecting(&view.namespace, &view.labels) {
+        for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+            let number = match &port.target {
+                TargetPort::Number(number) => *number,
+                TargetPort::Name(name) => match view.named_ports.get(name) {
+                    Some(number) => *number,
+                    None => continue,
+                },
+            };
+            let entry = ports.entry(number).or_insert_with(|| InboundPort {
+                port: number,
+                protocol: port.protocol,
+                mode: world.peer_mode(&view.namespace, &view.labels, number),
+                services: Vec::new(),
+            });
+            if entry.services.iter().all(|(known, _)| known.meta != service.meta) {
+                entry.services.push((service, port));
+            }
+        }
+    }
+    ports.into_values().collect()
+}
+
+/// Any address of the proxy's kind.
+fn any_address(view: &ProxyView) -> &'static str {
+    if view.ipv4 || !view.ipv6 { "0.0.0.0" } else { "::" }
+}
+
+/// A listener that everything redirected arrives at.
+fn virtual_listener(
+    world: &World,
+    view: &ProxyView,
+    name: &str,
+    port: u16,
+    chains: Vec<listener::FilterChain>,
+) -> listener::Listener {
+    listener::Listener {
+        name: name.to_owned(),
+        address: Some(pb::address(any_address(view), port)),
+        filter_chains: chains,
+        access_log: access_log::of_listener(world.mesh()),
+        // Spreads new connections over the workers.
+        max_connections_to_accept_per_socket_event: pb::uint32(1),
+        ..Default::default()
+    }
+}
+
+/// How long the first bytes of a connection are waited for; 0 is for ever, as the client may not speak first.
+fn detection_timeout(world: &World) -> pb::Duration {
+    world.mesh().protocol_detection_timeout.map_or(pb::seconds(0), |length| pb::duration(length.0))
+}
+
+fn inspector(name: &str, config: pb::Any) -> listener::ListenerFilter {
+    listener::ListenerFilter {
+        name: name.to_owned(),
+        config_type: Some(listener::listener_filter::ConfigType::TypedConfig(config)),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,203 @@
+//! Listeners for what the workload asks of others.
+//!
+//! `virtualOutbound` takes every redirected connection and hands it to the listener of its original destination: HTTP
+//! ports share one for all addresses, anything else has one for each address of a service. What fits none goes
+//! where it wanted to, or nowhere, as the mesh says.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use skysail_core::{ClusterName, names};
+use skysail_xds::envoy::pb::envoy::extensions::filters::listener::http_inspector::v3::HttpInspector;
+
+use super::{any_address, detection_timeout, inspector, virtual_listener};
+use crate::{
+    ProxyView, World,
+    api::{Protocol, Service, ServicePort, Typed, mesh_config::OutboundMode},
+    compile::{
+        clusters::{BLACK_HOLE, PASSTHROUGH},
+        filters::{self, Routes, Setting, Way},
+        pb::{address, boolean, core, listener, pack, seconds},
+    },
+};
+
+use core::TrafficDirection;
+
+/// How long TLS with the client may take, if any.
+const HANDSHAKE_SECONDS: i64 = 15;
+/// What a client speaks when it speaks HTTP in plain text.
+const PLAIN_HTTP: [&str; 2] = ["http/1.1", "h2c"];
+
+/// The listeners and the route configurations they name.
+#[derive(Default)]
+pub(in crate::compile) struct Outbound<'a> {
+    pub(in crate::compile) listeners: Vec<listener::Listener>,
+    /// Ports whose routes are shared by all services that have them.
+    pub(in crate::compile) shared_ports: BTreeSet<u16>,
+    /// Service ports with routes of their own.
+    pub(in crate::compile) own_routes: Vec<(&'a Typed<Service>, u16)>,
+}
+
+/// The outbound listeners of a sidecar.
+pub(in crate::compile) fn compile<'a>(
+    world: &World,
+    view: &ProxyView,
+    services: &[&'a Typed<Service>],
+) -> Outbound<'a> {
+    let setting = Setting { mesh: world.mesh(), view };
+    let mut made = Outbound::default();
+    let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
+    for service in services {
+        for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+            if port.protocol.is_http() {
+                made.shared_ports.insert(port.port);
+                continue;
+            }
+            if port.protocol == Protocol::Unknown {
+                made.own_routes.push((service, port.port));
+            }
+            for addresses in places(world, view, service, port) {
+                let listener = of_addresses(world, setting, service, port, &addresses);
+                by_address.entry(listener.name.clone()).or_insert(listener);
+            }
+        }
+    }
+    made.listeners = vec![catch_all(world, setting)];
+    made.listeners.extend(made.shared_ports.iter().map(|port| shared(world, setting, *port)));
+    made.listeners.extend(by_address.into_values());
+    made
+}
+
+/// The addresses clients use, those of one listener together: the service's own, or each of its pods' if it is headless.
+fn places(world: &World, view: &ProxyView, service: &Typed<Service>, port: &ServicePort) -> Vec<Vec<IpAddr>> {
+    let reachable = |ip: &IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
+    if service.spec.headless {
+        let endpoints = world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready);
+        return endpoints.map(|endpoint| endpoint.ip).filter(reachable).map(|ip| vec![ip]).collect();
+    }
+    let own: Vec<IpAddr> = service.spec.cluster_ips.iter().copied().filter(reachable).collect();
+    if own.is_empty() { Vec::new() } else { vec![own] }
+}
+
+/// The listener that every redirected connection comes in by.
+fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
+    let port = names::OUTBOUND_PORT;
+    // A connection to the listener itself would loop.
+    let black_hole = listener::FilterChain {
+        filter_chain_match: Some(listener::FilterChainMatch {
+            destination_port: crate::compile::pb::uint32(port.into()),
+            ..Default::default()
+        }),
+        filters: filters::tcp_chain(setting, Way::Out, BLACK_HOLE, Vec::new()),
+        name: "virtualOutbound-blackhole".into(),
+        ..Default::default()
+    };
+    let rest = listener::FilterChain {
+        filters: filters::tcp_chain(setting, Way::Out, elsewhere(setting), Vec::new()),
+        name: "virtualOutbound-catchall-tcp".into(),
+        ..Default::default()
+    };
+    listener::Listener {
+        use_original_dst: boolean(true),
+        traffic_direction: TrafficDirection::Outbound as i32,
+        ..virtual_listener(world, setting.view, "virtualOutbound", port, vec![black_hole, rest])
+    }
+}
+
+/// Where connections to unknown places go.
+fn elsewhere(setting: Setting<'_>) -> &'static str {
+    match setting.mesh.outbound_traffic_policy.mode {
+        OutboundMode::AllowAny => PASSTHROUGH,
+        OutboundMode::RegistryOnly => BLACK_HOLE,
+    }
+}
+
+/// The listener of an HTTP port, for all addresses.
+fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener {
+    let any = any_address(setting.view);
+    let both = setting.view.ipv4 && setting.view.ipv6;
+    let extra: &[&str] = if both { &["::"] } else { &[] };
+    let name = format!("{any}_{port}");
+    let passthrough = listener::FilterChain {
+        filter_chain_match: Some(Default::default()),
+        filters: filters::tcp_chain(setting, Way::Out, elsewhere(setting), Vec::new()),
+        name: "PassthroughFilterChain".into(),
+        ..Default::default()
+    };
+    let routes = Routes::ByName(port.to_string());
+    listener::Listener {
+        filter_chains: vec![http_chain(setting, &name, routes)],
+        default_filter_chain: Some(passthrough),
+        listener_filters: vec![http_inspector()],
+        ..unbound(world, name, any, extra, port)
+    }
+}
+
+/// The listener of a service port for these addresses of it.
+fn of_addresses(
+    world: &World,
+    setting: Setting<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    addresses: &[IpAddr],
+) -> listener::Listener {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let extra: Vec<&str> = texts.iter().skip(1).map(String::as_str).collect();
+    let name = format!("{}_{}", texts[0], port.port);
+    let host = service.fqdn();
+    let cluster = ClusterName::outbound(port.port, "", &host).to_string();
+    let tcp = listener::FilterChain {
+        filters: filters::tcp_chain(setting, Way::Out, &cluster, Vec::new()),
+        transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
+        ..Default::default()
+    };
+    if port.protocol != Protocol::Unknown {
+        return listener::Listener {
+            filter_chains: vec![tcp],
+            ..unbound(world, name, &texts[0], &extra, port.port)
+        };
+    }
+    let routes = Routes::ByName(format!("{host}:{}", port.port));
+    listener::Listener {
+        filter_chains: vec![http_chain(setting, &name, routes)],
+        default_filter_chain: Some(tcp),
+        listener_filters: vec![http_inspector()],
+        ..unbound(world, name, &texts[0], &extra, port.port)
+    }
+}
+
+fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener::FilterChain {
+    listener::FilterChain {
+        filter_chain_match: Some(listener::FilterChainMatch {
+            transport_protocol: "raw_buffer".into(),
+            application_protocols: PLAIN_HTTP.map(str::to_owned).into(),
+            ..Default::default()
+        }),
+        filters: filters::http_chain(setting, Way::Out, format!("outbound_{listener};"), routes, Vec::new()),
+        transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
+        ..Default::default()
+    }
+}
+
+/// A listener without a socket: connections are handed to it by their original destination.
+fn unbound(world: &World, name: String, ip: &str, extra: &[&str], port: u16) -> listener::Listener {
+    let additional = extra
+        .iter()
+        .map(|ip| listener::AdditionalAddress { address: Some(address(*ip, port)), ..Default::default() });
+    listener::Listener {
+        name,
+        address: Some(address(ip, port)),
+        additional_addresses: additional.collect(),
+        listener_filters_timeout: Some(detection_timeout(world)),
+        continue_on_listener_filters_timeout: true,
+        traffic_direction: TrafficDirection::Outbound as i32,
+        bind_to_port: boolean(false),
+        ..Default::default()
+    }
+}
+
+fn http_inspector() -> listener::ListenerFilter {
+    inspector("envoy.filters.listener.http_inspector", pack(&HttpInspector::default()))
+}

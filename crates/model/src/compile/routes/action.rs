@@ -1,0 +1,304 @@
+//! What becomes of a request that a VirtualService's rule takes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use skysail_core::ClusterName;
+use skysail_xds::envoy::pb::envoy::extensions::filters::{
+    common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
+    http::{
+        cors::v3::CorsPolicy,
+        fault::v3::{FaultAbort, HttpFault, fault_abort::ErrorType},
+    },
+};
+
+use super::{Rule, retry, virtual_service::string_matcher};
+use crate::{
+    api::{
+        MeshConfig,
+        value::Percent,
+        virtual_service as api,
+        virtual_service::{Destination, HttpDestination, HttpRoute, RedirectPort},
+    },
+    compile::pb::{
+        Any, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds, timed_action,
+        uint32, whole_percent,
+    },
+    world::fqdn,
+};
+
+use route::{
+    redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
+    route::Action,
+    route_action::{ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy},
+    weighted_cluster::{ClusterWeight, cluster_weight},
+};
+
+/// The port routes are made for, and the rule they are made from.
+pub(super) struct Port<'a> {
+    pub(super) mesh: &'a MeshConfig,
+    pub(super) rule: &'a Rule,
+    pub(super) number: u16,
+}
+
+/// What the route does; `None` if it says nothing we can do.
+pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
+    if let Some(redirect) = &http.redirect {
+        return Some(Action::Redirect(redirection(redirect, port.number)));
+    }
+    if let Some(response) = &http.direct_response {
+        return Some(Action::DirectResponse(direct_response(response)));
+    }
+    let clusters = clusters(port, &http.route)?;
+    let timeout = http.timeout.map_or(seconds(0), |length| duration(length.0));
+    let mut to = route::RouteAction {
+        cluster_specifier: Some(clusters),
+        retry_policy: retry::policy(port.mesh, http.retries.as_ref()),
+        request_mirror_policies: mirrors(port, http),
+        ..timed_action(timeout)
+    };
+    rewrite(&mut to, http);
+    Some(Action::Route(to))
+}
+
+/// The cluster of a route that has just one.
+pub(super) fn single_cluster(action: &Action) -> Option<ClusterName<'_>> {
+    let Action::Route(to) = action else { return None };
+    let Some(ClusterSpecifier::Cluster(name)) = &to.cluster_specifier else { return None };
+    ClusterName::parse(name)
+}
+
+/// Faults and cross-origin rules, which are filters of their own.
+pub(super) fn per_filter(http: &HttpRoute) -> HashMap<String, Any> {
+    let fault = http.fault.as_ref().map(|from| ("envoy.filters.http.fault", pack(&fault(from))));
+    let cors = http.cors_policy.as_ref().map(|from| ("envoy.filters.http.cors", pack(&cors(from))));
+    [fault, cors].into_iter().flatten().map(|(name, config)| (name.to_owned(), config)).collect()
+}
+
+/// The header changes of the rule, and those of its destination if it has just one.
+pub(super) fn change_headers(made: &mut route::Route, http: &HttpRoute) {
+    let of_destination = match &http.route[..] {
+        [only] if http.redirect.is_none() && http.direct_response.is_none() => only.headers.as_ref(),
+        _ => None,
+    };
+    for headers in [http.headers.as_ref(), of_destination].into_iter().flatten() {
+        made.request_headers_to_add.extend(header_values(&headers.request));
+        made.request_headers_to_remove.extend(headers.request.remove.iter().cloned());
+        made.response_headers_to_add.extend(header_values(&headers.response));
+        made.response_headers_to_remove.extend(headers.response.remove.iter().cloned());
+    }
+}
+
+fn clusters(port: &Port<'_>, to: &[HttpDestination]) -> Option<ClusterSpecifier> {
+    if let [only] = to {
+        return Some(ClusterSpecifier::Cluster(cluster(port, &only.destination)));
+    }
+    let weighted = to.iter().filter_map(|to| {
+        let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
+        Some(weighted_cluster(port, to, weight))
+    });
+    let clusters: Vec<_> = weighted.collect();
+    let all = route::WeightedCluster { clusters, ..Default::default() };
+    (!all.clusters.is_empty()).then_some(ClusterSpecifier::WeightedClusters(all))
+}
+
+fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> ClusterWeight {
+    let headers = to.headers.clone().unwrap_or_default();
+    let host = authority(&headers)
+        .map(|host| cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host.clone()));
+    ClusterWeight {
+        name: cluster(port, &to.destination),
+        weight: uint32(weight),
+        request_headers_to_add: header_values(&headers.request),
+        request_headers_to_remove: headers.request.remove.clone(),
+        response_headers_to_add: header_values(&headers.response),
+        response_headers_to_remove: headers.response.remove.clone(),
+        host_rewrite_specifier: host,
+        ..Default::default()
+    }
+}
+
+/// As in Istio, a destination without a port has the port of the request, also where its service has only another.
+fn cluster(port: &Port<'_>, to: &Destination) -> String {
+    let host = fqdn(&to.host, &port.rule.meta.namespace);
+    let asked = to.port.and_then(|selector| u16::try_from(selector.number).ok()).filter(|number| *number > 0);
+    ClusterName::outbound(asked.unwrap_or(port.number), &to.subset, &host).to_string()
+}
+
+fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {
+    let mut host = http.headers.as_ref().and_then(authority).cloned();
+    if let Some(rewrite) = &http.rewrite {
+        match &rewrite.uri_regex_rewrite {
+            Some(by) => {
+                to.regex_rewrite = Some(matcher::RegexMatchAndSubstitute {
+                    pattern: Some(regex(&by.pattern)),
+                    substitution: by.rewrite.clone(),
+                });
+            }
+            None => to.prefix_rewrite.clone_from(&rewrite.uri),
+        }
+        if !rewrite.authority.is_empty() {
+            host = Some(rewrite.authority.clone());
+        }
+    }
+    if let [HttpDestination { headers: Some(headers), .. }] = &http.route[..] {
+        host = host.or_else(|| authority(headers).cloned());
+    }
+    to.host_rewrite_specifier = host.map(HostRewriteSpecifier::HostRewriteLiteral);
+}
+
+/// A new `host` is no header like the others.
+fn is_authority(name: &str) -> bool {
+    name.eq_ignore_ascii_case("host") || name == ":authority"
+}
+
+fn authority(headers: &api::Headers) -> Option<&String> {
+    headers.request.set.iter().find(|(name, _)| is_authority(name)).map(|(_, value)| value)
+}
+
+fn header_values(changes: &api::HeaderOps) -> Vec<core::HeaderValueOption> {
+    use core::header_value_option::HeaderAppendAction::{AppendIfExistsOrAdd, OverwriteIfExistsOrAdd};
+    let option = |(name, value): (&String, &String), action| core::HeaderValueOption {
+        header: Some(core::HeaderValue { key: name.clone(), value: value.clone(), ..Default::default() }),
+        append_action: action as i32,
+        ..Default::default()
+    };
+    let plain = |map: &'_ BTreeMap<String, String>, action| -> Vec<_> {
+        map.iter().filter(|(name, _)| !is_authority(name)).map(|entry| option(entry, action)).collect()
+    };
+    let mut values = plain(&changes.set, OverwriteIfExistsOrAdd);
+    values.extend(plain(&changes.add, AppendIfExistsOrAdd));
+    values
+}
+
+fn mirrors(port: &Port<'_>, http: &HttpRoute) -> Vec<RequestMirrorPolicy> {
+    let policy = |to: &Destination, share| RequestMirrorPolicy {
+        cluster: cluster(port, to),
+        runtime_fraction: Some(core::RuntimeFractionalPercent {
+            default_value: Some(share),
+            ..Default::default()
+        }),
+        trace_sampled: boolean(false),
+        disable_shadow_host_suffix_append: true,
+        ..Default::default()
+    };
+    let share =
+        |given: Option<Percent>| given.map_or_else(|| whole_percent(100), |given| percent(given.value));
+    if !http.mirrors.is_empty() {
+        return http
+            .mirrors
+            .iter()
+            .map(|mirror| policy(&mirror.destination, share(mirror.percentage)))
+            .collect();
+    }
+    let old = http.mirror_percent.map(|value| Percent { value: f64::from(value) });
+    let mirror = http.mirror.iter();
+    mirror.map(|to| policy(to, share(http.mirror_percentage.or(old)))).collect()
+}
+
+fn redirection(from: &api::HttpRedirect, port: u16) -> route::RedirectAction {
+    let path = if from.uri.is_empty() {
+        Some(&from.prefix_rewrite)
+            .filter(|text| !text.is_empty())
+            .cloned()
+            .map(PathRewriteSpecifier::PrefixRewrite)
+    } else {
+        Some(PathRewriteSpecifier::PathRedirect(from.uri.clone()))
+    };
+    // Envoy cannot take the port from the request, but the port of the request is known here.
+    let asked = from.derive_port == Some(RedirectPort::FromRequestPort);
+    let code = match from.redirect_code {
+        302 => RedirectResponseCode::Found,
+        303 => RedirectResponseCode::SeeOther,
+        307 => RedirectResponseCode::TemporaryRedirect,
+        308 => RedirectResponseCode::PermanentRedirect,
+        _ => RedirectResponseCode::MovedPermanently,
+    };
+    let scheme = Some(&from.scheme).filter(|text| !text.is_empty());
+    route::RedirectAction {
+        host_redirect: from.authority.clone(),
+        port_redirect: from.port.unwrap_or(if asked { port.into() } else { 0 }),
+        response_code: code as i32,
+        scheme_rewrite_specifier: scheme.cloned().map(SchemeRewriteSpecifier::SchemeRedirect),
+        path_rewrite_specifier: path,
+        ..Default::default()
+    }
+}
+
+fn direct_response(from: &api::DirectResponse) -> route::DirectResponseAction {
+    let text = from.body.as_ref().and_then(|body| body.string.clone());
+    route::DirectResponseAction {
+        status: from.status,
+        body: text.map(|text| core::DataSource {
+            specifier: Some(core::data_source::Specifier::InlineString(text)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn fault(from: &api::HttpFault) -> HttpFault {
+    let delay = from.delay.as_ref().and_then(|delay| {
+        let share = delay.percentage.map_or_else(
+            || whole_percent(u32::try_from(delay.percent).unwrap_or_default()),
+            |share| percent(share.value),
+        );
+        Some(FaultDelay {
+            percentage: Some(share),
+            fault_delay_secifier: Some(FaultDelaySecifier::FixedDelay(duration(delay.fixed_delay?.0))),
+        })
+    });
+    let abort = from.abort.as_ref().and_then(|abort| {
+        let grpc = || abort.grpc_status.as_deref().and_then(grpc_status).map(ErrorType::GrpcStatus);
+        Some(FaultAbort {
+            percentage: Some(
+                abort.percentage.map_or_else(|| whole_percent(100), |share| percent(share.value)),
+            ),
+            error_type: Some(abort.http_status.map(ErrorType::HttpStatus).or_else(grpc)?),
+            ..Default::default()
+        })
+    });
+    HttpFault { delay, abort, ..Default::default() }
+}
+
+/// The number of a gRPC status. Source: gRPC's "Status codes and their use".
+fn grpc_status(name: &str) -> Option<u32> {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    NAMES.iter().position(|known| *known == name).and_then(|at| u32::try_from(at).ok())
+}
+
+fn cors(from: &api::CorsPolicy) -> CorsPolicy {
+    let exact = |origin: &String| matching(matcher::string_matcher::MatchPattern::Exact(origin.clone()));
+    let origins = from.allow_origins.iter().filter_map(string_matcher);
+    CorsPolicy {
+        allow_origin_string_match: origins.chain(from.allow_origin.iter().map(exact)).collect(),
+        allow_methods: from.allow_methods.join(","),
+        allow_headers: from.allow_headers.join(","),
+        expose_headers: from.expose_headers.join(","),
+        max_age: from.max_age.map(|length| length.0.as_secs().to_string()).unwrap_or_default(),
+        allow_credentials: from.allow_credentials.and_then(boolean),
+        filter_enabled: Some(core::RuntimeFractionalPercent {
+            default_value: Some(whole_percent(100)),
+            ..Default::default()
+        }),
+        forward_not_matching_preflights: boolean(from.unmatched_preflights.as_deref() != Some("IGNORE")),
+        ..Default::default()
+    }
+}

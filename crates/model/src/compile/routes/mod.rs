@@ -1,0 +1,210 @@
+//! RDS: where requests go, by the host they name.
+//!
+//! HTTP ports have one route configuration each, shared by all services with that port; a port of undeclared
+//! protocol has its own. A host goes to the service of that name, or as a VirtualService says.
+
+mod action;
+mod retry;
+mod virtual_service;
+
+use std::{collections::HashSet, net::IpAddr, sync::Arc};
+
+use skysail_core::ClusterName;
+
+use super::{
+    Scope,
+    clusters::PASSTHROUGH,
+    pb::{boolean, host_of, route, seconds, timed_action, uint32},
+};
+use crate::{
+    ProxyView,
+    api::{Protocol, Service, Typed, VirtualService, mesh_config::OutboundMode},
+    world::{fqdn, host_matches},
+};
+
+/// The longest body of a direct response.
+const DIRECT_RESPONSE_BYTES: u32 = 1 << 20;
+/// Where a VirtualService's hosts that are no service are found.
+const WELL_KNOWN_PORT: u16 = 80;
+
+/// The routes of an HTTP port.
+pub(super) fn shared(
+    scope: &Scope<'_>,
+    view: &ProxyView,
+    services: &[&Typed<Service>],
+    port: u16,
+) -> route::RouteConfiguration {
+    let routed = |service: &&&Typed<Service>| {
+        let port = service.spec.port(port);
+        port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
+    };
+    let services: Vec<&Typed<Service>> = services.iter().filter(routed).copied().collect();
+    let mut hosts: Vec<route::VirtualHost> = services
+        .iter()
+        .map(|service| of_service(scope, view, service, port, domains(scope, view, service)))
+        .collect();
+    hosts.extend(of_other_hosts(scope, view, &services, port));
+    make_unique(&mut hosts);
+    hosts.push(elsewhere(scope));
+    configuration(port.to_string(), hosts)
+}
+
+/// The routes of a service port that has a listener of its own, where every host means the service.
+pub(super) fn own(
+    scope: &Scope<'_>,
+    view: &ProxyView,
+    service: &Typed<Service>,
+    port: u16,
+) -> route::RouteConfiguration {
+    let host = of_service(scope, view, service, port, vec!["*".into()]);
+    configuration(host.name.clone(), vec![host])
+}
+
+fn configuration(name: String, virtual_hosts: Vec<route::VirtualHost>) -> route::RouteConfiguration {
+    route::RouteConfiguration {
+        name,
+        virtual_hosts,
+        // Routes may arrive before the clusters they name.
+        validate_clusters: boolean(false),
+        max_direct_response_body_size_bytes: uint32(DIRECT_RESPONSE_BYTES),
+        ignore_port_in_host_matching: true,
+        ..Default::default()
+    }
+}
+
+fn virtual_host(name: String, domains: Vec<String>, routes: Vec<route::Route>) -> route::VirtualHost {
+    route::VirtualHost { name, domains, routes, include_request_attempt_count: true, ..Default::default() }
+}
+
+fn of_service(
+    scope: &Scope<'_>,
+    view: &ProxyView,
+    service: &Typed<Service>,
+    port: u16,
+    domains: Vec<String>,
+) -> route::VirtualHost {
+    let host = service.fqdn();
+    let rule = scope.world.virtual_service(&host, scope.namespace);
+    let routes = rule.map(|rule| virtual_service::routes(scope, view, rule, port)).unwrap_or_default();
+    let routes = if routes.is_empty() { vec![default_route(scope, &host, port)] } else { routes };
+    virtual_host(format!("{host}:{port}"), domains, routes)
+}
+
+/// The hosts of VirtualServices that are no service with this port. They are found on port 80, and on the ports of
+/// the services the same VirtualService is for.
+fn of_other_hosts(
+    scope: &Scope<'_>,
+    view: &ProxyView,
+    services: &[&Typed<Service>],
+    port: u16,
+) -> Vec<route::VirtualHost> {
+    let names: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
+    let mut made = Vec::new();
+    for rule in scope.world.virtual_services(scope.namespace) {
+        let hosts: Vec<String> =
+            rule.spec.hosts.iter().map(|host| fqdn(host, &rule.meta.namespace)).collect();
+        let covers = |host: &String| names.iter().any(|name| host_matches(host, name));
+        if port != WELL_KNOWN_PORT && !hosts.iter().any(covers) {
+            continue;
+        }
+        let follows = |host: &&String| {
+            let of_host = scope.world.virtual_service(host, scope.namespace);
+            of_host.is_some_and(|of_host| Arc::ptr_eq(of_host, rule))
+        };
+        let others: Vec<&String> = hosts.iter().filter(|host| !covers(host)).filter(follows).collect();
+        if others.is_empty() {
+            continue;
+        }
+        let routes = virtual_service::routes(scope, view, rule, port);
+        if !routes.is_empty() {
+            made.extend(
+                others
+                    .into_iter()
+                    .map(|host| virtual_host(format!("{host}:{port}"), vec![host.clone()], routes.clone())),
+            );
+        }
+    }
+    made
+}
+
+fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
+    let cluster = ClusterName::outbound(port, "", host).to_string();
+    let to = route::RouteAction {
+        cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
+        retry_policy: retry::policy(scope.world.mesh(), None),
+        ..timed_action(seconds(0))
+    };
+    route::Route {
+        name: "default".into(),
+        r#match: Some(every_path()),
+        action: Some(route::route::Action::Route(to)),
+        decorator: Some(route::Decorator { operation: format!("{host}:{port}/*"), ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// Requests for hosts nobody knows go where they wanted to, or are refused.
+fn elsewhere(scope: &Scope<'_>) -> route::VirtualHost {
+    let (name, action) = match scope.world.mesh().outbound_traffic_policy.mode {
+        OutboundMode::AllowAny => (
+            "allow_any",
+            route::route::Action::Route(route::RouteAction {
+                cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(PASSTHROUGH.into())),
+                ..timed_action(seconds(0))
+            }),
+        ),
+        OutboundMode::RegistryOnly => (
+            "block_all",
+            route::route::Action::DirectResponse(route::DirectResponseAction {
+                status: 502,
+                ..Default::default()
+            }),
+        ),
+    };
+    let all = route::Route {
+        name: name.into(),
+        r#match: Some(every_path()),
+        action: Some(action),
+        ..Default::default()
+    };
+    virtual_host(name.into(), vec!["*".into()], vec![all])
+}
+
+fn every_path() -> route::RouteMatch {
+    route::RouteMatch {
+        path_specifier: Some(route::route_match::PathSpecifier::Prefix("/".into())),
+        ..Default::default()
+    }
+}
+
+/// The names a client of this namespace may call a service by.
+fn domains(scope: &Scope<'_>, view: &ProxyView, service: &Typed<Service>) -> Vec<String> {
+    let (name, namespace) = (&service.meta.name, &service.meta.namespace);
+    let full = service.fqdn();
+    let mut domains = vec![full.clone(), format!("{full}.")];
+    if namespace == scope.namespace {
+        domains.extend([name.clone(), format!("{name}.{namespace}.svc"), format!("{name}.{namespace}")]);
+    } else {
+        domains.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
+    }
+    let reachable = |ip: &&IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
+    domains.extend(service.spec.cluster_ips.iter().filter(reachable).map(|ip| host_of(*ip)));
+    domains
+}
+
+/// Envoy refuses a configuration in which a domain stands twice. A full name is never taken from its service.
+fn make_unique(hosts: &mut Vec<route::VirtualHost>) {
+    let full: HashSet<String> = hosts.iter().filter_map(|host| host.domains.first().cloned()).collect();
+    let mut seen = HashSet::new();
+    for host in hosts.iter_mut() {
+        let mut first = true;
+        host.domains.retain(|domain| {
+            let own = std::mem::take(&mut first);
+            (own || !full.contains(domain)) && seen.insert(domain.clone())
+        });
+    }
+    hosts.retain(|host| !host.domains.is_empty());
+}
+
+/// The VirtualService a route is made from.
+type Rule = Typed<VirtualService>;

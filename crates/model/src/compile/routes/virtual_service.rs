@@ -1,0 +1,168 @@
+//! The HTTP rules of a VirtualService as routes of one port.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Rule,
+    action::{self, Port},
+};
+use crate::{
+    ProxyView,
+    api::{
+        StringMatch, selects,
+        virtual_service::{HttpMatch, HttpRoute},
+    },
+    compile::{
+        Scope,
+        pb::{boolean, config_path, fields, matcher, matching, metadata, regex, route},
+    },
+};
+
+use matcher::string_matcher::MatchPattern;
+use route::{
+    header_matcher::HeaderMatchSpecifier, query_parameter_matcher::QueryParameterMatchSpecifier,
+    route_match::PathSpecifier,
+};
+
+/// The routes of a VirtualService on a port, for one client; none if nothing of it holds there.
+pub(super) fn routes(scope: &Scope<'_>, view: &ProxyView, rule: &Rule, port: u16) -> Vec<route::Route> {
+    let port = Port { mesh: scope.world.mesh(), rule, number: port };
+    let mut routes = Vec::new();
+    for http in &rule.spec.http {
+        if http.matches.is_empty() {
+            routes.extend(route(&port, http, None));
+            // Nothing behind it could ever be reached.
+            break;
+        }
+        let holds = |found: &&HttpMatch| holds(view, rule, found, port.number);
+        for found in http.matches.iter().filter(holds) {
+            let Some(made) = route(&port, http, Some(found)) else { continue };
+            let last = takes_everything(&made);
+            routes.push(made);
+            if last {
+                return routes;
+            }
+        }
+    }
+    routes
+}
+
+/// What only depends on who asks, and on which port, is decided here rather than for each request.
+fn holds(view: &ProxyView, rule: &Rule, found: &HttpMatch, port: u16) -> bool {
+    found.port.is_none_or(|wanted| wanted == u32::from(port))
+        && found.is_for_mesh(&rule.spec)
+        && selects(&found.source_labels, &view.labels)
+        && found.source_namespace.as_ref().is_none_or(|wanted| wanted.is_empty() || *wanted == view.namespace)
+}
+
+fn takes_everything(route: &route::Route) -> bool {
+    route.r#match.as_ref().is_some_and(|found| {
+        let every_path =
+            matches!(&found.path_specifier, Some(PathSpecifier::Prefix(prefix)) if prefix == "/");
+        every_path && found.headers.is_empty() && found.query_parameters.is_empty()
+    })
+}
+
+fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option<route::Route> {
+    let meta = &port.rule.meta;
+    let action = action::of_route(port, http)?;
+    let path = config_path("virtual-service", &meta.namespace, &meta.name);
+    let matched = found.map_or_else(super::every_path, route_match);
+    let operation = operation(port, &action, &matched);
+    let mut made = route::Route {
+        name: match found.map(|found| found.name.as_str()) {
+            Some(name) if !name.is_empty() => format!("{}.{name}", http.name),
+            _ => http.name.clone(),
+        },
+        r#match: Some(matched),
+        metadata: Some(metadata("istio", fields([("config", path)]))),
+        decorator: Some(route::Decorator { operation, ..Default::default() }),
+        typed_per_filter_config: action::per_filter(http),
+        action: Some(action),
+        ..Default::default()
+    };
+    action::change_headers(&mut made, http);
+    Some(made)
+}
+
+/// What a request of this route is called in traces.
+fn operation(port: &Port<'_>, action: &route::route::Action, matched: &route::RouteMatch) -> String {
+    let path = match &matched.path_specifier {
+        Some(PathSpecifier::Prefix(prefix)) => format!("{prefix}*"),
+        Some(PathSpecifier::Path(path)) => path.clone(),
+        Some(PathSpecifier::SafeRegex(regex)) => regex.regex.clone(),
+        _ => "/*".into(),
+    };
+    match action::single_cluster(action) {
+        Some(cluster) => format!("{}:{}{path}", cluster.host, cluster.port),
+        None => format!("{}:{}{path}", port.rule.meta.name, port.number),
+    }
+}
+
+fn route_match(found: &HttpMatch) -> route::RouteMatch {
+    let path = match &found.uri {
+        Some(StringMatch::Exact(path)) => PathSpecifier::Path(path.clone()),
+        Some(StringMatch::Prefix(prefix)) => PathSpecifier::Prefix(prefix.clone()),
+        Some(StringMatch::Regex(expression)) => PathSpecifier::SafeRegex(regex(expression)),
+        Some(StringMatch::Present) | None => PathSpecifier::Prefix("/".into()),
+    };
+    let parameters = found.query_params.iter().map(|(name, wanted)| route::QueryParameterMatcher {
+        name: name.clone(),
+        query_parameter_match_specifier: Some(match string_matcher(wanted) {
+            Some(wanted) => QueryParameterMatchSpecifier::StringMatch(wanted),
+            None => QueryParameterMatchSpecifier::PresentMatch(true),
+        }),
+    });
+    route::RouteMatch {
+        path_specifier: Some(path),
+        case_sensitive: boolean(!found.ignore_uri_case),
+        headers: headers(found),
+        query_parameters: parameters.collect(),
+        ..Default::default()
+    }
+}
+
+/// By name; then what HTTP/2 has as headers too.
+fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
+    let mut named: BTreeMap<(&str, bool), route::HeaderMatcher> = BTreeMap::new();
+    for (name, wanted) in &found.headers {
+        named.insert((name, false), header(name, wanted));
+    }
+    for (name, unwanted) in &found.without_headers {
+        let mut matcher = header(name, unwanted);
+        matcher.invert_match = true;
+        // A request without the header is one that does not have the value.
+        matcher.treat_missing_header_as_empty =
+            matches!(matcher.header_match_specifier, Some(HeaderMatchSpecifier::StringMatch(_)));
+        named.insert((name, true), matcher);
+    }
+    let mut list: Vec<_> = named.into_values().collect();
+    let parts = [(":method", &found.method), (":authority", &found.authority), (":scheme", &found.scheme)];
+    list.extend(parts.into_iter().filter_map(|(name, wanted)| Some(header(name, wanted.as_ref()?))));
+    list
+}
+
+fn header(name: &str, wanted: &StringMatch) -> route::HeaderMatcher {
+    route::HeaderMatcher {
+        name: name.to_owned(),
+        header_match_specifier: Some(match string_matcher(wanted) {
+            Some(wanted) => HeaderMatchSpecifier::StringMatch(wanted),
+            None => HeaderMatchSpecifier::PresentMatch(true),
+        }),
+        ..Default::default()
+    }
+}
+
+/// `None` if being there is all that counts.
+pub(super) fn string_matcher(wanted: &StringMatch) -> Option<matcher::StringMatcher> {
+    let text = wanted.text().to_owned();
+    if text.is_empty() {
+        return None;
+    }
+    Some(matching(match wanted {
+        StringMatch::Present => return None,
+        StringMatch::Exact(_) => MatchPattern::Exact(text),
+        StringMatch::Prefix(_) => MatchPattern::Prefix(text),
+        StringMatch::Regex(_) => MatchPattern::SafeRegex(regex(text)),
+    }))
+}
