@@ -24,7 +24,7 @@ use k8s_openapi::{
 };
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 use yaml::Document;
 pub(crate) use yaml::{Node, Value};
 
@@ -35,6 +35,10 @@ pub struct Parsed {
     pub objects: Vec<(Object, Origin)>,
     /// What is wrong with it.
     pub diagnostics: Vec<Diagnostic>,
+    /// The objects that were refused, as far as they could be made out.
+    pub refused: BTreeSet<ObjectKey>,
+    /// Something stands there that could not be made out at all.
+    pub unreadable: bool,
 }
 
 /// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
@@ -88,15 +92,15 @@ impl Reading {
                 };
                 let diagnostic = Diagnostic::new(Severity::Error, &self.file, error.line, error.message);
                 self.parsed.diagnostics.push(diagnostic.remedy(remedy));
+                self.parsed.unreadable = true;
                 return;
             }
         };
         root.line = root.line.max(document.line);
-        let key = describe(&root);
         for (path, line, first) in &document.duplicates {
             let message = format!("the key stands here a second time; the first is on line {first}");
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message).field(path);
-            self.report(diagnostic.remedy("remove one of them"), &key);
+            self.report(diagnostic.remedy("remove one of them"), &root);
         }
         if document.duplicates.is_empty() {
             self.root(&root);
@@ -111,27 +115,26 @@ impl Reading {
         if let Some(Node { value: Value::List(items), .. }) = items {
             return items.iter().for_each(|item| self.root(item));
         }
-        let object = describe(root);
         if !matches!(root.value, Value::Map(_)) {
             let diagnostic =
                 Diagnostic::new(Severity::Error, &self.file, root.line, "not a Kubernetes object");
             return self.report(
                 diagnostic.remedy("an object is a mapping with apiVersion, kind and metadata"),
-                &object,
+                root,
             );
         }
         for field in ["apiVersion", "kind"] {
             if text(field).is_empty() {
                 let diagnostic =
                     Diagnostic::new(Severity::Error, &self.file, root.line, format!("{field} is missing"));
-                return self.report(diagnostic.remedy(format!("add {field}")), &object);
+                return self.report(diagnostic.remedy(format!("add {field}")), root);
             }
         }
         match kinds::classify(version, kind) {
             Known::Kind(kind) => self.object(root, kind),
             Known::Other(severity, message, remedy) => {
                 let diagnostic = Diagnostic::new(severity, &self.file, root.line, message);
-                self.report(diagnostic.remedy(remedy), &object);
+                self.report(diagnostic.remedy(remedy), root);
             }
         }
     }
@@ -235,7 +238,6 @@ impl Reading {
         let field = "data.mesh";
         let line =
             node.get("data").and_then(|data| data.get(mesh_config::KEY)).map_or(node.line, |node| node.line);
-        let key = describe(node);
         let Some(document) = yaml::documents(text).into_iter().next() else {
             return Some(MeshConfig::default());
         };
@@ -244,7 +246,7 @@ impl Reading {
             Err(error) => {
                 let message = format!("line {} of the text: {}", error.line, error.message);
                 let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message).field(field);
-                self.report(diagnostic, &key);
+                self.report(diagnostic, node);
                 return None;
             }
         };
@@ -253,18 +255,18 @@ impl Reading {
             |finding: Finding| (join(field, &path_text(&finding.path)), finding.message, finding.remedy);
         for (field, message, remedy) in decoded.errors.into_iter().map(here) {
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message);
-            self.report(diagnostic.field(field).remedy(remedy), &key);
+            self.report(diagnostic.field(field).remedy(remedy), node);
         }
         for finding in decoded.unknown {
             if let Some(message) = kinds::mesh_setting(&path_text(&finding.path)) {
                 let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
-                self.report(diagnostic.field(join(field, &path_text(&finding.path))), &key);
+                self.report(diagnostic.field(join(field, &path_text(&finding.path))), node);
             }
         }
         if let Some(mesh) = &decoded.value {
             for finding in validate::mesh_config(mesh) {
                 let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
-                self.report(diagnostic.field(join(field, &finding.field)).remedy(finding.remedy), &key);
+                self.report(diagnostic.field(join(field, &finding.field)).remedy(finding.remedy), node);
             }
         }
         decoded.value
@@ -272,12 +274,11 @@ impl Reading {
 
     /// Reports what decoding found. `None` if the object is refused.
     fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Severity) -> Option<T> {
-        let key = describe(node);
         let refused = !decoded.errors.is_empty() || unknown == Severity::Error && !decoded.unknown.is_empty();
         let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
         for (severity, finding) in decoded.errors.into_iter().map(|e| (Severity::Error, e)).chain(unknown) {
             let diagnostic = Diagnostic::new(severity, &self.file, finding.line, finding.message);
-            self.report(diagnostic.field(path_text(&finding.path)).remedy(finding.remedy), &key);
+            self.report(diagnostic.field(path_text(&finding.path)).remedy(finding.remedy), node);
         }
         decoded.value.filter(|_| !refused)
     }
@@ -289,38 +290,54 @@ impl Reading {
         let origin =
             Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, object.kind()) };
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
-        let key = object.key().to_string();
         for finding in findings {
             let line = find_line(node, &finding.field);
             let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
-            self.report(diagnostic.field(finding.field).remedy(finding.remedy), &key);
+            self.report(diagnostic.field(finding.field).remedy(finding.remedy), node);
         }
         if !refused {
             self.parsed.objects.push((object, origin));
         }
     }
 
-    fn report(&mut self, mut diagnostic: Diagnostic, object: &str) {
-        object.clone_into(&mut diagnostic.object);
+    /// Files a finding; an error refuses the object it is about.
+    fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
+        diagnostic.object = describe(node);
+        if diagnostic.severity == Severity::Error {
+            match key_of(node) {
+                Some(key) => {
+                    self.parsed.refused.insert(key);
+                }
+                None => self.parsed.unreadable = true,
+            }
+        }
         self.parsed.diagnostics.push(diagnostic);
     }
 }
 
+/// Which object this is, if it is of a kind we act on and has a name.
+fn key_of(root: &Node) -> Option<ObjectKey> {
+    let text = |node: &Node, field: &str| node.get(field).and_then(Node::text).map(ToOwned::to_owned);
+    let Known::Kind(kind) = kinds::classify(&text(root, "apiVersion")?, &text(root, "kind")?) else {
+        return None;
+    };
+    let meta = root.get("metadata")?;
+    let namespace = text(meta, "namespace").unwrap_or_else(|| kube::DEFAULT_NAMESPACE.to_owned());
+    let namespace = if kind.is_namespaced() { namespace } else { String::new() };
+    Some(ObjectKey { kind, namespace, name: text(meta, "name")? })
+}
+
 /// Names an object that may be broken: `VirtualService default/reviews`.
 fn describe(root: &Node) -> String {
-    let text = |field: &str| root.get(field).and_then(Node::text);
-    let Some(kind) = text("kind") else { return String::new() };
+    if let Some(key) = key_of(root) {
+        return key.to_string();
+    }
+    let Some(kind) = root.get("kind").and_then(Node::text) else { return String::new() };
     let meta = |field: &str| root.get("metadata").and_then(|meta| meta.get(field)).and_then(Node::text);
     let name = meta("name").unwrap_or("(unnamed)");
-    match kinds::classify(text("apiVersion").unwrap_or_default(), kind) {
-        Known::Kind(kind) => {
-            let namespace = if kind.is_namespaced() { meta("namespace").unwrap_or("default") } else { "" };
-            ObjectKey { kind, namespace: namespace.into(), name: name.into() }.to_string()
-        }
-        Known::Other(..) => match meta("namespace") {
-            Some(namespace) => format!("{kind} {namespace}/{name}"),
-            None => format!("{kind} {name}"),
-        },
+    match meta("namespace") {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
     }
 }
 

@@ -1,0 +1,243 @@
+//! A set of files as one configuration: which object counts when several files have it, and what stays when a file is
+//! broken.
+//!
+//! Files lie in layers; an object of a higher layer takes the place of a lower one's in silence. Within a layer the
+//! first file in order wins and the other is reported. A new version of an object that is refused leaves the old one in
+//! place, and so does a document that cannot be read at all: the mesh goes on with the last good state.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    api::{Object, ObjectKey},
+    diagnostic::{Diagnostic, Severity},
+    parse::{Parsed, parse},
+    world::{Origin, World},
+};
+
+/// The files and what stands in them.
+#[derive(Debug, Default)]
+pub struct Files {
+    files: BTreeMap<(usize, Arc<str>), File>,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    objects: BTreeMap<ObjectKey, (Object, Origin)>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// What a changed file means for the World.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// This object is new or different.
+    Apply(Box<Object>, Origin),
+    /// This object is gone.
+    Delete(ObjectKey),
+}
+
+impl Change {
+    /// Carries the change out. False if nothing changed.
+    pub fn apply_to(self, world: &mut World) -> bool {
+        match self {
+            Self::Apply(object, origin) => world.apply(*object, origin),
+            Self::Delete(key) => world.delete(&key),
+        }
+    }
+}
+
+impl Files {
+    /// No files yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a file's new text.
+    pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
+        let before = self.files.remove(&(layer, Arc::from(path))).unwrap_or_default();
+        let after = File::read(parse(text, path), &before);
+        let changes = self.changes((layer, path), &before, &after);
+        self.files.insert((layer, Arc::from(path)), after);
+        changes
+    }
+
+    /// Forgets a file that is gone.
+    pub fn remove(&mut self, layer: usize, path: &str) -> Vec<Change> {
+        let before = self.files.remove(&(layer, Arc::from(path))).unwrap_or_default();
+        self.changes((layer, path), &before, &File::default())
+    }
+
+    /// The files that are known in a layer.
+    pub fn paths(&self, layer: usize) -> impl Iterator<Item = &str> {
+        self.files.keys().filter(move |(of, _)| *of == layer).map(|(_, path)| &**path)
+    }
+
+    /// What is wrong with the files and the objects in them, each by itself.
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
+        let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
+        let mut diagnostics: Vec<Diagnostic> = of_files.chain(self.duplicates()).collect();
+        diagnostics.sort();
+        diagnostics
+    }
+
+    /// What changes for the World when one file turns from `before` into `after`; that file is not in `self`.
+    fn changes(&self, place: (usize, &str), before: &File, after: &File) -> Vec<Change> {
+        let keys: BTreeSet<&ObjectKey> = before.objects.keys().chain(after.objects.keys()).collect();
+        let mut changes = Vec::new();
+        for key in keys {
+            let old = self.winner(key, place, before).map(|(object, _)| object);
+            match self.winner(key, place, after) {
+                Some((object, origin)) if old != Some(object) => {
+                    changes.push(Change::Apply(Box::new(object.clone()), origin.clone()));
+                }
+                Some(_) => {}
+                None => changes.push(Change::Delete(key.clone())),
+            }
+        }
+        changes
+    }
+
+    /// The object that counts for a key: the highest layer's, and the first file's there.
+    fn winner<'a>(
+        &'a self,
+        key: &ObjectKey,
+        place: (usize, &str),
+        file: &'a File,
+    ) -> Option<&'a (Object, Origin)> {
+        let others = self.files.iter().map(|((layer, path), file)| ((*layer, &**path), file));
+        let having =
+            others.chain([(place, file)]).filter_map(|(place, file)| Some((place, file.objects.get(key)?)));
+        having
+            .min_by(|((layer, path), _), ((other, rival), _)| other.cmp(layer).then(path.cmp(rival)))
+            .map(|(_, o)| o)
+    }
+
+    /// Objects that stand in several files of one layer.
+    fn duplicates(&self) -> Vec<Diagnostic> {
+        let mut first: BTreeMap<(usize, &ObjectKey), &Origin> = BTreeMap::new();
+        let mut diagnostics = Vec::new();
+        for ((layer, _), file) in &self.files {
+            for (key, (_, origin)) in &file.objects {
+                match first.get(&(*layer, key)) {
+                    Some(winner) => diagnostics.push(duplicate(key, origin, winner)),
+                    None => {
+                        first.insert((*layer, key), origin);
+                    }
+                }
+            }
+        }
+        diagnostics
+    }
+}
+
+impl File {
+    /// Takes over what was read; what was refused or cannot be read stays as it was before.
+    fn read(parsed: Parsed, before: &Self) -> Self {
+        let mut file = Self { diagnostics: parsed.diagnostics, ..Self::default() };
+        for (object, origin) in parsed.objects {
+            let key = object.key();
+            match file.objects.get(&key) {
+                Some((_, winner)) => file.diagnostics.push(duplicate(&key, &origin, winner)),
+                None => {
+                    file.objects.insert(key, (object, origin));
+                }
+            }
+        }
+        for (key, kept) in &before.objects {
+            if (parsed.unreadable || parsed.refused.contains(key)) && !file.objects.contains_key(key) {
+                let message = "what was read of it before stays in effect";
+                let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
+                file.diagnostics.push(diagnostic.object(key).remedy("mend the errors of this file"));
+                file.objects.insert(key.clone(), kept.clone());
+            }
+        }
+        file
+    }
+}
+
+fn duplicate(key: &ObjectKey, origin: &Origin, winner: &Origin) -> Diagnostic {
+    let message =
+        format!("stands a second time and is ignored here; the first is {}:{}", winner.file, winner.line);
+    Diagnostic::new(Severity::Error, &origin.file, origin.line, message)
+        .object(key)
+        .remedy("remove one of them")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: &str = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: NAME}\nspec: {host: HOST}\n";
+
+    fn rule(name: &str, host: &str) -> String {
+        RULE.replace("NAME", name).replace("HOST", host)
+    }
+
+    fn hosts(world: &World) -> Vec<String> {
+        let found = ["a", "b", "c"]
+            .iter()
+            .filter(|host| world.destination_rule(&crate::world::fqdn(host, "default"), "default").is_some());
+        found.map(|host| (*host).to_owned()).collect()
+    }
+
+    fn play(steps: &[(usize, &str, Option<String>)]) -> (World, Files) {
+        let (mut world, mut files) = (World::new(), Files::new());
+        for (layer, path, text) in steps {
+            let changes = match text {
+                Some(text) => files.set(*layer, path, text),
+                None => files.remove(*layer, path),
+            };
+            for change in changes {
+                change.apply_to(&mut world);
+            }
+        }
+        (world, files)
+    }
+
+    #[test]
+    fn a_higher_layer_wins_in_silence_and_gives_back() {
+        let steps = [(0, "x", Some(rule("r", "a"))), (1, "y", Some(rule("r", "b")))];
+        let (world, files) = play(&steps);
+        assert_eq!(hosts(&world), ["b"]);
+        assert_eq!(files.diagnostics(), []);
+        let (world, _) = play(&[steps.as_slice(), &[(1, "y", None)]].concat());
+        assert_eq!(hosts(&world), ["a"]);
+    }
+
+    #[test]
+    fn within_a_layer_the_first_file_wins_whatever_came_first() {
+        let (world, files) = play(&[(0, "y", Some(rule("r", "b"))), (0, "x", Some(rule("r", "a")))]);
+        assert_eq!(hosts(&world), ["a"]);
+        let said = files.diagnostics();
+        assert_eq!(said.len(), 1);
+        assert_eq!(
+            said[0].to_string(),
+            "y:1: error: DestinationRule default/r: stands a second time and is ignored here; the first is x:1; remove one of them"
+        );
+    }
+
+    #[test]
+    fn a_broken_version_leaves_the_good_one() {
+        let good = format!("{}---\n{}", rule("r", "a"), rule("s", "b"));
+        let refused = format!("{}---\n{}", rule("r", "http://a"), rule("s", "c"));
+        let (world, files) = play(&[(0, "x", Some(good.clone())), (0, "x", Some(refused))]);
+        assert_eq!(hosts(&world), ["a", "c"]);
+        assert!(files.diagnostics().iter().any(|said| said.message.contains("stays in effect")));
+
+        let unreadable = format!("{}---\nkind: [", rule("r", "c"));
+        let (world, _) = play(&[(0, "x", Some(good.clone())), (0, "x", Some(unreadable))]);
+        assert_eq!(hosts(&world), ["b", "c"]);
+
+        let (world, _) = play(&[(0, "x", Some(good)), (0, "x", Some(rule("s", "b")))]);
+        assert_eq!(hosts(&world), ["b"], "what was taken out is gone");
+    }
+
+    #[test]
+    fn what_did_not_change_is_not_applied_again() {
+        let mut files = Files::new();
+        assert_eq!(files.set(0, "x", &rule("r", "a")).len(), 1);
+        assert_eq!(files.set(0, "x", &format!("# a comment\n{}", rule("r", "a"))), []);
+    }
+}

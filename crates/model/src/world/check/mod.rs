@@ -1,0 +1,81 @@
+//! What does not fit together: checks over several objects. Nothing is taken out for it; as in Istio, a route to a
+//! host or subset that is not there answers 503 until it is.
+
+mod policies;
+mod rules;
+mod services;
+
+use super::{World, store::Entry};
+use crate::{
+    api::{Kind, Labels, ObjectKey},
+    diagnostic::{Diagnostic, Severity},
+};
+
+impl World {
+    /// Reports what does not fit together, by file and line.
+    pub fn validate(&self) -> Vec<Diagnostic> {
+        let mut report = Report { world: self, diagnostics: Vec::new() };
+        report.virtual_services();
+        report.destination_rules();
+        report.services();
+        report.peer_authentications();
+        report.authorization_policies();
+        let mut diagnostics = report.diagnostics;
+        diagnostics.sort();
+        diagnostics.dedup();
+        diagnostics
+    }
+}
+
+struct Report<'a> {
+    world: &'a World,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// The object a finding is about.
+struct About<'a, T> {
+    entry: &'a Entry<T>,
+    kind: Kind,
+}
+
+impl<T> About<'_, T> {
+    fn namespace(&self) -> &str {
+        &self.entry.object.meta.namespace
+    }
+
+    fn name(&self) -> String {
+        let meta = &self.entry.object.meta;
+        format!("{} {}/{}", self.kind, meta.namespace, meta.name)
+    }
+}
+
+impl Report<'_> {
+    fn say<T>(
+        &mut self,
+        about: &About<'_, T>,
+        severity: Severity,
+        field: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let (meta, origin) = (&about.entry.object.meta, &about.entry.origin);
+        let key = ObjectKey { kind: about.kind, namespace: meta.namespace.clone(), name: meta.name.clone() };
+        let field = field.into();
+        let diagnostic = Diagnostic::new(severity, &origin.file, origin.line_of(&field), message);
+        self.diagnostics.push(diagnostic.object(&key).field(field).remedy(remedy));
+    }
+}
+
+/// The labels of all workloads of a namespace, or of all: Pods, and templates of Deployments, so that configuration can
+/// be checked where nothing runs.
+fn workloads<'a>(world: &'a World, namespace: Option<&'a str>) -> impl Iterator<Item = &'a Labels> {
+    let within = move |of: &str| namespace.is_none_or(|namespace| namespace == of);
+    let pods = world.pods().filter(move |pod| !pod.spec.gone && within(&pod.meta.namespace));
+    let deployments = world.deployments().filter(move |deployment| within(&deployment.meta.namespace));
+    pods.map(|pod| &pod.meta.labels).chain(deployments.map(|deployment| &deployment.spec.labels))
+}
+
+/// `app: a, version: v1`.
+fn label_text(labels: &Labels) -> String {
+    labels.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>().join(", ")
+}

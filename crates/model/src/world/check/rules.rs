@@ -1,0 +1,248 @@
+//! VirtualServices and DestinationRules: hosts, subsets and ports that are not there, and rules that shadow others.
+
+use super::{About, Report, label_text, workloads};
+use crate::{
+    api::{
+        DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Typed, VirtualService,
+        destination_rule::TlsMode,
+        selects,
+        virtual_service::{Destination, HttpRoute},
+    },
+    diagnostic::Severity,
+    parse::nearest,
+    world::{
+        hosts::{fqdn, host_matches},
+        store::Entry,
+    },
+};
+
+impl Report<'_> {
+    pub(super) fn virtual_services(&mut self) {
+        for entry in self.world.virtual_services.iter() {
+            let about = About { entry, kind: Kind::VirtualService };
+            let spec = &entry.object.spec;
+            if !spec.is_for_mesh() {
+                let message = "holds for gateways only, which are not supported yet";
+                self.say(
+                    &about,
+                    Severity::Warning,
+                    "spec.gateways",
+                    message,
+                    "add mesh to have sidecars follow it",
+                );
+                continue;
+            }
+            self.hosts(&about, spec);
+            for (index, route) in spec.http.iter().enumerate() {
+                for (field, destination) in destinations(route) {
+                    self.destination(&about, &format!("spec.http[{index}].{field}"), destination);
+                }
+            }
+        }
+    }
+
+    fn hosts(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+        for (index, host) in spec.hosts.iter().enumerate() {
+            let field = format!("spec.hosts[{index}]");
+            let full = fqdn(host, about.namespace());
+            let rivals = self.world.virtual_service_entries(&full, about.namespace());
+            if let Some(first) = rivals.first().filter(|first| !is_same(first, about.entry)) {
+                if first
+                    .object
+                    .spec
+                    .hosts
+                    .iter()
+                    .any(|other| fqdn(other, &first.object.meta.namespace) == full)
+                {
+                    let older = About { entry: first, kind: Kind::VirtualService }.name();
+                    let message = format!(
+                        "{host} is already routed by {older}, which is older; this one has no effect"
+                    );
+                    self.say(
+                        about,
+                        Severity::Error,
+                        &field,
+                        message,
+                        "put the rules into one VirtualService",
+                    );
+                }
+            }
+            match self.world.service(&full) {
+                Some(service) if !spec.http.is_empty() => self.has_http(about, &field, service),
+                Some(_) => {}
+                None => self.half_named(about, &field, host),
+            }
+        }
+    }
+
+    /// HTTP rules need a port that speaks HTTP.
+    fn has_http(&mut self, about: &About<'_, VirtualService>, field: &str, service: &Typed<Service>) {
+        let may = |port: &ServicePort| port.protocol.is_http() || port.protocol == Protocol::Unknown;
+        if !service.spec.ports.iter().any(may) {
+            let message =
+                format!("has http rules, but Service {} has no port that speaks HTTP", service.meta.name);
+            let remedy = "name the service's port http or http-..., or set its appProtocol";
+            self.say(about, Severity::Error, field, message, remedy);
+        }
+    }
+
+    /// `reviews.default`: Istio completes names without dots only.
+    fn half_named(&mut self, about: &About<'_, VirtualService>, field: &str, host: &str) {
+        let full = format!("{host}.svc.{}", crate::world::DOMAIN);
+        if self.world.service(&full).is_some() {
+            let message = format!("{host:?} means no service: only names without dots are completed");
+            self.say(about, Severity::Warning, field, message, format!("write {full}"));
+        }
+    }
+
+    fn destination(&mut self, about: &About<'_, VirtualService>, field: &str, destination: &Destination) {
+        let full = fqdn(&destination.host, about.namespace());
+        let Some(service) = self.world.service(&full) else {
+            let message = format!("there is no service {full}; requests get 503");
+            let remedy = self.service_remedy(&destination.host, about.namespace());
+            return self.say(about, Severity::Error, format!("{field}.host"), message, remedy);
+        };
+        if let Some(port) = &destination.port {
+            if !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number) {
+                let ports: Vec<String> =
+                    service.spec.ports.iter().map(|port| port.port.to_string()).collect();
+                let message =
+                    format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
+                let remedy = format!("it has {}", ports.join(", "));
+                self.say(about, Severity::Error, format!("{field}.port.number"), message, remedy);
+            }
+        }
+        if destination.subset.is_empty() {
+            return;
+        }
+        let field = format!("{field}.subset");
+        let message =
+            format!("no DestinationRule defines subset {:?} of {full}; requests get 503", destination.subset);
+        match self.world.destination_rule(&full, about.namespace()) {
+            None => {
+                let remedy = format!("add a DestinationRule for host {full} with this subset");
+                self.say(about, Severity::Error, field, message, remedy);
+            }
+            Some(rule) if rule.spec.subsets.iter().all(|subset| subset.name != destination.subset) => {
+                let names: Vec<&str> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
+                let of = format!("DestinationRule {}/{}", rule.meta.namespace, rule.meta.name);
+                let remedy = match nearest(&destination.subset, &names) {
+                    _ if names.is_empty() => format!("{of} defines none; add it there"),
+                    Some(near) if names.len() > 3 => format!("{of} has {near}; did you mean that?"),
+                    _ => format!("{of} defines {}", names.join(", ")),
+                };
+                self.say(about, Severity::Error, field, message, remedy);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// The service that was probably meant.
+    fn service_remedy(&self, host: &str, namespace: &str) -> String {
+        let bare = host.split('.').next().unwrap_or(host);
+        let elsewhere = self.world.services.iter().find(|entry| entry.object.meta.name == bare);
+        if let Some(entry) = elsewhere {
+            return format!("did you mean {}?", entry.object.fqdn());
+        }
+        let names: Vec<&str> = self
+            .world
+            .services
+            .in_namespace(namespace)
+            .map(|entry| entry.object.meta.name.as_str())
+            .collect();
+        match nearest(bare, &names) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "check the name, or add the Service".to_owned(),
+        }
+    }
+
+    pub(super) fn destination_rules(&mut self) {
+        for entry in self.world.destination_rules.iter() {
+            let about = About { entry, kind: Kind::DestinationRule };
+            let spec = &entry.object.spec;
+            let full = fqdn(&spec.host, about.namespace());
+            let Some(service) = self.world.service(&full) else {
+                let any = self.world.services().any(|service| host_matches(&full, &service.fqdn()));
+                if !any {
+                    let message = format!("there is no service {full}, so the rule has no effect");
+                    let remedy = self.service_remedy(&spec.host, about.namespace());
+                    self.say(&about, Severity::Warning, "spec.host", message, remedy);
+                }
+                continue;
+            };
+            self.subsets(&about, spec, service);
+            self.plain_to_strict(&about, spec, service);
+        }
+    }
+
+    /// Subsets without pods; not where the service has none at all, which is another trouble.
+    fn subsets(
+        &mut self,
+        about: &About<'_, DestinationRule>,
+        spec: &DestinationRule,
+        service: &Typed<Service>,
+    ) {
+        let namespace = Some(service.meta.namespace.as_str());
+        let behind =
+            workloads(self.world, namespace).filter(|labels| selects(&service.spec.selector, labels));
+        let behind: Vec<_> = behind.collect();
+        if service.spec.selector.is_empty() || behind.is_empty() {
+            return;
+        }
+        for (index, subset) in spec.subsets.iter().enumerate() {
+            if behind.iter().any(|labels| selects(&subset.labels, labels)) {
+                continue;
+            }
+            let labels = label_text(&subset.labels);
+            let message = format!("no pod of {} has {labels}; requests to it get 503", service.meta.name);
+            let field = format!("spec.subsets[{index}].labels");
+            self.say(about, Severity::Warning, field, message, "check the pods' labels");
+        }
+    }
+
+    /// Plain text to workloads that take mutual TLS only.
+    fn plain_to_strict(
+        &mut self,
+        about: &About<'_, DestinationRule>,
+        spec: &DestinationRule,
+        service: &Typed<Service>,
+    ) {
+        let tls = spec.traffic_policy.as_ref().and_then(|policy| policy.tls.as_ref());
+        if tls.is_none_or(|tls| !matches!(tls.mode, TlsMode::Disable | TlsMode::Simple)) {
+            return;
+        }
+        let strict = service.spec.ports.iter().any(|port| {
+            self.world.endpoints(service, port).iter().any(|endpoint| {
+                let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
+                pod.is_some_and(|pod| {
+                    self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port)
+                        == MtlsMode::Strict
+                })
+            })
+        });
+        if strict {
+            let message = "turns mutual TLS off, but a PeerAuthentication says STRICT; every request fails";
+            self.say(
+                about,
+                Severity::Error,
+                "spec.trafficPolicy.tls.mode",
+                message,
+                "use ISTIO_MUTUAL, or leave tls out",
+            );
+        }
+    }
+}
+
+/// All destinations of a rule, with their fields.
+fn destinations(route: &HttpRoute) -> impl Iterator<Item = (String, &Destination)> {
+    let routes = route.route.iter().enumerate();
+    let routes = routes.map(|(index, target)| (format!("route[{index}].destination"), &target.destination));
+    let mirrors = route.mirrors.iter().enumerate();
+    let mirrors =
+        mirrors.map(|(index, mirror)| (format!("mirrors[{index}].destination"), &mirror.destination));
+    routes.chain(route.mirror.iter().map(|mirror| ("mirror".to_owned(), mirror))).chain(mirrors)
+}
+
+fn is_same<T>(one: &Entry<T>, other: &Entry<T>) -> bool {
+    std::ptr::eq(one, other)
+}

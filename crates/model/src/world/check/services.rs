@@ -1,0 +1,79 @@
+//! Services: addresses that clash, and named ports no container has.
+
+use std::collections::HashMap;
+
+use super::{About, Report};
+use crate::{
+    api::{Kind, Protocol, Service, kube::TargetPort},
+    diagnostic::Severity,
+};
+
+impl Report<'_> {
+    pub(super) fn services(&mut self) {
+        let mut addresses = HashMap::new();
+        let mut http_ports = HashMap::new();
+        for entry in self.world.services.iter() {
+            for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
+                http_ports.entry(port.port).or_insert_with(|| About { entry, kind: Kind::Service }.name());
+            }
+        }
+        for entry in self.world.services.iter() {
+            let about = About { entry, kind: Kind::Service };
+            for address in &entry.object.spec.cluster_ips {
+                if let Some(other) = addresses.insert(*address, about.name()) {
+                    let message = format!("{address} is also the address of {other}");
+                    self.say(
+                        &about,
+                        Severity::Error,
+                        "spec.clusterIP",
+                        message,
+                        "give each service its own address",
+                    );
+                }
+            }
+            self.named_ports(&about);
+            self.addressless(&about, &http_ports);
+        }
+    }
+
+    /// A `targetPort` by name that no container has.
+    fn named_ports(&mut self, about: &About<'_, Service>) {
+        let service = &about.entry.object;
+        if service.spec.selector.is_empty() {
+            return;
+        }
+        for (index, port) in service.spec.ports.iter().enumerate() {
+            let TargetPort::Name(name) = &port.target else { continue };
+            let mut pods = self.world.pods_selected(about.namespace(), &service.spec.selector).peekable();
+            let some = pods.peek().is_some();
+            if some && pods.all(|pod| port.resolve(&pod.spec).is_none()) {
+                let message =
+                    format!("no container of its pods has a port named {name:?}, so it has no endpoints");
+                let field = format!("spec.ports[{index}].targetPort");
+                self.say(
+                    about,
+                    Severity::Error,
+                    field,
+                    message,
+                    "name the container's port, or use its number",
+                );
+            }
+        }
+    }
+
+    /// TCP without an address of its own is told apart by the port alone, where HTTP may stand already.
+    fn addressless(&mut self, about: &About<'_, Service>, http_ports: &HashMap<u16, String>) {
+        let spec = &about.entry.object.spec;
+        if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
+            return;
+        }
+        for (index, port) in spec.ports.iter().enumerate().filter(|(_, port)| port.protocol == Protocol::Tcp)
+        {
+            if let Some(other) = http_ports.get(&port.port) {
+                let message = format!("has no address, and port {} is HTTP for {other}", port.port);
+                let field = format!("spec.ports[{index}].port");
+                self.say(about, Severity::Warning, field, message, "give it a clusterIP, or another port");
+            }
+        }
+    }
+}

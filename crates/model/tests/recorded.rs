@@ -1,0 +1,75 @@
+//! Configuration that a real istiod took is taken here, without an error.
+
+use std::{fs, path::Path};
+
+use skysail_model::{Diagnostic, Severity, World, parse};
+
+/// Reads folders of `tests/istiod` into one World; gives what was said about them.
+fn load(folders: &[&str]) -> (World, Vec<Diagnostic>) {
+    let (mut world, mut said) = (World::new(), Vec::new());
+    for folder in folders {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(folder).join("input");
+        let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
+        files.sort();
+        for file in files {
+            let name = file.file_name().unwrap().to_string_lossy().into_owned();
+            let parsed = parse(&fs::read_to_string(&file).unwrap(), &name);
+            said.extend(parsed.diagnostics);
+            for (object, origin) in parsed.objects {
+                world.apply(object, origin);
+            }
+        }
+    }
+    (world, said)
+}
+
+fn errors(said: &[Diagnostic]) -> Vec<String> {
+    said.iter().filter(|said| said.severity == Severity::Error).map(ToString::to_string).collect()
+}
+
+#[test]
+fn all_scenarios_are_read_without_an_error() {
+    for scenario in [
+        "b-mtls-all-v1",
+        "c-reviews-test-v2",
+        "d-fault-abort",
+        "d-fault-delay",
+        "e-reviews-50-v3",
+        "f-strict-authz",
+        "f2-authz-deny-custom-ports",
+        "n-destinationrule-policies",
+        "o-virtualservice-features",
+    ] {
+        let (world, said) = load(&["00-base", scenario]);
+        assert_eq!(errors(&said), [""; 0], "{scenario}");
+        for said in said.iter().chain(&world.validate()).filter(|said| said.severity == Severity::Warning) {
+            println!("{scenario}: {said}");
+        }
+        assert_eq!(errors(&world.validate()), [""; 0], "{scenario}");
+    }
+}
+
+#[test]
+fn the_world_knows_bookinfo() {
+    let (world, _) = load(&["00-base", "b-mtls-all-v1"]);
+    let reviews = world.service("reviews.default.svc.cluster.local").unwrap();
+    let endpoints = world.endpoints(reviews, &reviews.spec.ports[0]);
+    let ports: Vec<_> = endpoints.iter().map(|endpoint| (endpoint.port, endpoint.ready)).collect();
+    assert_eq!(ports, [(9080, true); 3]);
+    let zones: Vec<_> = endpoints.iter().map(|endpoint| endpoint.locality.zone.as_str()).collect();
+    assert!(zones.iter().all(|zone| zone.starts_with("us-")), "{zones:?}");
+    assert!(endpoints.iter().all(skysail_model::Endpoint::has_sidecar));
+    let workload = &endpoints[0].pod.as_ref().unwrap().spec.workload;
+    assert!(workload.name.starts_with("reviews-v"), "{workload:?}");
+
+    let identities: Vec<_> = world.service_identities(reviews).iter().map(ToString::to_string).collect();
+    assert_eq!(identities, ["spiffe://cluster.local/ns/default/sa/bookinfo-reviews"]);
+    let rule = world.destination_rule("reviews.default.svc.cluster.local", "default").unwrap();
+    assert_eq!(
+        rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect::<Vec<_>>(),
+        ["v1", "v2", "v3"]
+    );
+    assert!(world.virtual_service("reviews.default.svc.cluster.local", "default").is_some());
+    assert_eq!(world.mesh().trust_domain, "cluster.local");
+}
