@@ -8,7 +8,7 @@ use skysail_model::{Diagnostic, Severity, World, parse};
 fn load(folders: &[&str]) -> (World, Vec<Diagnostic>) {
     let (mut world, mut said) = (World::new(), Vec::new());
     for folder in folders {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(folder).join("input");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(folder);
         let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
         files.sort();
