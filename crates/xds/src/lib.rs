@@ -1,16 +1,18 @@
 //! The wire: Envoy's xDS types and both ends of the discovery protocol.
 //!
 //! Resources are opaque here: a kind, a name, a version, bytes. What they mean is known to who compiles them
-//! and to the proxy that applies them. `server` serves them to any xDS client, `client` takes them from any
+//! and to the proxy that applies them. [`server`] serves them to any xDS client, [`client`] takes them from any
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
 //! Modules in the order of the data: [`resource`] (what is served), [`istio`] (messages Envoy's API lacks),
-//! `wire` (responses as bytes), `server`, `client`, `certificates` (Istio's certificate service).
+//! `wire` (responses as bytes), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
+pub mod certificates;
 pub mod client;
 mod fingerprint;
 pub mod istio;
 pub mod resource;
+pub mod server;
 mod wire;
 
 pub use envoy_types as envoy;

@@ -1,0 +1,271 @@
+//! The server: the aggregated discovery service, delta and state of the world, over whatever [`Views`] gives.
+//!
+//! Each stream is one task that owns its [`session`](state); nothing is shared between streams but the
+//! resources. The session decides what to send, here is only the carrying.
+
+mod state;
+
+use std::{collections::BTreeSet, convert::Infallible, pin::Pin, sync::Arc, task, time::Duration};
+
+use envoy_types::pb::envoy::{
+    config::core::v3::Node,
+    service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Request, Response, Status, Streaming,
+    body::Body,
+    codegen::{BoxFuture, Service, http},
+    server::{Grpc, NamedService, StreamingService},
+};
+use tracing::debug;
+
+use self::state::{Ask, Session};
+pub use crate::wire::Form;
+use crate::{
+    resource::{Kind, Resources},
+    wire::{self, Push, PushCodec},
+};
+
+/// A client must say who it is within this time.
+const FIRST_REQUEST: Duration = Duration::from_secs(15);
+/// At most one response of each kind is under way, so this is never full for long.
+const QUEUE: usize = Kind::ALL.len() + 1;
+
+/// Where a server gets its resources from.
+pub trait Views: Send + Sync + 'static {
+    /// Decides whether a client may connect, and what it sees. Called once a stream, with the first request's
+    /// node and the call's metadata and extensions (address, certificates).
+    fn connect(
+        &self,
+        node: Node,
+        form: Form,
+        call: Request<()>,
+    ) -> impl Future<Output = Result<View, Status>> + Send;
+}
+
+/// What one client sees, and who wants to know how it gets on.
+pub struct View {
+    /// The resources of now. When its sender is dropped, the stream is ended.
+    pub resources: watch::Receiver<Arc<Resources>>,
+    /// Told what happens; dropped at the end of the stream.
+    pub report: Box<dyn FnMut(Event<'_>) + Send>,
+}
+
+/// Something that happened on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A response went out.
+    Sent {
+        /// Of which kind.
+        kind: Kind,
+        /// Its number on this stream.
+        nonce: u64,
+        /// How many resources it brings.
+        resources: usize,
+        /// How many it takes away.
+        removed: usize,
+        /// How long the resources are together.
+        bytes: usize,
+    },
+    /// The client took a response.
+    Acked {
+        /// Of which kind.
+        kind: Kind,
+        /// Which response.
+        nonce: u64,
+    },
+    /// The client refused a response, or a part of it.
+    Rejected {
+        /// Of which kind.
+        kind: Kind,
+        /// Which response.
+        nonce: u64,
+        /// The client's reason.
+        reason: &'a str,
+    },
+}
+
+/// The gRPC service.
+#[derive(Debug)]
+pub struct DiscoveryService<V>(Arc<V>);
+
+impl<V> Clone for DiscoveryService<V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<V: Views> DiscoveryService<V> {
+    /// A service over views.
+    pub fn new(views: Arc<V>) -> Self {
+        Self(views)
+    }
+
+    /// Reads the first request, asks whether the client may connect, and starts serving it.
+    async fn start<R: IntoAsk>(
+        self,
+        request: Request<Streaming<R>>,
+    ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
+        let (metadata, extensions, mut requests) = request.into_parts();
+        let (responses, queue) = mpsc::channel(QUEUE);
+        tokio::spawn(async move {
+            let call = Request::from_parts(metadata, extensions, ());
+            let served = async {
+                let mut first = tokio::time::timeout(FIRST_REQUEST, requests.message())
+                    .await
+                    .map_err(|_| Status::deadline_exceeded("no request came"))??
+                    .ok_or_else(|| Status::cancelled("the client left"))?;
+                let node = first
+                    .take_node()
+                    .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
+                let view = self.0.connect(node, R::FORM, call).await?;
+                serve(view, first, requests, &responses).await
+            };
+            if let Err(status) = served.await {
+                debug!(%status, "discovery stream ended");
+                let _ = responses.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(queue)))
+    }
+}
+
+/// Serves one stream until the client leaves or the view ends.
+async fn serve<R: IntoAsk>(
+    view: View,
+    first: R,
+    mut requests: Streaming<R>,
+    responses: &mpsc::Sender<Result<Push, Status>>,
+) -> Result<(), Status> {
+    let View { mut resources, mut report } = view;
+    let mut session = Session::new(R::FORM);
+    let mut next = Some(first);
+    loop {
+        if let Some(request) = next.take() {
+            match request.into_ask() {
+                Ok(ask) => session.ask(ask, &mut *report),
+                Err(url) => debug!(url, "asked for a kind that is not served"),
+            }
+        }
+        let current = Arc::clone(&resources.borrow_and_update());
+        for push in session.pushes(&current) {
+            let Push { kind, nonce, .. } = push;
+            let bytes = push.resources.iter().map(|resource| resource.body.len()).sum();
+            let (count, removed) = (push.resources.len(), push.removed.len());
+            if responses.send(Ok(push)).await.is_err() {
+                return Ok(());
+            }
+            report(Event::Sent { kind, nonce, resources: count, removed, bytes });
+        }
+        tokio::select! {
+            request = requests.message() => match request? {
+                Some(request) => next = Some(request),
+                None => return Ok(()),
+            },
+            changed = resources.changed() => {
+                changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
+            }
+            () = responses.closed() => return Ok(()),
+        }
+    }
+}
+
+/// A request of either form.
+trait IntoAsk: prost::Message + Default + Send + 'static {
+    const FORM: Form;
+
+    fn take_node(&mut self) -> Option<Node>;
+
+    /// The neutral form, or the type URL if it is not served.
+    fn into_ask(self) -> Result<Ask, String>;
+}
+
+fn kind(url: String) -> Result<Kind, String> {
+    Kind::from_url(&url).ok_or(url)
+}
+
+fn names(names: Vec<String>) -> BTreeSet<Arc<str>> {
+    names.into_iter().map(Into::into).collect()
+}
+
+impl IntoAsk for DeltaDiscoveryRequest {
+    const FORM: Form = Form::Delta;
+
+    fn take_node(&mut self) -> Option<Node> {
+        self.node.take()
+    }
+
+    fn into_ask(self) -> Result<Ask, String> {
+        Ok(Ask {
+            kind: kind(self.type_url)?,
+            nonce: self.response_nonce,
+            error: self.error_detail.map(|status| status.message),
+            names: names(self.resource_names_subscribe),
+            unsubscribe: names(self.resource_names_unsubscribe),
+            have: self.initial_resource_versions,
+        })
+    }
+}
+
+impl IntoAsk for DiscoveryRequest {
+    const FORM: Form = Form::Sotw;
+
+    fn take_node(&mut self) -> Option<Node> {
+        self.node.take()
+    }
+
+    fn into_ask(self) -> Result<Ask, String> {
+        Ok(Ask {
+            kind: kind(self.type_url)?,
+            nonce: self.response_nonce,
+            error: self.error_detail.map(|status| status.message),
+            names: names(self.resource_names),
+            ..Ask::default()
+        })
+    }
+}
+
+impl<V> NamedService for DiscoveryService<V> {
+    const NAME: &'static str = wire::SERVICE;
+}
+
+impl<V: Views, R: IntoAsk> StreamingService<R> for Method<V> {
+    type Response = Push;
+    type ResponseStream = ReceiverStream<Result<Push, Status>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Self::ResponseStream>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<Streaming<R>>) -> Self::Future {
+        Box::pin(self.0.clone().start(request))
+    }
+}
+
+/// The service as the handler of one call.
+struct Method<V>(DiscoveryService<V>);
+
+impl<V: Views> Service<http::Request<Body>> for DiscoveryService<V> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
+        task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let method = Method(self.clone());
+        match request.uri().path() {
+            wire::DELTA => Box::pin(async move {
+                Ok(Grpc::new(PushCodec::<DeltaDiscoveryRequest>::default()).streaming(method, request).await)
+            }),
+            wire::SOTW => Box::pin(async move {
+                Ok(Grpc::new(PushCodec::<DiscoveryRequest>::default()).streaming(method, request).await)
+            }),
+            _ => Box::pin(async { Ok(Status::unimplemented("no such method").into_http()) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

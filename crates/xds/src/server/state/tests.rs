@@ -1,0 +1,232 @@
+//! The session's rules, request by request.
+
+use bytes::Bytes;
+
+use super::*;
+
+fn resources(all: &[(Kind, &str, &'static [u8])]) -> Resources {
+    let mut resources = Resources::default();
+    for (kind, name, body) in all {
+        resources.insert(Resource::from_body(*kind, name, Bytes::from_static(body)));
+    }
+    resources
+}
+
+fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
+    Ask {
+        kind,
+        nonce: if nonce == 0 { String::new() } else { nonce.to_string() },
+        names: names.iter().map(|name| Arc::from(*name)).collect(),
+        ..Ask::default()
+    }
+}
+
+/// Takes a request in and says what goes out: kind, nonce, names sent, names removed.
+fn exchange(session: &mut Session, request: Ask, resources: &Resources) -> Vec<(Kind, u64, String, String)> {
+    session.ask(request, &mut |_| {});
+    out(session, resources)
+}
+
+fn out(session: &mut Session, resources: &Resources) -> Vec<(Kind, u64, String, String)> {
+    let join = |names: Vec<&str>| names.join(",");
+    session
+        .pushes(resources)
+        .iter()
+        .map(|push| {
+            let sent = join(push.resources.iter().map(|resource| &*resource.name).collect());
+            (push.kind, push.nonce, sent, join(push.removed.iter().map(|name| &**name).collect()))
+        })
+        .collect()
+}
+
+fn one(kind: Kind, nonce: u64, sent: &str, removed: &str) -> Vec<(Kind, u64, String, String)> {
+    vec![(kind, nonce, sent.into(), removed.into())]
+}
+
+use Kind::{Cluster, Endpoint, Listener, Route};
+
+#[test]
+fn delta_sends_all_then_only_what_changed() {
+    let mut session = Session::new(Form::Delta);
+    let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
+    world.insert(Resource::from_body(Cluster, "b", Bytes::from_static(b"2")));
+    assert_eq!(out(&mut session, &world), one(Cluster, 2, "b", ""));
+    // While that is under way nothing follows; what happens meanwhile is merged.
+    world.insert(Resource::from_body(Cluster, "c", Bytes::from_static(b"1")));
+    assert_eq!(out(&mut session, &world), []);
+    world.insert(Resource::from_body(Cluster, "c", Bytes::from_static(b"2")));
+    assert_eq!(out(&mut session, &world), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 2, &[]), &world), one(Cluster, 3, "c", ""));
+    exchange(&mut session, ask(Cluster, 3, &[]), &world);
+    let less = resources(&[(Cluster, "a", b"1")]);
+    assert_eq!(out(&mut session, &less), one(Cluster, 4, "", "b,c"));
+}
+
+#[test]
+fn delta_does_not_send_again_what_a_client_brings_along() {
+    let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1"), (Endpoint, "a", b"1")]);
+    let version = |name| world.get(Cluster, name).unwrap().version_text();
+    let have = |pairs: &[(&str, String)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
+
+    let mut session = Session::new(Form::Delta);
+    let all = Ask { have: have(&[("a", version("a")), ("b", version("b"))]), ..ask(Cluster, 0, &[]) };
+    assert_eq!(exchange(&mut session, all, &world), []);
+
+    let mut session = Session::new(Form::Delta);
+    let stale = [("a", version("a")), ("b", "of another server".into()), ("gone", version("a"))];
+    let some = Ask { have: have(&stale), ..ask(Cluster, 0, &[]) };
+    assert_eq!(
+        exchange(&mut session, some, &world),
+        [one(Cluster, 1, "b", "")].concat(),
+        "a is up to date; what is gone is taken away when the rest is settled"
+    );
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "", "gone"));
+
+    let mut session = Session::new(Form::Delta);
+    let endpoint = world.get(Endpoint, "a").unwrap().version_text();
+    let named = Ask { have: have(&[("a", endpoint)]), ..ask(Endpoint, 0, &["a", "none"]) };
+    assert_eq!(exchange(&mut session, named, &world), one(Endpoint, 1, "", "none"));
+}
+
+#[test]
+fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
+    let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    assert_eq!(exchange(&mut session, ask(Route, 0, &["80", "none"]), &world), one(Route, 1, "80", "none"));
+    assert_eq!(exchange(&mut session, ask(Route, 1, &[]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Route, 0, &["80"]), &world), one(Route, 2, "80", ""));
+    // Subscriptions count even while a response is under way.
+    assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Route, 2, &[]), &world), one(Route, 3, "90", ""));
+    exchange(&mut session, ask(Route, 3, &[]), &world);
+    let unsubscribe = Ask { unsubscribe: [Arc::from("80")].into(), ..ask(Route, 0, &[]) };
+    assert_eq!(exchange(&mut session, unsubscribe, &world), []);
+    let changed = resources(&[(Route, "80", b"2"), (Route, "none", b"1")]);
+    assert_eq!(out(&mut session, &changed), one(Route, 4, "none", "90"));
+}
+
+#[test]
+fn a_refused_version_is_not_sent_again_until_it_changes() {
+    for form in [Form::Delta, Form::Sotw] {
+        let mut session = Session::new(form);
+        let world = resources(&[(Cluster, "a", b"1")]);
+        exchange(&mut session, ask(Cluster, 0, &[]), &world);
+        let mut events = Vec::new();
+        let nack = Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) };
+        session.ask(nack, &mut |event| events.push(format!("{event:?}")));
+        assert_eq!(events, [r#"Rejected { kind: Cluster, nonce: 1, reason: "no" }"#]);
+        assert_eq!(out(&mut session, &world), []);
+        let fixed = resources(&[(Cluster, "a", b"2")]);
+        assert_eq!(out(&mut session, &fixed), one(Cluster, 2, "a", ""));
+    }
+}
+
+#[test]
+fn clusters_come_first_and_go_last() {
+    let before = resources(&[
+        (Cluster, "old", b"1"),
+        (Endpoint, "old", b"1"),
+        (Listener, "l", b"1"),
+        (Route, "r", b"1"),
+    ]);
+    let after = resources(&[
+        (Cluster, "new", b"1"),
+        (Endpoint, "new", b"1"),
+        (Listener, "l", b"1"),
+        (Route, "r", b"2"),
+    ]);
+    let mut session = Session::new(Form::Delta);
+    let first =
+        [ask(Cluster, 0, &[]), ask(Endpoint, 0, &["old"]), ask(Listener, 0, &[]), ask(Route, 0, &["r"])];
+    for (request, nonce) in first.into_iter().zip(1..) {
+        let kind = request.kind;
+        assert_eq!(exchange(&mut session, request, &before).len(), 1);
+        assert_eq!(exchange(&mut session, ask(kind, nonce, &[]), &before), []);
+    }
+    let sent = out(&mut session, &after);
+    assert_eq!(sent, [one(Cluster, 5, "new", ""), one(Route, 6, "r", "")].concat());
+    assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &after), []);
+    let sent = exchange(&mut session, ask(Route, 6, &[]), &after);
+    assert_eq!(sent, [one(Cluster, 7, "", "old"), one(Endpoint, 8, "", "old")].concat());
+}
+
+#[test]
+fn a_changed_cluster_is_followed_by_its_endpoints() {
+    let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1")]);
+    let changed = resources(&[(Cluster, "a", b"2"), (Endpoint, "a", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    exchange(&mut session, ask(Cluster, 0, &[]), &world);
+    exchange(&mut session, ask(Cluster, 1, &[]), &world);
+    exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
+    exchange(&mut session, ask(Endpoint, 2, &[]), &world);
+    assert_eq!(out(&mut session, &changed), [one(Cluster, 3, "a", ""), one(Endpoint, 4, "a", "")].concat());
+
+    let mut session = Session::new(Form::Sotw);
+    exchange(&mut session, ask(Cluster, 0, &[]), &world);
+    exchange(&mut session, ask(Cluster, 1, &[]), &world);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 2, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a"]), &world), []);
+    assert_eq!(out(&mut session, &changed), one(Cluster, 3, "a", ""));
+    // Envoy repeats the request while it warms the cluster.
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a"]), &changed), one(Endpoint, 4, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 4, &["a"]), &changed), []);
+}
+
+#[test]
+fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
+    let world = resources(&[
+        (Cluster, "a", b"1"),
+        (Cluster, "b", b"1"),
+        (Endpoint, "a", b"1"),
+        (Endpoint, "b", b"1"),
+    ]);
+    let mut session = Session::new(Form::Sotw);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &world), one(Endpoint, 2, "a,b", ""));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a", "b"]), &world), []);
+
+    let changed = resources(&[
+        (Cluster, "a", b"1"),
+        (Cluster, "b", b"2"),
+        (Endpoint, "a", b"1"),
+        (Endpoint, "b", b"2"),
+    ]);
+    assert_eq!(out(&mut session, &changed), [one(Cluster, 3, "a,b", ""), one(Endpoint, 4, "b", "")].concat());
+    exchange(&mut session, ask(Cluster, 3, &[]), &changed);
+    // An answer to an older response says nothing.
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a"]), &changed), []);
+    exchange(&mut session, ask(Endpoint, 4, &["a", "b"]), &changed);
+    exchange(&mut session, ask(Endpoint, 5, &["a", "b"]), &changed);
+
+    let fewer = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Endpoint, "b", b"2")]);
+    assert_eq!(out(&mut session, &fewer), one(Cluster, 6, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 6, &[]), &fewer), []);
+    assert_eq!(out(&mut session, &fewer), []);
+}
+
+#[test]
+fn state_of_the_world_answers_new_names_and_clients_from_elsewhere() {
+    let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
+    let mut session = Session::new(Form::Sotw);
+    // The nonce is another server's.
+    assert_eq!(exchange(&mut session, ask(Route, 99, &["80"]), &world), one(Route, 1, "80", ""));
+    assert_eq!(exchange(&mut session, ask(Route, 1, &["80", "90"]), &world), one(Route, 2, "90", ""));
+    assert_eq!(exchange(&mut session, ask(Route, 2, &["80", "90"]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Route, 2, &["90"]), &world), []);
+    // Asked for once more after it was given up.
+    assert_eq!(exchange(&mut session, ask(Route, 2, &["80", "90"]), &world), one(Route, 3, "80", ""));
+}
+
+#[test]
+fn an_empty_world_is_an_answer_too() {
+    for form in [Form::Delta, Form::Sotw] {
+        let mut session = Session::new(form);
+        let world = Resources::default();
+        assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 1, "", ""));
+        assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &world), []);
+        assert_eq!(exchange(&mut session, ask(Endpoint, 0, &[]), &world), []);
+    }
+}

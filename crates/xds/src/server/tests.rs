@@ -1,0 +1,214 @@
+//! Server and client against each other over sockets.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use envoy_types::pb::envoy::config::cluster::v3::Cluster;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Endpoint, server::TcpConnectInfo};
+
+use super::*;
+use crate::{
+    Resource,
+    client::{Client, Connection, Options, Rejection, Subscriptions, Update},
+};
+
+/// Gives every client the same view and records what it reports.
+struct OneView {
+    world: watch::Sender<Arc<Resources>>,
+    events: Arc<Mutex<Vec<String>>>,
+    connects: AtomicUsize,
+}
+
+impl Views for OneView {
+    async fn connect(&self, node: Node, _: Form, call: Request<()>) -> Result<View, Status> {
+        assert!(call.extensions().get::<TcpConnectInfo>().is_some());
+        self.connects.fetch_add(1, Ordering::Relaxed);
+        if node.id != "client" {
+            return Err(Status::permission_denied("not you"));
+        }
+        let events = Arc::clone(&self.events);
+        let report = move |event: Event<'_>| events.lock().unwrap().push(format!("{event:?}"));
+        Ok(View { resources: self.world.subscribe(), report: Box::new(report) })
+    }
+}
+
+struct Server {
+    views: Arc<OneView>,
+    address: SocketAddr,
+}
+
+async fn serve(world: Resources, address: &str) -> Server {
+    let listener = TcpListener::bind(address).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let views = Arc::new(OneView {
+        world: watch::channel(Arc::new(world)).0,
+        events: Arc::default(),
+        connects: AtomicUsize::new(0),
+    });
+    let service = DiscoveryService::new(Arc::clone(&views));
+    let router = tonic::transport::Server::builder().add_service(service);
+    tokio::spawn(async move {
+        router.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+    });
+    Server { views, address }
+}
+
+fn world(clusters: &[(&str, u32)]) -> Resources {
+    let mut resources = Resources::default();
+    for (name, timeout) in clusters {
+        let cluster =
+            Cluster { name: (*name).into(), alt_stat_name: timeout.to_string(), ..Cluster::default() };
+        resources.insert(Resource::encode(Kind::Cluster, name, &cluster));
+        resources.insert(Resource::from_body(Kind::Endpoint, name, Bytes::copy_from_slice(&encoded(name))));
+    }
+    resources
+}
+
+/// A message with only a name.
+fn encoded(name: &str) -> Vec<u8> {
+    use prost::Message as _;
+    Cluster { name: name.into(), ..Cluster::default() }.encode_to_vec()
+}
+
+/// A running client that keeps what it takes and rejects clusters called "bad".
+struct Taker {
+    state: watch::Receiver<BTreeMap<(Kind, String), Bytes>>,
+    updates: Arc<Mutex<Vec<Update>>>,
+    connected: watch::Receiver<bool>,
+    task: tokio::task::JoinHandle<Infallible>,
+}
+
+fn take(address: SocketAddr, form: Form, id: &str) -> Taker {
+    let node = Node { id: id.into(), ..Node::default() };
+    let (client, subscriptions) = Client::new(Options { node, form, wildcard: vec![Kind::Cluster] });
+    let (sender, state) = watch::channel(BTreeMap::new());
+    let updates = Arc::new(Mutex::new(Vec::new()));
+    let connected = subscriptions.connected();
+    let kept = Arc::clone(&updates);
+    let handler = async move |update: Update| {
+        kept.lock().unwrap().push(update.clone());
+        apply(&sender, &subscriptions, update)
+    };
+    let connect = async move || {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+        Ok(Connection::new(endpoint.connect().await?))
+    };
+    Taker { state, updates, connected, task: tokio::spawn(client.run(connect, handler)) }
+}
+
+fn apply(
+    state: &watch::Sender<BTreeMap<(Kind, String), Bytes>>,
+    subscriptions: &Subscriptions,
+    update: Update,
+) -> Vec<Rejection> {
+    let (bad, good): (Vec<_>, Vec<_>) = update.added.into_iter().partition(|r| r.name == "bad");
+    state.send_modify(|state| {
+        for resource in &good {
+            state.insert((update.kind, resource.name.clone()), resource.body.clone());
+        }
+        for name in &update.removed {
+            state.remove(&(update.kind, name.clone()));
+        }
+        if update.kind == Kind::Cluster {
+            let names = state.keys().filter(|(kind, _)| *kind == Kind::Cluster).map(|(_, name)| name.clone());
+            subscriptions.set(Kind::Endpoint, names.collect());
+        }
+    });
+    bad.into_iter().map(|r| Rejection { name: r.name, reason: "it is bad".into() }).collect()
+}
+
+impl Taker {
+    async fn until(&mut self, names: &[&str]) {
+        self.state
+            .wait_for(|state| {
+                let of = |kind| state.keys().filter(move |(k, _)| *k == kind).map(|(_, name)| name.as_str());
+                // The state keeps endpoints of clusters that went; nobody looks at them.
+                of(Kind::Cluster).eq(names.iter().copied())
+                    && names.iter().all(|name| of(Kind::Endpoint).any(|n| n == *name))
+            })
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn both_forms_bring_everything_and_then_changes() {
+    for form in [Form::Delta, Form::Sotw] {
+        let server = serve(world(&[("a", 1), ("b", 1)]), "127.0.0.1:0").await;
+        let mut taker = take(server.address, form, "client");
+        taker.until(&["a", "b"]).await;
+        server.views.world.send_replace(Arc::new(world(&[("a", 1), ("b", 2), ("c", 1)])));
+        taker.until(&["a", "b", "c"]).await;
+        server.views.world.send_replace(Arc::new(world(&[("c", 1)])));
+        taker.until(&["c"]).await;
+        taker.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_reaches_the_server_and_the_rest_is_used() {
+    for form in [Form::Delta, Form::Sotw] {
+        let server = serve(world(&[("a", 1), ("bad", 1)]), "127.0.0.1:0").await;
+        let mut taker = take(server.address, form, "client");
+        taker.until(&["a"]).await;
+        // The endpoints are asked for after the clusters were answered, so the answer is there.
+        let events = server.views.events.lock().unwrap().clone();
+        let rejected = events.iter().find(|event| event.starts_with("Rejected")).unwrap();
+        assert!(rejected.contains("bad: it is bad"), "{rejected}");
+        taker.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_server_sends_only_what_changed() {
+    // A runtime of its own, whose end is like the end of a process.
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let first = process.spawn(serve(world(&[("a", 1), ("b", 1)]), "127.0.0.1:0")).await.unwrap();
+    let address = first.address;
+    let mut taker = take(address, Form::Delta, "client");
+    taker.until(&["a", "b"]).await;
+    process.shutdown_background();
+    taker.connected.wait_for(|connected| !connected).await.unwrap();
+    assert_eq!(taker.state.borrow().len(), 4, "losing the server loses nothing");
+    taker.updates.lock().unwrap().clear();
+
+    let second = serve(world(&[("b", 2), ("c", 1)]), &address.to_string()).await;
+    taker.until(&["b", "c"]).await;
+    let clusters: Vec<_> = taker
+        .updates
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|update| update.kind == Kind::Cluster)
+        .flat_map(|update| update.added.iter().map(|resource| resource.name.clone()))
+        .collect();
+    assert_eq!(clusters, ["b", "c"]);
+    assert_eq!(second.views.connects.load(Ordering::Relaxed), 1);
+    taker.task.abort();
+}
+
+#[tokio::test]
+async fn a_stranger_is_refused_with_the_reason() {
+    let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
+    let mut client = envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
+    let node = Node { id: "stranger".into(), ..Node::default() };
+    let request = DeltaDiscoveryRequest {
+        node: Some(node),
+        type_url: Kind::Cluster.url().into(),
+        ..Default::default()
+    };
+    let requests = tokio_stream::StreamExt::chain(tokio_stream::once(request), tokio_stream::pending());
+    let mut responses = client.delta_aggregated_resources(requests).await.unwrap().into_inner();
+    let status = responses.message().await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (tonic::Code::PermissionDenied, "not you"));
+}
