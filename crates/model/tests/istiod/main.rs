@@ -1,0 +1,208 @@
+//! What we send, against what a real istiod sent: same configuration, same proxies, resource by resource.
+//!
+//! The recordings and their inputs are in `tests/istiod` of the repository. Messages are compared in their JSON
+//! form, where the order of what has no order is lost and a difference can be named. What may differ stands in
+//! `allowed.rs`, and with the same words in `docs/compatibility.md`.
+
+mod allowed;
+mod json;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+use serde_json::Value;
+use skysail_model::{ProxyNode, World, api::kube::Locality, compile, parse};
+use skysail_xds::{Kind, Resources, envoy::pb::envoy::service::discovery::v3::DiscoveryResponse};
+
+use allowed::ALLOWED;
+
+/// The Service that a Kubernetes API server makes for itself, which nobody writes.
+const KUBERNETES: &str = r"
+apiVersion: v1
+kind: Service
+metadata: {name: kubernetes, namespace: default}
+spec:
+  clusterIP: 10.96.0.1
+  ports: [{name: https, port: 443, targetPort: 6443}]
+";
+
+#[test]
+fn a_bookinfo() {
+    compare("a-bookinfo");
+}
+
+#[test]
+fn b_mtls_all_v1() {
+    compare("b-mtls-all-v1");
+}
+
+#[test]
+fn c_reviews_test_v2() {
+    compare("c-reviews-test-v2");
+}
+
+#[test]
+fn d_fault_delay() {
+    compare("d-fault-delay");
+}
+
+#[test]
+fn d_fault_abort() {
+    compare("d-fault-abort");
+}
+
+#[test]
+fn e_reviews_50_v3() {
+    compare("e-reviews-50-v3");
+}
+
+#[test]
+fn f_strict_authz() {
+    compare("f-strict-authz");
+}
+
+#[test]
+fn f2_authz_deny_custom_ports() {
+    compare("f2-authz-deny-custom-ports");
+}
+
+#[test]
+fn n_destinationrule_policies() {
+    compare("n-destinationrule-policies");
+}
+
+#[test]
+fn o_virtualservice_features() {
+    compare("o-virtualservice-features");
+}
+
+/// An Envoy without Istio's filters refuses every resource that has one.
+#[test]
+fn plain_envoys_get_nothing_of_istios_own() {
+    let world = world("b-mtls-all-v1");
+    let mut node = node(&recordings("b-mtls-all-v1")[0]);
+    node.view.plain_envoy = true;
+    let (made, _) = compile(&world, &node.view);
+    for kind in [Kind::Cluster, Kind::Listener, Kind::Route] {
+        for resource in made.iter(kind) {
+            let text = String::from_utf8_lossy(&resource.body);
+            let found = [
+                "istio.stats",
+                "istio.alpn",
+                "istio.metadata_exchange",
+                "istio-peer-exchange",
+                "TypedStruct",
+            ]
+            .into_iter()
+            .filter(|own| text.contains(own))
+            // The chains still take what peers with the filters offer.
+            .filter(|own| !(kind == Kind::Listener && *own == "istio-peer-exchange"));
+            assert_eq!(found.collect::<Vec<_>>(), [""; 0], "{kind} {}", resource.name);
+        }
+    }
+}
+
+/// Compares every recorded proxy of a scenario.
+fn compare(scenario: &str) {
+    let world = world(scenario);
+    let mut differences = Vec::new();
+    for folder in recordings(scenario) {
+        let node = node(&folder);
+        let (made, _) = compile(&world, &node.view);
+        for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::NameTable] {
+            let (expected, actual) = (recorded(&folder, kind), compiled(&made, kind));
+            let proxy = folder.file_name().unwrap().to_string_lossy();
+            compare_kind(&format!("{proxy} {kind}"), &expected, &actual, &mut differences);
+        }
+    }
+    let unexpected: Vec<_> = differences.iter().filter(|found| !is_allowed(scenario, found)).collect();
+    let shown: Vec<_> = unexpected.iter().take(20).map(|found| found.as_str()).collect();
+    assert!(unexpected.is_empty(), "{} differences:\n{}", unexpected.len(), shown.join("\n"));
+    for entry in ALLOWED.iter().filter(|entry| entry.scenario == scenario) {
+        let met = differences.iter().any(|found| found.contains(entry.part));
+        assert!(met, "{} no longer differs: take it off the list", entry.part);
+    }
+}
+
+fn is_allowed(scenario: &str, found: &str) -> bool {
+    ALLOWED.iter().any(|entry| entry.scenario == scenario && found.contains(entry.part))
+}
+
+type ByName = BTreeMap<String, Value>;
+
+fn compare_kind(place: &str, expected: &ByName, actual: &ByName, differences: &mut Vec<String>) {
+    let names: BTreeSet<&String> = expected.keys().chain(actual.keys()).collect();
+    for name in names {
+        let place = format!("{place} {name}");
+        match (expected.get(name), actual.get(name)) {
+            (Some(expected), Some(actual)) => json::compare(&place, expected, actual, differences),
+            (Some(_), None) => differences.push(format!("{place}: missing")),
+            _ => differences.push(format!("{place}: istiod has no such resource")),
+        }
+    }
+}
+
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod")
+}
+
+/// The World of a scenario: the cluster, then what was applied on top.
+fn world(scenario: &str) -> World {
+    let mut world = World::new();
+    let mut apply = |text: &str, file: &str| {
+        let parsed = parse(text, file);
+        let errors: Vec<_> = parsed
+            .diagnostics
+            .iter()
+            .filter(|found| found.severity == skysail_model::Severity::Error)
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(errors, [""; 0], "{file}");
+        for (object, origin) in parsed.objects {
+            world.apply(object, origin);
+        }
+    };
+    apply(KUBERNETES, "kubernetes.yaml");
+    for folder in ["00-base", scenario] {
+        let mut files: Vec<_> =
+            fs::read_dir(data().join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")) {
+            apply(&fs::read_to_string(file).unwrap(), &file.to_string_lossy());
+        }
+    }
+    world
+}
+
+/// The folders of the recorded proxies.
+fn recordings(scenario: &str) -> Vec<PathBuf> {
+    let proxies = fs::read_dir(data().join(scenario).join("xds")).unwrap();
+    let mut folders: Vec<_> = proxies.map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    folders
+}
+
+fn node(folder: &Path) -> ProxyNode {
+    let node: Value = serde_json::from_str(&fs::read_to_string(folder.join("node.json")).unwrap()).unwrap();
+    ProxyNode::parse(node["id"].as_str().unwrap(), node["metadata"].clone(), Locality::default()).unwrap()
+}
+
+/// What istiod sent, by name.
+fn recorded(folder: &Path, kind: Kind) -> ByName {
+    let Ok(file) = fs::File::open(folder.join(format!("{}.sotw.pb.gz", kind.short()))) else {
+        return ByName::new();
+    };
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    let response = DiscoveryResponse::decode(bytes.as_slice()).unwrap();
+    response.resources.iter().map(|resource| json::named(kind, &resource.value)).collect()
+}
+
+fn compiled(made: &Resources, kind: Kind) -> ByName {
+    made.iter(kind).map(|resource| json::named(kind, &resource.body)).collect()
+}
