@@ -1,0 +1,210 @@
+//! A path in normal form, before anything is decided by it: policies and routes must see what the upstream will.
+//!
+//! In Envoy's order: escaped slashes, RFC 3986 (dot segments, backslashes, needless escapes), runs of slashes.
+//! The query stays as it is. A path already in normal form, nearly every one, costs one look.
+
+use crate::{
+    config::http::{EscapedSlashes, HttpManager},
+    head::RequestHead,
+    matching,
+};
+
+/// What comes of a request's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The request goes on, with the path that the head now has.
+    Go,
+    /// 400, [`crate::error::Kind::BadPath`].
+    Reject,
+    /// 307 to the path that the head now has.
+    Redirect,
+}
+
+/// Brings a request's path to normal form, as far as the manager wants it.
+pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
+    let original = head.path();
+    if original.contains('#') {
+        return Outcome::Reject;
+    }
+    // `*` and the empty path of CONNECT have no segments.
+    if !original.starts_with('/') {
+        return Outcome::Go;
+    }
+    let (path, query) = original.split_at(original.find('?').unwrap_or(original.len()));
+    let mut redirect = false;
+    let mut new: Option<String> = None;
+    if manager.escaped_slashes != EscapedSlashes::Keep
+        && let Some(unescaped) = unescape_slashes(path)
+    {
+        redirect = manager.escaped_slashes == EscapedSlashes::UnescapeAndRedirect;
+        if manager.escaped_slashes == EscapedSlashes::Reject || (redirect && matching::is_grpc(head)) {
+            return Outcome::Reject;
+        }
+        new = Some(unescaped);
+    }
+    if manager.normalize_path && !is_canonical(new.as_deref().unwrap_or(path)) {
+        match canonical(new.as_deref().unwrap_or(path)) {
+            Some(path) => new = Some(path),
+            None => return Outcome::Reject,
+        }
+    }
+    if manager.merge_slashes && new.as_deref().unwrap_or(path).contains("//") {
+        new = Some(merge_slashes(new.as_deref().unwrap_or(path)));
+    }
+    if let Some(mut new) = new {
+        new.push_str(query);
+        head.set_path(&new);
+    }
+    if redirect { Outcome::Redirect } else { Outcome::Go }
+}
+
+/// `%2F` and `%5C` as what they stand for; `None` if there is none.
+fn unescape_slashes(path: &str) -> Option<String> {
+    let mut new = String::new();
+    let mut rest = path;
+    while let Some(at) = rest.find('%') {
+        let (before, escape) = rest.split_at(at);
+        new.push_str(before);
+        let (c, len) = match escape.as_bytes().get(1..3) {
+            Some([b'2', b'f' | b'F']) => ('/', 3),
+            Some([b'5', b'c' | b'C']) => ('\\', 3),
+            _ => ('%', 1),
+        };
+        new.push(c);
+        rest = &escape[len..];
+    }
+    new.push_str(rest);
+    (new.len() != path.len()).then_some(new)
+}
+
+/// Whether [`canonical`] would change nothing. May say no without need, never yes wrongly.
+fn is_canonical(path: &str) -> bool {
+    !path.contains("/.") && path.bytes().all(|b| b != b'%' && b != b'\\' && !needs_escape(b))
+}
+
+/// RFC 3986, section 6.2.2: escapes that need not be are undone, dot segments resolved; and, as every browser
+/// does it, a backslash is a slash. `None` for an escaped NUL, which no server reads as its neighbours do.
+fn canonical(path: &str) -> Option<String> {
+    let mut new: Vec<u8> = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        match *byte {
+            b'/' | b'\\' => end_segment(&mut new),
+            b'%' => match escaped(rest) {
+                Some(0) => return None,
+                Some(plain) if is_unreserved(plain) => {
+                    rest = &rest[2..];
+                    new.push(plain);
+                }
+                _ => new.push(b'%'),
+            },
+            byte if needs_escape(byte) => new.extend_from_slice(format!("%{byte:02X}").as_bytes()),
+            byte => new.push(byte),
+        }
+    }
+    resolve_last(&mut new);
+    String::from_utf8(new).ok()
+}
+
+/// A slash ends a segment; one of dots takes effect.
+fn end_segment(path: &mut Vec<u8>) {
+    if !resolve_last(path) {
+        path.push(b'/');
+    }
+}
+
+/// Takes a dot segment off the end, with what it undoes; the path then ends in a slash. Says whether there was one.
+fn resolve_last(path: &mut Vec<u8>) -> bool {
+    if path.ends_with(b"/.") {
+        path.pop();
+        return true;
+    }
+    if !path.ends_with(b"/..") {
+        return false;
+    }
+    path.truncate(path.len() - 3);
+    // What lies before is the segment to undo; at the root there is none.
+    let parent = memchr::memrchr(b'/', path).unwrap_or(0);
+    path.truncate(parent);
+    path.push(b'/');
+    true
+}
+
+/// The byte that two hexadecimal digits at the beginning stand for.
+fn escaped(digits: &[u8]) -> Option<u8> {
+    let digit = |at: usize| char::from(*digits.get(at)?).to_digit(16);
+    u8::try_from(digit(0)? * 16 + digit(1)?).ok()
+}
+
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+fn needs_escape(byte: u8) -> bool {
+    !byte.is_ascii_graphic() || matches!(byte, b'"' | b'<' | b'>' | b'`' | b'{' | b'}')
+}
+
+fn merge_slashes(path: &str) -> String {
+    let mut new = String::with_capacity(path.len());
+    for c in path.chars() {
+        if c != '/' || !new.ends_with('/') {
+            new.push(c);
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn normal_forms() {
+        let table = [
+            ("/a/b", "/a/b"),
+            ("/", "/"),
+            ("/a/./b", "/a/b"),
+            ("/a/../b", "/b"),
+            ("/a/b/..", "/a/"),
+            ("/a/b/.", "/a/b/"),
+            ("/..", "/"),
+            ("/../../a", "/a"),
+            ("/a//b", "/a//b"),
+            ("/a//../b", "/a/b"),
+            ("/a/%2e%2E/b", "/b"),
+            ("/a/.%2e/b", "/b"),
+            ("/%61dmin", "/admin"),
+            ("/a%2Fb", "/a%2Fb"),
+            ("/a%zz%4", "/a%zz%4"),
+            ("/a\\..\\b", "/b"),
+            ("/...", "/..."),
+            ("/.a/b.", "/.a/b."),
+            ("/a b", "/a%20b"),
+        ];
+        for (path, expected) in table {
+            assert_eq!(canonical(path).as_deref(), Some(expected), "{path}");
+            assert!(!is_canonical(path) || path == expected, "{path}");
+        }
+        assert_eq!(canonical("/a%00"), None);
+    }
+
+    #[test]
+    fn slashes() {
+        assert_eq!(unescape_slashes("/a%2fb%5Cc%20").as_deref(), Some("/a/b\\c%20"));
+        assert_eq!(unescape_slashes("/a%20%2"), None);
+        assert_eq!(merge_slashes("//a///b/"), "/a/b/");
+    }
+
+    proptest! {
+        #[test]
+        fn a_normal_form_has_no_dot_segments_and_stays(path in "/[a./%2eE5cC\\\\ ~é-]{0,40}") {
+            let Some(once) = canonical(&path) else { return Ok(()) };
+            prop_assert!(once.starts_with('/'));
+            prop_assert!(!once.split('/').any(|segment| segment == "." || segment == ".."), "{}", once);
+            prop_assert!(!is_canonical(&path) || once == path);
+        }
+    }
+}
