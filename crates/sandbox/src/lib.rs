@@ -1,1 +1,26 @@
-//! Pods without a cluster: namespaces, links, interception, processes, names
+//! Pods without a cluster: Deployments from YAML as processes in network namespaces of one Linux machine.
+//!
+//! [`isolate`] enters fresh namespaces, so that nothing of the host changes and all is gone at the end; [`mesh`]
+//! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
+//! unknown images. What Istio's objects mean is the control plane's business and unknown here.
+
+mod containers;
+mod dns;
+pub mod echo;
+pub mod enter;
+mod error;
+pub mod http;
+pub mod isolate;
+mod links;
+pub mod mesh;
+mod netlink;
+mod nftables;
+mod objects;
+mod plan;
+mod pod;
+mod process;
+mod rules;
+pub mod rundir;
+mod token;
+
+pub use error::Error;

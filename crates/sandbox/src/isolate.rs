@@ -1,0 +1,158 @@
+//! Namespaces of the whole mesh: going in, and what the process inside finds there.
+//!
+//! The program runs twice. *Outside*, [`run_inside`] enters a fresh user namespace (unless root), mount, network,
+//! PID and host name namespaces, starts the program again and passes signals and the exit code on. *Inside*, the
+//! second process is process 1 of the PID namespace: when it ends, for whatever reason, the kernel ends every
+//! process of the mesh and frees every namespace. It ends with the one outside, too ([`settle`]).
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitStatus, Stdio},
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, Uid, getgid, getuid},
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    error::{Context as _, Error},
+    links,
+    netlink::Socket,
+};
+
+/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code.
+///
+/// The process must have one thread only (the kernel wants that for user namespaces).
+///
+/// # Errors
+/// When the kernel forbids namespaces; the message says what to allow.
+pub fn run_inside(arguments: &[OsString]) -> Result<u8, Error> {
+    enter()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    runtime.block_on(attend(arguments))
+}
+
+fn enter() -> Result<(), Error> {
+    let others = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWPID
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWIPC;
+    // Root without the capability (in a container, say) may still be allowed a user namespace.
+    if Uid::effective().is_root() && unshare(others).is_ok() {
+        return Ok(());
+    }
+    let (user, group) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(forbidden)?;
+    fs::write("/proc/self/setgroups", "deny").context("giving up further groups")?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1")).map_err(|error| forbidden_by(error.into()))?;
+    fs::write("/proc/self/gid_map", format!("0 {group} 1")).map_err(|error| forbidden_by(error.into()))?;
+    unshare(others).map_err(forbidden)
+}
+
+/// Starts the inner process and waits for it.
+async fn attend(arguments: &[OsString]) -> Result<u8, Error> {
+    let failed = "passing signals on";
+    let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
+    let mut terminated = signal(SignalKind::terminate()).context(failed)?;
+    let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
+    let program = std::env::current_exe().context("finding this program's file")?;
+    let mut child = tokio::process::Command::new(&program)
+        .args(arguments)
+        // Its end tells the inner process that this one is gone, should that happen before it listens for it.
+        .stdin(Stdio::piped())
+        .spawn()
+        .context(format!("starting {} again inside", program.display()))?;
+    let held = child.stdin.take();
+    let id = child.id().and_then(|id| i32::try_from(id).ok());
+    let pass_on = |signal| {
+        if let Some(id) = id {
+            // It fails only when the process is gone already.
+            let _ = kill(Pid::from_raw(id), signal);
+        }
+    };
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status.context("waiting for the mesh")?,
+            _ = interrupted.recv() => pass_on(Signal::SIGINT),
+            _ = terminated.recv() => pass_on(Signal::SIGTERM),
+            _ = hung_up.recv() => pass_on(Signal::SIGTERM),
+        }
+    };
+    drop(held);
+    Ok(exit_code(status))
+}
+
+/// A process's exit code in the shell's way: 128 and the signal's number if it died of one.
+pub(crate) fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code).unwrap_or(1)
+}
+
+/// What the inner process does first. Returns its number outside, by which `skysail exec` finds it.
+///
+/// # Errors
+/// When mounts or links may not be changed, though namespaces were given.
+pub(crate) fn settle() -> Result<u32, Error> {
+    prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
+    std::thread::Builder::new()
+        .name("starter".to_owned())
+        .spawn(end_with_starter)
+        .context("tying the mesh to its starter")?;
+    // This is still the starter's /proc, so it knows the number there.
+    let link = fs::read_link("/proc/self").context("reading /proc/self")?;
+    let outside = link.to_string_lossy().parse().unwrap_or_default();
+    let nothing: Option<&str> = None;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(nothing, "/", nothing, private, nothing).map_err(forbidden)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    if let Err(error) = mount(Some("proc"), "/proc", Some("proc"), flags, nothing) {
+        // Containers hide parts of /proc, and the kernel then lets nobody have a whole one. The old one will do.
+        tracing::debug!(%error, "keeping the starter's /proc");
+    }
+    let mut socket = Socket::route().context("opening a netlink socket")?;
+    links::loopback(&mut socket).map_err(forbidden_by)?;
+    // Without this, bridged packets go through IPv4's rules, of which there are none here, for nothing.
+    let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
+    Ok(outside)
+}
+
+/// Waits for the end of standard input, which the starter holds open.
+fn end_with_starter() {
+    let mut byte = [0; 1];
+    while matches!(io::Read::read(&mut io::stdin(), &mut byte), Ok(1..)) {}
+    std::process::exit(1);
+}
+
+fn forbidden(errno: Errno) -> Error {
+    forbidden_by(errno.into())
+}
+
+/// Says which of the ways to forbid namespaces is at work here.
+fn forbidden_by(source: io::Error) -> Error {
+    let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let zero = Some("0".to_owned());
+    let remedy = if setting("/proc/sys/user/max_user_namespaces") == zero {
+        "This machine allows no user namespaces: `sudo sysctl -w user.max_user_namespaces=15000`, or run as root"
+    } else if setting("/proc/sys/kernel/unprivileged_userns_clone") == zero {
+        "User namespaces are for root only here: `sudo sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
+    } else if setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some("1".to_owned()) {
+        "AppArmor takes the rights from user namespaces here: \
+         `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, or run as root"
+    } else {
+        "The kernel or a container's seccomp filter forbids it; in a container, start it with `--privileged` \
+         or `--security-opt seccomp=unconfined --cap-add SYS_ADMIN --cap-add NET_ADMIN`"
+    };
+    Error::Missing { what: "namespaces of its own", remedy: remedy.to_owned(), source }
+}

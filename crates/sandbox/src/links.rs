@@ -1,0 +1,115 @@
+//! Links, addresses and routes: a bridge in the mesh's own network namespace and a cable to each pod.
+//!
+//! Linux's `rtnetlink(7)`: every call here is one message of [`crate::netlink`]. Hardware addresses follow from
+//! the IP addresses, so that a neighbour's cache stays right when an address is used again.
+
+use std::{
+    io,
+    net::Ipv4Addr,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use nix::{libc, net::if_::if_nametoindex};
+
+use crate::netlink::{Message, Socket};
+
+/// The bridge's name in the mesh's namespace.
+pub(crate) const BRIDGE: &str = "skysail0";
+/// A pod's only link besides `lo`.
+pub(crate) const POD_LINK: &str = "eth0";
+
+/// From linux/veth.h; the C library has no word for it.
+const VETH_INFO_PEER: u16 = 1;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const NEW: i32 = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+
+/// Brings up `lo` in the calling thread's network namespace.
+pub(crate) fn loopback(socket: &mut Socket) -> io::Result<()> {
+    up(socket, "lo")
+}
+
+/// Makes the bridge with its address and brings it up.
+pub(crate) fn bridge(socket: &mut Socket, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let message = Message::new(libc::RTM_NEWLINK, NEW)
+        .raw(&link_header(0, 0))
+        .text(libc::IFLA_IFNAME, BRIDGE)
+        .attribute(libc::IFLA_ADDRESS, &hardware_address(address))
+        .nested(libc::IFLA_LINKINFO, |info| info.text(IFLA_INFO_KIND, "bridge"));
+    socket.request(vec![message])?;
+    assign(socket, BRIDGE, address, prefix)?;
+    up(socket, BRIDGE)
+}
+
+/// Makes a cable: one end, `name`, in the bridge of this socket's namespace, the other as `eth0` in the pod's.
+pub(crate) fn cable(
+    socket: &mut Socket,
+    bridge: u32,
+    name: &str,
+    pod: BorrowedFd<'_>,
+    address: Ipv4Addr,
+) -> io::Result<()> {
+    let pod = u32::try_from(pod.as_raw_fd()).unwrap_or_default();
+    let peer = |data: Message| {
+        data.nested(VETH_INFO_PEER, |peer| {
+            peer.raw(&link_header(0, 0))
+                .text(libc::IFLA_IFNAME, POD_LINK)
+                .attribute(libc::IFLA_ADDRESS, &hardware_address(address))
+                .attribute(libc::IFLA_NET_NS_FD, &pod.to_ne_bytes())
+        })
+    };
+    let message = Message::new(libc::RTM_NEWLINK, NEW)
+        .raw(&link_header(0, libc::IFF_UP as u32))
+        .text(libc::IFLA_IFNAME, name)
+        .attribute(libc::IFLA_MASTER, &bridge.to_ne_bytes())
+        .nested(libc::IFLA_LINKINFO, |info| info.text(IFLA_INFO_KIND, "veth").nested(IFLA_INFO_DATA, peer));
+    socket.request(vec![message])
+}
+
+/// Gives the pod's link its address and the way out. The calling thread must be in the pod's namespace.
+pub(crate) fn pod(socket: &mut Socket, address: Ipv4Addr, prefix: u8, gateway: Ipv4Addr) -> io::Result<()> {
+    loopback(socket)?;
+    assign(socket, POD_LINK, address, prefix)?;
+    up(socket, POD_LINK)?;
+    let mut header = [0; 12];
+    header[0] = libc::AF_INET as u8;
+    header[4] = libc::RT_TABLE_MAIN;
+    header[5] = libc::RTPROT_BOOT;
+    header[6] = libc::RT_SCOPE_UNIVERSE;
+    header[7] = libc::RTN_UNICAST;
+    let message = Message::new(libc::RTM_NEWROUTE, NEW)
+        .raw(&header)
+        .attribute(libc::RTA_GATEWAY, &gateway.octets())
+        .attribute(libc::RTA_OIF, &if_nametoindex(POD_LINK)?.to_ne_bytes());
+    socket.request(vec![message])
+}
+
+fn assign(socket: &mut Socket, link: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let index = if_nametoindex(link)?.to_ne_bytes();
+    let message = Message::new(libc::RTM_NEWADDR, NEW)
+        .raw(&[libc::AF_INET as u8, prefix, 0, libc::RT_SCOPE_UNIVERSE])
+        .raw(&index)
+        .attribute(libc::IFA_LOCAL, &address.octets())
+        .attribute(libc::IFA_ADDRESS, &address.octets());
+    socket.request(vec![message])
+}
+
+fn up(socket: &mut Socket, link: &str) -> io::Result<()> {
+    let header = link_header(if_nametoindex(link)?, libc::IFF_UP as u32);
+    socket.request(vec![Message::new(libc::RTM_NEWLINK, 0).raw(&header)])
+}
+
+/// `struct ifinfomsg`; the flags are set, all others left alone.
+fn link_header(index: u32, flags: u32) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header[8..12].copy_from_slice(&flags.to_ne_bytes());
+    header[12..16].copy_from_slice(&flags.to_ne_bytes());
+    header
+}
+
+fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    // Bit 1 of the first byte says "locally administered" (IEEE 802).
+    [0x02, 0x42, a, b, c, d]
+}

@@ -1,0 +1,606 @@
+//! The running mesh: one task that owns all state, hears of every event and makes what is there like what is wanted.
+//!
+//! Events are changes of the files, messages of pods, and the clock. After each, [`Mesh::settle`] starts and ends
+//! pods, and [`Mesh::publish`] writes what the control plane reads, what DNS answers and what other commands see.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fs, io,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::net::if_::if_nametoindex;
+use serde::{Deserialize, Serialize};
+use skysail_core::names::{CONTROL_ADMIN_PORT, DISCOVERY_TLS_PORT};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep},
+};
+
+use crate::{
+    containers::{self, Images},
+    dns::{self, DOMAIN, Table},
+    error::{Context as _, Error},
+    http, isolate, links,
+    netlink::Socket,
+    objects::{Objects, Probe, Reader, Workload, fnv, letters},
+    plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
+    pod::{Blueprint, Check, Event, Order, Running},
+    process::{self, Outcome, Program},
+    rules::{self, Exceptions, Rules, VirtualPort},
+    rundir::{self, PodState, ProgramState, State},
+    token::Issuer,
+};
+
+/// Marks the sockets of sidecars, whose connections are not intercepted.
+const MARK: u32 = 0x5111;
+/// Files are looked at this often.
+const LOOK: Duration = Duration::from_millis(100);
+/// What a pod that is to go waits until nobody sends to it any more.
+const UNPUBLISHED: Duration = Duration::from_secs(2);
+/// Kubernetes' terminationGracePeriodSeconds.
+const GRACE: u64 = 30;
+/// A bridge takes 1,023 links (linux/br_private.h).
+const MOST_PODS: usize = 1000;
+
+/// What to run, and with which programs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// The mesh's name.
+    pub name: String,
+    /// The mesh's folder, from [`rundir::create`].
+    pub folder: PathBuf,
+    /// The user's YAML.
+    pub config: Vec<PathBuf>,
+    /// The programs that stand for images.
+    pub images: BTreeMap<String, Vec<String>>,
+    /// The program that stands in for images not named there.
+    pub stand_in: Vec<String>,
+    /// The control plane's program; none runs if it is empty.
+    pub control: Vec<String>,
+    /// The sidecar's program; pods have none if it is empty.
+    pub proxy: Vec<String>,
+    /// Worker threads of a sidecar.
+    pub concurrency: u32,
+}
+
+/// What a mesh tells while it runs.
+#[derive(Debug)]
+pub enum Report {
+    /// Something worth a line.
+    Note(String),
+    /// The mesh cannot go on.
+    Failed(Error),
+}
+
+/// A mesh as seen by the one who started it.
+#[derive(Debug)]
+pub struct Started {
+    /// The pods, whenever they change.
+    pub state: watch::Receiver<State>,
+    /// What happens.
+    pub reports: mpsc::UnboundedReceiver<Report>,
+    /// The control plane's admin page.
+    pub control: SocketAddr,
+}
+
+struct Mesh {
+    settings: Settings,
+    objects: Objects,
+    pods: BTreeMap<(String, String), Member>,
+    addresses: VirtualAddresses,
+    names: Table,
+    issuer: Issuer,
+    bridge: u32,
+    /// Pods made so far: numbers links and addresses.
+    made: u32,
+    virtual_ports: Vec<VirtualPort>,
+    published: BTreeMap<&'static str, String>,
+    noted: BTreeSet<String>,
+    control_process: Option<u32>,
+    tell: mpsc::UnboundedSender<((String, String), Event)>,
+    reports: mpsc::UnboundedSender<Report>,
+    state: watch::Sender<State>,
+    process: u32,
+}
+
+/// A pod and how it does.
+struct Member {
+    pod: Pod,
+    running: Running,
+    state: PodState,
+    /// When it is told to end, once it is to go.
+    leaving: Option<Instant>,
+    told: bool,
+    failures: VecDeque<String>,
+}
+
+/// Sets up the inner side of a mesh and starts it. Call it in the process that [`isolate::run_inside`] started.
+///
+/// # Errors
+/// When the machine lacks something the mesh needs, or the files cannot be read.
+pub async fn start(settings: Settings) -> Result<Started, Error> {
+    let process = isolate::settle()?;
+    let mut socket = Socket::route().context("opening a netlink socket")?;
+    links::bridge(&mut socket, BRIDGE, POD_NETWORK.1).map_err(|source| Error::Missing {
+        what: "a bridge between pods",
+        remedy: "The kernel needs bridges built in or as a module: try `sudo modprobe bridge`".to_owned(),
+        source,
+    })?;
+    let issuer = Issuer::new().context("making the key for service account tokens")?;
+    let generated = settings.folder.join("generated");
+    fs::create_dir_all(&generated).context(format!("making {}", generated.display()))?;
+    fs::write(settings.folder.join("token-key.pem"), issuer.public_key()).context("writing the token key")?;
+    let mut reader = Reader::new(settings.config.clone());
+    let shown: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
+    reader.read().context(format!("reading {}", shown.join(", ")))?;
+
+    let (tell, told) = mpsc::unbounded_channel();
+    let (reports, reported) = mpsc::unbounded_channel();
+    let (state, watched) = watch::channel(State::default());
+    let mut mesh = Mesh {
+        objects: reader.objects(),
+        pods: BTreeMap::new(),
+        addresses: VirtualAddresses::default(),
+        names: Table::default(),
+        issuer,
+        bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
+        made: 0,
+        virtual_ports: Vec::new(),
+        published: BTreeMap::new(),
+        noted: BTreeSet::new(),
+        control_process: None,
+        tell,
+        reports,
+        state,
+        process,
+        settings,
+    };
+    let names = mesh.names.clone();
+    let failing = mesh.reports.clone();
+    tokio::spawn(async move {
+        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), names).await {
+            let what = "the mesh's DNS server".to_owned();
+            let _ = failing.send(Report::Failed(Error::System { what, source }));
+        }
+    });
+    mesh.publish();
+    let control = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
+    tokio::spawn(mesh.run(reader, told));
+    Ok(Started { state: watched, reports: reported, control })
+}
+
+impl Mesh {
+    async fn run(mut self, mut reader: Reader, mut told: mpsc::UnboundedReceiver<((String, String), Event)>) {
+        let (control_tell, mut control_told) = mpsc::unbounded_channel();
+        let (_running, stop) = watch::channel(None);
+        if let Some(control) = self.control() {
+            tokio::spawn(async move {
+                process::keep(&control, stop, |outcome| {
+                    let _ = control_tell.send(outcome);
+                })
+                .await;
+            });
+            // Sidecars need its root certificate, and would only be refused until it listens.
+            self.wait_for_control(&mut control_told).await;
+        }
+        self.settle();
+        let mut last = Instant::now();
+        loop {
+            tokio::select! {
+                Some((key, event)) = told.recv() => {
+                    self.hear(&key, event);
+                    // Many pods start at once; their news is worked off in one go.
+                    while let Ok((key, event)) = told.try_recv() {
+                        self.hear(&key, event);
+                    }
+                }
+                Some(outcome) = control_told.recv() => self.hear_control(outcome),
+                () = sleep(LOOK.saturating_sub(last.elapsed())) => {
+                    last = Instant::now();
+                    match reader.read() {
+                        Ok(true) => self.objects = reader.objects(),
+                        Ok(false) => {}
+                        Err(error) => self.note(format!("cannot read the configuration: {error}")),
+                    }
+                }
+            }
+            self.settle();
+        }
+    }
+
+    fn control(&self) -> Option<Program> {
+        let Settings { control, folder, config, .. } = &self.settings;
+        if control.is_empty() {
+            return None;
+        }
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let mut command = control.clone();
+        for folder in config.iter().chain([&folder.join("generated")]) {
+            command.extend(["--config".to_owned(), path(folder)]);
+        }
+        command.extend(["--listen".to_owned(), BRIDGE.to_string()]);
+        command.extend(["--ca-dir".to_owned(), path(&folder.join("ca"))]);
+        command.extend(["--token-key".to_owned(), path(&folder.join("token-key.pem"))]);
+        let log = folder.join("logs/control.log");
+        Some(Program { name: "control plane".to_owned(), command, environment: BTreeMap::new(), log })
+    }
+
+    async fn wait_for_control(&mut self, told: &mut mpsc::UnboundedReceiver<Outcome>) {
+        let admin = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
+        let root = self.settings.folder.join("ca/root-cert.pem");
+        loop {
+            while let Ok(outcome) = told.try_recv() {
+                self.hear_control(outcome);
+            }
+            let answer = http::get(admin, "/ready", Duration::from_secs(1)).await;
+            if matches!(answer, Ok((200, _))) && root.exists() {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn hear_control(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Started(id) => self.control_process = Some(id),
+            Outcome::Ended(how) => {
+                self.control_process = None;
+                let log = self.settings.folder.join("logs/control.log");
+                let line = last_line(&log);
+                self.say(format!("the control plane ended ({how}) and is started again: {line}"));
+            }
+        }
+    }
+
+    fn hear(&mut self, key: &(String, String), event: Event) {
+        let Some(member) = self.pods.get_mut(key) else { return };
+        let state = &mut member.state;
+        match event {
+            Event::Made(handles) => state.handles = Some(handles),
+            Event::Ready(ready) => state.ready = ready,
+            Event::Started(program, id) => {
+                match state.programs.iter_mut().find(|known| known.name == program) {
+                    Some(known) => {
+                        known.process = Some(id);
+                        state.restarts += 1;
+                    }
+                    None => state.programs.push(ProgramState { name: program, process: Some(id) }),
+                }
+            }
+            Event::Ended(program, how) => {
+                if let Some(known) = state.programs.iter_mut().find(|known| known.name == program) {
+                    known.process = None;
+                }
+                let line = last_line(&state.logs.join(format!("{program}.log")));
+                let text =
+                    format!("{}/{}: {program} ended ({how}) and is started again: {line}", key.0, key.1);
+                member.failures.push_back(text.clone());
+                // The first failures say it all; a program that never runs must not fill the screen.
+                if member.failures.len() <= 3 {
+                    self.say(text);
+                }
+            }
+            Event::Failed(error) => {
+                let _ = self.reports.send(Report::Failed(error));
+            }
+            Event::Gone => {
+                self.pods.remove(key);
+            }
+        }
+    }
+
+    /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.
+    fn settle(&mut self) {
+        for note in self.objects.notes.clone() {
+            self.note(note);
+        }
+        self.end_removed();
+        let workloads: Vec<Workload> = self.objects.workloads.values().cloned().collect();
+        for workload in workloads {
+            self.settle_workload(&workload);
+        }
+        let now = Instant::now();
+        for member in self.pods.values_mut() {
+            if !member.told && member.leaving.is_some_and(|since| now >= since + UNPUBLISHED) {
+                member.told = true;
+                let grace = member.pod.spec.termination_grace_period_seconds.unwrap_or(GRACE);
+                member.running.order(Order::Stop(Duration::from_secs(grace)));
+            }
+        }
+        self.publish();
+    }
+
+    fn end_removed(&mut self) {
+        let workloads = &self.objects.workloads;
+        for member in self.pods.values_mut() {
+            let pod = &member.pod;
+            let key = (pod.namespace.clone(), pod.kind.clone(), pod.workload.clone());
+            if !workloads.contains_key(&key) {
+                member.leaving.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn settle_workload(&mut self, workload: &Workload) {
+        let same = |member: &Member| {
+            let pod = &member.pod;
+            (&pod.namespace, &pod.kind, &pod.workload)
+                == (&workload.namespace, &workload.kind, &workload.name)
+        };
+        let mut current = 0;
+        let mut ready = 0;
+        for member in self.pods.values_mut().filter(|m| same(m) && m.leaving.is_none()) {
+            if member.pod.hash != workload.hash {
+                continue;
+            }
+            if current == workload.replicas {
+                member.leaving = Some(Instant::now());
+                continue;
+            }
+            current += 1;
+            ready += u32::from(member.state.ready.is_ok());
+        }
+        for _ in current..workload.replicas {
+            // A pod with a fixed name must be gone before the next of that name can be.
+            let Some(name) = self.free_name(workload) else { break };
+            if let Err(error) = self.make(workload, name) {
+                let _ = self.reports.send(Report::Failed(error));
+                return;
+            }
+        }
+        let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet");
+        if ready >= workload.replicas || fixed {
+            for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
+                member.leaving.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn free_name(&self, workload: &Workload) -> Option<String> {
+        let Workload { kind, namespace, name, hash, .. } = workload;
+        let free = |name: &String| !self.pods.contains_key(&(namespace.clone(), name.clone()));
+        match kind.as_str() {
+            "Pod" => Some(name.clone()).filter(free),
+            "StatefulSet" => (0..workload.replicas).map(|ordinal| format!("{name}-{ordinal}")).find(free),
+            _ => {
+                let suffix = |n: u32| letters(fnv(format!("{namespace}/{name}/{hash}/{n}").as_bytes()), 5);
+                let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
+                (0..).map(|n| format!("{name}{middle}-{}", suffix(n))).find(free)
+            }
+        }
+    }
+
+    /// The next address nobody has: used ones rest as long as possible.
+    fn free_address(&mut self) -> Ipv4Addr {
+        let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|member| member.pod.address).collect();
+        loop {
+            self.made += 1;
+            let [_, _, c, d] = (self.made % 0xfffe + 1).to_be_bytes();
+            let [a, b, ..] = POD_NETWORK.0.octets();
+            let address = Ipv4Addr::new(a, b, c, d);
+            if address != BRIDGE && !taken.contains(&address) {
+                return address;
+            }
+        }
+    }
+
+    fn make(&mut self, workload: &Workload, name: String) -> Result<(), Error> {
+        if self.pods.len() >= MOST_PODS {
+            return Err(Error::Refused(format!("one mesh runs at most {MOST_PODS} pods")));
+        }
+        let address = self.free_address();
+        let mut pod = Pod::new(workload, name, address, &self.objects.namespaces);
+        pod.sidecar &= !self.settings.proxy.is_empty();
+        let key = (pod.namespace.clone(), pod.name.clone());
+        let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
+        let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
+        let (exceptions, problems) = Exceptions::read(&pod.annotations);
+        let about = format!("{} {}/{}", pod.kind, pod.namespace, pod.workload);
+        problems.into_iter().for_each(|problem| self.note(format!("{about}: {problem}")));
+        if pod.spec.host_network {
+            self.note(format!(
+                "{about}: hostNetwork has no meaning here: it gets a pod's network, and no sidecar"
+            ));
+        }
+        if !pod.spec.init_containers.is_empty() {
+            self.note(format!("{about}: initContainers are not run here"));
+        }
+        let (programs, probes) = self.programs(&pod, &logs);
+        let rules =
+            if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
+        let blueprint = Blueprint {
+            key: key.clone(),
+            account: pod.account.clone(),
+            address,
+            prefix: POD_NETWORK.1,
+            gateway: BRIDGE,
+            bridge: self.bridge,
+            link: format!("pod{}", self.made),
+            domain: DOMAIN,
+            issuer: self.issuer.clone(),
+            rules: self.with_services(&pod, rules),
+            sidecar: self.sidecar(&pod, &folder, &logs)?,
+            programs,
+            probes,
+            folder,
+        };
+        let state = PodState {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            kind: pod.kind.clone(),
+            workload: pod.workload.clone(),
+            address: address.to_string(),
+            sidecar: pod.sidecar,
+            ready: Err("starting".to_owned()),
+            restarts: 0,
+            logs,
+            programs: Vec::new(),
+            handles: None,
+        };
+        let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
+        let member = Member { pod, running, state, leaving: None, told: false, failures: VecDeque::new() };
+        self.pods.insert(key, member);
+        Ok(())
+    }
+
+    fn programs(&mut self, pod: &Pod, logs: &Path) -> (Vec<Program>, Vec<Check>) {
+        let (mut programs, mut checks, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let images = Images { known: &self.settings.images, stand_in: &self.settings.stand_in };
+        for container in &pod.spec.containers {
+            let ports = pod.ports(container, &self.objects);
+            let (program, said) = containers::program(container, pod, &ports, images, logs);
+            programs.push(program);
+            notes.extend(said);
+            let stand_in = !containers::is_known(images, &container.image);
+            let probe = container.readiness_probe.as_ref();
+            checks.extend(probe.and_then(|probe| check(probe, pod, stand_in)).into_iter());
+            // Without a probe, a container is ready when its first port accepts.
+            if probe.is_none()
+                && let Some(port) = ports.first()
+            {
+                checks.push(Check { port: *port, ..Check::default() });
+            }
+        }
+        notes.into_iter().for_each(|note| self.note(note));
+        (programs, checks)
+    }
+
+    fn sidecar(&self, pod: &Pod, folder: &Path, logs: &Path) -> Result<Option<Program>, Error> {
+        if !pod.sidecar {
+            return Ok(None);
+        }
+        fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
+        let node = folder.join("node.json");
+        let concurrency = self.settings.concurrency;
+        rundir::replace(&node, pod.node(concurrency).to_string().as_bytes())
+            .context("describing the sidecar")?;
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let mut command = self.settings.proxy.clone();
+        for (name, value) in [
+            ("--discovery", format!("{BRIDGE}:{DISCOVERY_TLS_PORT}")),
+            ("--ca-root", path(&self.settings.folder.join("ca/root-cert.pem"))),
+            ("--token", path(&folder.join("token"))),
+            ("--node", path(&node)),
+            ("--concurrency", concurrency.to_string()),
+            ("--interception-mark", MARK.to_string()),
+        ] {
+            command.extend([name.to_owned(), value]);
+        }
+        let log = logs.join("proxy.log");
+        Ok(Some(Program { name: "proxy".to_owned(), command, environment: BTreeMap::new(), log }))
+    }
+
+    /// Adds virtual addresses to a pod's rules: all where there is no sidecar, and else UDP, which sidecars leave.
+    fn with_services(&self, pod: &Pod, mut rules: Rules) -> Rules {
+        let ports = self.virtual_ports.iter().filter(|port| port.udp || !pod.sidecar);
+        rules.output.extend(rules::services(ports));
+        rules
+    }
+
+    /// Writes what follows from the pods' state, wherever it changed.
+    fn publish(&mut self) {
+        let pods: Vec<(&Pod, bool)> = (self.pods.values())
+            .map(|member| (&member.pod, member.leaving.is_none() && member.state.ready.is_ok()))
+            .collect();
+        let services = &self.objects.services;
+        let addresses = self.addresses.assign(services);
+        let names = plan::names(services, addresses, &pods);
+        let virtual_ports = plan::virtual_ports(services, addresses, &pods);
+        let pod_objects = documents(pods.iter().map(|(pod, ready)| pod.object(*ready)));
+        let service_objects = documents(
+            addresses.iter().filter_map(|(key, address)| Some(services.get(key)?.completed(*address))),
+        );
+        self.names.replace(names);
+        self.write("generated/services.yaml", service_objects);
+        self.write("generated/pods.yaml", pod_objects);
+        if self.virtual_ports != virtual_ports {
+            self.virtual_ports = virtual_ports;
+            for member in self.pods.values() {
+                let (exceptions, _) = Exceptions::read(&member.pod.annotations);
+                let own = match member.pod.sidecar {
+                    true => rules::interception(&exceptions, MARK, BRIDGE),
+                    false => Rules::default(),
+                };
+                if !member.pod.sidecar || self.virtual_ports.iter().any(|port| port.udp) {
+                    member.running.order(Order::Rules(self.with_services(&member.pod, own)));
+                }
+            }
+        }
+        let pods = self.pods.values().filter(|member| member.leaving.is_none());
+        let state = State {
+            name: self.settings.name.clone(),
+            process: self.process,
+            control: self.control_process,
+            pods: pods.map(|member| member.state.clone()).collect(),
+        };
+        let text = serde_json::to_string_pretty(&state).unwrap_or_default();
+        self.write("state.json", text);
+        self.state.send_if_modified(|old| {
+            let changed = *old != state;
+            *old = state;
+            changed
+        });
+    }
+
+    fn write(&mut self, file: &'static str, content: String) {
+        if self.published.get(file) == Some(&content) {
+            return;
+        }
+        match rundir::replace(&self.settings.folder.join(file), content.as_bytes()) {
+            Ok(()) => {
+                self.published.insert(file, content);
+            }
+            Err(error) => self.note(format!("cannot write {file}: {error}")),
+        }
+    }
+
+    /// Says something once.
+    fn note(&mut self, text: String) {
+        if self.noted.insert(text.clone()) {
+            self.say(text);
+        }
+    }
+
+    fn say(&self, text: String) {
+        let _ = self.reports.send(Report::Note(text));
+    }
+}
+
+/// How to check a container by its probe. Stand-ins have no pages of their own, so their port must do.
+fn check(probe: &Probe, pod: &Pod, stand_in: bool) -> Option<Check> {
+    let target = probe.http_get.as_ref().or(probe.tcp_socket.as_ref())?;
+    let path = probe.http_get.as_ref().filter(|_| !stand_in);
+    let default = Check::default();
+    Some(Check {
+        port: target.port.resolve(&pod.spec.containers)?,
+        path: path.map(|target| target.path.clone().unwrap_or_else(|| "/".to_owned())),
+        period: probe.period_seconds.map_or(default.period, Duration::from_secs),
+        limit: probe.timeout_seconds.map_or(default.limit, Duration::from_secs),
+        failures: probe.failure_threshold.unwrap_or(default.failures),
+    })
+}
+
+/// Objects as a stream of YAML documents, each of which is JSON.
+fn documents(objects: impl Iterator<Item = serde_json::Value>) -> String {
+    objects.map(|object| format!("---\n{object}\n")).collect()
+}
+
+/// What a program said last: mostly why it ended.
+fn last_line(log: &Path) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let line = text.lines().rev().find(|line| !line.trim().is_empty());
+    line.map_or_else(|| format!("nothing in {}", log.display()), str::to_owned)
+}
+
+/// Asks a pod's sidecar for its metrics.
+///
+/// # Errors
+/// When it does not answer.
+pub async fn metrics(pod: &PodState) -> io::Result<String> {
+    let address: Ipv4Addr = pod.address.parse().map_err(io::Error::other)?;
+    let to = SocketAddr::from((address, skysail_core::names::METRICS_PORT));
+    http::get(to, "/stats/prometheus", Duration::from_secs(2)).await.map(|(_, body)| body)
+}

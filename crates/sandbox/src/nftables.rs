@@ -1,0 +1,231 @@
+//! Packet rules in the kernel, by nf_tables' own netlink protocol (linux/netfilter/nf_tables.h).
+//!
+//! No `nft` or `iptables` program is needed. One batch replaces all rules of a pod at once: a packet meets the
+//! old rules or the new ones, never half of them.
+
+use std::io;
+
+use nix::libc;
+
+use crate::{
+    netlink::{Message, Socket},
+    rules::{Match, Network, Rule, Rules, Verdict},
+};
+
+const TABLE: &str = "skysail";
+const OUTPUT: &str = "output";
+const INPUT: &str = "input";
+
+/// `NF_IP_PRI_NAT_DST`: where destinations are rewritten.
+const PRIORITY: i32 = -100;
+const HOOK_PREROUTING: u32 = 0;
+const HOOK_OUTPUT: u32 = 3;
+/// `LOOPBACK_IFINDEX`: `lo` is the first link of every namespace.
+const LOOPBACK_INDEX: u32 = 1;
+
+/// `NFT_NAT_DNAT`.
+const DESTINATION: u32 = 1;
+
+/// The registers rules work with: the verdict's, and two for values.
+const VERDICT: u32 = 0;
+const FIRST: u32 = 1;
+const SECOND: u32 = 2;
+
+const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
+
+// Attribute numbers, which the `libc` crate lacks.
+const NFTA_HOOK_HOOKNUM: u16 = 1;
+const NFTA_HOOK_PRIORITY: u16 = 2;
+const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_TYPE: u16 = 7;
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_LIST_ELEM: u16 = 1;
+const NFTA_EXPR_NAME: u16 = 1;
+const NFTA_EXPR_DATA: u16 = 2;
+const NFTA_DATA_VALUE: u16 = 1;
+const NFTA_DATA_VERDICT: u16 = 2;
+const NFTA_VERDICT_CODE: u16 = 1;
+const NFTA_IMMEDIATE_DREG: u16 = 1;
+const NFTA_IMMEDIATE_DATA: u16 = 2;
+const NFTA_META_DREG: u16 = 1;
+const NFTA_META_KEY: u16 = 2;
+const NFTA_PAYLOAD_DREG: u16 = 1;
+const NFTA_PAYLOAD_BASE: u16 = 2;
+const NFTA_PAYLOAD_OFFSET: u16 = 3;
+const NFTA_PAYLOAD_LEN: u16 = 4;
+const NFTA_BITWISE_SREG: u16 = 1;
+const NFTA_BITWISE_DREG: u16 = 2;
+const NFTA_BITWISE_LEN: u16 = 3;
+const NFTA_BITWISE_MASK: u16 = 4;
+const NFTA_BITWISE_XOR: u16 = 5;
+const NFTA_NG_DREG: u16 = 1;
+const NFTA_NG_MODULUS: u16 = 2;
+const NFTA_NG_TYPE: u16 = 3;
+const NFTA_CMP_SREG: u16 = 1;
+const NFTA_CMP_OP: u16 = 2;
+const NFTA_CMP_DATA: u16 = 3;
+const NFTA_NAT_TYPE: u16 = 1;
+const NFTA_NAT_FAMILY: u16 = 2;
+const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
+const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
+const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
+
+/// Replaces the rules of the calling thread's network namespace.
+///
+/// # Errors
+/// With the kernel's refusal; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.
+pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
+    let mut messages = vec![bracket(libc::NFNL_MSG_BATCH_BEGIN), table(libc::NFT_MSG_NEWTABLE)];
+    // Made, removed and made again, so that it need not be known whether it is there.
+    messages.extend([table(libc::NFT_MSG_DELTABLE), table(libc::NFT_MSG_NEWTABLE)]);
+    for (name, hook, rules) in [(OUTPUT, HOOK_OUTPUT, &rules.output), (INPUT, HOOK_PREROUTING, &rules.input)]
+    {
+        messages.push(chain(name, hook));
+        messages.extend(rules.iter().map(|rule| rule_message(name, rule)));
+    }
+    messages.push(bracket(libc::NFNL_MSG_BATCH_END));
+    socket.request(messages)
+}
+
+fn bracket(kind: i32) -> Message {
+    let subsystem = (libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes();
+    Message::unanswered(kind as u16).raw(&[0, 0, subsystem[0], subsystem[1]])
+}
+
+/// A message to nf_tables about IPv4.
+fn start(kind: i32, flags: i32) -> Message {
+    Message::new(SUBSYSTEM | kind as u16, flags).raw(&[libc::NFPROTO_IPV4 as u8, 0, 0, 0])
+}
+
+fn table(kind: i32) -> Message {
+    let flags = if kind == libc::NFT_MSG_NEWTABLE { libc::NLM_F_CREATE } else { 0 };
+    start(kind, flags).text(NFTA_TABLE_NAME, TABLE)
+}
+
+fn chain(name: &str, hook: u32) -> Message {
+    start(libc::NFT_MSG_NEWCHAIN, libc::NLM_F_CREATE)
+        .text(NFTA_CHAIN_TABLE, TABLE)
+        .text(NFTA_CHAIN_NAME, name)
+        .nested(NFTA_CHAIN_HOOK, |attributes| {
+            let priority = u32::from_ne_bytes(PRIORITY.to_ne_bytes());
+            attributes.be32(NFTA_HOOK_HOOKNUM, hook).be32(NFTA_HOOK_PRIORITY, priority)
+        })
+        .text(NFTA_CHAIN_TYPE, "nat")
+}
+
+fn rule_message(chain: &str, rule: &Rule) -> Message {
+    start(libc::NFT_MSG_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_APPEND)
+        .text(NFTA_RULE_TABLE, TABLE)
+        .text(NFTA_RULE_CHAIN, chain)
+        .nested(NFTA_RULE_EXPRESSIONS, |list| {
+            let list = rule.conditions.iter().fold(list, |list, condition| matching(list, *condition));
+            verdict(list, rule.verdict)
+        })
+}
+
+fn matching(list: Message, condition: Match) -> Message {
+    match condition {
+        Match::Protocol(number) => equal(meta(list, libc::NFT_META_L4PROTO), &[number]),
+        Match::Mark(mark) => equal(meta(list, libc::NFT_META_MARK), &mark.to_ne_bytes()),
+        Match::OutLoopback => equal(meta(list, libc::NFT_META_OIF), &LOOPBACK_INDEX.to_ne_bytes()),
+        Match::To(network) => within(list, 16, network, libc::NFT_CMP_EQ),
+        Match::NotTo(network) => within(list, 16, network, libc::NFT_CMP_NEQ),
+        Match::From(network) => within(list, 12, network, libc::NFT_CMP_EQ),
+        // Source and destination port lie at the same place in TCP and UDP.
+        Match::Port(port) => {
+            equal(payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2), &port.to_be_bytes())
+        }
+        Match::OneIn(count) => equal(one_in(list, count), &[0; 4]),
+    }
+}
+
+fn verdict(list: Message, verdict: Verdict) -> Message {
+    match verdict {
+        Verdict::Leave => expression(list, "immediate", |data| {
+            data.be32(NFTA_IMMEDIATE_DREG, VERDICT).nested(NFTA_IMMEDIATE_DATA, |data| {
+                data.nested(NFTA_DATA_VERDICT as u16, |data| {
+                    data.be32(NFTA_VERDICT_CODE, libc::NF_ACCEPT as u32)
+                })
+            })
+        }),
+        Verdict::Redirect(port) => {
+            let list = load(list, FIRST, &port.to_be_bytes());
+            expression(list, "redir", |data| data.be32(NFTA_REDIR_REG_PROTO_MIN, FIRST))
+        }
+        Verdict::To(address, port) => {
+            let list = load(load(list, FIRST, &address.octets()), SECOND, &port.to_be_bytes());
+            expression(list, "nat", |data| {
+                data.be32(NFTA_NAT_TYPE, DESTINATION)
+                    .be32(NFTA_NAT_FAMILY, libc::NFPROTO_IPV4 as u32)
+                    .be32(NFTA_NAT_REG_ADDR_MIN, FIRST)
+                    .be32(NFTA_NAT_REG_PROTO_MIN, SECOND)
+            })
+        }
+    }
+}
+
+fn expression(list: Message, name: &str, data: impl FnOnce(Message) -> Message) -> Message {
+    list.nested(NFTA_LIST_ELEM, |element| element.text(NFTA_EXPR_NAME, name).nested(NFTA_EXPR_DATA, data))
+}
+
+fn meta(list: Message, key: i32) -> Message {
+    expression(list, "meta", |data| data.be32(NFTA_META_DREG, FIRST).be32(NFTA_META_KEY, key as u32))
+}
+
+fn payload(list: Message, base: i32, offset: u32, length: u32) -> Message {
+    expression(list, "payload", |data| {
+        data.be32(NFTA_PAYLOAD_DREG, FIRST)
+            .be32(NFTA_PAYLOAD_BASE, base as u32)
+            .be32(NFTA_PAYLOAD_OFFSET, offset)
+            .be32(NFTA_PAYLOAD_LEN, length)
+    })
+}
+
+/// Compares an address in the IPv4 header, at this offset, with a network.
+fn within(list: Message, offset: u32, network: Network, operator: i32) -> Message {
+    let list = payload(list, libc::NFT_PAYLOAD_NETWORK_HEADER, offset, 4);
+    let mask = network.mask();
+    let list = expression(list, "bitwise", |data| {
+        data.be32(NFTA_BITWISE_SREG, FIRST)
+            .be32(NFTA_BITWISE_DREG, FIRST)
+            .be32(NFTA_BITWISE_LEN, 4)
+            .nested(NFTA_BITWISE_MASK, |data| value(data, &mask.to_be_bytes()))
+            .nested(NFTA_BITWISE_XOR, |data| value(data, &[0; 4]))
+    });
+    compare(list, operator, &(u32::from(network.address) & mask).to_be_bytes())
+}
+
+fn one_in(list: Message, count: u32) -> Message {
+    expression(list, "numgen", |data| {
+        data.be32(NFTA_NG_DREG, FIRST)
+            .be32(NFTA_NG_MODULUS, count)
+            .be32(NFTA_NG_TYPE, libc::NFT_NG_RANDOM as u32)
+    })
+}
+
+fn equal(list: Message, to: &[u8]) -> Message {
+    compare(list, libc::NFT_CMP_EQ, to)
+}
+
+fn compare(list: Message, operator: i32, with: &[u8]) -> Message {
+    expression(list, "cmp", |data| {
+        data.be32(NFTA_CMP_SREG, FIRST)
+            .be32(NFTA_CMP_OP, operator as u32)
+            .nested(NFTA_CMP_DATA, |data| value(data, with))
+    })
+}
+
+fn load(list: Message, register: u32, bytes: &[u8]) -> Message {
+    expression(list, "immediate", |data| {
+        data.be32(NFTA_IMMEDIATE_DREG, register).nested(NFTA_IMMEDIATE_DATA, |data| value(data, bytes))
+    })
+}
+
+fn value(data: Message, bytes: &[u8]) -> Message {
+    data.attribute(NFTA_DATA_VALUE, bytes)
+}

@@ -1,0 +1,435 @@
+//! What the user wrote, as far as pods need it: workloads, services and namespace labels from a folder of YAML.
+//!
+//! Everything else in the files is the control plane's. So is telling people what is wrong with them: what cannot
+//! be read here keeps its last good form, and a note says so.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Labels or annotations.
+pub(crate) type Labels = BTreeMap<String, String>;
+
+/// Namespace and name.
+pub(crate) type Key = (String, String);
+
+/// The objects of all files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Objects {
+    /// By kind, namespace and name.
+    pub(crate) workloads: BTreeMap<(String, String, String), Workload>,
+    pub(crate) services: BTreeMap<Key, Service>,
+    /// Labels by namespace.
+    pub(crate) namespaces: BTreeMap<String, Labels>,
+    /// What was left out, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Something that makes pods.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Workload {
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) replicas: u32,
+    pub(crate) template: Template,
+    /// Changes when the template does.
+    pub(crate) hash: String,
+}
+
+/// What each pod of a workload is like.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Template {
+    pub(crate) metadata: Metadata,
+    pub(crate) spec: PodSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Metadata {
+    pub(crate) name: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) labels: Option<Labels>,
+    pub(crate) annotations: Option<Labels>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodSpec {
+    pub(crate) service_account_name: Option<String>,
+    pub(crate) containers: Vec<Container>,
+    pub(crate) init_containers: Vec<Value>,
+    pub(crate) hostname: Option<String>,
+    pub(crate) subdomain: Option<String>,
+    pub(crate) host_network: bool,
+    pub(crate) termination_grace_period_seconds: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Container {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) command: Vec<String>,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<Variable>,
+    pub(crate) env_from: Vec<Value>,
+    pub(crate) ports: Vec<ContainerPort>,
+    pub(crate) readiness_probe: Option<Probe>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) value: Option<String>,
+    pub(crate) value_from: Option<Value>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ContainerPort {
+    pub(crate) name: Option<String>,
+    pub(crate) container_port: u16,
+    pub(crate) protocol: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Probe {
+    pub(crate) http_get: Option<ProbeTarget>,
+    pub(crate) tcp_socket: Option<ProbeTarget>,
+    pub(crate) period_seconds: Option<u64>,
+    pub(crate) timeout_seconds: Option<u64>,
+    pub(crate) failure_threshold: Option<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct ProbeTarget {
+    #[serde(default)]
+    pub(crate) path: Option<String>,
+    pub(crate) port: Port,
+}
+
+/// A port by number or by the name a container gives it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Port {
+    Number(u16),
+    Name(String),
+}
+
+/// A service, and the object as written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Service {
+    pub(crate) spec: ServiceSpec,
+    pub(crate) object: Value,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceSpec {
+    #[serde(rename = "clusterIP")]
+    pub(crate) cluster_ip: Option<String>,
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
+    pub(crate) external_name: Option<String>,
+    pub(crate) selector: Option<Labels>,
+    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) publish_not_ready_addresses: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServicePort {
+    pub(crate) port: u16,
+    pub(crate) target_port: Option<Port>,
+    pub(crate) protocol: Option<String>,
+}
+
+impl Port {
+    /// The number, by these containers' names.
+    pub(crate) fn resolve(&self, containers: &[Container]) -> Option<u16> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Name(name) => {
+                let mut ports = containers.iter().flat_map(|container| &container.ports);
+                ports.find(|port| port.name.as_ref() == Some(name)).map(|port| port.container_port)
+            }
+        }
+    }
+}
+
+/// Reads folders of YAML, again and again.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    roots: Vec<PathBuf>,
+    files: BTreeMap<PathBuf, ReadFile>,
+}
+
+#[derive(Debug, Default)]
+struct ReadFile {
+    stamp: Option<(SystemTime, u64)>,
+    documents: Vec<Value>,
+    problem: Option<String>,
+}
+
+impl Reader {
+    pub(crate) fn new(roots: Vec<PathBuf>) -> Self {
+        Self { roots, files: BTreeMap::new() }
+    }
+
+    /// Looks at the files again. True if any of them changed.
+    pub(crate) fn read(&mut self) -> io::Result<bool> {
+        let mut found = Vec::new();
+        for root in &self.roots {
+            find(root, &mut found)?;
+        }
+        let before = self.files.len();
+        self.files.retain(|path, _| found.contains(path));
+        let mut changed = self.files.len() != before;
+        for path in found {
+            let stamp = fs::metadata(&path).and_then(|data| Ok((data.modified()?, data.len()))).ok();
+            let file = self.files.entry(path.clone()).or_default();
+            if file.stamp == stamp && stamp.is_some() {
+                continue;
+            }
+            file.stamp = stamp;
+            changed = true;
+            file.read(&path);
+        }
+        Ok(changed)
+    }
+
+    /// The objects of all files.
+    pub(crate) fn objects(&self) -> Objects {
+        let mut objects = Objects::default();
+        for (path, file) in &self.files {
+            if let Some(problem) = &file.problem {
+                objects.notes.push(format!("{}: {problem}", path.display()));
+            }
+            for document in &file.documents {
+                if let Err(problem) = objects.add(document) {
+                    objects.notes.push(format!("{}: {problem}", path.display()));
+                }
+            }
+        }
+        objects
+    }
+}
+
+impl ReadFile {
+    fn read(&mut self, path: &Path) {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => return self.problem = Some(error.to_string()),
+        };
+        let (mut good, mut bad) = (Vec::new(), 0);
+        for document in split(&text) {
+            match serde_saphyr::from_str::<Value>(document) {
+                Ok(Value::Null) => {}
+                Ok(value) => good.push(value),
+                Err(_) => bad += 1,
+            }
+        }
+        self.problem = None;
+        if bad == 0 || self.documents.is_empty() {
+            self.documents = good;
+        }
+        if bad > 0 {
+            let kept = "its pods stay as they were until it can be read";
+            self.problem = Some(format!("{bad} of its documents cannot be read as YAML; {kept}"));
+        }
+    }
+}
+
+/// The documents of a file: a line that starts with `---` begins one wherever it stands (YAML 1.2, 9.1.2).
+fn split(text: &str) -> Vec<&str> {
+    let mut starts = vec![0];
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        if line
+            .strip_prefix("---")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+        {
+            starts.push(at);
+        }
+        at += line.len();
+    }
+    starts.push(text.len());
+    let documents = starts.windows(2).map(|pair| &text[pair[0]..pair[1]]);
+    documents.filter(|document| !document.trim().is_empty()).collect()
+}
+
+fn find(path: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    if path.is_file() {
+        found.push(path.to_owned());
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
+        if path.is_dir() {
+            find(&path, found)?;
+        } else if path
+            .extension()
+            .is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known))
+        {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+impl Objects {
+    fn add(&mut self, document: &Value) -> Result<(), String> {
+        let kind = document["kind"].as_str().unwrap_or_default();
+        if kind == "List" || kind.ends_with("List") && document["items"].is_array() {
+            return document["items"].as_array().into_iter().flatten().try_for_each(|item| self.add(item));
+        }
+        let version = document["apiVersion"].as_str().unwrap_or_default();
+        match (version, kind) {
+            ("v1", "Namespace" | "Service" | "Pod")
+            | ("apps/v1", "Deployment" | "StatefulSet" | "ReplicaSet" | "DaemonSet") => {}
+            ("batch/v1", "Job" | "CronJob") => {
+                let name = document["metadata"]["name"].as_str().unwrap_or_default();
+                return Err(format!("{kind} {name}: jobs are not run here"));
+            }
+            _ => return Ok(()),
+        }
+        let metadata: Metadata =
+            field(document, "metadata").map_err(|problem| format!("{kind}: metadata: {problem}"))?;
+        let name = metadata.name.clone();
+        if name.is_empty() {
+            return Err(format!("{kind}: metadata.name is missing"));
+        }
+        let namespace = metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let wrong = |problem| format!("{kind} {namespace}/{name}: {problem}");
+        match kind {
+            "Namespace" => {
+                self.namespaces.insert(name, metadata.labels.unwrap_or_default());
+            }
+            "Service" => {
+                let spec = field(document, "spec").map_err(wrong)?;
+                let service = Service { spec, object: document.clone() };
+                self.services.insert((namespace, name), service);
+            }
+            _ => {
+                let workload = workload(document, kind, &namespace, &name, metadata).map_err(wrong)?;
+                self.workloads.insert((namespace, kind.to_owned(), name), workload);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn workload(
+    document: &Value,
+    kind: &str,
+    namespace: &str,
+    name: &str,
+    metadata: Metadata,
+) -> Result<Workload, String> {
+    let pod = kind == "Pod";
+    let template = if pod {
+        Template { metadata, spec: field(document, "spec")? }
+    } else {
+        field(&document["spec"], "template")?
+    };
+    let replicas = match &document["spec"]["replicas"] {
+        _ if pod || kind == "DaemonSet" => 1,
+        Value::Null => 1,
+        number => number
+            .as_u64()
+            .and_then(|number| u32::try_from(number).ok())
+            .ok_or_else(|| format!("spec.replicas: {number} is not a number of pods"))?,
+    };
+    let source = if pod { document } else { &document["spec"]["template"] };
+    Ok(Workload {
+        kind: kind.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        replicas,
+        template,
+        hash: letters(fnv(source.to_string().as_bytes()), 10),
+    })
+}
+
+fn field<T: for<'a> Deserialize<'a> + Default>(object: &Value, name: &str) -> Result<T, String> {
+    match &object[name] {
+        Value::Null => Ok(T::default()),
+        value => T::deserialize(value).map_err(|error| format!("{name}: {error}")),
+    }
+}
+
+/// The 64-bit FNV-1a hash: the same in every run and on every machine, unlike the standard library's.
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A number as Kubernetes writes hashes in names: with no letters that could make words.
+pub(crate) fn letters(mut number: u64, length: usize) -> String {
+    const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut text = String::new();
+    for _ in 0..length {
+        text.push(char::from(ALPHABET[(number % 27) as usize]));
+        number /= 27;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: n}\nspec:\n  replicas: 2\n  template:\n    metadata: {labels: {app: a}}\n    spec: {containers: [{name: a, image: x, ports: [{name: http, containerPort: 80}]}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec: {selector: {app: a}, ports: [{port: 80, targetPort: http}]}\n";
+
+    #[test]
+    fn a_broken_file_keeps_its_last_good_objects() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        fs::write(&path, GOOD).unwrap();
+        let mut reader = Reader::new(vec![folder.path().to_owned()]);
+        assert!(reader.read().unwrap());
+        assert!(!reader.read().unwrap());
+        let objects = reader.objects();
+        let workload = &objects.workloads.values().next().unwrap();
+        assert_eq!((workload.replicas, workload.template.metadata.labels.as_ref().unwrap().len()), (2, 1));
+        let service = objects.services.values().next().unwrap();
+        let target = service.spec.ports[0].target_port.as_ref().unwrap();
+        assert_eq!(target.resolve(&workload.template.spec.containers), Some(80));
+
+        fs::write(&path, &GOOD[..GOOD.len() - 5]).unwrap();
+        assert!(reader.read().unwrap());
+        let kept = reader.objects();
+        assert_eq!(kept.workloads, objects.workloads);
+        assert_eq!(kept.services, objects.services);
+        assert_eq!(kept.notes.len(), 1);
+    }
+
+    #[test]
+    fn wrong_types_are_noted_and_the_rest_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "{GOOD}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: b}}\nspec: {{replicas: many}}\n"
+        );
+        fs::write(folder.path().join("a.yaml"), text).unwrap();
+        let mut reader = Reader::new(vec![folder.path().to_owned()]);
+        reader.read().unwrap();
+        let objects = reader.objects();
+        assert_eq!(objects.workloads.len(), 1);
+        assert!(objects.notes[0].contains("spec.replicas"), "{:?}", objects.notes);
+    }
+}

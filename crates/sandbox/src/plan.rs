@@ -1,0 +1,442 @@
+//! From what the user wrote to what a cluster would hold: pods with addresses, services with virtual addresses,
+//! names. All of it pure; [`crate::mesh`] makes it real.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    dns::{Answer, DOMAIN, Names},
+    objects::{Container, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
+    rules::VirtualPort,
+};
+
+/// Pods get addresses here; the bridge has the first.
+pub(crate) const POD_NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 0), 16);
+/// The bridge: gateway, DNS server and control plane.
+pub(crate) const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
+/// The first two bytes of virtual addresses.
+const SERVICE_NETWORK: [u8; 2] = [10, 96];
+/// Set on pods that have a sidecar, as Istio's injection does.
+const TLS_MODE: (&str, &str) = ("security.istio.io/tlsMode", "istio");
+const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
+const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
+const INJECT: &str = "sidecar.istio.io/inject";
+
+/// A pod: one replica of a workload, with all that does not change while it lives.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) kind: String,
+    pub(crate) workload: String,
+    pub(crate) hash: String,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) labels: Labels,
+    pub(crate) annotations: Labels,
+    pub(crate) account: String,
+    pub(crate) spec: PodSpec,
+    pub(crate) sidecar: bool,
+}
+
+impl Pod {
+    /// The pod that `workload` makes under this name.
+    pub(crate) fn new(
+        workload: &Workload,
+        name: String,
+        address: Ipv4Addr,
+        namespaces: &BTreeMap<String, Labels>,
+    ) -> Self {
+        let metadata = &workload.template.metadata;
+        let mut labels = metadata.labels.clone().unwrap_or_default();
+        let annotations = metadata.annotations.clone().unwrap_or_default();
+        let spec = workload.template.spec.clone();
+        let sidecar =
+            !spec.host_network && injected(&labels, &annotations, namespaces.get(&workload.namespace));
+        if sidecar {
+            let first = |names: &[&str]| names.iter().find_map(|name| labels.get(*name).cloned());
+            let canonical = first(&[CANONICAL_NAME, "app.kubernetes.io/name", "app"]);
+            let revision = first(&[CANONICAL_REVISION, "app.kubernetes.io/version", "version"]);
+            labels.insert(CANONICAL_NAME.to_owned(), canonical.unwrap_or_else(|| workload.name.clone()));
+            labels.insert(CANONICAL_REVISION.to_owned(), revision.unwrap_or_else(|| "latest".to_owned()));
+            labels.entry(TLS_MODE.0.to_owned()).or_insert_with(|| TLS_MODE.1.to_owned());
+        }
+        if workload.kind == "Deployment" {
+            labels.insert("pod-template-hash".to_owned(), workload.hash.clone());
+        }
+        Self {
+            name,
+            namespace: workload.namespace.clone(),
+            kind: workload.kind.clone(),
+            workload: workload.name.clone(),
+            hash: workload.hash.clone(),
+            address,
+            labels,
+            annotations,
+            account: spec.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
+            spec,
+            sidecar,
+        }
+    }
+
+    /// The Pod object that a cluster would hold.
+    pub(crate) fn object(&self, ready: bool) -> Value {
+        let owner = match self.kind.as_str() {
+            "Pod" => None,
+            "Deployment" => Some(("ReplicaSet", format!("{}-{}", self.workload, self.hash))),
+            kind => Some((kind, self.workload.clone())),
+        };
+        let owners = owner.map(|(kind, name)| {
+            json!([{ "apiVersion": "apps/v1", "kind": kind, "name": name, "controller": true,
+                     "uid": format!("{kind}-{name}") }])
+        });
+        let containers: Vec<Value> = self.spec.containers.iter().map(container_object).collect();
+        let status = if ready { "True" } else { "False" };
+        let mut spec =
+            json!({ "serviceAccountName": self.account, "nodeName": "skysail", "containers": containers });
+        for (name, value) in [("hostname", &self.spec.hostname), ("subdomain", &self.spec.subdomain)] {
+            if let Some(value) = value {
+                spec[name] = json!(value);
+            }
+        }
+        let mut metadata = json!({ "name": self.name, "namespace": self.namespace, "labels": self.labels,
+                                   "annotations": self.annotations });
+        if let Some(owners) = owners {
+            metadata["ownerReferences"] = owners;
+        }
+        let address = self.address.to_string();
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec,
+            "status": {
+                "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "hostIP": BRIDGE.to_string(),
+                "conditions": [{ "type": "Ready", "status": status }],
+            },
+        })
+    }
+
+    /// How the sidecar introduces itself to the control plane: Envoy's `Node` with Istio's metadata.
+    pub(crate) fn node(&self, concurrency: u32) -> Value {
+        let Self { name, namespace, address, workload, .. } = self;
+        let ports: Vec<Value> = (self.spec.containers.iter())
+            .flat_map(|container| &container.ports)
+            .map(|port| {
+                json!({ "containerPort": port.container_port, "name": port.name,
+                                "protocol": port.protocol.as_deref().unwrap_or("TCP") })
+            })
+            .collect();
+        let containers: Vec<&str> =
+            self.spec.containers.iter().map(|container| container.name.as_str()).collect();
+        let plural = format!("{}s", self.kind.to_lowercase());
+        json!({
+            "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
+            "cluster": format!("{}.{namespace}", self.labels.get("app").unwrap_or(workload)),
+            "metadata": {
+                "ANNOTATIONS": self.annotations,
+                "APP_CONTAINERS": containers.join(","),
+                "CLUSTER_ID": "Kubernetes",
+                "INSTANCE_IPS": address.to_string(),
+                "INTERCEPTION_MODE": "REDIRECT",
+                "ISTIO_VERSION": "1.32.0",
+                "LABELS": self.labels,
+                "MESH_ID": DOMAIN,
+                "NAME": name,
+                "NAMESPACE": namespace,
+                "NODE_NAME": "skysail",
+                "OWNER": format!("kubernetes://apis/apps/v1/namespaces/{namespace}/{plural}/{workload}"),
+                "POD_PORTS": Value::Array(ports).to_string(),
+                "PROXY_CONFIG": { "concurrency": concurrency },
+                "SERVICE_ACCOUNT": self.account,
+                "WORKLOAD_NAME": workload,
+            },
+            "locality": {},
+        })
+    }
+
+    /// A field of the pod as `fieldRef` names it.
+    pub(crate) fn field(&self, path: &str) -> Option<String> {
+        let keyed = |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']");
+        if let Some(label) = keyed("metadata.labels") {
+            return Some(self.labels.get(label).cloned().unwrap_or_default());
+        }
+        if let Some(annotation) = keyed("metadata.annotations") {
+            return Some(self.annotations.get(annotation).cloned().unwrap_or_default());
+        }
+        Some(match path {
+            "metadata.name" => self.name.clone(),
+            "metadata.namespace" => self.namespace.clone(),
+            "metadata.uid" => format!("{}.{}", self.namespace, self.name),
+            "status.podIP" | "status.podIPs" => self.address.to_string(),
+            "status.hostIP" => BRIDGE.to_string(),
+            "spec.nodeName" => "skysail".to_owned(),
+            "spec.serviceAccountName" => self.account.clone(),
+            _ => return None,
+        })
+    }
+
+    fn selected_by(&self, namespace: &str, service: &Service) -> bool {
+        let selector = service.spec.selector.as_ref().filter(|selector| !selector.is_empty());
+        self.namespace == namespace
+            && selector.is_some_and(|s| s.iter().all(|(name, value)| self.labels.get(name) == Some(value)))
+    }
+
+    /// The ports a stand-in for the container should listen on: those it names, and if it names none, those that
+    /// services send to.
+    pub(crate) fn ports(&self, container: &Container, objects: &Objects) -> BTreeSet<u16> {
+        let named: BTreeSet<u16> = container.ports.iter().map(|port| port.container_port).collect();
+        if !named.is_empty() || self.spec.containers.len() > 1 {
+            return named;
+        }
+        let services = objects.services.iter();
+        let services = services.filter(|((namespace, _), service)| self.selected_by(namespace, service));
+        services.flat_map(|(_, service)| &service.spec.ports).filter_map(|port| self.target(port)).collect()
+    }
+
+    fn target(&self, port: &ServicePort) -> Option<u16> {
+        match &port.target_port {
+            Some(target) => target.resolve(&self.spec.containers),
+            None => Some(port.port),
+        }
+    }
+}
+
+/// Every namespace is part of the mesh unless it or the pod says otherwise; the pod's word counts more.
+fn injected(labels: &Labels, annotations: &Labels, namespace: Option<&Labels>) -> bool {
+    match labels.get(INJECT).or_else(|| annotations.get(INJECT)).map(String::as_str) {
+        Some("false" | "disabled" | "no" | "n" | "off") => false,
+        Some("true" | "enabled" | "yes" | "y" | "on") => true,
+        _ => {
+            namespace.and_then(|labels| labels.get("istio-injection")).is_none_or(|value| value != "disabled")
+        }
+    }
+}
+
+fn container_object(container: &Container) -> Value {
+    let ports: Vec<Value> = (container.ports.iter())
+        .map(|port| {
+            let mut object = json!({ "containerPort": port.container_port,
+                                     "protocol": port.protocol.as_deref().unwrap_or("TCP") });
+            if let Some(name) = &port.name {
+                object["name"] = json!(name);
+            }
+            object
+        })
+        .collect();
+    json!({ "name": container.name, "image": container.image, "ports": ports })
+}
+
+/// Virtual addresses: each service keeps the one it got first.
+#[derive(Debug, Default)]
+pub(crate) struct VirtualAddresses(BTreeMap<Key, Ipv4Addr>);
+
+impl VirtualAddresses {
+    /// Gives every service that should have a virtual address one, and returns all of them.
+    ///
+    /// Where a service starts looking follows from its name alone, so other services rarely move it.
+    pub(crate) fn assign(&mut self, services: &BTreeMap<Key, Service>) -> &BTreeMap<Key, Ipv4Addr> {
+        self.0.retain(|key, _| services.get(key).is_some_and(Service::is_virtual));
+        for (key, service) in services {
+            if let Some(address) = service.own_address() {
+                self.0.insert(key.clone(), address);
+            }
+        }
+        let mut taken: BTreeSet<Ipv4Addr> = self.0.values().copied().collect();
+        for (key, _) in services.iter().filter(|(_, service)| service.is_virtual()) {
+            self.0.entry(key.clone()).or_insert_with(|| {
+                let start = fnv(format!("{}/{}", key.0, key.1).as_bytes()) as u16;
+                let candidates = (0..u16::MAX).map(|step| {
+                    let [c, d] = start.wrapping_add(step).to_be_bytes();
+                    Ipv4Addr::new(SERVICE_NETWORK[0], SERVICE_NETWORK[1], c, d)
+                });
+                let mut usable = candidates.filter(|address| ![0, 255].contains(&address.octets()[3]));
+                let free = usable.find(|address| !taken.contains(address)).unwrap_or(Ipv4Addr::UNSPECIFIED);
+                taken.insert(free);
+                free
+            });
+        }
+        &self.0
+    }
+}
+
+impl Service {
+    fn is_virtual(&self) -> bool {
+        self.spec.kind.as_deref() != Some("ExternalName") && !self.is_headless()
+    }
+
+    fn is_headless(&self) -> bool {
+        self.spec.cluster_ip.as_deref() == Some("None")
+    }
+
+    fn own_address(&self) -> Option<Ipv4Addr> {
+        self.spec.cluster_ip.as_deref().filter(|_| self.is_virtual())?.parse().ok()
+    }
+
+    /// The Service object with its virtual address.
+    pub(crate) fn completed(&self, address: Ipv4Addr) -> Value {
+        let mut object = self.object.clone();
+        let text = address.to_string();
+        object["spec"]["clusterIP"] = json!(text);
+        object["spec"]["clusterIPs"] = json!([text]);
+        object
+    }
+}
+
+/// What DNS answers. `pods` come with whether they are ready.
+pub(crate) fn names(
+    services: &BTreeMap<Key, Service>,
+    addresses: &BTreeMap<Key, Ipv4Addr>,
+    pods: &[(&Pod, bool)],
+) -> Names {
+    let mut names = Names::new();
+    for control in ["istiod", "skysaild"] {
+        names.insert(format!("{control}.istio-system.svc.{DOMAIN}"), Answer::Addresses(vec![BRIDGE]));
+    }
+    for (key @ (namespace, name), service) in services {
+        let full = format!("{name}.{namespace}.svc.{DOMAIN}");
+        if let Some(external) = &service.spec.external_name {
+            names.insert(full, Answer::Alias(external.trim_end_matches('.').to_lowercase()));
+        } else if let Some(address) = addresses.get(key) {
+            names.insert(full, Answer::Addresses(vec![*address]));
+        } else if service.is_headless() {
+            let chosen = pods.iter().filter(|(pod, ready)| {
+                (*ready || service.spec.publish_not_ready_addresses) && pod.selected_by(namespace, service)
+            });
+            let mut all = Vec::new();
+            for (pod, _) in chosen {
+                all.push(pod.address);
+                let host =
+                    if pod.kind == "StatefulSet" { Some(&pod.name) } else { pod.spec.hostname.as_ref() };
+                if let Some(host) = host {
+                    names.insert(format!("{host}.{full}"), Answer::Addresses(vec![pod.address]));
+                }
+            }
+            names.insert(full, Answer::Addresses(all));
+        }
+    }
+    for (pod, _) in pods {
+        let dashed = pod.address.to_string().replace('.', "-");
+        for name in [&dashed, &pod.name] {
+            let full = format!("{name}.{}.pod.{DOMAIN}", pod.namespace);
+            names.insert(full, Answer::Addresses(vec![pod.address]));
+        }
+    }
+    names
+}
+
+/// Where virtual addresses lead for pods whose connections no sidecar decides about.
+pub(crate) fn virtual_ports(
+    services: &BTreeMap<Key, Service>,
+    addresses: &BTreeMap<Key, Ipv4Addr>,
+    pods: &[(&Pod, bool)],
+) -> Vec<VirtualPort> {
+    let mut ports = Vec::new();
+    for (key, address) in addresses {
+        let Some(service) = services.get(key) else { continue };
+        for port in &service.spec.ports {
+            let backends = (pods.iter())
+                .filter(|(pod, ready)| *ready && pod.selected_by(&key.0, service))
+                .filter_map(|(pod, _)| Some((pod.address, pod.target(port)?)))
+                .collect();
+            let udp = port.protocol.as_deref() == Some("UDP");
+            ports.push(VirtualPort { address: *address, port: port.port, udp, backends });
+        }
+    }
+    ports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Metadata, Template};
+
+    fn service(name: &str, spec: Value) -> (Key, Service) {
+        let object =
+            json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": name }, "spec": spec });
+        let spec = serde_json::from_value(spec).unwrap();
+        (("default".to_owned(), name.to_owned()), Service { spec, object })
+    }
+
+    fn workload(labels: &[(&str, &str)]) -> Workload {
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let spec = json!({ "containers": [{ "name": "c", "image": "i",
+            "ports": [{ "name": "http", "containerPort": 8080 }] }] });
+        Workload {
+            kind: "Deployment".to_owned(),
+            namespace: "default".to_owned(),
+            name: "a-v1".to_owned(),
+            replicas: 1,
+            template: Template {
+                metadata: Metadata { labels: Some(labels), ..Metadata::default() },
+                spec: serde_json::from_value(spec).unwrap(),
+            },
+            hash: "hash".to_owned(),
+        }
+    }
+
+    fn pod(labels: &[(&str, &str)], address: [u8; 4]) -> Pod {
+        Pod::new(&workload(labels), "a-v1-hash-x".to_owned(), address.into(), &BTreeMap::new())
+    }
+
+    #[test]
+    fn virtual_addresses_stay_when_services_come_and_go() {
+        let mut addresses = VirtualAddresses::default();
+        let own = json!({ "clusterIP": "10.96.7.7" });
+        let services: BTreeMap<_, _> = [service("a", json!({})), service("b", own)].into();
+        let first = addresses.assign(&services).clone();
+        assert_eq!(first[&services.keys().nth(1).unwrap().clone()], Ipv4Addr::new(10, 96, 7, 7));
+        let more: BTreeMap<_, _> =
+            (0..500).map(|n| service(&format!("s{n}"), json!({}))).chain(services).collect();
+        let all = addresses.assign(&more).clone();
+        assert!(first.iter().all(|(key, address)| all[key] == *address));
+        assert_eq!(all.values().collect::<BTreeSet<_>>().len(), 502);
+        let again = VirtualAddresses::default().assign(&more).clone();
+        assert_eq!(again.len(), 502);
+    }
+
+    #[test]
+    fn names_and_backends_follow_readiness() {
+        let spec = json!({ "selector": { "app": "a" }, "ports": [{ "port": 80, "targetPort": "http" }] });
+        let headless = json!({ "selector": { "app": "a" }, "clusterIP": "None" });
+        let services: BTreeMap<_, _> = [service("a", spec), service("h", headless)].into();
+        let mut addresses = VirtualAddresses::default();
+        let addresses = addresses.assign(&services);
+        let (one, two) = (pod(&[("app", "a")], [10, 244, 0, 2]), pod(&[("app", "a")], [10, 244, 0, 3]));
+        let pods = [(&one, true), (&two, false)];
+        let ports = virtual_ports(&services, addresses, &pods);
+        assert_eq!(ports.len(), 1);
+        assert_eq!(ports[0].backends, [(one.address, 8080)]);
+        let names = names(&services, addresses, &pods);
+        assert_eq!(names["h.default.svc.cluster.local"], Answer::Addresses(vec![one.address]));
+        assert_eq!(names["10-244-0-3.default.pod.cluster.local"], Answer::Addresses(vec![two.address]));
+        assert!(
+            matches!(&names["a.default.svc.cluster.local"], Answer::Addresses(found) if found.len() == 1)
+        );
+    }
+
+    #[test]
+    fn the_pod_decides_about_its_sidecar_before_its_namespace() {
+        let namespaces: BTreeMap<_, _> =
+            [("default".to_owned(), Labels::from([("istio-injection".to_owned(), "disabled".to_owned())]))]
+                .into();
+        let make = |labels: &[(&str, &str)]| Pod::new(&workload(labels), "p".to_owned(), BRIDGE, &namespaces);
+        assert!(!make(&[]).sidecar);
+        assert!(make(&[(INJECT, "true")]).sidecar);
+        assert!(pod(&[], [10, 244, 0, 2]).sidecar);
+        assert!(!pod(&[(INJECT, "false")], [10, 244, 0, 2]).sidecar);
+    }
+
+    #[test]
+    fn a_pod_object_says_what_a_cluster_would() {
+        let pod = pod(&[("app", "a"), ("version", "v1")], [10, 244, 0, 2]);
+        let object = pod.object(true);
+        assert_eq!(object["status"]["podIP"], "10.244.0.2");
+        assert_eq!(object["metadata"]["ownerReferences"][0]["name"], "a-v1-hash");
+        assert_eq!(object["metadata"]["labels"][TLS_MODE.0], "istio");
+        assert_eq!(pod.node(1)["id"], "sidecar~10.244.0.2~a-v1-hash-x.default~default.svc.cluster.local");
+        assert_eq!(pod.field("metadata.labels['version']").as_deref(), Some("v1"));
+        assert_eq!(pod.field("spec.nothing"), None);
+    }
+}

@@ -1,0 +1,263 @@
+//! Packet rules as values: what a pod's traffic goes through, before anything is told to the kernel.
+//!
+//! [`interception`] says the same as Istio's init container does with iptables, with the proxy's traffic known
+//! by its mark instead of its user id. [`services`] stands in for kube-proxy where no sidecar resolves virtual
+//! addresses. [`crate::nftables`] puts both into the kernel.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
+
+use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
+
+/// A condition on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Match {
+    /// The transport protocol's number.
+    Protocol(u8),
+    /// The mark on the sending socket.
+    Mark(u32),
+    /// Leaves by `lo`.
+    OutLoopback,
+    /// Goes to this network.
+    To(Network),
+    /// Does not go to this network.
+    NotTo(Network),
+    /// Comes from this network.
+    From(Network),
+    /// Goes to this port.
+    Port(u16),
+    /// One time in `n`, at random.
+    OneIn(u32),
+}
+
+/// What happens to the first packet of a connection, and so to all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing.
+    Leave,
+    /// It goes to a port of this pod.
+    Redirect(u16),
+    /// It goes to another address.
+    To(Ipv4Addr, u16),
+}
+
+/// A rule: the verdict applies where all conditions hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) conditions: Vec<Match>,
+    pub(crate) verdict: Verdict,
+}
+
+/// The rules of a pod: for connections it makes, and for those it gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) output: Vec<Rule>,
+    pub(crate) input: Vec<Rule>,
+}
+
+/// An IPv4 network, `10.0.0.0/8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix: u8,
+}
+
+/// Which of a pod's connections the sidecar leaves alone, from the pod's annotations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Exceptions {
+    include_inbound: Option<Vec<u16>>,
+    exclude_inbound: Vec<u16>,
+    include_outbound: Vec<u16>,
+    exclude_outbound: Vec<u16>,
+    include_ranges: Option<Vec<Network>>,
+    exclude_ranges: Vec<Network>,
+}
+
+/// A port of a service, and where its connections go when no sidecar decides.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VirtualPort {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) port: u16,
+    pub(crate) udp: bool,
+    pub(crate) backends: Vec<(Ipv4Addr, u16)>,
+}
+
+const LOOPBACK: Network = Network { address: Ipv4Addr::new(127, 0, 0, 0), prefix: 8 };
+/// A sidecar gives what it got for its own workload this source address, so that it is not taken in twice.
+const DELIVERED_FROM: Network = Network::host(Ipv4Addr::new(127, 0, 0, 6));
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+/// Istio's metrics merger, which its rules leave alone as well.
+const MERGED_METRICS_PORT: u16 = 15020;
+
+const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
+
+impl Network {
+    pub(crate) const fn host(address: Ipv4Addr) -> Self {
+        Self { address, prefix: 32 }
+    }
+
+    /// The network's bits set.
+    pub(crate) fn mask(self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("{text:?} is not an IPv4 range such as 10.0.0.0/8");
+        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+        let address = address.parse().map_err(|_| wrong())?;
+        if prefix > 32 { Err(wrong()) } else { Ok(Self { address, prefix }) }
+    }
+}
+
+impl Exceptions {
+    /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Returns what could not be read as texts.
+    pub(crate) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<String>) {
+        let mut exceptions = Self::default();
+        let mut problems = Vec::new();
+        for (key, value) in annotations {
+            let Some(name) = key.strip_prefix(ANNOTATIONS) else { continue };
+            if let Err(problem) = exceptions.set(name, value) {
+                problems.push(format!("annotation {key}: {problem}"));
+            }
+        }
+        (exceptions, problems)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let all = value.trim() == "*";
+        match name {
+            "includeInboundPorts" => self.include_inbound = if all { None } else { Some(list(value)?) },
+            "excludeInboundPorts" => self.exclude_inbound = list(value)?,
+            "includeOutboundPorts" => self.include_outbound = list(value)?,
+            "excludeOutboundPorts" => self.exclude_outbound = list(value)?,
+            "includeOutboundIPRanges" => self.include_ranges = if all { None } else { Some(list(value)?) },
+            "excludeOutboundIPRanges" => self.exclude_ranges = list(value)?,
+            _ => return Err("is not supported here and has no effect".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+fn list<T: FromStr>(value: &str) -> Result<Vec<T>, String> {
+    let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
+    items.map(|item| item.parse().map_err(|_| format!("{item:?} is not understood"))).collect()
+}
+
+/// The rules of a pod with a sidecar whose own sockets carry `mark`. `infrastructure` is never intercepted.
+pub(crate) fn interception(exceptions: &Exceptions, mark: u32, infrastructure: Ipv4Addr) -> Rules {
+    let leave = |conditions: Vec<Match>| Rule { conditions, verdict: Verdict::Leave };
+    let tcp = |mut conditions: Vec<Match>, port| {
+        conditions.insert(0, Match::Protocol(TCP));
+        Rule { conditions, verdict: Verdict::Redirect(port) }
+    };
+    let mut output = vec![
+        leave(vec![Match::From(DELIVERED_FROM)]),
+        // The sidecar calls its own pod through a service: that is a call to it like any other's.
+        tcp(vec![Match::Mark(mark), Match::OutLoopback, Match::NotTo(LOOPBACK)], INBOUND_PORT),
+        leave(vec![Match::Mark(mark)]),
+        leave(vec![Match::OutLoopback]),
+        leave(vec![Match::To(LOOPBACK)]),
+        leave(vec![Match::To(Network::host(infrastructure))]),
+    ];
+    output.extend(exceptions.exclude_outbound.iter().map(|port| leave(vec![Match::Port(*port)])));
+    output.extend(exceptions.exclude_ranges.iter().map(|range| leave(vec![Match::To(*range)])));
+    output
+        .extend(exceptions.include_outbound.iter().map(|port| tcp(vec![Match::Port(*port)], OUTBOUND_PORT)));
+    match &exceptions.include_ranges {
+        None => output.push(tcp(vec![], OUTBOUND_PORT)),
+        Some(ranges) => {
+            output.extend(ranges.iter().map(|range| tcp(vec![Match::To(*range)], OUTBOUND_PORT)));
+        }
+    }
+
+    let own = [METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT];
+    let mut input: Vec<Rule> =
+        own.iter().chain(&exceptions.exclude_inbound).map(|port| leave(vec![Match::Port(*port)])).collect();
+    match &exceptions.include_inbound {
+        None => input.push(tcp(vec![], INBOUND_PORT)),
+        Some(ports) => input.extend(ports.iter().map(|port| tcp(vec![Match::Port(*port)], INBOUND_PORT))),
+    }
+    Rules { output, input }
+}
+
+/// Sends connections for virtual addresses to one of their backends, each as likely as the others.
+pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for port in ports {
+        for (index, (address, target)) in port.backends.iter().enumerate() {
+            let left = u32::try_from(port.backends.len() - index).unwrap_or(1);
+            let protocol = if port.udp { UDP } else { TCP };
+            let mut conditions = vec![
+                Match::To(Network::host(port.address)),
+                Match::Protocol(protocol),
+                Match::Port(port.port),
+            ];
+            if left > 1 {
+                conditions.push(Match::OneIn(left));
+            }
+            rules.push(Rule { conditions, verdict: Verdict::To(*address, *target) });
+        }
+    }
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotations_make_exceptions_and_wrong_ones_are_named() {
+        let annotations = BTreeMap::from(
+            [
+                ("traffic.sidecar.istio.io/excludeInboundPorts", "22, 9000"),
+                ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.1.0.0/16"),
+                ("traffic.sidecar.istio.io/excludeOutboundPorts", "many"),
+                ("traffic.sidecar.istio.io/kubevirtInterfaces", "x"),
+                ("other", "x"),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
+        let (exceptions, problems) = Exceptions::read(&annotations);
+        assert_eq!(exceptions.exclude_inbound, [22, 9000]);
+        assert_eq!(exceptions.exclude_ranges, ["10.1.0.0/16".parse().unwrap()]);
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].contains("excludeOutboundPorts"));
+        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST);
+        assert!(rules.input.iter().any(|rule| rule.conditions == [Match::Port(9000)]));
+        assert_eq!(rules.output.last().unwrap().verdict, Verdict::Redirect(OUTBOUND_PORT));
+    }
+
+    #[test]
+    fn only_included_ports_and_ranges_are_intercepted() {
+        let mut exceptions = Exceptions::default();
+        exceptions.set("includeInboundPorts", "8080").unwrap();
+        exceptions.set("includeOutboundIPRanges", "").unwrap();
+        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST);
+        let last = rules.input.last().unwrap();
+        assert_eq!(last.conditions, [Match::Protocol(TCP), Match::Port(8080)]);
+        assert!(!rules.output.iter().any(|rule| rule.verdict == Verdict::Redirect(OUTBOUND_PORT)));
+    }
+
+    #[test]
+    fn every_backend_is_as_likely() {
+        let backends = [1, 2, 3].map(|last| (Ipv4Addr::new(10, 244, 0, last), 8080)).to_vec();
+        let port = VirtualPort { address: Ipv4Addr::new(10, 96, 0, 1), port: 80, udp: false, backends };
+        let rules = services([port].iter());
+        let chances: Vec<_> = rules.iter().map(|rule| rule.conditions.last().copied().unwrap()).collect();
+        assert_eq!(chances, [Match::OneIn(3), Match::OneIn(2), Match::Port(80)]);
+    }
+
+    #[test]
+    fn networks_parse() {
+        assert_eq!("10.0.0.0/8".parse::<Network>().unwrap().mask(), 0xff00_0000);
+        assert_eq!("0.0.0.0/0".parse::<Network>().unwrap().mask(), 0);
+        assert_eq!("10.0.0.1".parse::<Network>().unwrap().mask(), u32::MAX);
+        assert!("10.0.0.0/33".parse::<Network>().is_err());
+        assert!("::/0".parse::<Network>().is_err());
+    }
+}

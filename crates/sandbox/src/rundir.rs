@@ -1,0 +1,187 @@
+//! The folder a running mesh keeps its files in, and the state file by which other commands find it.
+//!
+//! `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`; readable by its owner only, as keys lie in it.
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    unistd::getuid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Context as _, Error},
+    pod::Handles,
+};
+
+/// What other commands need to know of a running mesh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The mesh's name.
+    pub name: String,
+    /// The first process inside, by its number outside.
+    pub(crate) process: u32,
+    /// The control plane's process number inside the mesh's PID namespace, while it runs.
+    pub control: Option<u32>,
+    /// Its pods.
+    pub pods: Vec<PodState>,
+}
+
+/// One pod of a running mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodState {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The kind of the workload it belongs to.
+    pub kind: String,
+    /// The workload it belongs to.
+    pub workload: String,
+    /// Its address.
+    pub address: String,
+    /// Whether it has a sidecar.
+    pub sidecar: bool,
+    /// Whether it is ready, and if not, why.
+    pub ready: Result<(), String>,
+    /// How often its programs have been started again.
+    pub restarts: u32,
+    /// The files its programs write to.
+    pub logs: PathBuf,
+    /// Its programs.
+    pub programs: Vec<ProgramState>,
+    pub(crate) handles: Option<Handles>,
+}
+
+/// One program of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramState {
+    /// The container's name, or `proxy`.
+    pub name: String,
+    /// Its process number inside the mesh's PID namespace, while it runs.
+    pub process: Option<u32>,
+}
+
+/// Held while a mesh of a name runs.
+#[derive(Debug)]
+pub struct Lock {
+    _file: Flock<File>,
+}
+
+/// Where the meshes of this user are.
+pub(crate) fn root() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_dir()) {
+        Some(folder) => Path::new(&folder).join("skysail"),
+        None => PathBuf::from(format!("/tmp/skysail-{}", getuid())),
+    }
+}
+
+/// Makes an empty folder for a mesh of this name and locks it.
+///
+/// # Errors
+/// When one of this name runs already, or the folder is not this user's alone.
+pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
+    let simple = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
+    if name.is_empty() || name.starts_with('.') || !simple {
+        return Err(Error::Refused(format!("{name:?} cannot name a mesh: use letters, digits and '-'")));
+    }
+    let root = root();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&root)
+        .context(format!("making {}", root.display()))?;
+    let data = fs::symlink_metadata(&root).context(format!("looking at {}", root.display()))?;
+    if !data.is_dir() || data.uid() != getuid().as_raw() {
+        let what =
+            format!("{} belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours", root.display());
+        return Err(Error::Refused(what));
+    }
+    fs::set_permissions(&root, Permissions::from_mode(0o700)).context("keeping the folder private")?;
+    let path = root.join(format!(".{name}.lock"));
+    let file = File::create(&path).context(format!("making {}", path.display()))?;
+    let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => {
+            Error::Refused(format!("a mesh named {name} is running already; give this one another --name"))
+        }
+        errno => Error::System { what: format!("locking {}", path.display()), source: errno.into() },
+    })?;
+    let folder = root.join(name);
+    remove(&folder).context(format!("clearing {}", folder.display()))?;
+    DirBuilder::new().mode(0o700).create(&folder).context(format!("making {}", folder.display()))?;
+    Ok((folder, Lock { _file: file }))
+}
+
+/// Removes a mesh's folder.
+///
+/// # Errors
+/// When a file in it cannot be removed.
+pub fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Finds a running mesh: the one of this name, or the only one.
+///
+/// # Errors
+/// When there is none, or more than one to choose from.
+pub fn find(name: Option<&str>) -> Result<State, Error> {
+    let root = root();
+    let folders = fs::read_dir(&root).into_iter().flatten().filter_map(Result::ok);
+    let running: Vec<State> =
+        folders.filter_map(|entry| read(&entry.path()).ok().filter(State::is_alive)).collect();
+    let chosen: Vec<&State> =
+        running.iter().filter(|state| name.is_none_or(|name| name == state.name)).collect();
+    match chosen.as_slice() {
+        [state] => Ok((*state).clone()),
+        [] => {
+            let named = name.map(|name| format!(" named {name}")).unwrap_or_default();
+            Err(Error::Refused(format!("no mesh{named} is running; start one with `skysail up DIR`")))
+        }
+        several => {
+            let names: Vec<_> = several.iter().map(|state| state.name.as_str()).collect();
+            Err(Error::Refused(format!(
+                "several meshes are running ({}): choose with --name",
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+impl State {
+    fn is_alive(&self) -> bool {
+        Path::new(&format!("/proc/{}/ns/pid", self.process)).symlink_metadata().is_ok()
+    }
+
+    /// The pods of a workload, or the one pod, called `name` or `NAMESPACE/name`.
+    pub fn matching(&self, name: &str) -> Vec<&PodState> {
+        let (namespace, name) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, name),
+        };
+        let pods =
+            self.pods.iter().filter(|pod| namespace.is_none_or(|namespace| namespace == pod.namespace));
+        pods.filter(|pod| pod.workload == name || pod.name == name).collect()
+    }
+}
+
+fn read(folder: &Path) -> io::Result<State> {
+    Ok(serde_json::from_slice(&fs::read(folder.join("state.json"))?)?)
+}
+
+/// Replaces a file as a whole.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!(".{name}.new"));
+    fs::write(&new, content)?;
+    fs::rename(new, path)
+}

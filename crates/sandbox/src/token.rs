@@ -1,0 +1,75 @@
+//! Service account tokens: what Kubernetes would put into a pod, signed by an issuer of the mesh's own.
+//!
+//! ES256 JSON web tokens with the claims that the certificate authority reads (RFC 7519; Kubernetes' bound
+//! service account tokens). The public half of the key is given to the control plane as a file.
+
+use std::{
+    io,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::json;
+use skysail_core::names::TOKEN_AUDIENCE;
+
+/// How long a token is good for.
+const LIFETIME: Duration = Duration::from_hours(24);
+/// After this, a pod gets a new one.
+pub(crate) const RENEWAL: Duration = Duration::from_hours(8);
+
+/// Signs tokens.
+#[derive(Clone)]
+pub(crate) struct Issuer {
+    key: EncodingKey,
+    public: String,
+}
+
+impl Issuer {
+    /// Makes a new key.
+    pub(crate) fn new() -> io::Result<Self> {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(io::Error::other)?;
+        let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes()).map_err(io::Error::other)?;
+        Ok(Self { key, public: pair.public_key_pem() })
+    }
+
+    /// The public key as PEM.
+    pub(crate) fn public_key(&self) -> &str {
+        &self.public
+    }
+
+    /// A token for a pod.
+    pub(crate) fn token(&self, namespace: &str, account: &str, pod: &str) -> io::Result<String> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let claims = json!({
+            "iss": "kubernetes/serviceaccount",
+            "sub": format!("system:serviceaccount:{namespace}:{account}"),
+            "aud": [TOKEN_AUDIENCE],
+            "iat": now.as_secs(),
+            "exp": (now + LIFETIME).as_secs(),
+            "kubernetes.io": {
+                "namespace": namespace,
+                "pod": { "name": pod },
+                "serviceaccount": { "name": account },
+            },
+        });
+        jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &self.key).map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jsonwebtoken::{DecodingKey, Validation};
+
+    #[test]
+    fn tokens_verify_with_the_public_key() {
+        let issuer = Issuer::new().unwrap();
+        let token = issuer.token("default", "reviews", "reviews-v1-a").unwrap();
+        let key = DecodingKey::from_ec_pem(issuer.public_key().as_bytes()).unwrap();
+        let mut validation = Validation::new(Algorithm::ES256);
+        validation.set_audience(&[TOKEN_AUDIENCE]);
+        let claims = jsonwebtoken::decode::<serde_json::Value>(&token, &key, &validation).unwrap().claims;
+        assert_eq!(claims["sub"], "system:serviceaccount:default:reviews");
+        assert_eq!(claims["kubernetes.io"]["serviceaccount"]["name"], "reviews");
+    }
+}
