@@ -1,1 +1,203 @@
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+
 use super::*;
+use crate::{
+    config::{
+        http::{Codec, EscapedSlashes, Part, Routes},
+        listener::Direction,
+    },
+    path,
+};
+
+/// A manager that changes nothing.
+fn manager() -> HttpManager {
+    HttpManager {
+        stat_prefix: "test".into(),
+        codec: Codec::Auto,
+        routes: Routes::Named("80".into()),
+        policies: Vec::new(),
+        fault: false,
+        cors: false,
+        stats: false,
+        metadata_exchange: None,
+        istio_alpn: false,
+        upgrades: Vec::new(),
+        server_name: None,
+        generate_request_id: false,
+        client_cert: Default::default(),
+        use_remote_address: false,
+        xff_trusted_hops: 0,
+        normalize_path: false,
+        merge_slashes: false,
+        escaped_slashes: EscapedSlashes::Keep,
+        accept_http10: false,
+        max_head: 60 * 1024,
+        max_headers: 100,
+        idle_timeout: None,
+        stream_idle_timeout: None,
+        request_timeout: None,
+        drain_timeout: Duration::ZERO,
+        access_logs: Vec::new(),
+    }
+}
+
+fn text(text: &str) -> Format {
+    Format { parts: vec![Part::Text(text.into())] }
+}
+
+fn operator(name: &str, argument: Option<&str>) -> Format {
+    let argument = argument.map(Into::into);
+    Format { parts: vec![Part::Operator { name: name.into(), argument, max_len: None }] }
+}
+
+fn value<'a>(head: &'a RequestHead, name: &'a str) -> Option<&'a str> {
+    head.header(name).map(|value| std::str::from_utf8(value).unwrap())
+}
+
+fn hop(certified: bool, forwarded_cert: Option<&str>) -> Hop<'_> {
+    Hop { source: "10.0.0.1".parse().unwrap(), tls: certified, certified, forwarded_cert }
+}
+
+#[test]
+fn operations_in_their_order() {
+    let mut head = RequestHead::build("GET", "/a", "old", &[("a", "1"), ("b", "2"), ("c", "3")]);
+    let ops = [
+        HeaderOp::Remove("a".into()),
+        HeaderOp::Set("b".into(), text("new")),
+        HeaderOp::Append("c".into(), operator("REQ", Some("B"))),
+        HeaderOp::AddIfAbsent("c".into(), text("no")),
+        HeaderOp::AddIfAbsent("d".into(), operator("REQ", Some(":PATH"))),
+        HeaderOp::ReplaceIfPresent("e".into(), text("no")),
+        HeaderOp::Append("f".into(), operator("REQ", Some("MISSING"))),
+        HeaderOp::Set("host".into(), text("new:80")),
+    ];
+    apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
+    let fields: Vec<_> = head
+        .iter()
+        .map(|(name, value)| format!("{}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(value)))
+        .collect();
+    assert_eq!(fields, ["b=new", "c=3", "c=new", "d=/a"]);
+    assert_eq!(head.authority(), "new:80");
+
+    let mut answer = ResponseHead::build(200, &[("x", "1")]);
+    let ops = [HeaderOp::Set("x".into(), operator("RESPONSE_CODE", None)), HeaderOp::Remove("y".into())];
+    let record = Record { status: 200, ..Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH) };
+    apply_response(&ops, &mut answer, Some(&head), &record);
+    assert_eq!(answer.header("x"), Some(&b"200"[..]));
+}
+
+#[test]
+fn the_client_is_who_trusted_proxies_say() {
+    let edge = |xff_trusted_hops| HttpManager { use_remote_address: true, xff_trusted_hops, ..manager() };
+    let inner = |xff_trusted_hops| HttpManager { xff_trusted_hops, ..manager() };
+    let cases = [
+        (edge(0), Some("1.1.1.1, 2.2.2.2"), "10.0.0.1", Some("1.1.1.1, 2.2.2.2,10.0.0.1")),
+        (edge(1), Some("1.1.1.1, 2.2.2.2"), "2.2.2.2", Some("1.1.1.1, 2.2.2.2,10.0.0.1")),
+        (edge(3), Some("1.1.1.1, 2.2.2.2"), "10.0.0.1", Some("1.1.1.1, 2.2.2.2,10.0.0.1")),
+        (inner(0), Some("1.1.1.1, 2.2.2.2"), "2.2.2.2", Some("1.1.1.1, 2.2.2.2")),
+        (inner(1), Some("1.1.1.1, 2.2.2.2"), "1.1.1.1", Some("1.1.1.1, 2.2.2.2")),
+        (inner(0), Some("nonsense"), "10.0.0.1", Some("nonsense")),
+        (inner(0), None, "10.0.0.1", None),
+    ];
+    for (manager, before, client, after) in cases {
+        let mut head = RequestHead::build("GET", "/", "h", &[]);
+        if let Some(before) = before {
+            head.append("x-forwarded-for", before.as_bytes());
+        }
+        let found = receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(found.to_string(), client, "{before:?}");
+        assert_eq!(value(&head, "x-forwarded-for"), after);
+    }
+}
+
+#[test]
+fn the_protocol_is_kept_unless_nobody_is_trusted() {
+    for (edge, tls, expected) in [(false, false, "said"), (true, true, "https"), (true, false, "http")] {
+        let manager = HttpManager { use_remote_address: edge, ..manager() };
+        let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-proto", "said")]);
+        receive(&manager, Hop { tls, ..hop(false, None) }, &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(value(&head, "x-forwarded-proto"), Some(expected));
+    }
+}
+
+#[test]
+fn client_certificates_are_forwarded_by_mode() {
+    use ForwardClientCert as Mode;
+    let cases = [
+        (Mode::Sanitize, true, None),
+        (Mode::Sanitize, false, None),
+        (Mode::ForwardOnly, true, Some("old")),
+        (Mode::ForwardOnly, false, None),
+        (Mode::AppendForward, true, Some("old,new")),
+        (Mode::AppendForward, false, None),
+        (Mode::SanitizeSet, true, Some("new")),
+        (Mode::SanitizeSet, false, None),
+        (Mode::AlwaysForwardOnly, true, Some("old")),
+        (Mode::AlwaysForwardOnly, false, Some("old")),
+    ];
+    for (mode, certified, expected) in cases {
+        let mut manager = manager();
+        manager.client_cert.forward = mode;
+        let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-client-cert", "old")]);
+        receive(&manager, hop(certified, Some("new")), &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(value(&head, "x-forwarded-client-cert"), expected, "{mode:?} {certified}");
+    }
+}
+
+#[test]
+fn request_ids_are_made_once() {
+    let manager = HttpManager { generate_request_id: true, ..manager() };
+    let mut head = RequestHead::build("GET", "/", "h", &[]);
+    let mut dice = fastrand::Rng::with_seed(1);
+    receive(&manager, hop(false, None), &mut head, &mut dice);
+    let first = value(&head, "x-request-id").unwrap().to_owned();
+    receive(&manager, hop(false, None), &mut head, &mut dice);
+    assert_eq!(value(&head, "x-request-id"), Some(first.as_str()));
+}
+
+#[test]
+fn paths_are_normalised_as_the_manager_wants() {
+    use EscapedSlashes::{Keep, Reject, UnescapeAndForward, UnescapeAndRedirect};
+    use path::Outcome;
+    let manager = |normalize_path, merge_slashes, escaped_slashes| HttpManager {
+        normalize_path,
+        merge_slashes,
+        escaped_slashes,
+        ..manager()
+    };
+    let cases = [
+        (manager(false, false, Keep), "/a/../b//c?x", Outcome::Go, "/a/../b//c?x"),
+        (manager(true, false, Keep), "/a/../b//c?x=/../y", Outcome::Go, "/b//c?x=/../y"),
+        (manager(true, true, Keep), "/a/../b//c%2F", Outcome::Go, "/b/c%2F"),
+        (manager(true, true, UnescapeAndForward), "/a%2f..%2Fb%5cc", Outcome::Go, "/b/c"),
+        (manager(true, true, UnescapeAndRedirect), "/a%2fb?x", Outcome::Redirect, "/a/b?x"),
+        (manager(true, true, Reject), "/a%2fb", Outcome::Reject, "/a%2fb"),
+        (manager(true, true, Reject), "/ab?%2f", Outcome::Go, "/ab?%2f"),
+        (manager(true, true, Keep), "/a#b", Outcome::Reject, "/a#b"),
+        (manager(true, true, Keep), "*", Outcome::Go, "*"),
+    ];
+    for (manager, before, outcome, after) in cases {
+        let mut head = RequestHead::build("GET", before, "h", &[]);
+        assert_eq!(path::normalize(&manager, &mut head), outcome, "{before}");
+        assert_eq!(head.path(), after);
+    }
+}
+
+proptest! {
+    #[test]
+    fn request_ids_are_version_4(seed in any::<u64>()) {
+        let id = request_id(&mut fastrand::Rng::with_seed(seed));
+        let id = std::str::from_utf8(&id).unwrap();
+        let form = regex::Regex::new("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$");
+        prop_assert!(form.unwrap().is_match(id), "{}", id);
+    }
+
+    #[test]
+    fn no_forwarded_for_is_too_strange(entry in "[0-9., :a-f]{0,30}", hops in 0_u32..4, edge in any::<bool>()) {
+        let manager = HttpManager { use_remote_address: edge, xff_trusted_hops: hops, ..manager() };
+        let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-for", &entry)]);
+        receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));
+    }
+}

@@ -87,7 +87,8 @@ fn an_allow_policy_without_rules_refuses_all_and_a_deny_policy_none() {
 fn principals() {
     let uri = "spiffe://td/ns/a/sa/b";
     let peer = known(&[uri], &["b.a"]);
-    let cidr = |text: &str, prefix_len| crate::config::listener::Cidr { address: text.parse().unwrap(), prefix_len };
+    let cidr =
+        |text: &str, prefix_len| crate::config::listener::Cidr { address: text.parse().unwrap(), prefix_len };
     let head = RequestHead::build("GET", "/p?q", "h", &[]);
     let with = subject(Some(&head), &peer);
     let without = subject(None, &peer);

@@ -18,7 +18,14 @@ fn bytes(text: &str) -> Box<[u8]> {
 }
 
 fn by_path(path: PathMatch) -> RouteMatch {
-    RouteMatch { path, case_sensitive: true, headers: Vec::new(), query: Vec::new(), grpc: false, fraction: None }
+    RouteMatch {
+        path,
+        case_sensitive: true,
+        headers: Vec::new(),
+        query: Vec::new(),
+        grpc: false,
+        fraction: None,
+    }
 }
 
 fn prefix(text: &str) -> RouteMatch {
@@ -147,7 +154,8 @@ fn weights_and_shares_are_met() {
         headers: HeaderOps::default(),
         host: None,
     };
-    let targets = Targets::Weighted { total: 100, targets: vec![target("v1", 80), target("v0", 0), target("v2", 20)] };
+    let targets =
+        Targets::Weighted { total: 100, targets: vec![target("v1", 80), target("v0", 0), target("v2", 20)] };
     let mut counts: HashMap<&str, u32> = HashMap::new();
     let mut dice = dice();
     for _ in 0..10_000 {

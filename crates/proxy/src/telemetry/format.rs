@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// Operators without an argument.
 const PLAIN: [&str; 37] = [

@@ -1,1 +1,55 @@
+use std::time::SystemTime;
+
 use super::*;
+use crate::{
+    config::{http::Format, listener::Direction},
+    head::RequestHead,
+    telemetry::{Record, format::tests::parse},
+};
+
+fn log(path: &str, format: LogFormat) -> AccessLog {
+    AccessLog { path: path.into(), format }
+}
+
+#[test]
+fn lines_of_all_writers_reach_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
+    let path = path.to_str().unwrap();
+    let record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
+    let context = Context { record: &record, request: None, response: None };
+    let logger = AccessLogger::start().unwrap();
+    let (one, two) = (logger.writer().unwrap(), logger.writer().unwrap());
+    one.log(&log(path, LogFormat::Text(parse("one %RESPONSE_CODE%"))), &context);
+    two.log(&log(path, LogFormat::Text(parse("two %RESPONSE_FLAGS%\n"))), &context);
+    assert_eq!(logger.dropped(), 0);
+    drop(logger);
+    assert_eq!(std::fs::read_to_string(path).unwrap(), "one 0\ntwo -\n");
+}
+
+#[test]
+fn json_lines_keep_the_order_of_their_fields() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
+    let path = path.to_str().unwrap();
+    let record = Record { status: 404, ..Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH) };
+    let head = RequestHead::build("GET", "/\"", "h", &[]);
+    let context = Context { record: &record, request: Some(&head), response: None };
+    let fields: Vec<(Box<str>, Format)> = ["%START_TIME%", "%REQ(:PATH)%", "%RESPONSE_CODE%", "%ROUTE_NAME%"]
+        .iter()
+        .zip(["start_time", "path", "response_code", "route_name"])
+        .map(|(format, name)| (name.into(), parse(format)))
+        .collect();
+    let logger = AccessLogger::start().unwrap();
+    logger.writer().unwrap().log(&log(path, LogFormat::Json(fields)), &context);
+    drop(logger);
+    let line = "{\"start_time\":\"1970-01-01T00:00:00.000Z\",\"path\":\"/\\\"\",\"response_code\":404,\"route_name\":null}\n";
+    assert_eq!(std::fs::read_to_string(path).unwrap(), line);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped() {
+    let file = File::default();
+    let line = vec![b'x'; MOST_BUFFERED / 2];
+    assert!(file.append(&line) && file.append(&line) && !file.append(b"y"));
+}

@@ -1,1 +1,265 @@
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+
 use super::*;
+use crate::{
+    config::{
+        Cluster, Endpoint, Endpoints,
+        cluster::{Balancer, Discovery, Limits, Service, UpstreamProtocol, Usage, Workload},
+    },
+    error::Flags,
+    telemetry::collect,
+};
+
+fn workload(name: &str) -> Arc<Workload> {
+    Arc::new(Workload {
+        name: format!("{name}-v1").into(),
+        namespace: "default".into(),
+        canonical_name: name.into(),
+        canonical_revision: "v1".into(),
+        cluster: "Kubernetes".into(),
+        app: name.into(),
+        version: "v1".into(),
+    })
+}
+
+fn local() -> Arc<LocalWorkload> {
+    Arc::new(LocalWorkload {
+        workload: workload("productpage"),
+        version: "1.32.0".into(),
+        ..Default::default()
+    })
+}
+
+fn cluster(name: &str, service: Option<&str>) -> Arc<Cluster> {
+    Arc::new(Cluster {
+        name: name.into(),
+        discovery: Discovery::Static,
+        endpoints: ArcSwap::from_pointee(Endpoints::default()),
+        balancer: Balancer::RoundRobin,
+        connect_timeout: Duration::ZERO,
+        limits: Limits::NONE,
+        usage: Usage::default(),
+        transport_matches: Vec::new(),
+        tls: None,
+        protocol: UpstreamProtocol::Http1,
+        source: None,
+        idle_timeout: None,
+        max_requests_per_connection: None,
+        service: service.map(|name| Service {
+            host: format!("{name}.default.svc.cluster.local").into(),
+            name: name.into(),
+            namespace: "default".into(),
+        }),
+        metadata_exchange: false,
+        weigh_localities: false,
+    })
+}
+
+fn endpoint(workload: Option<Arc<Workload>>) -> Arc<Endpoint> {
+    let address = SocketAddr::from(([10, 0, 0, 1], 80));
+    Arc::new(Endpoint { address, weight: 1, tls: None, workload, hostname: None })
+}
+
+fn mutual(account: &str, us: &str) -> Peer {
+    let uri = |account: &str| format!("spiffe://cluster.local/ns/default/sa/{account}");
+    let names = skysail_identity::Peer { uris: vec![uri(account)], ..Default::default() };
+    Peer::certified(Some((b"", names)), Some(uri(us).into()))
+}
+
+fn record(direction: Direction) -> Record<'static> {
+    Record {
+        status: 200,
+        duration: Duration::from_millis(7),
+        wire_received: 300,
+        wire_sent: 2_600,
+        ..Record::new(direction, SystemTime::UNIX_EPOCH)
+    }
+}
+
+fn scrape(shard: &Shard) -> String {
+    collect(vec![shard.snapshot()], &local(), None)
+}
+
+/// The lines of one metric.
+fn lines<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect()
+}
+
+#[test]
+fn a_request_at_the_source() {
+    let shard = Shard::new(local());
+    let head = RequestHead::build("GET", "/", "reviews:9080", &[]);
+    let peer = mutual("bookinfo-reviews", "bookinfo-productpage");
+    let cluster = cluster("outbound|9080|v1|reviews.default.svc.cluster.local", Some("reviews"));
+    let endpoint = endpoint(Some(workload("reviews")));
+    let record = Record {
+        upstream: Some(&peer),
+        cluster: Some(&cluster),
+        endpoint: Some(&endpoint),
+        ..record(Direction::Outbound)
+    };
+    shard.request(&record, &head);
+    shard.request(&record, &head);
+    assert_eq!(
+        lines(&scrape(&shard), "istio_requests_total"),
+        ["istio_requests_total{reporter=\"source\",source_workload=\"productpage-v1\",\
+          source_canonical_service=\"productpage\",source_canonical_revision=\"v1\",\
+          source_workload_namespace=\"default\",\
+          source_principal=\"spiffe://cluster.local/ns/default/sa/bookinfo-productpage\",\
+          source_app=\"productpage\",source_version=\"v1\",source_cluster=\"Kubernetes\",\
+          destination_workload=\"reviews-v1\",destination_workload_namespace=\"default\",\
+          destination_principal=\"spiffe://cluster.local/ns/default/sa/bookinfo-reviews\",\
+          destination_app=\"reviews\",destination_version=\"v1\",\
+          destination_service=\"reviews.default.svc.cluster.local\",\
+          destination_canonical_service=\"reviews\",destination_canonical_revision=\"v1\",\
+          destination_service_name=\"reviews\",destination_service_namespace=\"default\",\
+          destination_cluster=\"Kubernetes\",request_protocol=\"http\",response_code=\"200\",\
+          grpc_response_status=\"\",response_flags=\"-\",connection_security_policy=\"unknown\"} 2"]
+    );
+}
+
+#[test]
+fn a_request_at_the_destination_from_a_stranger() {
+    let shard = Shard::new(local());
+    let head = RequestHead::build("GET", "/", "made-up", &[]);
+    let peer = Peer::plain();
+    let record = Record { downstream: Some(&peer), flags: Flags::UF, ..record(Direction::Inbound) };
+    shard.request(&record, &head);
+    assert_eq!(
+        lines(&scrape(&shard), "istio_requests_total"),
+        ["istio_requests_total{reporter=\"destination\",source_workload=\"unknown\",\
+          source_canonical_service=\"unknown\",source_canonical_revision=\"latest\",\
+          source_workload_namespace=\"unknown\",source_principal=\"unknown\",source_app=\"unknown\",\
+          source_version=\"unknown\",source_cluster=\"unknown\",destination_workload=\"productpage-v1\",\
+          destination_workload_namespace=\"default\",destination_principal=\"unknown\",\
+          destination_app=\"productpage\",destination_version=\"v1\",destination_service=\"productpage\",\
+          destination_canonical_service=\"productpage\",destination_canonical_revision=\"v1\",\
+          destination_service_name=\"productpage\",destination_service_namespace=\"default\",\
+          destination_cluster=\"Kubernetes\",request_protocol=\"http\",response_code=\"200\",\
+          grpc_response_status=\"\",response_flags=\"UF\",connection_security_policy=\"none\"} 1"]
+    );
+}
+
+#[test]
+fn metadata_that_come_later_count_from_then_on() {
+    let shard = Shard::new(local());
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    let peer = mutual("reviews", "productpage");
+    shard.request(&Record { downstream: Some(&peer), ..record(Direction::Inbound) }, &head);
+    peer.set_workload(Some(workload("reviews")));
+    shard.request(&Record { downstream: Some(&peer), ..record(Direction::Inbound) }, &head);
+    let text = scrape(&shard);
+    let found = lines(&text, "istio_requests_total");
+    assert_eq!(found.len(), 2);
+    assert!(found.iter().all(|line| line.contains("connection_security_policy=\"mutual_tls\"")));
+    assert!(found.iter().any(|line| line.contains("source_workload=\"reviews-v1\"")));
+}
+
+#[test]
+fn what_leaves_the_mesh_is_called_by_authority() {
+    let shard = Shard::new(local());
+    let passthrough = cluster("PassthroughCluster", None);
+    for authority in ["a.example", "b.example", "a.example"] {
+        let head = RequestHead::build("GET", "/", authority, &[]);
+        let record =
+            Record { cluster: Some(&passthrough), route_name: "allow_any", ..record(Direction::Outbound) };
+        shard.request(&record, &head);
+    }
+    let text = scrape(&shard);
+    let found = lines(&text, "istio_requests_total");
+    assert_eq!(found.len(), 2);
+    assert!(found[0].contains("destination_service=\"a.example\"") && found[0].ends_with(" 2"));
+    assert!(found[0].contains("destination_service_name=\"PassthroughCluster\""));
+}
+
+#[test]
+fn histograms_have_envoys_shape() {
+    let shard = Shard::new(local());
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    shard.request(&record(Direction::Outbound), &head);
+    shard.request(&Record { duration: Duration::from_secs(4_000), ..record(Direction::Outbound) }, &head);
+    let text = scrape(&shard);
+    assert!(text.contains("# TYPE istio_request_duration_milliseconds histogram\n"));
+    let buckets: Vec<_> = lines(&text, "istio_request_duration_milliseconds_bucket")
+        .iter()
+        .map(|line| line.split_once("le=\"").unwrap().1.replace("\"}", ""))
+        .collect();
+    let bounds = "0.5 0,1 0,5 0,10 1,25 1,50 1,100 1,250 1,500 1,1000 1,2500 1,5000 1,10000 1,30000 1,60000 1,\
+                  300000 1,600000 1,1800000 1,3600000 1,+Inf 2";
+    assert_eq!(buckets.join(","), bounds);
+    assert!(lines(&text, "istio_request_duration_milliseconds_sum")[0].ends_with("} 4000007"));
+    assert!(lines(&text, "istio_request_duration_milliseconds_count")[0].ends_with("} 2"));
+    assert!(lines(&text, "istio_request_bytes_sum")[0].ends_with("} 600"));
+    assert!(lines(&text, "istio_response_bytes_count")[0].ends_with("} 2"));
+}
+
+#[test]
+fn connections_count_bytes_and_have_no_codes() {
+    let shard = Shard::new(local());
+    let cluster = cluster("outbound|3306||mysql.default.svc.cluster.local", Some("mysql"));
+    let record = Record { cluster: Some(&cluster), ..record(Direction::Outbound) };
+    shard.connection_opened(&record);
+    shard.connection_bytes(&record, 10, 20);
+    shard.connection_bytes(&record, 1, 2);
+    shard.connection_closed(&record);
+    let text = scrape(&shard);
+    for (name, expected) in [
+        ("istio_tcp_connections_opened_total", " 1"),
+        ("istio_tcp_connections_closed_total", " 1"),
+        ("istio_tcp_received_bytes_total", " 11"),
+        ("istio_tcp_sent_bytes_total", " 22"),
+    ] {
+        let found = lines(&text, name);
+        assert_eq!(found.len(), 1, "{name}");
+        assert!(found[0].ends_with(expected), "{}", found[0]);
+        assert!(found[0].contains(
+            "request_protocol=\"tcp\",response_flags=\"-\",connection_security_policy=\"unknown\""
+        ));
+    }
+}
+
+#[test]
+fn workers_add_up() {
+    let shards = [Shard::new(local()), Shard::new(local())];
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    let name: Arc<str> = "outbound|80||a".into();
+    for shard in &shards {
+        shard.request(&record(Direction::Outbound), &head);
+        shard.cluster(&name).rq_total.inc();
+    }
+    // Opened by one worker, closed by another: the gauge of all is what counts.
+    shards[0].cluster(&name).cx_active.inc();
+    shards[1].cluster(&name).cx_active.dec();
+    let text = collect(shards.iter().map(Shard::snapshot).collect(), &local(), None);
+    assert!(lines(&text, "istio_requests_total")[0].ends_with(" 2"));
+    assert!(text.contains("envoy_cluster_upstream_rq_total{cluster_name=\"outbound|80||a\"} 2\n"));
+    assert!(text.contains("envoy_cluster_upstream_cx_active{cluster_name=\"outbound|80||a\"} 0\n"));
+    assert!(text.contains("istio_build{component=\"proxy\",tag=\"1.32.0\"} 1\n"));
+}
+
+#[test]
+fn a_name_whose_address_is_used_again_is_not_mistaken() {
+    let shard = Shard::new(local());
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    for round in 0..100 {
+        let name = format!("s{round}");
+        let cluster = cluster(&format!("outbound|80||{name}"), Some(&name));
+        shard.request(&Record { cluster: Some(&cluster), ..record(Direction::Outbound) }, &head);
+    }
+    assert_eq!(lines(&scrape(&shard), "istio_requests_total").len(), 100);
+}
+
+#[test]
+fn series_are_bounded() {
+    let mut table = Table::<TcpSeries>::default();
+    for index in 0..MOST_SERIES {
+        assert!(table.index(index.to_string()).is_some());
+    }
+    assert_eq!(table.index("one more".into()), None);
+    assert_eq!(table.index("0".into()), Some(0));
+}
