@@ -88,9 +88,12 @@ impl<'a> Clause<'a> {
         Some(Self { attribute, values: &condition.values, not_values: &condition.not_values })
     }
 
-    /// False for conditions that are never checked.
-    pub(super) fn is_checked(condition: &Condition) -> bool {
-        Clause::of_condition(condition).is_some_and(|clause| clause.attribute != Attribute::Token)
+    /// True for what only HTTP requests have.
+    pub(super) fn needs_http(&self) -> bool {
+        matches!(
+            self.attribute,
+            Attribute::Header(_) | Attribute::Host | Attribute::Method | Attribute::Path | Attribute::Token
+        )
     }
 
     /// True for what is said of the peer, false for what is said of the request.

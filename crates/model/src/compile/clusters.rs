@@ -16,9 +16,9 @@ use skysail_xds::{
 };
 
 use super::{
-    Scope, filters,
+    Scope, balance, filters,
     listeners::InboundPort,
-    pb::{Any, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
+    pb::{Any, Struct, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
     policy::Effective,
     pool, tls,
 };
@@ -76,7 +76,8 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     });
     made.common_lb_config = Some(CommonLbConfig::default());
     let rule = scope.rule(port.services[0].0);
-    made.metadata = Some(describe(port.services.iter().map(|(service, _)| *service), rule.as_deref(), ""));
+    let services = port.services.iter().map(|(service, _)| *service);
+    made.metadata = Some(metadata("istio", describe(services, rule.as_deref(), "")));
     let effective = rule
         .as_ref()
         .map(|rule| Effective {
@@ -85,7 +86,7 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         })
         .unwrap_or_default();
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
-    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective);
+    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
     made
 }
 
@@ -118,23 +119,33 @@ fn outbound_cluster(
     effective: &Effective<'_>,
 ) -> cluster::Cluster {
     let name = ClusterName::outbound(port.port, subset, host);
-    let simple = effective.load_balancer.and_then(|balancer| balancer.simple);
+    let balancer = effective.load_balancer;
+    let simple = balancer.and_then(|balancer| balancer.simple);
     let mut made = if service.spec.headless || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
     } else {
-        eds(&name.to_string(), simple)
+        eds(&name.to_string())
     };
     made.common_lb_config = Some(CommonLbConfig {
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
+    if made.lb_policy != LbPolicy::ClusterProvided as i32 {
+        balance::apply(&mut made, balancer);
+    }
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
     }
-    made.typed_extension_protocol_options = protocol_options(port.protocol, effective);
+    made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
     apply_tls(scope, &mut made, service, port, &name, effective);
-    made.metadata = Some(describe(std::iter::once(service), rule, subset));
+    let mut described = describe(std::iter::once(service), rule, subset);
+    if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
+        // The server is no sidecar: it would not know the protocols `istio.alpn` offers.
+        let no = ("alpn_override".to_owned(), istio::string("false"));
+        described.fields.extend([no]);
+    }
+    made.metadata = Some(metadata("istio", described));
     made.filters = filters::of_cluster(scope.plain_envoy);
     made
 }
@@ -158,18 +169,12 @@ fn original_dst(name: &str) -> cluster::Cluster {
     }
 }
 
-fn eds(name: &str, simple: Option<SimpleLb>) -> cluster::Cluster {
-    let policy = match simple {
-        Some(SimpleLb::RoundRobin) => LbPolicy::RoundRobin,
-        Some(SimpleLb::Random) => LbPolicy::Random,
-        _ => LbPolicy::LeastRequest,
-    };
+fn eds(name: &str) -> cluster::Cluster {
     cluster::Cluster {
         eds_cluster_config: Some(EdsClusterConfig {
             eds_config: Some(super::pb::from_ads()),
             service_name: name.to_owned(),
         }),
-        lb_policy: policy as i32,
         circuit_breakers: Some(pool::unlimited()),
         ..base(name.to_owned(), DiscoveryType::Eds)
     }
@@ -184,15 +189,9 @@ fn apply_tls(
     name: &ClusterName<'_>,
     effective: &Effective<'_>,
 ) {
+    let inside = inside_tls(port.protocol, effective);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
-        let inside = if speaks_http2(port.protocol, effective) {
-            tls::Inside::Http2
-        } else if port.protocol.is_http() {
-            tls::Inside::Http1
-        } else {
-            tls::Inside::Other
-        };
         tls::upstream(scope.world.mesh(), &identities, sni, inside, scope.plain_envoy)
     };
     match effective.tls {
@@ -200,8 +199,8 @@ fn apply_tls(
             let sni = if settings.sni.is_empty() { name.sni() } else { settings.sni.clone() };
             made.transport_socket = Some(mutual(&sni));
         }
-        // TLS of another kind is reported with the rule; its traffic goes as it is.
-        Some(_) => {}
+        Some(settings) if settings.mode == TlsMode::Disable => {}
+        Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         // The endpoints of such a cluster carry no metadata to choose by.
         None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {}
         None if scope.world.mesh().enable_auto_mtls => {
@@ -211,6 +210,16 @@ fn apply_tls(
             ];
         }
         None => {}
+    }
+}
+
+fn inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::Inside {
+    if speaks_http2(protocol, effective) {
+        tls::Inside::Http2
+    } else if protocol.is_http() {
+        tls::Inside::Http1
+    } else {
+        tls::Inside::Other
     }
 }
 
@@ -232,12 +241,12 @@ fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
 }
 
 /// Options exist where the cluster does not simply speak HTTP/1.1.
-fn protocol_options(protocol: Protocol, effective: &Effective<'_>) -> HashMap<String, Any> {
+fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool) -> HashMap<String, Any> {
     let common = pool::common_options(effective.connection_pool);
     let use_client = pool::uses_client_protocol(effective.connection_pool);
     let upstream = if speaks_http2(protocol, effective) {
         explicit(ProtocolConfig::Http2ProtocolOptions(pool::http2(effective.connection_pool)))
-    } else if protocol == Protocol::Unknown || use_client {
+    } else if (protocol == Protocol::Unknown && sniffs) || use_client {
         UpstreamProtocolOptions::UseDownstreamProtocolConfig(UseDownstreamHttpConfig {
             http_protocol_options: Some(Default::default()),
             http2_protocol_options: Some(pool::http2(effective.connection_pool)),
@@ -301,7 +310,7 @@ fn describe<'a>(
     services: impl Iterator<Item = &'a Typed<Service>>,
     rule: Option<&Typed<DestinationRule>>,
     subset: &str,
-) -> core::Metadata {
+) -> Struct {
     let list = services.map(|service| {
         istio::structure([
             ("host", istio::string(service.fqdn())),
@@ -317,5 +326,5 @@ fn describe<'a>(
     if !subset.is_empty() {
         described.fields.insert("subset".into(), istio::string(subset));
     }
-    metadata("istio", described)
+    described
 }

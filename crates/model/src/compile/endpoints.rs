@@ -8,9 +8,12 @@ use skysail_xds::istio;
 use super::{
     Scope,
     pb::{address, core, endpoint, fields, uint32},
+    policy::Effective,
 };
 use crate::{
-    api::{Labels, MtlsMode, Service, ServicePort, Typed, kube::Locality},
+    api::{
+        DestinationRule, MtlsMode, Service, ServicePort, Typed, destination_rule::TlsMode, kube::Locality,
+    },
     world::Endpoint,
 };
 
@@ -19,27 +22,36 @@ pub(super) fn assignments(
     scope: &Scope<'_>,
     service: &Typed<Service>,
     port: &ServicePort,
-    subsets: &[(&str, &Labels)],
+    rule: Option<&Typed<DestinationRule>>,
 ) -> Vec<endpoint::ClusterLoadAssignment> {
     let host = service.fqdn();
     let ready: Vec<Endpoint> =
         scope.world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready).collect();
-    let whole = assignment(scope, &ClusterName::outbound(port.port, "", &host), ready.iter());
-    let parts = subsets.iter().map(|(name, labels)| {
-        let members = ready.iter().filter(|endpoint| endpoint.has_labels(labels));
-        assignment(scope, &ClusterName::outbound(port.port, name, &host), members)
-    });
-    std::iter::once(whole).chain(parts).collect()
+    let rule = rule.map(|rule| &rule.spec);
+    let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
+    let name = ClusterName::outbound(port.port, "", &host);
+    let mut made = vec![assignment(scope, &name, &whole, ready.iter())];
+    if let Some(rule) = rule {
+        made.extend(rule.subsets.iter().map(|subset| {
+            let effective = Effective::of_subset(rule, subset, port.port);
+            let members = ready.iter().filter(|endpoint| endpoint.has_labels(&subset.labels));
+            assignment(scope, &ClusterName::outbound(port.port, &subset.name, &host), &effective, members)
+        }));
+    }
+    made
 }
 
 fn assignment<'a>(
     scope: &Scope<'_>,
     cluster: &ClusterName<'_>,
+    effective: &Effective<'_>,
     members: impl Iterator<Item = &'a Endpoint>,
 ) -> endpoint::ClusterLoadAssignment {
+    // The rule decides for all endpoints alike; only without one it is asked what each takes.
+    let by_rule = effective.tls.is_some_and(|settings| settings.mode != TlsMode::IstioMutual);
     let mut localities: BTreeMap<&Locality, Vec<endpoint::LbEndpoint>> = BTreeMap::new();
     for member in members {
-        localities.entry(&member.locality).or_default().push(lb_endpoint(scope, member));
+        localities.entry(&member.locality).or_default().push(lb_endpoint(scope, member, by_rule));
     }
     let endpoints = localities.into_iter().map(|(locality, members)| endpoint::LocalityLbEndpoints {
         locality: Some(core::Locality {
@@ -58,10 +70,10 @@ fn assignment<'a>(
     }
 }
 
-fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint) -> endpoint::LbEndpoint {
+fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint::LbEndpoint {
     endpoint::LbEndpoint {
         health_status: core::HealthStatus::Healthy as i32,
-        metadata: Some(metadata(scope, member)),
+        metadata: Some(metadata(scope, member, by_rule)),
         load_balancing_weight: uint32(1),
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
             address: Some(address(member.ip.to_string(), member.port)),
@@ -71,10 +83,10 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint) -> endpoint::LbEndpoint {
 }
 
 /// Whether it takes mutual TLS, and which workload it is (for metrics).
-fn metadata(scope: &Scope<'_>, member: &Endpoint) -> core::Metadata {
+fn metadata(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> core::Metadata {
     let mut filter_metadata =
         HashMap::from([("istio".to_owned(), fields([("workload", istio::string(workload(scope, member)))]))]);
-    if takes_mtls(scope, member) {
+    if !by_rule && takes_mtls(scope, member) {
         filter_metadata
             .insert("envoy.transport_socket_match".to_owned(), fields([("tlsMode", istio::string("istio"))]));
     }

@@ -4,10 +4,11 @@
 //! on the client only by what a [`Scope`] holds, so they can be shared between all views of one scope; routes depend
 //! on the client's labels too (`sourceLabels`), listeners on the whole view.
 //!
-//! In the order of the data: [`policy`] and [`pool`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
+//! In the order of the data: [`policy`], [`pool`] and [`balance`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
 //! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`].
 
 mod access_log;
+mod balance;
 mod clause;
 mod clusters;
 mod endpoints;
@@ -27,7 +28,7 @@ use skysail_xds::{Kind, Resource, Resources};
 
 use crate::{
     Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
-    api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed},
+    api::{self, AuthorizationPolicy, DestinationRule, Protocol, Service, Typed},
 };
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
@@ -38,6 +39,7 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
         world,
         namespace: &view.namespace,
         cluster_id: &view.cluster_id,
+        sniffs: view.role == Role::Sidecar,
         plain_envoy: view.plain_envoy,
     };
     let services: Vec<&Typed<Service>> = scope.services().collect();
@@ -59,6 +61,8 @@ struct Scope<'a> {
     namespace: &'a str,
     /// The cluster endpoints are in.
     cluster_id: &'a str,
+    /// The client finds out what undeclared ports speak. Gateways know it from their own configuration.
+    sniffs: bool,
     /// Istio's own filters must be left out.
     plain_envoy: bool,
 }
@@ -98,17 +102,12 @@ impl Findings {
 /// The clusters and endpoints of a service.
 fn add_service(made: &mut Resources, scope: &Scope<'_>, service: &Typed<Service>) {
     let rule = scope.rule(service);
-    let subsets: Vec<(&str, &Labels)> = rule
-        .iter()
-        .flat_map(|rule| &rule.spec.subsets)
-        .map(|subset| (subset.name.as_str(), &subset.labels))
-        .collect();
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
         let clusters = clusters::outbound(scope, service, port, rule.as_deref());
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
         clusters.iter().for_each(|cluster| add_cluster(made, cluster));
         if by_discovery {
-            for assignment in endpoints::assignments(scope, service, port, &subsets) {
+            for assignment in endpoints::assignments(scope, service, port, rule.as_deref()) {
                 add(made, Kind::Endpoint, &assignment.cluster_name, &assignment);
             }
         }
@@ -131,7 +130,12 @@ fn add_sidecar(
 
     let policies = scope.world.authorization_policies(&view.namespace, &view.labels);
     let policies = policies.iter().map(|policy| policy.as_ref());
-    let authorization = rbac::Authorization::new(scope.world.mesh(), policies, findings);
+    let tcp_ports: Vec<u16> = ports
+        .iter()
+        .filter(|port| !port.protocol.is_http() && port.protocol != Protocol::Unknown)
+        .map(|port| port.port)
+        .collect();
+    let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
     let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
     add(made, Kind::Listener, &inbound.name, &inbound);
 

@@ -12,7 +12,7 @@ pub(super) use skysail_xds::{
             },
             r#type::{matcher::v3 as matcher, v3 as types},
         },
-        google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, Value},
+        google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, UInt64Value, Value},
     },
     istio::pack,
 };

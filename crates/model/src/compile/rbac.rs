@@ -19,7 +19,7 @@ use super::{
 };
 use crate::api::{
     AuthorizationPolicy, MeshConfig, Typed,
-    security::{Action, Condition, Rule},
+    security::{Action, Rule},
 };
 
 use rbac::{Permission, Policy, Principal, permission, principal};
@@ -34,13 +34,14 @@ pub(super) struct Authorization {
 }
 
 impl Authorization {
-    /// Compiles the policies that hold for a workload.
+    /// Compiles the policies that hold for a workload; `tcp_ports` are its ports that are not HTTP.
     pub(super) fn new<'a>(
         mesh: &MeshConfig,
         policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
+        tcp_ports: &[u16],
         findings: &mut Findings,
     ) -> Self {
-        policies.clone().for_each(|policy| report(policy, findings));
+        policies.clone().for_each(|policy| report(policy, tcp_ports, findings));
         let compile = |tcp: bool| {
             let of = |action: rbac::rbac::Action| {
                 let mine = policies.clone().filter(|policy| enforced_as(policy.spec.action) == Some(action));
@@ -226,46 +227,25 @@ fn rule(rule: permission::Rule) -> Permission {
     Permission { rule: Some(rule) }
 }
 
-/// Says what of a policy is enforced otherwise than written.
-fn report(policy: &Typed<AuthorizationPolicy>, findings: &mut Findings) {
-    match policy.spec.action {
-        Action::Custom => findings.warn(
-            policy,
-            "spec.action",
-            "CUSTOM is not supported: requests its rules match are denied",
-            "use ALLOW or DENY",
-        ),
-        Action::Audit => {
-            findings.warn(
-                policy,
-                "spec.action",
-                "AUDIT is not supported: the policy has no effect",
-                "remove it",
-            );
-        }
-        Action::Allow | Action::Deny => {}
-    }
+/// Says which rules cannot be checked as written on ports that are not HTTP.
+fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut Findings) {
+    let Some(action) = enforced_as(policy.spec.action) else { return };
+    let Some(port) = tcp_ports.first() else { return };
+    let effect = match action {
+        rbac::rbac::Action::Allow => "it allows nothing there",
+        _ => "it denies there without regard to that",
+    };
     for (index, rule) in policy.spec.rules.iter().enumerate() {
-        let conditions = rule.when.iter().enumerate();
-        for (at, Condition { key, .. }) in conditions.filter(|(_, when)| !Clause::is_checked(when)) {
+        let of_source = rule.from.iter().flat_map(|from| Clause::of_source(&from.source));
+        let of_operation = rule.to.iter().flat_map(|to| Clause::of_operation(&to.operation));
+        let conditions = rule.when.iter().filter_map(Clause::of_condition);
+        if of_source.chain(of_operation).chain(conditions).any(|clause| clause.needs_http()) {
             findings.warn(
                 policy,
-                &format!("spec.rules[{index}].when[{at}].key"),
-                &format!(
-                    "{key:?} cannot be checked: an ALLOW rule allows nothing, a DENY rule denies without it"
-                ),
-                "use source.*, remote.ip, destination.*, connection.sni or request.headers[NAME]",
+                &format!("spec.rules[{index}]"),
+                &format!("asks for what only HTTP requests have, but port {port} is not HTTP: {effect}"),
+                "write a rule of its own for the port, with principals, namespaces, ipBlocks and ports only",
             );
-        }
-        for (at, from) in rule.from.iter().enumerate() {
-            if !from.source.request_principals.is_empty() || !from.source.not_request_principals.is_empty() {
-                findings.warn(
-                    policy,
-                    &format!("spec.rules[{index}].from[{at}].source.requestPrincipals"),
-                    "tokens are not checked: an ALLOW rule allows nothing, a DENY rule denies without it",
-                    "use principals",
-                );
-            }
         }
     }
 }

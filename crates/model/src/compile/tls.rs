@@ -17,7 +17,10 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
 };
 
 use super::pb::{Any, boolean, core, matcher, matching, pack, seconds};
-use crate::api::MeshConfig;
+use crate::api::{
+    MeshConfig,
+    destination_rule::{ClientTls, TlsMode},
+};
 
 /// ALPN of TCP between sidecars that tell each other who they are.
 pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
@@ -65,6 +68,35 @@ pub(super) fn upstream(
     tls_socket(pack(&UpstreamTlsContext {
         common_tls_context: Some(common(names, &[], alpn)),
         sni: sni.to_owned(),
+        ..Default::default()
+    }))
+}
+
+/// TLS of another kind, as a DestinationRule describes it. Files are read by the proxy's agent, by name.
+pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSocket {
+    let names = settings.subject_alt_names.iter().cloned();
+    let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
+    let alpn: &[&str] = if inside == Inside::Http2 { &["h2"] } else { &[] };
+    let root = if settings.ca_certificates.is_empty() { "system" } else { &settings.ca_certificates };
+    let mut context = common(names, &[], alpn);
+    context.tls_certificate_sds_secret_configs.clear();
+    if settings.mode == TlsMode::Mutual {
+        let pair = format!("file-cert:{}~{}", settings.client_certificate, settings.private_key);
+        context.tls_certificate_sds_secret_configs.push(file(&pair));
+    }
+    match &mut context.validation_context_type {
+        _ if settings.insecure_skip_verify == Some(true) => {
+            let anybody = ValidationContextType::ValidationContext(CertificateValidationContext::default());
+            context.validation_context_type = Some(anybody);
+        }
+        Some(ValidationContextType::CombinedValidationContext(combined)) => {
+            combined.validation_context_sds_secret_config = Some(file(&format!("file-root:{root}")));
+        }
+        _ => {}
+    }
+    tls_socket(pack(&UpstreamTlsContext {
+        common_tls_context: Some(context),
+        sni: settings.sni.clone(),
         ..Default::default()
     }))
 }
@@ -156,6 +188,15 @@ fn secret(name: &str) -> SdsSecretConfig {
             ..Default::default()
         }),
     }
+}
+
+/// A file, which the agent gives out as a secret too.
+fn file(name: &str) -> SdsSecretConfig {
+    let mut secret = secret(name);
+    if let Some(source) = &mut secret.sds_config {
+        source.initial_fetch_timeout = None;
+    }
+    secret
 }
 
 fn tls_socket(config: Any) -> core::TransportSocket {

@@ -79,7 +79,10 @@ fn envoy_types() -> std::path::PathBuf {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let mut command = Command::new(cargo);
-    command.args(["metadata", "--format-version", "1", "--offline", "--filter-platform", "host-tuple"]).arg("--manifest-path").arg(manifest);
+    command
+        .args(["metadata", "--format-version", "1", "--offline", "--filter-platform", "host-tuple"])
+        .arg("--manifest-path")
+        .arg(manifest);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -14,14 +14,16 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
 use super::{Rule, retry, virtual_service::string_matcher};
 use crate::{
     api::{
-        MeshConfig,
         value::Percent,
         virtual_service as api,
         virtual_service::{Destination, HttpDestination, HttpRoute, RedirectPort},
     },
-    compile::pb::{
-        Any, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds, timed_action,
-        uint32, whole_percent,
+    compile::{
+        Scope,
+        pb::{
+            Any, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds,
+            timed_action, uint32, whole_percent,
+        },
     },
     world::fqdn,
 };
@@ -35,7 +37,7 @@ use route::{
 
 /// The port routes are made for, and the rule they are made from.
 pub(super) struct Port<'a> {
-    pub(super) mesh: &'a MeshConfig,
+    pub(super) scope: &'a Scope<'a>,
     pub(super) rule: &'a Rule,
     pub(super) number: u16,
 }
@@ -48,12 +50,20 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(response) = &http.direct_response {
         return Some(Action::DirectResponse(direct_response(response)));
     }
+    if http.delegate.is_some() {
+        // The rules it points to are not followed; falling through to later ones would be a surprise.
+        return Some(Action::DirectResponse(route::DirectResponseAction {
+            status: 503,
+            ..Default::default()
+        }));
+    }
     let clusters = clusters(port, &http.route)?;
     let timeout = http.timeout.map_or(seconds(0), |length| duration(length.0));
     let mut to = route::RouteAction {
         cluster_specifier: Some(clusters),
-        retry_policy: retry::policy(port.mesh, http.retries.as_ref()),
+        retry_policy: retry::policy(port.scope.world.mesh(), http.retries.as_ref()),
         request_mirror_policies: mirrors(port, http),
+        hash_policy: hash_policies(port, &http.route),
         ..timed_action(timeout)
     };
     rewrite(&mut to, http);
@@ -115,6 +125,20 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
         host_rewrite_specifier: host,
         ..Default::default()
     }
+}
+
+/// Those of all destinations; a request is hashed once, before its destination is drawn.
+fn hash_policies(port: &Port<'_>, to: &[HttpDestination]) -> Vec<route::route_action::HashPolicy> {
+    let mut policies = Vec::new();
+    for to in to.iter().map(|to| &to.destination) {
+        let host = fqdn(&to.host, &port.rule.meta.namespace);
+        for policy in super::hash_policy(port.scope, &host, &to.subset, port.number) {
+            if !policies.contains(&policy) {
+                policies.push(policy);
+            }
+        }
+    }
+    policies
 }
 
 /// As in Istio, a destination without a port has the port of the request, also where its service has only another.

@@ -26,7 +26,7 @@ use route::{
 
 /// The routes of a VirtualService on a port, for one client; none if nothing of it holds there.
 pub(super) fn routes(scope: &Scope<'_>, view: &ProxyView, rule: &Rule, port: u16) -> Vec<route::Route> {
-    let port = Port { mesh: scope.world.mesh(), rule, number: port };
+    let port = Port { scope, rule, number: port };
     let mut routes = Vec::new();
     for http in &rule.spec.http {
         if http.matches.is_empty() {
