@@ -185,7 +185,7 @@ pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
 }
 
 /// TLS, or `None` for plain text.
-fn transport(translator: Translator<'_>, socket: Option<&TransportSocket>) -> Result<Option<Arc<ClientTls>>> {
+pub(super) fn transport(translator: Translator<'_>, socket: Option<&TransportSocket>) -> Result<Option<Arc<ClientTls>>> {
     match tls_context::typed_config(socket)? {
         None => Ok(None),
         Some((name, any)) => match type_name(any) {

@@ -25,7 +25,7 @@ use skysail_xds::envoy::pb::{
 
 use super::{
     At as _, Reject, Result, Translator, access_log, cluster, duration, endpoints, flag, http, number, policy, timeout, tls_context,
-    type_name, unknown_type, unpack,
+    type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     listener::{ChainMatch, Direction, FilterChain, Inspect, Listener, TcpProxy, Terminal, Transport},
@@ -37,6 +37,8 @@ use crate::config::{
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Envoy's default for TCP.
 const TCP_IDLE: Duration = Duration::from_secs(3600);
+
+const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
 /// Translates a listener.
 #[expect(deprecated, reason = "Istio still sends deprecated_v1 to old proxies")]
@@ -164,6 +166,10 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
                 let proto: HttpConnectionManager = unpack(any).at(&path)?;
                 let manager = http::translate(translator, &proto).at("typed_config").at(&path)?;
                 terminal = Some(Terminal::Http(Arc::new(manager)));
+            }
+            // It only counts what it sees of MongoDB's protocol.
+            MONGO_PROXY if !translator.strict => {
+                warn_once(format!("network filter {MONGO_PROXY} is not supported and left out"));
             }
             _ if cluster::is_tcp_exchange(any)? => metadata_exchange = true,
             _ => return Err(unknown_type("network filter", &filter.name, any).at_field(path)),

@@ -17,19 +17,26 @@ mod text;
 mod tls;
 mod tls_context;
 
-use std::{collections::HashSet, fmt, sync::Mutex, time::Duration};
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use prost::{Message, Name};
+use skysail_identity::Identity;
 use skysail_xds::envoy::pb::{
     envoy::config::{
         cluster::v3::Cluster as ClusterProto, endpoint::v3::ClusterLoadAssignment,
         listener::v3::Listener as ListenerProto, route::v3::RouteConfiguration,
     },
+    envoy::extensions::transport_sockets::tls::v3::{Secret, secret},
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
-use crate::config::{Cluster, Endpoints, Listener, RouteTable};
-pub(crate) use tls::{SecretName, SecretSource, TlsContexts};
+use crate::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
+pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};
 
 /// Why a resource is refused.
 #[derive(Debug)]
@@ -110,6 +117,11 @@ impl Translator<'_> {
         route::translate(&self.decode::<RouteConfiguration>(body)?)
     }
 
+    /// The TLS towards a cluster, if it has any.
+    pub(crate) fn client_tls(self, proto: &ClusterProto) -> Result<Option<Arc<ClientTls>>> {
+        cluster::transport(self, proto.transport_socket.as_ref()).at("transport_socket")
+    }
+
     /// Decodes a message after a look at all its fields, those in its `Any`s too.
     pub(crate) fn decode<M: Message + Name + Default>(self, body: &[u8]) -> Result<M> {
         for finding in coverage::check(&M::full_name(), body) {
@@ -129,6 +141,28 @@ impl Translator<'_> {
         }
         M::decode(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }
+}
+
+/// Puts a secret into its handle; gives the certificate if it is one.
+pub(crate) fn take_secret(tls: &TlsContexts, name: &SecretName, secret: &Secret) -> Result<Option<Arc<Identity>>> {
+    match &secret.r#type {
+        Some(secret::Type::TlsCertificate(certificate)) => {
+            let identity = Arc::new(tls_context::identity(certificate).at("tls_certificate")?);
+            tls.identity(name).set(Arc::clone(&identity));
+            Ok(Some(identity))
+        }
+        Some(secret::Type::ValidationContext(context)) => {
+            let roots = tls_context::secret_roots(context).at("validation_context")?;
+            tls.roots(name).set(Arc::new(roots));
+            Ok(None)
+        }
+        _ => Err(Reject::new("only certificates and validation contexts are supported")),
+    }
+}
+
+/// An address of IP and port.
+pub(crate) fn ip_and_port(address: &skysail_xds::envoy::pb::envoy::config::core::v3::Address) -> Result<std::net::SocketAddr> {
+    endpoints::ip_and_port(Some(address))
 }
 
 /// Logs a warning the first time it comes up, so that a mesh of many clusters does not repeat it for each.

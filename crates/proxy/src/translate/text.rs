@@ -125,57 +125,6 @@ pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
     proto.numerator.saturating_mul(scale).min(1_000_000)
 }
 
-/// The operators that headers and access logs may use.
-const OPERATORS: &[&str] = &[
-    "BYTES_RECEIVED",
-    "BYTES_SENT",
-    "CONNECTION_ID",
-    "CONNECTION_TERMINATION_DETAILS",
-    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS",
-    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_LOCAL_ADDRESS",
-    "DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_LOCAL_PORT",
-    "DOWNSTREAM_LOCAL_SUBJECT",
-    "DOWNSTREAM_LOCAL_URI_SAN",
-    "DOWNSTREAM_PEER_SUBJECT",
-    "DOWNSTREAM_PEER_URI_SAN",
-    "DOWNSTREAM_REMOTE_ADDRESS",
-    "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_REMOTE_PORT",
-    "DOWNSTREAM_TLS_CIPHER",
-    "DOWNSTREAM_TLS_VERSION",
-    "DURATION",
-    "GRPC_STATUS",
-    "GRPC_STATUS_NUMBER",
-    "HOSTNAME",
-    "METHOD",
-    "PROTOCOL",
-    "PATH",
-    "REQ",
-    "REQUESTED_SERVER_NAME",
-    "REQUEST_DURATION",
-    "REQUEST_HEADER",
-    "RESP",
-    "RESPONSE_CODE",
-    "RESPONSE_CODE_DETAILS",
-    "RESPONSE_DURATION",
-    "RESPONSE_FLAGS",
-    "RESPONSE_FLAGS_LONG",
-    "RESPONSE_HEADER",
-    "RESPONSE_TX_DURATION",
-    "ROUTE_NAME",
-    "START_TIME",
-    "TRAILER",
-    "UPSTREAM_CLUSTER",
-    "UPSTREAM_HOST",
-    "UPSTREAM_LOCAL_ADDRESS",
-    "UPSTREAM_REMOTE_ADDRESS",
-    "UPSTREAM_REQUEST_ATTEMPT_COUNT",
-    "UPSTREAM_TRANSPORT_FAILURE_REASON",
-    "VIRTUAL_CLUSTER_NAME",
-];
-
 /// Splits a text with `%OPERATOR(argument):length%`; `%%` stands for one percent sign.
 pub(super) fn format(text: &str) -> Result<Format> {
     let mut parts = Vec::new();
@@ -190,8 +139,8 @@ pub(super) fn format(text: &str) -> Result<Format> {
         }
         let (part, after) = operator(after)
             .ok_or_else(|| Reject::new(format!("{text:?}: an operator must be like %REQ(NAME?OTHER):80%")))?;
-        if let Part::Operator { name, .. } = &part
-            && !OPERATORS.contains(&&**name)
+        if let Part::Operator { name, argument, .. } = &part
+            && !crate::telemetry::format::known(name, argument.as_deref())
         {
             return Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported")));
         }

@@ -1,0 +1,1 @@
+//! What a bootstrap file may hold.

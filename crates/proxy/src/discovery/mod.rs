@@ -1,0 +1,235 @@
+//! Which configuration is in force.
+//!
+//! Everything that can change it, an update from the control plane, a secret, a host name looked up, patience at
+//! its end, goes through [`Configuration`] one after the other: take it, put into force what is warm, ask for what is
+//! named, publish.
+
+pub(crate) mod inventory;
+pub(crate) mod names;
+mod uses;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use skysail_xds::{
+    Kind,
+    client::{Client, Connection, Options, Rejection, Subscriptions, Update},
+    envoy::pb::envoy::config::core::v3::Node,
+};
+use tokio::sync::{Mutex, MutexGuard};
+use tonic::metadata::MetadataMap;
+
+use self::inventory::Inventory;
+use crate::{
+    bootstrap,
+    remote::Remote,
+    secrets::Secrets,
+    translate::{TlsContexts, Translator},
+    worker::Workers,
+};
+
+/// How often it is looked whether something has waited for long enough.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// The configuration and those it is published to.
+pub(crate) struct Configuration {
+    inventory: Mutex<Inventory>,
+    workers: Arc<Workers>,
+    secrets: Secrets,
+    node: Node,
+    /// Encoded static clusters, which discovery and secrets may be behind.
+    remotes: HashMap<String, Bytes>,
+    mark: Option<u32>,
+    /// Whether secrets are fetched from SDS servers; in own mode they are not.
+    fetch_secrets: bool,
+    /// Clusters and listeners have come once, or none were to come.
+    seen: [AtomicBool; 2],
+    /// Told what to ask for; `None` without discovery.
+    subscriptions: std::sync::OnceLock<Subscriptions>,
+    /// All of the first configuration is in force.
+    ready: AtomicBool,
+}
+
+/// What [`Configuration::new`] needs to know.
+pub(crate) struct Setup {
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) secrets: Secrets,
+    pub(crate) node: Node,
+    pub(crate) mark: Option<u32>,
+    pub(crate) fetch_secrets: bool,
+}
+
+impl Configuration {
+    pub(crate) fn new(setup: Setup) -> Self {
+        let Setup { workers, secrets, node, mark, fetch_secrets } = setup;
+        Self {
+            inventory: Mutex::new(Inventory::new(secrets.clone())),
+            workers,
+            secrets,
+            node,
+            remotes: HashMap::new(),
+            mark,
+            fetch_secrets,
+            seen: [AtomicBool::new(false), AtomicBool::new(false)],
+            subscriptions: std::sync::OnceLock::new(),
+            ready: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the static resources of a bootstrap file.
+    ///
+    /// # Errors
+    /// The first that cannot be used; a file is refused whole.
+    pub(crate) fn add_static(&mut self, file: &bootstrap::Bootstrap) -> anyhow::Result<()> {
+        let inventory = self.inventory.get_mut();
+        for (index, (name, body)) in file.clusters.iter().enumerate() {
+            self.remotes.insert(name.clone(), body.clone());
+            if !bootstrap::is_pipe(body) {
+                let outcome = inventory.add_static(Kind::Cluster, name, body);
+                outcome.map_err(|reason| anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}"))?;
+            }
+        }
+        for (index, (name, body)) in file.listeners.iter().enumerate() {
+            let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };
+            let outcome = inventory.add_static(Kind::Listener, &key, body);
+            outcome.map_err(|reason| anyhow::anyhow!("static_resources.listeners[{index}] ({name:?}): {reason}"))?;
+        }
+        for secret in &file.secrets {
+            let name = crate::translate::SecretName {
+                source: crate::translate::SecretSource::Static,
+                name: secret.name.as_str().into(),
+            };
+            let taken = self.secrets.take(&name, secret);
+            taken.map_err(|reject| anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name))?;
+        }
+        let (clusters, listeners) = file.ads.as_ref().map_or((false, false), |ads| (ads.clusters, ads.listeners));
+        self.seen = [AtomicBool::new(!clusters), AtomicBool::new(!listeners)];
+        Ok(())
+    }
+
+    /// The server behind a static cluster.
+    pub(crate) fn remote(&self, cluster: &str) -> Option<Remote> {
+        let body = self.remotes.get(cluster)?;
+        let translator = Translator { tls: &self.secrets.tls, strict: false };
+        match Remote::from_cluster(body, translator, self.mark) {
+            Ok(remote) => Some(remote),
+            Err(reject) => {
+                tracing::error!(cluster, %reject, "cannot be used for discovery or secrets");
+                None
+            }
+        }
+    }
+
+    /// The certificates and roots of all contexts.
+    pub(crate) fn tls(&self) -> &Arc<TlsContexts> {
+        &self.secrets.tls
+    }
+
+    /// What there is, for the admin page.
+    pub(crate) async fn inventory(&self) -> MutexGuard<'_, Inventory> {
+        self.inventory.lock().await
+    }
+
+    /// Whether listeners, clusters and certificates are in force.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Takes configuration from a server for ever. `metadata` gives the headers of each attempt.
+    pub(crate) async fn follow(
+        self: &Arc<Self>,
+        options: Options,
+        remote: Remote,
+        metadata: impl Fn() -> anyhow::Result<MetadataMap>,
+    ) -> std::convert::Infallible {
+        let (client, subscriptions) = Client::new(options);
+        let _ = self.subscriptions.set(subscriptions);
+        let connect = async || {
+            let metadata = metadata()?;
+            Ok(Connection { channel: remote.connect().await?, metadata })
+        };
+        client.run(connect, async |update| self.update(update).await).await
+    }
+
+    /// Takes an update; gives what of it is refused.
+    async fn update(self: &Arc<Self>, update: Update) -> Vec<Rejection> {
+        let mut inventory = self.inventory.lock().await;
+        let mut rejections = inventory.apply(&update);
+        match update.kind {
+            Kind::Cluster => self.seen[0].store(true, Ordering::Release),
+            Kind::Listener => self.seen[1].store(true, Ordering::Release),
+            _ => {}
+        }
+        let failed = self.settle(&mut inventory).await;
+        if update.kind == Kind::Listener {
+            let of_this = failed.into_iter().filter(|(name, _)| update.added.iter().any(|added| *added.name == **name));
+            rejections.extend(of_this.map(|(name, reason)| Rejection { name: name.to_string(), reason }));
+        }
+        tracing::debug!(kind = %update.kind, added = update.added.len(), removed = update.removed.len(), refused = rejections.len(), "update");
+        rejections
+    }
+
+    /// Puts into force what can be; for the first configuration and after each change that is no update.
+    pub(crate) async fn refresh(self: &Arc<Self>) -> Vec<(Arc<str>, String)> {
+        let mut inventory = self.inventory.lock().await;
+        self.settle(&mut inventory).await
+    }
+
+    /// Refreshes whenever a secret came, a name was looked up, or something has waited for long enough.
+    pub(crate) async fn keep_fresh(self: &Arc<Self>) -> std::convert::Infallible {
+        loop {
+            let deadline = self.inventory.lock().await.deadline();
+            let late = async {
+                // Without a deadline, look again soon enough to notice one that an update has set meanwhile.
+                let look = Instant::now() + LOOK;
+                tokio::time::sleep_until(deadline.map_or(look, |deadline| deadline.min(look)).into()).await;
+            };
+            tokio::select! {
+                () = self.secrets.changed.notified() => {}
+                () = late => {}
+            }
+            self.refresh().await;
+        }
+    }
+
+    /// Gives the listeners that could not be bound, with the reason.
+    async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
+        names::look_up(inventory, &self.secrets.changed);
+        if self.fetch_secrets {
+            self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
+        }
+        let mut changed = inventory.settle(Instant::now());
+        let wanted = inventory.wanted();
+        inventory.forget_unwanted(&wanted);
+        // What was forgotten leaves the snapshot as well.
+        changed |= inventory.settle(Instant::now());
+        if let Some(subscriptions) = self.subscriptions.get() {
+            for (kind, names) in wanted {
+                subscriptions.set(kind, names);
+            }
+        }
+        let mut failed = Vec::new();
+        if changed && let Err(errors) = self.workers.publish(inventory.snapshot()).await {
+            for error in errors {
+                tracing::error!(%error, "listener not in force");
+                failed.push((Arc::clone(&error.listener), error.to_string()));
+            }
+        }
+        let seen = self.seen.iter().all(|seen| seen.load(Ordering::Acquire));
+        if seen && failed.is_empty() && inventory.is_warm() && !self.ready.swap(true, Ordering::AcqRel) {
+            tracing::info!(
+                listeners = inventory.listeners.len(),
+                clusters = inventory.clusters.len(),
+                "ready: the first configuration is in force"
+            );
+        }
+        failed
+    }
+}
