@@ -41,6 +41,8 @@ pub struct Peer {
     pub names: Option<skysail_identity::Peer>,
     /// SHA-256 of its certificate in lower-case hexadecimal digits; empty without one.
     pub fingerprint: Box<str>,
+    /// Its certificate itself (DER); empty without one.
+    certificate: Box<[u8]>,
     /// The first URI name of our own certificate on this connection.
     pub local_principal: Option<Arc<str>>,
     /// The first URI name of its certificate.
@@ -61,14 +63,14 @@ impl Peer {
         names: Option<(&[u8], skysail_identity::Peer)>,
         local_principal: Option<Arc<str>>,
     ) -> Self {
-        let (fingerprint, names) =
-            names.map_or((None, None), |(der, names)| (Some(sha256(der)), Some(names)));
+        let (der, names) = names.map_or((&[][..], None), |(der, names)| (der, Some(names)));
         let principal =
             names.as_ref().and_then(|names| names.uris.first()).map(|uri| Arc::from(uri.as_str()));
         Self {
             tls: true,
+            fingerprint: if names.is_some() { sha256(der) } else { Box::default() },
+            certificate: der.into(),
             names,
-            fingerprint: fingerprint.unwrap_or_default(),
             local_principal,
             principal,
             ..Self::default()
@@ -95,6 +97,9 @@ impl Peer {
             let _ = write!(text, "By={local};");
         }
         let _ = write!(text, "Hash={}", self.fingerprint);
+        if details.cert {
+            let _ = write!(text, ";Cert=\"{}\"", url_encoded_pem(&self.certificate));
+        }
         if details.subject {
             let _ = write!(text, ";Subject=\"{}\"", names.subject.replace('"', "\\\""));
         }
@@ -123,6 +128,31 @@ fn quoted(value: &str) -> String {
     } else {
         value.to_owned()
     }
+}
+
+/// A certificate as PEM, with the characters escaped that mean something in URLs.
+fn url_encoded_pem(der: &[u8]) -> String {
+    let base64 = STANDARD.encode(der);
+    let mut text = String::from("-----BEGIN CERTIFICATE-----");
+    for (index, c) in base64.chars().enumerate() {
+        if index % 64 == 0 {
+            text.push('\n');
+        }
+        text.push(c);
+    }
+    text.push_str("\n-----END CERTIFICATE-----\n");
+    let mut encoded = String::with_capacity(text.len() + text.len() / 8);
+    for c in text.chars() {
+        match c {
+            '\n' => encoded.push_str("%0A"),
+            ' ' => encoded.push_str("%20"),
+            '+' => encoded.push_str("%2B"),
+            '/' => encoded.push_str("%2F"),
+            '=' => encoded.push_str("%3D"),
+            c => encoded.push(c),
+        }
+    }
+    encoded
 }
 
 fn sha256(bytes: &[u8]) -> Box<str> {
@@ -209,8 +239,11 @@ pub fn decode(header: &[u8]) -> Option<Workload> {
 /// Peers seen by one worker, so that the same metadata are decoded once and kept once.
 #[derive(Debug, Default)]
 pub struct PeerCache {
-    known: RefCell<HashMap<Box<[u8]>, Option<Arc<Workload>>>>,
+    known: RefCell<Known>,
 }
+
+/// By header; `None` for one that could not be read.
+type Known = HashMap<Box<[u8]>, Option<Arc<Workload>>>;
 
 impl PeerCache {
     /// The most peers remembered; then all are forgotten.
@@ -364,6 +397,10 @@ mod tests {
              Hash=03d66dd08835c1ca3f128cceacd1f31ac94163096b20f445ae84285bc0832d72;\
              Subject=\"\";URI=spiffe://cluster.local/ns/a/sa/b;DNS=b.a"
         );
+        let with_cert = peer.forwarded_cert(ClientCertDetails { cert: true, ..Default::default() }).unwrap();
+        assert!(with_cert.ends_with(
+            ";Cert=\"-----BEGIN%20CERTIFICATE-----%0AY2VydGlmaWNhdGU%3D%0A-----END%20CERTIFICATE-----%0A\""
+        ));
         assert_eq!(Peer::plain().forwarded_cert(details), None);
     }
 

@@ -184,13 +184,8 @@ fn replace_prefix(matched: &RouteMatch, path: &str, with: &str) -> String {
         PathMatch::Prefix(start) | PathMatch::SeparatedPrefix(start) => start.len(),
         PathMatch::Exact(_) | PathMatch::Regex(_) | PathMatch::Template(_) => path.len(),
     };
-    let rest = path.get(len..).unwrap_or_default();
-    // `/a` → `/` would make `//b` of `/a/b`, and `/a` → `` an empty path of `/a`.
-    match (matches!(matched.path, PathMatch::SeparatedPrefix(_)), rest) {
-        (true, rest) if with.ends_with('/') && rest.starts_with('/') => format!("{with}{}", &rest[1..]),
-        (true, "") if with.is_empty() => "/".to_owned(),
-        _ => format!("{with}{rest}"),
-    }
+    // No care is taken of slashes, as in Envoy: `/a` → `/` makes `//b` of `/a/b`. Configuration knows that.
+    format!("{with}{}", path.get(len..).unwrap_or_default())
 }
 
 /// Replaces every find; `\1` in the replacement stands for a group, `\\` for a backslash.
@@ -225,26 +220,23 @@ fn substitute<'a>(regex: &regex::bytes::Regex, path: &'a str, with: &str) -> Cow
 pub fn location(redirect: &Redirect, matched: &RouteMatch, head: &RequestHead, scheme: &str) -> String {
     let new_scheme = redirect.scheme.as_deref().unwrap_or(scheme);
     let authority = head.authority();
-    let (host, port) = match (&redirect.host, redirect.port) {
-        (Some(host), port) => (&**host, port.map(|port| port.to_string())),
-        (None, Some(port)) => (without_port(authority), Some(port.to_string())),
-        (None, None) => {
-            // A port that only the old scheme implies would lead nowhere under the new one.
-            let host = without_port(authority);
-            let port = authority.strip_prefix(host).and_then(|rest| rest.strip_prefix(':'));
-            let implied = matches!((scheme, port), ("http", Some("80")) | ("https", Some("443")));
-            if redirect.scheme.is_some() && implied { (host, None) } else { (authority, None) }
+    let host = match &redirect.host {
+        Some(host) => host,
+        None if redirect.port.is_some() || port_implied(authority, scheme, new_scheme) => {
+            without_port(authority)
         }
+        None => authority,
     };
-    let port = port.filter(|port| !matches!((new_scheme, port.as_str()), ("http", "80") | ("https", "443")));
+    let port = redirect.port.map(|port| format!(":{port}")).unwrap_or_default();
     let (path, query) = redirect_path(redirect, matched, head);
-    let colon = if port.is_some() { ":" } else { "" };
     let mark = if query.is_some() { "?" } else { "" };
-    format!(
-        "{new_scheme}://{host}{colon}{}{path}{mark}{}",
-        port.as_deref().unwrap_or_default(),
-        query.unwrap_or_default()
-    )
+    format!("{new_scheme}://{host}{port}{path}{mark}{}", query.unwrap_or_default())
+}
+
+/// Whether the authority's port is only the default of the old scheme, and would lead nowhere under the new one.
+fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
+    let port = authority.strip_prefix(without_port(authority)).unwrap_or_default();
+    scheme != new_scheme && matches!((scheme, port), ("http", ":80") | ("https", ":443"))
 }
 
 fn redirect_path<'a>(
@@ -268,5 +260,5 @@ fn redirect_path<'a>(
 
 /// Where a virtual host that demands TLS sends a request that came without.
 pub fn https_location(head: &RequestHead) -> String {
-    format!("https://{}{}", without_port(head.authority()), head.path())
+    format!("https://{}{}", head.authority(), head.path())
 }

@@ -210,7 +210,7 @@ pub struct Redirect {
     pub scheme: Option<Box<str>>,
     /// New host.
     pub host: Option<Box<str>>,
-    /// New port; the default of the scheme is left out.
+    /// New port; written even where the scheme implies it.
     pub port: Option<u16>,
     /// New path.
     pub path: Option<RedirectPath>,
