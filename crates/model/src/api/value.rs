@@ -84,13 +84,19 @@ impl fmt::Display for Duration {
 
 impl<'de> Deserialize<'de> for Duration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| {
-            D::Error::invalid_value(
-                Unexpected::Str(&text),
-                &"a duration such as \"1.5s\", \"250ms\" or \"1m\"",
-            )
-        })
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Duration;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a duration such as \"1.5s\", \"250ms\" or \"1m\"")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+                Duration::parse(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+            }
+        }
+        deserializer.deserialize_any(Text)
     }
 }
 

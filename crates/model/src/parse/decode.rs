@@ -167,6 +167,9 @@ impl de::Error for Failure {
                 "text",
             ) => "put it in quotes".to_owned(),
             (_, "a list") => "begin each item with `- `".to_owned(),
+            (Unexpected::Str(_), "a mapping") => {
+                "give `name: value`; is a colon missing, or the file cut off?".to_owned()
+            }
             _ => String::new(),
         };
         Self::new(format!("expected {expected}, found {}", found_words(&found)), remedy)
@@ -446,7 +449,11 @@ mod tests {
             [
                 ("hosts".into(), 1, "expected a list, found text \"reviews\""),
                 ("http[0].route[0].weight".into(), 4, "expected a whole number, found text \"90\""),
-                ("http[0].timeout".into(), 6, "expected text, found 5"),
+                (
+                    "http[0].timeout".into(),
+                    6,
+                    "expected a duration such as \"1.5s\", \"250ms\" or \"1m\", found 5"
+                ),
             ]
         );
         assert_eq!(decoded.errors[1].remedy, "remove the quotes");

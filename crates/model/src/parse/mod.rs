@@ -17,7 +17,7 @@ use crate::{
     world::{Lines, Origin},
 };
 pub(crate) use decode::nearest;
-use decode::{Anything, Decoded, Finding, decode, path_text};
+use decode::{Anything, Decoded, decode, path_text};
 use k8s_openapi::{
     api::{apps::v1 as apps, core::v1 as core, discovery::v1 as discovery},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -47,6 +47,7 @@ pub fn parse(text: &str, file: &str) -> Parsed {
     for document in yaml::documents(text) {
         reading.document(document);
     }
+    reading.parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
     reading.parsed
 }
 
@@ -217,7 +218,7 @@ impl Reading {
         }
     }
 
-    /// The mesh configuration is YAML within a text; its lines are those of the text, where that can be known.
+    /// The mesh configuration is YAML within a text; its lines are the file's where the text is a block (`|`).
     fn config_map(&mut self, node: &Node) {
         let decoded: Decoded<core::ConfigMap> = decode(node);
         let Some(mut map) = self.take(node, decoded, Severity::Warning) else { return };
@@ -235,41 +236,47 @@ impl Reading {
     }
 
     fn mesh_config(&mut self, node: &Node, text: &str) -> Option<MeshConfig> {
-        let field = "data.mesh";
-        let line =
-            node.get("data").and_then(|data| data.get(mesh_config::KEY)).map_or(node.line, |node| node.line);
+        let value = node.get("data").and_then(|data| data.get(mesh_config::KEY));
+        let (first, block) = match value {
+            Some(Node { line, value: Value::Text(_, block) }) => (*line, *block),
+            _ => (node.line, false),
+        };
+        let place = |line: u32| if block { first + line.saturating_sub(1) } else { first };
+        let file = self.file.clone();
+        let found = |severity: Severity, line: u32, field: &str, message: String, remedy: String| {
+            let field = if field.is_empty() { "data.mesh".to_owned() } else { format!("data.mesh.{field}") };
+            Diagnostic::new(severity, &file, place(line), message).field(field).remedy(remedy)
+        };
         let Some(document) = yaml::documents(text).into_iter().next() else {
             return Some(MeshConfig::default());
         };
         let root = match document.root {
             Ok(root) => root,
             Err(error) => {
-                let message = format!("line {} of the text: {}", error.line, error.message);
-                let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message).field(field);
-                self.report(diagnostic, node);
+                let remedy = "check indentation, quotes and colons".to_owned();
+                self.report(found(Severity::Error, error.line, "", error.message, remedy), node);
                 return None;
             }
         };
         let decoded: Decoded<MeshConfig> = decode(&root);
-        let here =
-            |finding: Finding| (join(field, &path_text(&finding.path)), finding.message, finding.remedy);
-        for (field, message, remedy) in decoded.errors.into_iter().map(here) {
-            let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message);
-            self.report(diagnostic.field(field).remedy(remedy), node);
+        for error in decoded.errors {
+            let field = path_text(&error.path);
+            self.report(found(Severity::Error, error.line, &field, error.message, error.remedy), node);
         }
-        for finding in decoded.unknown {
-            if let Some(message) = kinds::mesh_setting(&path_text(&finding.path)) {
-                let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
-                self.report(diagnostic.field(join(field, &path_text(&finding.path))), node);
+        for unknown in decoded.unknown {
+            let field = path_text(&unknown.path);
+            if let Some(message) = kinds::mesh_setting(&field) {
+                self.report(found(Severity::Warning, unknown.line, &field, message, String::new()), node);
             }
         }
-        if let Some(mesh) = &decoded.value {
-            for finding in validate::mesh_config(mesh) {
-                let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
-                self.report(diagnostic.field(join(field, &finding.field)).remedy(finding.remedy), node);
-            }
+        let mut refused = false;
+        for finding in decoded.value.iter().flat_map(validate::mesh_config) {
+            refused |= finding.severity == Severity::Error;
+            let line = find_line(&root, &finding.field);
+            let diagnostic = found(finding.severity, line, &finding.field, finding.message, finding.remedy);
+            self.report(diagnostic, node);
         }
-        decoded.value
+        decoded.value.filter(|_| !refused)
     }
 
     /// Reports what decoding found. `None` if the object is refused.

@@ -27,7 +27,7 @@ pub(crate) enum Value {
     /// A whole number.
     Int(i128),
     Float(f64),
-    /// Text, and whether it was typed without quotes.
+    /// Text, and whether it is a block (`|`) that keeps its lines.
     Text(String, bool),
     List(Vec<Node>),
     Map(Vec<Entry>),
@@ -57,6 +57,7 @@ pub(crate) struct SyntaxError {
     pub(crate) message: String,
     /// The text ended where more was expected.
     pub(crate) cut_off: bool,
+    index: Option<usize>,
 }
 
 impl Node {
@@ -108,7 +109,7 @@ fn read(chunk: &str, before: u32) -> Vec<Document> {
     let mut parser = Parser::new_from_str(chunk);
     let mut documents = Vec::new();
     let mut tree = Tree::new(before);
-    let last_line = before + u32::try_from(chunk.lines().count()).unwrap_or(u32::MAX);
+    let end = chunk.trim_end().chars().count();
     loop {
         let line = tree.start;
         match step(&mut parser, &mut tree) {
@@ -121,7 +122,7 @@ fn read(chunk: &str, before: u32) -> Vec<Document> {
             }
             Ok(Step::End) => return documents,
             Err(mut error) => {
-                error.cut_off = error.cut_off || error.line >= last_line;
+                error.cut_off = error.index.is_some_and(|index| index >= end);
                 documents.push(Document { line, root: Err(error), duplicates: Vec::new() });
                 return documents;
             }
@@ -172,7 +173,7 @@ fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, 
         Event::Scalar(text, style, anchor, _) => {
             let value = match style {
                 ScalarStyle::Plain => plain(&text),
-                _ => Value::Text(text.into_owned(), false),
+                _ => Value::Text(text.into_owned(), style == ScalarStyle::Literal),
             };
             tree.close(Node { line, value }, anchor)?;
         }
@@ -267,12 +268,11 @@ impl Tree {
     fn syntax(&self, error: &ScanError) -> SyntaxError {
         let line = u32::try_from(error.marker().line()).unwrap_or(u32::MAX);
         let message = format!("not valid YAML: {} (column {})", error.info(), error.marker().col() + 1);
-        let cut_off = error.info().contains("EOF") || error.info().contains("unexpected end");
-        SyntaxError { line: self.before + line, message, cut_off }
+        SyntaxError { line: self.before + line, message, cut_off: false, index: Some(error.marker().index()) }
     }
 
     fn error(&self, line: u32, message: impl Into<String>) -> SyntaxError {
-        SyntaxError { line, message: message.into(), cut_off: false }
+        SyntaxError { line, message: message.into(), cut_off: false, index: None }
     }
 }
 
@@ -345,7 +345,7 @@ fn plain(text: &str) -> Value {
     if begins && let Ok(number) = text.parse() {
         return Value::Float(number);
     }
-    Value::Text(text.to_owned(), true)
+    Value::Text(text.to_owned(), false)
 }
 
 #[cfg(test)]
@@ -388,10 +388,10 @@ mod tests {
         assert_eq!(value("1.5"), Value::Float(1.5));
         assert_eq!(value("1e3"), Value::Float(1000.0));
         assert_eq!(value("yes"), Value::Bool(true));
-        assert_eq!(value("1.2.3"), Value::Text("1.2.3".into(), true));
-        assert_eq!(value("inf"), Value::Text("inf".into(), true));
-        assert_eq!(value("10s"), Value::Text("10s".into(), true));
-        assert_eq!(value("-"), Value::Text("-".into(), true));
+        assert_eq!(value("1.2.3"), Value::Text("1.2.3".into(), false));
+        assert_eq!(value("inf"), Value::Text("inf".into(), false));
+        assert_eq!(value("10s"), Value::Text("10s".into(), false));
+        assert_eq!(value("-"), Value::Text("-".into(), false));
     }
 
     #[test]

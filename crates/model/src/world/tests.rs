@@ -1,6 +1,276 @@
 use super::*;
+use crate::api::{MtlsMode, Protocol};
+
+/// A World of this YAML; warnings are fine, errors are not.
+fn world(yaml: &str) -> World {
+    let parsed = crate::parse(yaml, "test.yaml");
+    let errors = parsed.diagnostics.iter().filter(|said| said.severity == crate::Severity::Error);
+    assert_eq!(errors.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+    let mut world = World::new();
+    world.reset(parsed.objects);
+    world
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn rule(name: &str, namespace: &str, more: &str) -> String {
+    format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\n\
+         metadata: {{name: {name}, namespace: {namespace}}}\nspec: {{host: a.svc.svc.cluster.local, {more}}}\n"
+    )
+}
+
+fn routes(name: &str, namespace: &str, more: &str) -> String {
+    format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
+         metadata: {{name: {name}, namespace: {namespace}}}\n\
+         spec: {{http: [{{route: [{{destination: {{host: a}}}}]}}], {more}}}\n"
+    )
+}
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: svc}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: web}, {name: grpc, port: 81, targetPort: 9000}]
+";
+
+fn pod(name: &str, ip: &str, more_labels: &str, ready: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: svc, labels: {{app: a{more_labels}}}}}\n\
+         spec: {{nodeName: n, serviceAccountName: sa-{name}, containers: [{{name: c, ports: [{{name: web, containerPort: 8080}}]}}]}}\n\
+         status: {{podIP: {ip}, conditions: [{{type: Ready, status: \"{ready}\"}}]}}\n"
+    )
+}
 
 #[test]
 fn an_empty_world_has_istios_defaults() {
-    assert_eq!(World::new().mesh().root_namespace, "istio-system");
+    let world = World::new();
+    assert_eq!(world.mesh().root_namespace, "istio-system");
+    assert_eq!(world.peer_mode("default", &Labels::new(), 80), MtlsMode::Permissive);
+}
+
+#[test]
+fn endpoints_come_from_ready_pods_with_named_ports_resolved() {
+    let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}\n";
+    let yaml =
+        [SERVICE, node, &pod("p", "10.1.0.1", ", version: v1", "True"), &pod("q", "10.1.0.2", "", "False")];
+    let mut world = world(&yaml.concat());
+    let service = world.service("a.svc.svc.cluster.local").unwrap().clone();
+    assert_eq!(service.spec.ports[1].protocol, Protocol::Grpc);
+    let endpoints = world.endpoints(&service, &service.spec.ports[0]);
+    assert_eq!(
+        endpoints.iter().map(|e| (e.port, e.ready)).collect::<Vec<_>>(),
+        [(8080, true), (8080, false)]
+    );
+    assert_eq!((endpoints[0].locality.region.as_str(), endpoints[0].locality.zone.as_str()), ("r", "z"));
+    assert!(endpoints[0].has_labels(&labels(&[("version", "v1")])));
+    assert!(!endpoints[1].has_labels(&labels(&[("version", "v1")])));
+    assert_eq!(world.endpoints(&service, &service.spec.ports[1])[0].port, 9000);
+    let identities: Vec<_> =
+        world.service_identities(&service).iter().map(|id| id.service_account.clone()).collect();
+    assert_eq!(identities, ["sa-p", "sa-q"]);
+
+    // A pod that goes, and one that gets other labels, leave the service.
+    assert!(world.delete(&ObjectKey { kind: Kind::Pod, namespace: "svc".into(), name: "q".into() }));
+    let parsed = crate::parse(&pod("p", "10.1.0.1", "", "True").replace("app: a", "app: b"), "test.yaml");
+    for (object, origin) in parsed.objects {
+        assert!(world.apply(object.clone(), origin.clone()));
+        assert!(!world.apply(object, origin), "nothing changed");
+    }
+    assert_eq!(world.endpoints(&service, &service.spec.ports[0]), []);
+    assert!(world.pod_by_ip("10.1.0.1".parse().unwrap()).is_some());
+    assert!(world.pod_by_ip("10.1.0.2".parse().unwrap()).is_none());
+}
+
+#[test]
+fn a_services_own_slices_take_the_place_of_its_pods() {
+    let slice = "---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a-1, namespace: svc, labels: {kubernetes.io/service-name: a}}
+addressType: IPv4
+ports: [{name: http, port: 8081}]
+endpoints:
+- {addresses: [10.1.0.1], conditions: {ready: true}, targetRef: {kind: Pod, name: p}}
+- {addresses: [10.2.0.9], zone: z2}
+- {addresses: [10.2.0.10], conditions: {ready: false}}
+";
+    let world = world(
+        &[SERVICE, slice, &pod("p", "10.1.0.1", "", "True"), &pod("q", "10.1.0.2", "", "True")].concat(),
+    );
+    let service = world.service("a.svc.svc.cluster.local").unwrap();
+    let endpoints = world.endpoints(service, &service.spec.ports[0]);
+    let found: Vec<_> =
+        endpoints.iter().map(|e| (e.ip.to_string(), e.port, e.ready, e.pod.is_some())).collect();
+    assert_eq!(
+        found,
+        [
+            ("10.1.0.1".to_owned(), 8081, true, true),
+            ("10.2.0.9".to_owned(), 8081, true, false),
+            ("10.2.0.10".to_owned(), 8081, false, false)
+        ]
+    );
+    assert_eq!(endpoints[1].locality.zone, "z2");
+    assert_eq!(world.endpoints(service, &service.spec.ports[1]), [], "the slice has no such port");
+}
+
+#[test]
+fn destination_rules_of_the_client_go_before_the_services_and_the_roots() {
+    let subset = |name: &str| format!("subsets: [{{name: {name}}}]");
+    let name_for = |world: &World, client: &str| {
+        world.destination_rule("a.svc.svc.cluster.local", client).map(|rule| rule.meta.namespace.clone())
+    };
+    let own = rule("r", "client", &subset("own"));
+    let services = rule("r", "svc", &subset("services"));
+    let private = rule("r", "svc", "exportTo: [.]");
+    let root = rule("r", "istio-system", &subset("root"));
+    let all = world(&[SERVICE, &own, &services, &root].concat());
+    assert_eq!(name_for(&all, "client").as_deref(), Some("client"));
+    assert_eq!(name_for(&all, "other").as_deref(), Some("svc"));
+    let without = world(&[SERVICE, &private, &root].concat());
+    assert_eq!(name_for(&without, "other").as_deref(), Some("istio-system"));
+    assert_eq!(name_for(&without, "svc").as_deref(), Some("svc"));
+    assert_eq!(name_for(&world(SERVICE), "svc"), None);
+}
+
+#[test]
+fn destination_rules_for_one_host_unite_and_the_exact_host_goes_before_wildcards() {
+    let first = rule(
+        "r1",
+        "svc",
+        "subsets: [{name: v1, labels: {v: one}}], trafficPolicy: {loadBalancer: {simple: RANDOM}}",
+    );
+    let second = rule("r2", "svc", "subsets: [{name: v1, labels: {v: two}}, {name: v2}]");
+    let wild = rule("r0", "svc", "subsets: [{name: w}]")
+        .replace("host: a.svc", "host: '*.svc'")
+        .replace("'*.svc'", "'*'");
+    let wild = wild.replace("host: '*'.svc.cluster.local", "host: '*.svc.cluster.local'");
+    let world = world(&[SERVICE, &wild, &first, &second].concat());
+    let rule = world.destination_rule("a.svc.svc.cluster.local", "svc").unwrap();
+    let subsets: Vec<_> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
+    assert_eq!(subsets, ["v1", "v2"]);
+    assert_eq!(rule.spec.subsets[0].labels, labels(&[("v", "one")]));
+    assert!(rule.spec.traffic_policy.is_some());
+    let wild = world.destination_rule("b.svc.svc.cluster.local", "svc").unwrap();
+    assert_eq!(wild.meta.name, "r0");
+}
+
+#[test]
+fn the_oldest_virtual_service_routes_a_host() {
+    let young = routes("a-young", "svc", "hosts: [a]")
+        .replace("namespace: svc}", "namespace: svc, creationTimestamp: '2024-01-02T00:00:00Z'}");
+    let old = routes("b-old", "svc", "hosts: [a]")
+        .replace("namespace: svc}", "namespace: svc, creationTimestamp: '2024-01-01T00:00:00Z'}");
+    let gateway = routes("c-gateway", "svc", "hosts: [a], gateways: [g]");
+    let found = |world: &World| {
+        world.virtual_service("a.svc.svc.cluster.local", "svc").map(|found| found.meta.name.clone())
+    };
+    assert_eq!(found(&world(&[SERVICE, &young, &old, &gateway].concat())).as_deref(), Some("b-old"));
+    // Without a time it is the order in the files.
+    let (first, second) = (routes("z", "svc", "hosts: [a]"), routes("y", "svc", "hosts: [a]"));
+    assert_eq!(found(&world(&[SERVICE, &first, &second].concat())).as_deref(), Some("z"));
+    assert_eq!(found(&world(&[SERVICE, &gateway].concat())), None);
+}
+
+#[test]
+fn virtual_services_are_seen_where_they_are_exported_to() {
+    let private = routes("r", "svc", "hosts: [a], exportTo: [.]");
+    let world = world(&[SERVICE, &private].concat());
+    assert_eq!(world.virtual_services("svc").len(), 1);
+    assert_eq!(world.virtual_services("other").len(), 0);
+    assert!(world.virtual_service("a.svc.svc.cluster.local", "other").is_none());
+}
+
+#[test]
+fn hosts_are_completed_only_without_dots() {
+    assert_eq!(fqdn("reviews", "ns"), "reviews.ns.svc.cluster.local");
+    assert_eq!(fqdn("reviews.other", "ns"), "reviews.other");
+    assert_eq!(fqdn("*.example.com", "ns"), "*.example.com");
+    assert!(host_matches("*", "a") && host_matches("*.b", "a.b") && host_matches("a.b", "a.b"));
+    assert!(!host_matches("*.b", "b") && !host_matches("*.b", ".b") && !host_matches("a", "b"));
+}
+
+fn peer(name: &str, namespace: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+         metadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+    )
+}
+
+#[test]
+fn peer_authentication_narrow_before_wide_and_unset_asks_the_next() {
+    let world = world(
+        &[
+            peer("mesh", "istio-system", "mtls: {mode: STRICT}"),
+            peer("ns", "a", "mtls: {mode: PERMISSIVE}"),
+            peer("unset", "b", "mtls: {mode: UNSET}"),
+            peer("w1", "a", "selector: {matchLabels: {app: x}}, mtls: {mode: DISABLE}, portLevelMtls: {'80': {mode: STRICT}, '81': {mode: UNSET}}"),
+            peer("w2", "a", "selector: {matchLabels: {app: x}}, mtls: {mode: STRICT}"),
+        ]
+        .concat(),
+    );
+    let x = labels(&[("app", "x")]);
+    assert_eq!(world.peer_mode("c", &x, 1), MtlsMode::Strict, "the mesh's");
+    assert_eq!(world.peer_mode("b", &x, 1), MtlsMode::Strict, "UNSET asks the mesh");
+    assert_eq!(world.peer_mode("a", &Labels::new(), 1), MtlsMode::Permissive, "the namespace's");
+    assert_eq!(world.peer_mode("a", &x, 1), MtlsMode::Disable, "the oldest that selects it");
+    assert_eq!(world.peer_mode("a", &x, 80), MtlsMode::Strict, "the port's");
+    assert_eq!(world.peer_mode("a", &x, 81), MtlsMode::Disable, "the port asks the workload");
+    assert_eq!(world.port_modes("a", &x), [(80, MtlsMode::Strict), (81, MtlsMode::Disable)]);
+}
+
+#[test]
+fn authorization_policies_of_the_root_namespace_and_the_own() {
+    let policy = |name: &str, namespace: &str, spec: &str| {
+        format!(
+            "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+             metadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+        )
+    };
+    let world = world(
+        &[
+            policy("own", "a", ""),
+            policy("selecting", "a", "selector: {matchLabels: {app: x}}"),
+            policy("other", "b", ""),
+            policy("root", "istio-system", "selector: {matchLabels: {app: x}}"),
+        ]
+        .concat(),
+    );
+    let names = |namespace: &str, labels: &Labels| -> Vec<String> {
+        world
+            .authorization_policies(namespace, labels)
+            .iter()
+            .map(|policy| policy.meta.name.clone())
+            .collect()
+    };
+    assert_eq!(names("a", &labels(&[("app", "x")])), ["root", "own", "selecting"]);
+    assert_eq!(names("a", &Labels::new()), ["own"]);
+    assert_eq!(names("istio-system", &labels(&[("app", "x")])), ["root"]);
+}
+
+#[test]
+fn deleting_takes_objects_out_of_every_index() {
+    let mut world =
+        world(&[SERVICE, &rule("r", "svc", "subsets: []"), &routes("v", "svc", "hosts: [a]")].concat());
+    let key = |kind, name: &str| ObjectKey { kind, namespace: "svc".into(), name: name.into() };
+    assert!(world.delete(&key(Kind::DestinationRule, "r")));
+    assert!(world.delete(&key(Kind::VirtualService, "v")));
+    assert!(!world.delete(&key(Kind::VirtualService, "v")), "it is gone already");
+    assert!(world.destination_rule("a.svc.svc.cluster.local", "svc").is_none());
+    assert!(world.virtual_service("a.svc.svc.cluster.local", "svc").is_none());
+}
+
+#[test]
+fn the_lines_of_fields_are_known_even_where_the_field_is_not() {
+    let lines = [("spec".to_owned(), 3), ("spec.http[0]".to_owned(), 5)].into();
+    let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)) };
+    assert_eq!(origin.line_of("spec.http[0].route[1].weight"), 5);
+    assert_eq!(origin.line_of("spec.tls[0]"), 3);
+    assert_eq!(origin.line_of("metadata.name"), 1);
 }
