@@ -162,6 +162,11 @@ impl State {
         Path::new(&format!("/proc/{}/ns/pid", self.process)).symlink_metadata().is_ok()
     }
 
+    /// Where the logs of its programs are.
+    pub fn logs(&self) -> PathBuf {
+        root().join(&self.name).join("logs")
+    }
+
     /// The pods of a workload, or the one pod, called `name` or `NAMESPACE/name`.
     pub fn matching(&self, name: &str) -> Vec<&PodState> {
         let (namespace, name) = match name.split_once('/') {

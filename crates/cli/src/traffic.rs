@@ -1,0 +1,322 @@
+//! Who calls whom: Istio's standard metrics of all sidecars, put together to edges.
+//!
+//! The caller's sidecar reports requests and times; only the receiver's knows whether the connection was mutual
+//! TLS. Where the caller has no sidecar, the receiver's report is all there is. Counters are followed from one look
+//! to the next, so that a sidecar that starts anew loses nothing that was seen.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+/// From workload to workload, each `NAMESPACE/NAME`.
+pub(crate) type Route = (String, String);
+
+/// What went over an edge.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// Requests with an answer that is not the server's fault.
+    good: f64,
+    /// Requests denied (403); counted among the good, as somebody wanted them denied.
+    denied: f64,
+    /// Requests failed (5xx, or no answer).
+    failed: f64,
+    /// Requests received over mutual TLS, and without.
+    mutual: f64,
+    plain: f64,
+    /// Requests by upper bound of their time in ms; not cumulative over time, but over bounds.
+    buckets: BTreeMap<Bound, f64>,
+}
+
+/// A histogram's bound, ordered as a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Bound(f64);
+
+/// An edge as shown.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Edge {
+    /// Who calls.
+    pub(crate) source: String,
+    /// Who is called.
+    pub(crate) destination: String,
+    /// How many requests.
+    pub(crate) requests: u64,
+    pub(crate) requests_per_second: f64,
+    /// The share of requests that did not fail, in percent.
+    pub(crate) success_percent: f64,
+    pub(crate) failed: u64,
+    /// How many of them were denied (403).
+    pub(crate) denied: u64,
+    pub(crate) p50_ms: Option<f64>,
+    pub(crate) p99_ms: Option<f64>,
+    /// Whether they came by mutual TLS; unknown while nobody said so.
+    pub(crate) mtls: Option<bool>,
+}
+
+/// The counters of all sidecars, followed over time.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    last: HashMap<String, f64>,
+    total: BTreeMap<Route, Reports>,
+    window: VecDeque<(Instant, BTreeMap<Route, Reports>)>,
+}
+
+/// An edge as its two ends report it.
+#[derive(Clone, Debug, Default)]
+struct Reports {
+    source: Counts,
+    destination: Counts,
+}
+
+/// The live table shows what happened this long.
+const WINDOW: Duration = Duration::from_secs(5);
+
+const REQUESTS: &str = "istio_requests_total";
+const TIMES: &str = "istio_request_duration_milliseconds_bucket";
+
+impl Eq for Bound {}
+
+impl PartialOrd for Bound {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Bound {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Traffic {
+    /// Takes in what sidecars report now, each under its pod's name.
+    pub(crate) fn look(&mut self, now: Instant, pods: &[(String, String)]) {
+        let mut step: BTreeMap<Route, Reports> = BTreeMap::new();
+        for (pod, text) in pods {
+            for line in text.lines().filter(|line| line.starts_with(REQUESTS) || line.starts_with(TIMES)) {
+                self.count(pod, line, &mut step);
+            }
+        }
+        for (route, reports) in &step {
+            self.total.entry(route.clone()).or_default().add(reports);
+        }
+        self.window.push_back((now, step));
+        while self.window.len() > 2 && self.window.front().is_some_and(|(then, _)| now - *then > WINDOW) {
+            self.window.pop_front();
+        }
+    }
+
+    fn count(&mut self, pod: &str, line: &str, step: &mut BTreeMap<Route, Reports>) {
+        let Some(sample) = Sample::parse(line) else { return };
+        let before = self.last.insert(format!("{pod} {}", sample.series), sample.value).unwrap_or(0.0);
+        // Less than before means that the sidecar started anew.
+        let more = if sample.value < before { sample.value } else { sample.value - before };
+        if more <= 0.0 {
+            return;
+        }
+        let label = |name: &str| sample.labels.get(name).copied().unwrap_or("unknown");
+        let place = |side: &str| match label(&format!("{side}_workload")) {
+            "unknown" | "" if side == "destination" => label("destination_service_name").to_owned(),
+            "unknown" | "" => "outside".to_owned(),
+            name => format!("{}/{name}", label(&format!("{side}_workload_namespace"))),
+        };
+        let reports = step.entry((place("source"), place("destination"))).or_default();
+        let counts =
+            if label("reporter") == "source" { &mut reports.source } else { &mut reports.destination };
+        if sample.name == TIMES {
+            let bound = label("le").parse().unwrap_or(f64::INFINITY);
+            *counts.buckets.entry(Bound(bound)).or_default() += more;
+            return;
+        }
+        match label("response_code").parse::<u16>() {
+            Ok(403) => counts.denied += more,
+            Ok(1..=499) => counts.good += more,
+            _ => counts.failed += more,
+        }
+        match label("connection_security_policy") {
+            "mutual_tls" => counts.mutual += more,
+            "none" => counts.plain += more,
+            _ => {}
+        }
+    }
+
+    /// The edges of the last seconds, with those that were busy before.
+    pub(crate) fn live(&self) -> Vec<Edge> {
+        let mut recent: BTreeMap<Route, Reports> =
+            self.total.keys().map(|r| (r.clone(), Reports::default())).collect();
+        // What the first look brought happened before the window began.
+        for (_, step) in self.window.iter().skip(1) {
+            for (route, reports) in step {
+                recent.entry(route.clone()).or_default().add(reports);
+            }
+        }
+        let span = match (self.window.front(), self.window.back()) {
+            (Some((first, _)), Some((last, _))) => *last - *first,
+            _ => Duration::ZERO,
+        };
+        edges(&recent, span)
+    }
+
+    /// All that was seen, over this time.
+    pub(crate) fn total(&self, span: Duration) -> Vec<Edge> {
+        edges(&self.total, span)
+    }
+}
+
+fn edges(reports: &BTreeMap<Route, Reports>, span: Duration) -> Vec<Edge> {
+    reports.iter().map(|(route, reports)| reports.edge(route, span)).collect()
+}
+
+impl Reports {
+    fn add(&mut self, more: &Self) {
+        self.source.add(&more.source);
+        self.destination.add(&more.destination);
+    }
+
+    fn edge(&self, (source, destination): &Route, span: Duration) -> Edge {
+        let counts = if self.source.requests() > 0.0 { &self.source } else { &self.destination };
+        let requests = counts.requests();
+        let security = &self.destination;
+        Edge {
+            source: source.clone(),
+            destination: destination.clone(),
+            requests: requests as u64,
+            requests_per_second: if span.is_zero() { 0.0 } else { round(requests / span.as_secs_f64()) },
+            success_percent: if requests > 0.0 {
+                round((requests - counts.failed) / requests * 100.0)
+            } else {
+                100.0
+            },
+            failed: counts.failed as u64,
+            denied: counts.denied as u64,
+            p50_ms: counts.percentile(0.5).map(round),
+            p99_ms: counts.percentile(0.99).map(round),
+            mtls: (security.mutual + security.plain > 0.0).then_some(security.plain == 0.0),
+        }
+    }
+}
+
+fn round(number: f64) -> f64 {
+    (number * 100.0).round() / 100.0
+}
+
+impl Counts {
+    fn requests(&self) -> f64 {
+        self.good + self.denied + self.failed
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.good += more.good;
+        self.denied += more.denied;
+        self.failed += more.failed;
+        self.mutual += more.mutual;
+        self.plain += more.plain;
+        for (bound, count) in &more.buckets {
+            *self.buckets.entry(*bound).or_default() += count;
+        }
+    }
+
+    /// The time that this share of requests took at most, interpolated within its bucket as Prometheus does.
+    fn percentile(&self, share: f64) -> Option<f64> {
+        let all = *self.buckets.last_key_value()?.1;
+        let wanted = all * share;
+        let (mut lower, mut below) = (0.0, 0.0);
+        for (Bound(upper), count) in &self.buckets {
+            if *count >= wanted && *count > below {
+                // Nothing is known of what is beyond the last bound.
+                let upper = if upper.is_finite() { *upper } else { lower };
+                return Some(lower + (upper - lower) * (wanted - below) / (count - below));
+            }
+            (lower, below) = (*upper, *count);
+        }
+        None
+    }
+}
+
+/// A line of Prometheus' text format.
+struct Sample<'a> {
+    name: &'a str,
+    /// Name and labels.
+    series: &'a str,
+    labels: HashMap<&'a str, &'a str>,
+    value: f64,
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let end = line.rfind('}')?;
+        let (series, value) = line.split_at(end + 1);
+        let (name, labels) = series[..end].split_once('{')?;
+        let value = value.split_whitespace().next()?.parse().ok()?;
+        Some(Self { name, series, labels: split_labels(labels), value })
+    }
+}
+
+/// `a="b",c="d"`. A value may hold commas; escaped quotes do not occur in the labels that are read here.
+fn split_labels(mut text: &str) -> HashMap<&str, &str> {
+    let mut labels = HashMap::new();
+    while let Some((name, rest)) = text.split_once("=\"") {
+        let mut from = 0;
+        let end = loop {
+            let Some(at) = rest[from..].find('"').map(|at| at + from) else { return labels };
+            if !rest[..at].ends_with('\\') {
+                break at;
+            }
+            from = at + 1;
+        };
+        labels.insert(name, &rest[..end]);
+        text = rest[end + 1..].trim_start_matches(',');
+    }
+    labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(reporter: &str, code: u16, security: &str, count: u32) -> String {
+        format!(
+            "istio_requests_total{{reporter=\"{reporter}\",source_workload=\"a\",source_workload_namespace=\"n\",\
+             destination_workload=\"b\",destination_workload_namespace=\"n\",response_code=\"{code}\",\
+             connection_security_policy=\"{security}\"}} {count}\n"
+        )
+    }
+
+    fn time(le: &str, count: u32) -> String {
+        format!(
+            "istio_request_duration_milliseconds_bucket{{reporter=\"source\",source_workload=\"a\",\
+             source_workload_namespace=\"n\",destination_workload=\"b\",destination_workload_namespace=\"n\",\
+             le=\"{le}\"}} {count}\n"
+        )
+    }
+
+    #[test]
+    fn both_ends_make_one_edge_and_restarts_lose_nothing() {
+        let mut traffic = Traffic::default();
+        let start = Instant::now();
+        let source = [request("source", 200, "unknown", 90), request("source", 503, "unknown", 10)].concat();
+        let times = [time("1", 50), time("10", 100), time("+Inf", 100)].concat();
+        let destination = request("destination", 200, "mutual_tls", 90);
+        let pods = |source: &str| {
+            vec![("a-1".to_owned(), source.to_owned()), ("b-1".to_owned(), destination.clone())]
+        };
+        traffic.look(start, &pods(&(source + &times)));
+        traffic.look(start + Duration::from_secs(1), &pods(&request("source", 403, "unknown", 5)));
+        // The sidecar starts anew: 2 is less than 5, so all 2 are new.
+        traffic.look(start + Duration::from_secs(2), &pods(&request("source", 403, "unknown", 2)));
+        let edges = traffic.total(Duration::from_secs(2));
+        let [edge] = edges.as_slice() else { panic!("one edge: {edges:?}") };
+        assert_eq!((edge.requests, edge.failed, edge.denied, edge.mtls), (107, 10, 7, Some(true)));
+        assert_eq!((edge.source.as_str(), edge.destination.as_str()), ("n/a", "n/b"));
+        assert_eq!((edge.p50_ms, edge.p99_ms), (Some(1.0), Some(9.82)));
+        assert_eq!(traffic.live()[0].requests_per_second, 3.5);
+    }
+
+    #[test]
+    fn labels_may_hold_commas_and_quotes() {
+        let labels = split_labels(r#"a="x,y",b="q\"r",c="""#);
+        assert_eq!((labels["a"], labels["b"], labels["c"]), ("x,y", r#"q\"r"#, ""));
+    }
+}
