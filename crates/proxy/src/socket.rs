@@ -23,7 +23,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::buffer::Buffer;
+use crate::{buffer::Buffer, peer::Peer};
 
 /// A connection with what was read from it and what is to be written to it.
 pub(crate) struct Stream {
@@ -54,14 +54,7 @@ struct Session {
 impl Stream {
     /// A plain connection.
     pub(crate) fn new(tcp: TcpStream) -> Self {
-        Self {
-            tcp,
-            tls: None,
-            input: Buffer::default(),
-            output: Buffer::default(),
-            received: 0,
-            sent: 0,
-        }
+        Self { tcp, tls: None, input: Buffer::default(), output: Buffer::default(), received: 0, sent: 0 }
     }
 
     /// The address here.
@@ -77,6 +70,18 @@ impl Stream {
     /// The TLS session, if there is one.
     pub(crate) fn tls(&self) -> Option<&rustls::Connection> {
         self.tls.as_ref().map(|session| &session.rustls)
+    }
+
+    /// Who the other end is, by its certificate.
+    /// `principal` is our own first URI name.
+    pub(crate) fn peer(&self, principal: Option<Arc<str>>) -> Peer {
+        let Some(session) = &self.tls else { return Peer::plain() };
+        let certificate = session.rustls.peer_certificates().and_then(<[_]>::first);
+        let names = certificate.and_then(|certificate| {
+            let names = skysail_identity::Peer::from_der(certificate).ok()?;
+            Some((certificate.as_ref(), names))
+        });
+        Peer::certified(names, principal)
     }
 
     /// Ends TLS of a client here. What was read already is part of the handshake.

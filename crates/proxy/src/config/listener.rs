@@ -78,7 +78,7 @@ pub struct FilterChain {
 }
 
 /// The last filter of a chain.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Terminal {
     /// HTTP.
     Http(Arc<HttpManager>),

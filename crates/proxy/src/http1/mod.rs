@@ -4,8 +4,9 @@
 //! is refused, and every message sent on is framed anew from what was understood.
 
 pub mod body;
+pub(crate) mod flow;
 pub mod parse;
-pub mod write;
+pub(crate) mod write;
 
 #[cfg(test)]
 mod tests;

@@ -160,10 +160,7 @@ fn first_line(text: &[u8]) -> Option<(Range<usize>, usize)> {
     (text.get(end + 1) == Some(&b'\n')).then_some((start..end, end + 2))
 }
 
-fn request_line(
-    text: &[u8],
-    line: Range<usize>,
-) -> Result<(Range<usize>, Range<usize>, Version), Malformed> {
+fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<usize>, Version), Malformed> {
     let bytes = &text[line.clone()];
     let method_end = memchr::memchr(b' ', bytes).ok_or(BAD)?;
     let target_end = memchr::memrchr(b' ', bytes).ok_or(BAD)?;
@@ -270,9 +267,10 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     let target = target.to_owned();
     let target = target.as_str();
     if connect {
-        let valid = target.bytes().all(is_host) && target.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && port.parse::<u16>().is_ok()
-        });
+        let valid = target.bytes().all(is_host)
+            && target
+                .rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
         if !valid {
             return Err(BAD_TARGET);
         }

@@ -64,9 +64,17 @@ fn refusal(request: &str) -> Option<u16> {
 #[test]
 fn what_could_be_read_in_two_ways_is_refused() {
     let cases = [
-        ("both lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (
+            "both lengths",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
         ("two lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-        ("equal lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n", 400),
+        (
+            "equal lengths",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
+            400,
+        ),
         ("list of lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\n", 400),
         ("signed length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\n", 400),
         ("hex length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x5\r\n\r\n", 400),
@@ -74,7 +82,11 @@ fn what_could_be_read_in_two_ways_is_refused() {
         ("huge length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n", 400),
         ("unknown coding", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
         ("two codings", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
-        ("chunked twice", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 501),
+        (
+            "chunked twice",
+            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            501,
+        ),
         ("almost chunked", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n", 501),
         ("vertical tab", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding:\x0bchunked\r\n\r\n", 400),
         ("chunked in 1.0", "POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
@@ -243,7 +255,12 @@ fn random_bytes_never_panic_and_mean_the_same_in_any_pieces() {
 #[test]
 fn what_is_written_reads_back() {
     use crate::buffer::Buffer;
-    let head = RequestHead::build("POST", "/x", "a:1", &[("x-one", "1"), ("content-length", "999"), ("connection", "x-one")]);
+    let head = RequestHead::build(
+        "POST",
+        "/x",
+        "a:1",
+        &[("x-one", "1"), ("content-length", "999"), ("connection", "x-one")],
+    );
     let mut out = Buffer::default();
     write::request(&mut out, &head, Framing::Chunked, write::Persistence::Keep);
     write::data(&mut out, Framing::Chunked, b"hello");

@@ -1,0 +1,364 @@
+//! Forwarding, the second half of a request's story: pick → upstream → respond, with the tries a policy allows.
+
+use std::{
+    borrow::Cow,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    balance::Avoid,
+    config::{
+        RouteTable,
+        listener::Direction,
+        route::{Cors, Forward, HeaderOps, HostRewrite, RetryPolicy, Targets},
+    },
+    cors,
+    error::{self, Error, Flags, Kind, Outcome},
+    exchange::{Client, Deadlines, RESPONSE_LIMITS},
+    head::Version,
+    headers, hop,
+    http1::{
+        Connection, Framing,
+        flow::Flow,
+        write::{self, Persistence},
+    },
+    peer::{METADATA, METADATA_ID},
+    pick,
+    pool::{Host, Pool, bump},
+    route::{self, Found},
+    story::Story,
+    tcp::Tunnel,
+    upstream::{self, Offer},
+};
+
+/// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
+const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
+
+/// What a route and a choice among its targets come to.
+struct Way<'a> {
+    table: &'a RouteTable,
+    found: &'a Found<'a>,
+    forward: &'a Forward,
+    pool: Rc<Pool>,
+    /// Header operations that come with the target.
+    ops: Option<&'a HeaderOps>,
+    host: Option<&'a HostRewrite>,
+    upgrade: bool,
+}
+
+/// A try that got no answer.
+struct Failure {
+    error: Error,
+    /// Some of the request had been sent.
+    sent: bool,
+    /// The connection had been idle and may have been closed before the request: nothing is known to be wrong.
+    stale: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, sent: false, stale: false }
+    }
+}
+
+impl Story<'_> {
+    /// Sends the request on, again if the policy says so, and passes the answer back.
+    pub(crate) async fn forward(
+        &mut self,
+        table: &RouteTable,
+        found: &Found<'_>,
+        forward: &Forward,
+        cors: Option<&Cors>,
+        body: &mut Flow,
+        upgrade: Option<Box<str>>,
+    ) -> Result<(), Error> {
+        let upgrade = self.allow_upgrade(forward, upgrade)?;
+        let origin = cors.and_then(|_| self.head.header("origin").map(<[u8]>::to_vec));
+        let (pool, ops, host) = self.choose(forward)?;
+        self.told.pool = Some(pool.clone());
+        let way = Way { table, found, forward, pool, ops, host: host.or(forward.host.as_ref()), upgrade };
+        self.rewrite(&way);
+        let mut deadlines = Deadlines {
+            timeout: forward.timeout,
+            try_timeout: forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
+            request: self.manager.request_timeout.map(|timeout| self.started + timeout),
+            idle_timeout: forward.idle_timeout.or(self.manager.stream_idle_timeout),
+            ..Deadlines::default()
+        };
+        let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
+        let now = Instant::now();
+        let switched = self.response.status() == 101;
+        hop::remove_connection_fields(self.response, switched);
+        self.meet();
+        if let (Some(cors), Some(origin)) = (cors, origin) {
+            cors::mark(cors, &origin, self.response);
+        }
+        let elapsed = now.saturating_duration_since(self.started).as_millis();
+        hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
+        self.response_ops(table, found.host, found.route, way.ops);
+        hop::finish_response(self.worker, self.manager, self.response, now);
+        self.told.status = self.response.status();
+        self.told.details = Cow::Borrowed("via_upstream");
+        if switched {
+            return self.tunnel(&way, deadlines.idle_timeout).await;
+        }
+        self.respond(framing, connection, body, complete, &mut deadlines).await
+    }
+
+    /// Whether an upgrade that the client asks for is passed on; others are refused.
+    fn allow_upgrade(&self, forward: &Forward, wanted: Option<Box<str>>) -> Result<bool, Error> {
+        let Some(wanted) = wanted else { return Ok(false) };
+        let by_route = forward.upgrades.iter().find(|(name, _)| *name == wanted).map(|(_, allowed)| *allowed);
+        let allowed = by_route.unwrap_or_else(|| self.manager.upgrades.contains(&wanted));
+        if allowed { Ok(true) } else { Err(Error::new(Kind::UpgradeRefused)) }
+    }
+
+    /// The cluster, with what comes with the choice.
+    fn choose<'f>(
+        &self,
+        forward: &'f Forward,
+    ) -> Result<(Rc<Pool>, Option<&'f HeaderOps>, Option<&'f HostRewrite>), Error> {
+        let missing = || Error::new(Kind::ClusterNotFound(forward.cluster_not_found));
+        let get = |name: &str| self.worker.pool(name, self.snapshot).ok_or_else(missing);
+        let mut dice = self.worker.dice.borrow_mut();
+        if matches!(forward.targets, Targets::Header(_)) {
+            let chosen = route::target(&forward.targets, Some(self.head), &mut dice).ok_or_else(missing)?;
+            return Ok((get(chosen.cluster)?, None, None));
+        }
+        let chosen = route::target(&forward.targets, None, &mut dice).ok_or_else(missing)?;
+        Ok((get(chosen.cluster)?, chosen.headers, chosen.host))
+    }
+
+    /// Changes of the request's head, in Envoy's order.
+    fn rewrite(&mut self, way: &Way<'_>) {
+        let found = way.found;
+        let ops = [way.ops, Some(&found.route.headers), Some(&found.host.headers), Some(&way.table.headers)];
+        for ops in ops.into_iter().flatten() {
+            if !ops.request.is_empty() {
+                let mut head = std::mem::take(self.head);
+                headers::apply_request(&ops.request, &mut head, &self.record());
+                *self.head = head;
+            }
+        }
+        match way.host {
+            Some(HostRewrite::Literal(host)) => self.head.set_authority(host),
+            Some(HostRewrite::Header(name)) => {
+                let host = self.head.header(name).map(|value| String::from_utf8_lossy(value).into_owned());
+                if let Some(host) = host {
+                    self.head.set_authority(&host);
+                }
+            }
+            Some(HostRewrite::Auto) | None => {}
+        }
+        if let Some(rewrite) = &way.forward.rewrite {
+            let original = self.head.path().to_owned();
+            let path = route::rewrite(rewrite, &found.route.matches, &original);
+            self.head.set("x-envoy-original-path", original.as_bytes());
+            self.head.set_path(&path);
+        }
+        let per_try = way.forward.retry.as_ref().and_then(|retry| retry.per_try_timeout);
+        if let Some(timeout) = per_try.or(way.forward.timeout) {
+            hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+        }
+    }
+
+    /// Tries until there is an answer to pass on, or no more tries. Says also whether the request is complete.
+    async fn tries(
+        &mut self,
+        way: &Way<'_>,
+        body: &mut Flow,
+        deadlines: &mut Deadlines,
+    ) -> Result<(Framing, Connection, bool), Error> {
+        let retry = way.forward.retry.as_deref().filter(|retry| retry.retries > 0 && !way.upgrade);
+        let mut tried = Vec::new();
+        // A connection that went stale while idle costs no try; after it a fresh one is used.
+        let mut fresh = way.upgrade;
+        self.told.attempts = 1;
+        loop {
+            if way.found.host.include_attempt_count {
+                hop::set_number(self.head, "x-envoy-attempt-count", self.told.attempts.into());
+            }
+            let avoided = retry.filter(|retry| retry.avoid_previous);
+            let avoid =
+                Avoid { hosts: &tried, attempts: avoided.map_or(0, |retry| retry.host_selection_attempts) };
+            let host = pick::endpoint(self.worker, &way.pool, self.downstream.destination, avoid)?;
+            if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
+                self.head.set_authority(name);
+            }
+            let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
+            let replayable = body.is_whole();
+            if let Err(failure) = &attempt {
+                if failure.stale && replayable && !fresh {
+                    fresh = true;
+                    continue;
+                }
+                bump(&host.totals.errors);
+            }
+            let outcome = match &attempt {
+                Ok(_) => Outcome::Answered(self.response),
+                Err(failure) => Outcome::Failed { error: &failure.error, request_sent: failure.sent },
+            };
+            let Some(retry) = retry.filter(|retry| error::retry(retry, outcome) && replayable) else {
+                return attempt.map_err(|failure| failure.error);
+            };
+            let spent = self.told.attempts > retry.retries;
+            let counted = if spent { None } else { way.pool.retry() };
+            if counted.is_none() {
+                self.told.flags.insert(if spent { Flags::URX } else { Flags::UO });
+                return attempt.map_err(|failure| failure.error);
+            }
+            way.pool.stats.rq_retry.inc();
+            tried.push(host.endpoint.address);
+            (self.told.upstream, self.told.busy) = (None, None);
+            deadlines.next_try();
+            let pause = self.backoff(retry);
+            self.pause(pause, body, deadlines).await?;
+            self.told.attempts += 1;
+            fresh = false;
+        }
+    }
+
+    /// One try at one endpoint, up to the answer's head.
+    async fn attempt(
+        &mut self,
+        way: &Way<'_>,
+        host: &Rc<Host>,
+        body: &mut Flow,
+        deadlines: &mut Deadlines,
+        fresh: bool,
+    ) -> Result<(Framing, Connection, bool), Failure> {
+        let pool = &way.pool;
+        (self.told.upstream, self.told.busy) = (None, None);
+        self.told.host = Some(host.clone());
+        self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
+        let offer = if self.manager.istio_alpn { Offer::IstioHttp1 } else { Offer::Own };
+        let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
+        let outbound = self.downstream.listener.direction != Direction::Inbound;
+        let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
+        let mut upstream = match upstream::take(pool, host, offer)? {
+            Some(upstream) if !fresh => upstream,
+            _ => client.wait(Box::pin(connecting)).await?,
+        };
+        let reused = upstream.served > 0;
+        let safe = hop::is_idempotent(self.head.method());
+        if reused && !safe && !upstream.stream.is_quiet_now() {
+            return Err(Failure { error: Error::new(Kind::UpstreamClosed), sent: false, stale: true });
+        }
+        if !reused {
+            upstream.peer.set_workload(host.endpoint.workload.clone());
+        }
+        if let Some(exchange) = self.manager.metadata_exchange.filter(|_| outbound) {
+            let local = &self.worker.shared.local;
+            if upstream.introduced || (exchange.skip_external && pool.cluster.service.is_none()) {
+                self.head.remove(METADATA);
+                self.head.remove(METADATA_ID);
+            } else {
+                self.head.set(METADATA, local.metadata.as_bytes());
+                self.head.set(METADATA_ID, local.node_id.as_bytes());
+            }
+        }
+        let before = (upstream.stream.sent, upstream.stream.received);
+        let persistence = if way.upgrade { Persistence::Upgrade } else { Persistence::Keep };
+        write::request(&mut upstream.stream.output, self.head, client.body.framing(), persistence);
+        upstream.stream.output.extend(client.body.kept().unwrap_or_default());
+        let answer = client.request(&mut upstream, self.head.method(), self.response).await;
+        let complete = client.complete;
+        let (sent, answered) = (upstream.stream.sent > before.0, upstream.stream.received > before.1);
+        self.told.upstream = Some(upstream);
+        match answer {
+            Ok((framing, connection)) if self.response.status() != 101 || way.upgrade => {
+                Ok((framing, connection, complete))
+            }
+            Ok(_) => Err(Failure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
+            Err(error) => {
+                let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
+                Err(Failure { error, sent, stale: lost && (safe || !sent) })
+            }
+        }
+    }
+
+    /// How long to wait before the next try: full jitter over a span that doubles.
+    fn backoff(&self, retry: &RetryPolicy) -> Duration {
+        let doubled = retry.backoff_base.saturating_mul(1 << self.told.attempts.saturating_sub(1).min(16));
+        let most = u64::try_from(doubled.min(retry.backoff_max).as_micros()).unwrap_or(u64::MAX);
+        Duration::from_micros(self.worker.dice.borrow_mut().u64(..=most))
+    }
+
+    /// Takes from the answer what a sidecar says about itself, and says to the client's who we are.
+    fn meet(&mut self) {
+        if self.manager.metadata_exchange.is_none() {
+            return;
+        }
+        if self.downstream.listener.direction == Direction::Inbound {
+            if self.told.asked {
+                let local = &self.worker.shared.local;
+                self.response.set(METADATA, local.metadata.as_bytes());
+                self.response.set(METADATA_ID, local.node_id.as_bytes());
+                self.response.set(METADATA_KEPT, b"1");
+            }
+            return;
+        }
+        let Some(upstream) = &mut self.told.upstream else { return };
+        if let Some(metadata) = self.response.header(METADATA) {
+            if let Some(workload) = self.worker.peers.workload(metadata) {
+                upstream.peer.set_workload(Some(workload));
+            }
+            upstream.introduced = self.response.has(METADATA_KEPT);
+        }
+        self.response.remove_if(|name, _| {
+            [METADATA, METADATA_ID, METADATA_KEPT].iter().any(|taken| name == taken.as_bytes())
+        });
+    }
+
+    /// Passes the answer on.
+    async fn respond(
+        &mut self,
+        framing: Framing,
+        connection: Connection,
+        request: &mut Flow,
+        complete: bool,
+        deadlines: &mut Deadlines,
+    ) -> Result<(), Error> {
+        let old_client = self.head.version == Version::Http10;
+        let out_framing = match framing {
+            Framing::Chunked | Framing::UntilClose if old_client => Framing::UntilClose,
+            Framing::UntilClose => Framing::Chunked,
+            framing => framing,
+        };
+        self.keep &= out_framing != Framing::UntilClose;
+        let persistence = self.persistence();
+        let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
+        let out = &mut self.downstream.stream.output;
+        write::response(out, self.response, out_framing, self.head.method(), persistence);
+        let mut body = Flow::new(framing, out_framing, RESPONSE_LIMITS, false);
+        request.forget();
+        let mut client = Client::new(self.downstream, deadlines, request, false);
+        client.complete = complete;
+        let result = client.respond(&mut upstream, &mut body).await;
+        let complete = client.complete;
+        self.told.sent = body.bytes;
+        self.told.reusable = result.is_ok() && complete && !connection.close;
+        self.told.upstream = Some(upstream);
+        if !request.is_read() && !request.skip(&mut self.downstream.stream) {
+            // The answer came before the end of the request, which nobody wants now.
+            self.keep = false;
+        }
+        result
+    }
+
+    /// After 101 the two connections carry whatever was agreed on.
+    async fn tunnel(&mut self, way: &Way<'_>, idle_timeout: Option<Duration>) -> Result<(), Error> {
+        debug_assert!(way.upgrade);
+        self.keep = false;
+        let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
+        let stream = &mut self.downstream.stream;
+        let before = (stream.received, stream.sent);
+        write::response(&mut stream.output, self.response, Framing::None, "GET", Persistence::Upgrade);
+        let timer = &mut self.downstream.timer;
+        Tunnel::default().run(stream, &mut upstream.stream, timer, idle_timeout, None).await;
+        (self.told.received, self.told.sent) = (stream.received - before.0, stream.sent - before.1);
+        self.told.upstream = Some(upstream);
+        Ok(())
+    }
+}

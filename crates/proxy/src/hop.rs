@@ -1,0 +1,100 @@
+//! What each hop does to heads whatever the configuration: fields that concern one connection alone go, and
+//! answers get a date and a server.
+
+use std::time::Instant;
+
+use crate::{
+    config::HttpManager,
+    context::Worker,
+    head::{Headers, ResponseHead},
+    http1::Limits,
+};
+
+/// What a request's head may be at most.
+pub(crate) fn limits(manager: &HttpManager) -> Limits {
+    Limits { max_head: manager.max_head, max_headers: manager.max_headers }
+}
+
+/// Takes away what is between one connection's two ends: RFC 9110, section 7.6.1. The fields that frame a message
+/// are written anew anyway; `te: trailers` may stay, as trailers are passed on.
+pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {
+    if headers.has("connection") {
+        let named: Vec<Box<[u8]>> = headers
+            .header_values("connection")
+            .flat_map(|value| value.split(|b| *b == b','))
+            .map(|token| token.trim_ascii().to_ascii_lowercase().into())
+            .filter(|token: &Box<[u8]>| {
+                !matches!(&**token, b"" | b"close" | b"keep-alive" | b"upgrade" | b"te")
+            })
+            .collect();
+        if !named.is_empty() {
+            headers.remove_if(|name, _| named.iter().any(|token| **token == *name));
+        }
+    }
+    headers.remove_if(|name, value| match name {
+        b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" => true,
+        b"upgrade" => !keep_upgrade,
+        b"te" => !value.eq_ignore_ascii_case(b"trailers"),
+        _ => false,
+    });
+}
+
+/// The last touches to an answer.
+pub(crate) fn finish_response(worker: &Worker, manager: &HttpManager, head: &mut ResponseHead, now: Instant) {
+    if !head.has("date") {
+        worker.with_date(now, |date| head.append("date", date.as_bytes()));
+    }
+    if let Some(server) = &manager.server_name {
+        head.set("server", server.as_bytes());
+    }
+}
+
+/// Sets a field to a number.
+pub(crate) fn set_number(headers: &mut Headers, name: &str, mut number: u64) {
+    let mut digits = [0_u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    headers.set(name, &digits[at..]);
+}
+
+/// Methods that may be sent twice: RFC 9110, section 9.2.2.
+pub(crate) fn is_idempotent(method: &str) -> bool {
+    matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::head::RequestHead;
+
+    #[test]
+    fn fields_of_one_connection_stay_on_it() {
+        let mut head = RequestHead::build(
+            "GET",
+            "/",
+            "a",
+            &[
+                ("connection", "X-Own, close"),
+                ("x-own", "1"),
+                ("keep-alive", "5"),
+                ("te", "gzip"),
+                ("upgrade", "h2c"),
+                ("x-other", "2"),
+            ],
+        );
+        remove_connection_fields(&mut head, false);
+        let names: Vec<_> = head.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect();
+        assert_eq!(names, ["x-other"]);
+        set_number(&mut head, "n", 0);
+        set_number(&mut head, "m", 1_234_567_890);
+        assert_eq!(head.header("n"), Some(&b"0"[..]));
+        assert_eq!(head.header("m"), Some(&b"1234567890"[..]));
+    }
+}

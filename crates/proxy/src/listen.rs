@@ -1,0 +1,65 @@
+//! Listening sockets: bound by one thread for all workers, accepted from by each.
+//!
+//! Every worker has a socket of its own on the same address (`SO_REUSEPORT`), so the kernel spreads connections
+//! and workers share nothing. Binding is done before any worker is told, so that a listener that cannot be
+//! bound is known as such, and the others are not held up.
+
+use std::{io, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tracing::{debug, warn};
+
+use crate::{connection, context::Worker};
+
+/// Connections that may wait to be accepted, on each worker.
+const BACKLOG: i32 = 4096;
+
+/// One socket for each of so many workers.
+pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
+    let mut sockets = Vec::with_capacity(workers);
+    let mut address = address;
+    for _ in 0..workers {
+        let socket =
+            Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_reuse_port(true)?;
+        if address.is_ipv6() {
+            // Envoy leaves IPv4 to listeners of its own unless `ipv4_compat` says otherwise.
+            socket.set_only_v6(true)?;
+        }
+        // Accepted connections inherit it.
+        socket.set_tcp_nodelay(true)?;
+        socket.bind(&address.into())?;
+        let listener = std::net::TcpListener::from(socket);
+        // Port 0 is any free one, but the same for all.
+        address = listener.local_addr()?;
+        sockets.push(listener);
+    }
+    for socket in &sockets {
+        socket2::SockRef::from(socket).listen(BACKLOG)?;
+    }
+    Ok(sockets)
+}
+
+/// Takes connections until the task is ended.
+pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpListener>) {
+    loop {
+        match listener.accept().await {
+            Ok((tcp, source)) => {
+                tokio::task::spawn_local(connection::serve(worker.clone(), name.clone(), tcp, source));
+            }
+            Err(error) if out_of_descriptors(&error) => {
+                warn!("no connection can be taken on {name}: {error}; raise the limit of open files");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            // The client gave up while it waited.
+            Err(error) => debug!("a connection to {name} ended before it was taken: {error}"),
+        }
+    }
+}
+
+/// EMFILE and ENFILE.
+fn out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(23 | 24))
+}

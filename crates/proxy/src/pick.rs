@@ -1,0 +1,41 @@
+//! The pick phase, for requests and for connections: from a cluster's name to an endpoint.
+
+use std::{net::SocketAddr, rc::Rc};
+
+use crate::{
+    balance::{self, Avoid},
+    config::cluster::Discovery,
+    context::Worker,
+    error::{Error, Kind},
+    pool::{Host, Pool},
+};
+
+/// Picks an endpoint of a cluster. `destination` is what the client dialled, for clusters that follow it.
+pub(crate) fn endpoint(
+    worker: &Worker,
+    pool: &Rc<Pool>,
+    destination: SocketAddr,
+    avoid: Avoid<'_>,
+) -> Result<Rc<Host>, Error> {
+    let cluster = &pool.cluster;
+    if let Discovery::OriginalDst(port) = cluster.discovery {
+        let address = SocketAddr::new(destination.ip(), port.unwrap_or(destination.port()));
+        return Ok(pool.host(&pool.original(address)));
+    }
+    let endpoints = cluster.endpoints.load();
+    let picked = balance::pick(
+        &endpoints,
+        cluster.balancer,
+        &mut pool.pick.borrow_mut(),
+        |endpoint| pool.busy(endpoint),
+        avoid,
+        &mut worker.dice.borrow_mut(),
+    );
+    match picked {
+        Some(endpoint) => Ok(pool.host(endpoint)),
+        None => {
+            pool.stats.none_healthy.inc();
+            Err(Error::new(Kind::NoHealthyUpstream))
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! A worker's connections to upstreams.
+//!
+//! Every worker has its own, so nothing here is locked. The connection given back last is taken first: it is
+//! the likeliest to be alive, and those not needed age and go. A connection is used again only if the endpoint
+//! is still there, its TLS configuration is still the newest and the peer has said nothing meanwhile.
+//!
+//! Limits of a cluster hold for all workers together and are counted only where there are any. As in Envoy, a
+//! worker without a connection to an endpoint may always open one.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    net::SocketAddr,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use crate::{
+    balance::PickState,
+    config::{Cluster, Endpoint, Endpoints, Snapshot},
+    peer::Peer,
+    socket::Stream,
+    telemetry::{Shard, stats::ClusterStats},
+};
+
+/// How often idle connections are looked after.
+pub(crate) const SWEEP: Duration = Duration::from_secs(1);
+/// Envoy's default for idle upstream connections.
+const IDLE_TIMEOUT: Duration = Duration::from_hours(1);
+
+/// Clusters that this worker has used, with their connections.
+#[derive(Default)]
+pub(crate) struct Clusters {
+    used: RefCell<HashMap<Arc<str>, Rc<Pool>>>,
+}
+
+/// One cluster as this worker uses it.
+pub(crate) struct Pool {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) stats: Rc<ClusterStats>,
+    pub(crate) pick: RefCell<PickState>,
+    hosts: RefCell<HashMap<SocketAddr, Rc<Host>>>,
+    /// The cluster has been replaced or removed: connections end with the request they serve.
+    gone: Cell<bool>,
+    /// Told when a connection or its place becomes free.
+    pub(crate) freed: Notify,
+}
+
+/// One endpoint as this worker uses it.
+pub(crate) struct Host {
+    /// What the configuration says of it.
+    pub(crate) endpoint: Arc<Endpoint>,
+    idle: RefCell<Vec<Upstream>>,
+    gone: Cell<bool>,
+    /// Requests under way.
+    pub(crate) requests: Cell<u32>,
+    connections: Cell<u32>,
+    /// Figures for `/clusters`.
+    pub(crate) totals: Totals,
+}
+
+/// What happened so far with an endpoint.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) connections: Cell<u64>,
+    pub(crate) connect_failures: Cell<u64>,
+    pub(crate) requests: Cell<u64>,
+    pub(crate) errors: Cell<u64>,
+}
+
+/// An endpoint's figures on one worker, for the admin page.
+#[derive(Clone, Debug, Default)]
+pub struct HostStats {
+    /// The cluster.
+    pub cluster: Arc<str>,
+    /// The endpoint.
+    pub address: Option<SocketAddr>,
+    /// Connections open now.
+    pub connections: u32,
+    /// Connections opened so far.
+    pub connections_total: u64,
+    /// Connections that did not come about.
+    pub connect_failures: u64,
+    /// Requests under way.
+    pub requests: u32,
+    /// Requests so far.
+    pub requests_total: u64,
+    /// Requests that failed or were answered 5xx.
+    pub errors: u64,
+}
+
+/// A connection to an upstream.
+pub(crate) struct Upstream {
+    pub(crate) stream: Stream,
+    pub(crate) host: Rc<Host>,
+    pub(crate) peer: Peer,
+    /// The TLS configuration it was made with.
+    pub(crate) config: Option<Arc<rustls::ClientConfig>>,
+    /// Requests it has served.
+    pub(crate) served: u32,
+    /// The peer remembers who we are, so it need not be told with every request.
+    pub(crate) introduced: bool,
+    pub(crate) local: Option<SocketAddr>,
+    pool: Rc<Pool>,
+    limited: bool,
+    idle_since: Instant,
+}
+
+/// No connection may be opened now: one must be waited for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// A request that counts while it is under way.
+pub(crate) struct Busy {
+    host: Rc<Host>,
+    pool: Rc<Pool>,
+    limited: bool,
+}
+
+/// A retry, or a request that waits, that counts while it is held.
+pub(crate) struct Counted {
+    pool: Rc<Pool>,
+    of: Option<fn(&Pool) -> &AtomicU32>,
+}
+
+impl Clusters {
+    /// The cluster of this name; `None` if the configuration has none.
+    pub(crate) fn get(&self, name: &str, snapshot: &Snapshot, shard: &Shard) -> Option<Rc<Pool>> {
+        let mut used = self.used.borrow_mut();
+        if let Some(pool) = used.get(name) {
+            return Some(pool.clone());
+        }
+        let cluster = snapshot.clusters.get(name)?.clone();
+        let pool = Rc::new(Pool {
+            stats: shard.cluster(&cluster.name),
+            cluster: cluster.clone(),
+            pick: RefCell::default(),
+            hosts: RefCell::default(),
+            gone: Cell::new(false),
+            freed: Notify::new(),
+        });
+        used.insert(cluster.name.clone(), pool.clone());
+        Some(pool)
+    }
+
+    /// Lets go of clusters that a new configuration replaces or removes.
+    pub(crate) fn update(&self, snapshot: &Snapshot) {
+        self.used.borrow_mut().retain(|name, pool| {
+            let kept = snapshot.clusters.get(name).is_some_and(|cluster| Arc::ptr_eq(cluster, &pool.cluster));
+            if !kept {
+                pool.retire();
+            }
+            kept
+        });
+    }
+
+    /// Closes idle connections that the peer closed, that were idle too long or whose endpoint is gone.
+    pub(crate) fn sweep(&self, now: Instant) {
+        let pools: Vec<_> = self.used.borrow().values().cloned().collect();
+        for pool in pools {
+            pool.sweep(now);
+        }
+    }
+
+    /// Closes all idle connections, at the end.
+    pub(crate) fn clear(&self) {
+        let pools: Vec<_> = self.used.borrow_mut().drain().collect();
+        for (_, pool) in pools {
+            pool.retire();
+        }
+    }
+
+    /// Figures of every endpoint used.
+    pub(crate) fn stats(&self) -> Vec<HostStats> {
+        let used = self.used.borrow();
+        let stats = |pool: &Rc<Pool>| {
+            let hosts = pool.hosts.borrow();
+            hosts.values().map(|host| host.stats(&pool.cluster.name)).collect::<Vec<_>>()
+        };
+        used.values().flat_map(stats).collect()
+    }
+}
+
+impl Pool {
+    /// The endpoint as this worker uses it.
+    pub(crate) fn host(&self, endpoint: &Arc<Endpoint>) -> Rc<Host> {
+        let mut hosts = self.hosts.borrow_mut();
+        if let Some(host) = hosts.get(&endpoint.address)
+            && same_place(&host.endpoint, endpoint)
+        {
+            return host.clone();
+        }
+        let host = Rc::new(Host {
+            endpoint: endpoint.clone(),
+            idle: RefCell::default(),
+            gone: Cell::new(false),
+            requests: Cell::new(0),
+            connections: Cell::new(0),
+            totals: Totals::default(),
+        });
+        if let Some(replaced) = hosts.insert(endpoint.address, host.clone()) {
+            replaced.retire();
+        }
+        host
+    }
+
+    /// The endpoint at an address that a client dialled.
+    pub(crate) fn original(&self, address: SocketAddr) -> Arc<Endpoint> {
+        if let Some(host) = self.hosts.borrow().get(&address) {
+            return host.endpoint.clone();
+        }
+        let (tls, workload, hostname) = (self.cluster.tls.clone(), None, None);
+        Arc::new(Endpoint { address, weight: 1, tls, workload, hostname })
+    }
+
+    /// How many requests an endpoint has under way on this worker.
+    pub(crate) fn busy(&self, endpoint: &Endpoint) -> u32 {
+        self.hosts.borrow().get(&endpoint.address).map_or(0, |host| host.requests.get())
+    }
+
+    /// An idle connection that can be used.
+    pub(crate) fn take(&self, host: &Host, config: Option<&Arc<rustls::ClientConfig>>) -> Option<Upstream> {
+        loop {
+            let mut upstream = host.idle.borrow_mut().pop()?;
+            let current = match (&upstream.config, config) {
+                (None, None) => true,
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+                _ => false,
+            };
+            if current && upstream.stream.is_quiet() {
+                return Some(upstream);
+            }
+        }
+    }
+
+    /// Whether another connection to this endpoint may be opened; counts it if so.
+    pub(crate) fn admit(&self, host: &Host) -> Result<bool, Full> {
+        let limits = &self.cluster.limits;
+        if limits.connections == u32::MAX {
+            return Ok(false);
+        }
+        if claim(&self.cluster.usage.connections, limits.connections) {
+            return Ok(true);
+        }
+        if host.connections.get() == 0 {
+            self.cluster.usage.connections.fetch_add(1, Relaxed);
+            return Ok(true);
+        }
+        Err(Full)
+    }
+
+    /// Gives back what [`Self::admit`] counted, when the connection did not come about.
+    pub(crate) fn dismiss(&self, limited: bool) {
+        if limited {
+            self.cluster.usage.connections.fetch_sub(1, Relaxed);
+        }
+        self.freed.notify_one();
+    }
+
+    /// A new connection; `limited` is what [`Self::admit`] said.
+    pub(crate) fn opened(
+        self: &Rc<Self>,
+        host: &Rc<Host>,
+        stream: Stream,
+        peer: Peer,
+        config: Option<Arc<rustls::ClientConfig>>,
+        limited: bool,
+    ) -> Upstream {
+        host.connections.set(host.connections.get() + 1);
+        bump(&host.totals.connections);
+        self.stats.cx_total.inc();
+        self.stats.cx_active.inc();
+        let local = stream.local_address();
+        let (host, pool) = (host.clone(), self.clone());
+        let idle_since = Instant::now();
+        Upstream {
+            stream,
+            host,
+            peer,
+            config,
+            served: 0,
+            introduced: false,
+            local,
+            pool,
+            limited,
+            idle_since,
+        }
+    }
+
+    /// Counts a request; `None` when there are too many.
+    pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
+        let limited = self.cluster.limits.requests != u32::MAX;
+        if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
+            self.stats.rq_pending_overflow.inc();
+            return None;
+        }
+        host.requests.set(host.requests.get() + 1);
+        bump(&host.totals.requests);
+        self.stats.rq_total.inc();
+        self.stats.rq_active.inc();
+        Some(Busy { host: host.clone(), pool: self.clone(), limited })
+    }
+
+    /// Counts a retry; `None` when there are too many.
+    pub(crate) fn retry(self: &Rc<Self>) -> Option<Counted> {
+        self.counted(self.cluster.limits.retries, |pool| &pool.cluster.usage.retries)
+    }
+
+    /// Counts a request that waits for a connection; `None` when there are too many.
+    pub(crate) fn pending(self: &Rc<Self>) -> Option<Counted> {
+        self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending)
+    }
+
+    fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
+        if limit == u32::MAX {
+            return Some(Counted { pool: self.clone(), of: None });
+        }
+        claim(of(self), limit).then(|| Counted { pool: self.clone(), of: Some(of) })
+    }
+
+    fn sweep(&self, now: Instant) {
+        let endpoints = self.cluster.endpoints.load();
+        let timeout = self.cluster.idle_timeout.unwrap_or(IDLE_TIMEOUT);
+        let dynamic = matches!(self.cluster.discovery, crate::config::cluster::Discovery::OriginalDst(_));
+        self.hosts.borrow_mut().retain(|_, host| {
+            if !dynamic && !lists(&endpoints, host) {
+                host.retire();
+                return false;
+            }
+            let mut idle = host.idle.take();
+            idle.retain_mut(|upstream| now - upstream.idle_since < timeout && upstream.stream.is_quiet());
+            *host.idle.borrow_mut() = idle;
+            !dynamic || host.connections.get() > 0 || host.requests.get() > 0
+        });
+    }
+
+    fn retire(&self) {
+        self.gone.set(true);
+        for host in self.hosts.borrow().values() {
+            host.retire();
+        }
+        self.freed.notify_waiters();
+    }
+}
+
+impl Host {
+    fn retire(&self) {
+        self.gone.set(true);
+        // Dropped after the borrow ends: a connection's end looks at its host.
+        let _closed = self.idle.take();
+    }
+
+    fn stats(&self, cluster: &Arc<str>) -> HostStats {
+        HostStats {
+            cluster: cluster.clone(),
+            address: Some(self.endpoint.address),
+            connections: self.connections.get(),
+            connections_total: self.totals.connections.get(),
+            connect_failures: self.totals.connect_failures.get(),
+            requests: self.requests.get(),
+            requests_total: self.totals.requests.get(),
+            errors: self.totals.errors.get(),
+        }
+    }
+}
+
+impl Upstream {
+    /// Gives the connection back for another request, or closes it if it cannot serve one.
+    pub(crate) fn give_back(mut self) {
+        self.served += 1;
+        let most = self.pool.cluster.max_requests_per_connection.unwrap_or(u32::MAX);
+        let usable = !self.pool.gone.get() && !self.host.gone.get() && self.served < most;
+        if !usable || !self.stream.input.is_empty() || !self.stream.output.is_empty() {
+            return;
+        }
+        self.stream.rest();
+        self.idle_since = Instant::now();
+        let (host, pool) = (self.host.clone(), self.pool.clone());
+        host.idle.borrow_mut().push(self);
+        pool.freed.notify_one();
+    }
+
+    /// The cluster it belongs to.
+    pub(crate) fn pool(&self) -> &Rc<Pool> {
+        &self.pool
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.host.connections.set(self.host.connections.get().saturating_sub(1));
+        self.pool.stats.cx_active.dec();
+        self.pool.dismiss(self.limited);
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.host.requests.set(self.host.requests.get().saturating_sub(1));
+        self.pool.stats.rq_active.dec();
+        if self.limited {
+            self.pool.cluster.usage.requests.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(of) = self.of {
+            of(&self.pool).fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// Takes one more if the limit allows.
+fn claim(counter: &AtomicU32, limit: u32) -> bool {
+    counter.fetch_update(Relaxed, Relaxed, |used| (used < limit).then_some(used + 1)).is_ok()
+}
+
+pub(crate) fn bump(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
+}
+
+/// Whether connections to one serve the other.
+fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
+    let same_tls = match (&a.tls, &b.tls) {
+        (None, None) => true,
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    };
+    Arc::ptr_eq(a, b)
+        || (same_tls && a.address == b.address && a.hostname == b.hostname && a.workload == b.workload)
+}
+
+fn lists(endpoints: &Endpoints, host: &Host) -> bool {
+    endpoints.priorities.iter().flatten().any(|endpoint| same_place(endpoint, &host.endpoint))
+}

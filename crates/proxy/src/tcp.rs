@@ -1,0 +1,207 @@
+//! Connections passed on as bytes: route → pick → upstream → both ways until both have ended.
+//!
+//! Either side may end first (half-close); the other goes on. Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
+
+use std::{
+    future::poll_fn,
+    io,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    balance::Avoid,
+    config::listener::TcpProxy,
+    connection::Downstream,
+    context::Worker,
+    error::{Error, Flags, Kind},
+    pick,
+    pool::Upstream,
+    route,
+    socket::Stream,
+    telemetry::{self, Record},
+    timer::{Timer, earlier},
+    upstream::{self, Offer},
+};
+
+/// How often the bytes of a long connection are counted.
+const REPORT: Duration = Duration::from_secs(5);
+
+/// Serves a connection.
+pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy: Arc<TcpProxy>) {
+    let (start, began) = (SystemTime::now(), Instant::now());
+    let mut timer = std::mem::take(&mut downstream.timer);
+    let connected = connect(worker, downstream, &proxy).await;
+    let mut upstream = match connected {
+        Ok(upstream) => upstream,
+        Err(error) => {
+            let answer = error.answer();
+            let mut record = record(downstream, None, start);
+            record.flags = answer.flags;
+            record.details = &answer.details;
+            record.upstream_failure = error.cause.as_deref().unwrap_or_default();
+            record.duration = began.elapsed();
+            log(worker, &proxy, &record);
+            if proxy.stats {
+                worker.shard.connection_opened(&record);
+                worker.shard.connection_closed(&record);
+            }
+            return;
+        }
+    };
+    if proxy.stats {
+        worker.shard.connection_opened(&record(downstream, Some(&upstream), start));
+    }
+    let mut counted = (0, 0);
+    let mut tunnel = Tunnel::default();
+    loop {
+        let report = proxy.stats.then(|| Instant::now() + REPORT);
+        let (client, server) = (&mut downstream.stream, &mut upstream.stream);
+        let ended = tunnel.run(client, server, &mut timer, proxy.idle_timeout, report).await;
+        if proxy.stats {
+            let now = (downstream.stream.received, downstream.stream.sent);
+            let record = record(downstream, Some(&upstream), start);
+            worker.shard.connection_bytes(&record, now.0 - counted.0, now.1 - counted.1);
+            counted = now;
+        }
+        if ended != Ended::Reported {
+            break;
+        }
+    }
+    let mut record = record(downstream, Some(&upstream), start);
+    record.duration = began.elapsed();
+    record.bytes_received = downstream.stream.received;
+    record.bytes_sent = downstream.stream.sent;
+    record.wire_received = record.bytes_received;
+    record.wire_sent = record.bytes_sent;
+    if proxy.stats {
+        worker.shard.connection_closed(&record);
+    }
+    log(worker, &proxy, &record);
+}
+
+async fn connect(worker: &Rc<Worker>, downstream: &Downstream, proxy: &TcpProxy) -> Result<Upstream, Error> {
+    let missing = || Error::new(Kind::ClusterNotFound(503));
+    let chosen = route::target(&proxy.targets, None, &mut worker.dice.borrow_mut());
+    let name = chosen.ok_or_else(missing)?.cluster;
+    let pool = worker.pool(name, &downstream.snapshot).ok_or_else(missing)?;
+    let host = pick::endpoint(worker, &pool, downstream.destination, Avoid { hosts: &[], attempts: 0 })?;
+    let upstream = upstream::get(&pool, &host, Offer::Own, &worker.shared, true).await?;
+    upstream.peer.set_workload(host.endpoint.workload.clone());
+    Ok(upstream)
+}
+
+fn record<'a>(downstream: &'a Downstream, upstream: Option<&'a Upstream>, start: SystemTime) -> Record<'a> {
+    let mut record = Record::new(downstream.listener.direction, start);
+    record.downstream = Some(&downstream.peer);
+    record.downstream_local = Some(downstream.destination);
+    record.downstream_remote = Some(downstream.source);
+    record.downstream_direct = Some(downstream.source);
+    record.server_name = downstream.server_name();
+    record.flags = Flags::NONE;
+    if let Some(upstream) = upstream {
+        record.upstream = Some(&upstream.peer);
+        record.cluster = Some(&upstream.pool().cluster);
+        record.endpoint = Some(&upstream.host.endpoint);
+        record.upstream_remote = Some(upstream.host.endpoint.address);
+        record.upstream_local = upstream.local;
+    }
+    record
+}
+
+fn log(worker: &Worker, proxy: &TcpProxy, record: &Record<'_>) {
+    let Some(writer) = &worker.log else { return };
+    let context = telemetry::Context { record, request: None, response: None };
+    for log in &proxy.access_logs {
+        writer.log(log, &context);
+    }
+}
+
+/// How a stretch of a tunnel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Both sides are done, or one is broken.
+    Closed,
+    /// Nothing moved for too long.
+    Idle,
+    /// It goes on, but its bytes should be counted.
+    Reported,
+}
+
+/// Two connections joined; which ways are done.
+#[derive(Default)]
+pub(crate) struct Tunnel {
+    up: Way,
+    down: Way,
+    moved: Option<Instant>,
+}
+
+/// One way of a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    #[default]
+    Open,
+    /// The sender has ended; the receiver is yet to be told.
+    Ending,
+    Done,
+}
+
+impl Tunnel {
+    /// Passes bytes on until the end, or until `report`.
+    pub(crate) async fn run(
+        &mut self,
+        client: &mut Stream,
+        server: &mut Stream,
+        timer: &mut Timer,
+        idle_timeout: Option<Duration>,
+        report: Option<Instant>,
+    ) -> Ended {
+        poll_fn(|cx| {
+            let before = (client.received, server.received, client.sent, server.sent);
+            let ways = [self.up.poll(cx, client, server), self.down.poll(cx, server, client)];
+            if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
+                return Poll::Ready(Ended::Closed);
+            }
+            if (self.up, self.down) == (Way::Done, Way::Done) {
+                return Poll::Ready(Ended::Closed);
+            }
+            if idle_timeout.is_some()
+                && before != (client.received, server.received, client.sent, server.sent)
+            {
+                self.moved = Some(Instant::now());
+            }
+            let idle = idle_timeout.map(|timeout| *self.moved.get_or_insert_with(Instant::now) + timeout);
+            ready!(timer.poll(cx, earlier(idle, report)));
+            let is_idle = idle.is_some_and(|idle| Instant::now() >= idle);
+            Poll::Ready(if is_idle { Ended::Idle } else { Ended::Reported })
+        })
+        .await
+    }
+}
+
+impl Way {
+    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
+        loop {
+            // Blocks change hands; nothing is copied.
+            if to.output.is_empty() && !from.input.is_empty() {
+                std::mem::swap(&mut to.output, &mut from.input);
+            }
+            ready!(to.poll_flush(cx))?;
+            match self {
+                Self::Done => return Poll::Ready(Ok(())),
+                Self::Ending => {
+                    ready!(to.poll_shutdown(cx))?;
+                    *self = Self::Done;
+                }
+                Self::Open => {
+                    from.rest();
+                    if ready!(from.poll_fill(cx))? == 0 {
+                        *self = Self::Ending;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The threads that carry traffic, and how the rest of the process talks to them.
+//!
+//! Each worker is a thread with a single-threaded runtime and everything it needs for itself. It is told things
+//! (a new configuration, the end) and asked for things (its figures) by messages; workers never wait for each
+//! other.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot},
+    task::{JoinHandle as Task, LocalSet, spawn_local},
+};
+
+use crate::{
+    config::{Listener, Snapshot},
+    context::Worker,
+    listen, pool,
+    telemetry::ShardSnapshot,
+};
+
+pub use crate::{context::Shared, pool::HostStats};
+
+/// All workers of the process.
+pub struct Workers {
+    shared: Shared,
+    senders: Vec<mpsc::UnboundedSender<Command>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Sockets open now: listener and configured address, and the address it came to be.
+    bound: tokio::sync::Mutex<HashMap<(Arc<str>, SocketAddr), SocketAddr>>,
+}
+
+/// A listener that could not be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("listener {listener} cannot be bound to {address}: {cause}")]
+pub struct BindError {
+    /// The listener's name.
+    pub listener: Arc<str>,
+    /// The address.
+    pub address: SocketAddr,
+    /// Why.
+    #[source]
+    pub cause: std::io::Error,
+}
+
+/// What a worker is told.
+enum Command {
+    Publish(Box<Publish>),
+    Scrape(oneshot::Sender<ShardSnapshot>),
+    Clusters(oneshot::Sender<Vec<HostStats>>),
+    Drain(Duration, oneshot::Sender<usize>),
+}
+
+struct Publish {
+    snapshot: Snapshot,
+    open: Vec<(Arc<str>, SocketAddr, std::net::TcpListener)>,
+    close: Vec<(Arc<str>, SocketAddr)>,
+    done: oneshot::Sender<()>,
+}
+
+impl Workers {
+    /// Starts so many workers, at least one. They do nothing until the first [`Self::publish`].
+    ///
+    /// # Errors
+    /// When the system gives no thread or no event queue.
+    pub fn start(concurrency: usize, shared: Shared) -> anyhow::Result<Self> {
+        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        for index in 0..concurrency.max(1) {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .with_context(|| format!("worker {index} cannot get an event loop"))?;
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+                let local = LocalSet::new();
+                local.block_on(&runtime, run(Worker::new(shared), receiver));
+            });
+            threads.push(thread.with_context(|| format!("worker {index} cannot get a thread"))?);
+            senders.push(sender);
+        }
+        Ok(Self { shared, senders, threads: Mutex::new(threads), bound: tokio::sync::Mutex::default() })
+    }
+
+    /// Makes this the configuration of every worker, and returns when all have it. Listeners whose sockets cannot be
+    /// bound are named; everything else is in force all the same.
+    ///
+    /// # Errors
+    /// The listeners that could not be bound.
+    pub async fn publish(&self, snapshot: Snapshot) -> Result<(), Vec<BindError>> {
+        let mut bound = self.bound.lock().await;
+        let wanted: HashSet<_> =
+            snapshot.listeners.by_name.values().filter(|listener| listener.bind).flat_map(sockets).collect();
+        let close: Vec<_> = bound.keys().filter(|key| !wanted.contains(key)).cloned().collect();
+        bound.retain(|key, _| wanted.contains(key));
+        let mut open: Vec<Vec<_>> = self.senders.iter().map(|_| Vec::new()).collect();
+        let mut errors = Vec::new();
+        for key in wanted {
+            if bound.contains_key(&key) {
+                continue;
+            }
+            let (listener, address) = key.clone();
+            match listen::bind(address, self.senders.len()) {
+                Ok(sockets) => {
+                    let came_to_be = sockets.first().and_then(|socket| socket.local_addr().ok());
+                    bound.insert(key, came_to_be.unwrap_or(address));
+                    for (worker, socket) in open.iter_mut().zip(sockets) {
+                        worker.push((listener.clone(), address, socket));
+                    }
+                }
+                Err(cause) => errors.push(BindError { listener, address, cause }),
+            }
+        }
+        self.shared.snapshot.store(Arc::new(snapshot.clone()));
+        let mut waiting = Vec::new();
+        for (sender, open) in self.senders.iter().zip(open) {
+            let (done, wait) = oneshot::channel();
+            let (snapshot, close) = (snapshot.clone(), close.clone());
+            let _ = sender.send(Command::Publish(Box::new(Publish { snapshot, open, close, done })));
+            waiting.push(wait);
+        }
+        for wait in waiting {
+            let _ = wait.await;
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// The addresses listened on: listener, configured address, and what it came to be (ports).
+    pub async fn addresses(&self) -> Vec<(Arc<str>, SocketAddr, SocketAddr)> {
+        let bound = self.bound.lock().await;
+        bound.iter().map(|((name, wanted), real)| (name.clone(), *wanted, *real)).collect()
+    }
+
+    /// Every worker's metrics.
+    pub async fn scrape(&self) -> Vec<ShardSnapshot> {
+        self.ask(Command::Scrape).await
+    }
+
+    /// Figures of every endpoint, by worker.
+    pub async fn clusters(&self) -> Vec<HostStats> {
+        self.ask(Command::Clusters).await.into_iter().flatten().collect()
+    }
+
+    /// Closes listeners and idle connections, lets requests under way finish for at most so long, and
+    /// returns how many connections were cut off.
+    pub async fn drain(&self, patience: Duration) -> usize {
+        self.ask(|done| Command::Drain(patience, done)).await.into_iter().sum()
+    }
+
+    /// Ends the threads. Call [`Self::drain`] first.
+    pub fn join(self) {
+        drop(self.senders);
+        for thread in self.threads.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            let _ = thread.join();
+        }
+    }
+
+    async fn ask<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<T> {
+        let answers: Vec<_> = self
+            .senders
+            .iter()
+            .map(|worker| {
+                let (sender, answer) = oneshot::channel();
+                let _ = worker.send(command(sender));
+                answer
+            })
+            .collect();
+        let mut all = Vec::with_capacity(answers.len());
+        for answer in answers {
+            all.extend(answer.await);
+        }
+        all
+    }
+}
+
+fn sockets(listener: &Arc<Listener>) -> impl Iterator<Item = (Arc<str>, SocketAddr)> {
+    listener.addresses.iter().map(|address| (listener.name.clone(), *address))
+}
+
+/// A worker's main task: does what it is told until nobody can tell it anything.
+async fn run(worker: Rc<Worker>, mut commands: mpsc::UnboundedReceiver<Command>) {
+    let mut sockets = HashMap::new();
+    let sweeper = spawn_local(sweep(worker.clone()));
+    while let Some(command) = commands.recv().await {
+        match command {
+            Command::Publish(publish) => apply(&worker, &mut sockets, *publish),
+            Command::Scrape(answer) => {
+                let _ = answer.send(worker.shard.snapshot());
+            }
+            Command::Clusters(answer) => {
+                let _ = answer.send(worker.clusters.stats());
+            }
+            Command::Drain(patience, answer) => {
+                for (_, socket) in sockets.drain() {
+                    close(&worker, socket);
+                }
+                worker.drain();
+                let _ = answer.send(wait_until_quiet(&worker, patience).await);
+            }
+        }
+    }
+    sweeper.abort();
+}
+
+/// A listening socket on one worker.
+struct Socket {
+    name: Arc<str>,
+    listener: Rc<TcpListener>,
+    task: Task<()>,
+}
+
+fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Socket>, publish: Publish) {
+    worker.update(publish.snapshot);
+    for key in publish.close {
+        if let Some(socket) = sockets.remove(&key) {
+            close(worker, socket);
+        }
+    }
+    for (name, address, socket) in publish.open {
+        match TcpListener::from_std(socket) {
+            Ok(listener) => {
+                let listener = Rc::new(listener);
+                let task = spawn_local(listen::accept(worker.clone(), name.clone(), listener.clone()));
+                sockets.insert((name.clone(), address), Socket { name, listener, task });
+            }
+            Err(error) => tracing::error!("listener {name} on {address} cannot be watched: {error}"),
+        }
+    }
+    let _ = publish.done.send(());
+}
+
+/// Takes the connections that wait on a socket already, so that none is reset, and closes it.
+fn close(worker: &Rc<Worker>, socket: Socket) {
+    socket.task.abort();
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    while let std::task::Poll::Ready(Ok((tcp, source))) = socket.listener.poll_accept(&mut cx) {
+        spawn_local(crate::connection::serve(worker.clone(), socket.name.clone(), tcp, source));
+    }
+}
+
+async fn sweep(worker: Rc<Worker>) {
+    let mut ticks = tokio::time::interval(pool::SWEEP);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        worker.clusters.sweep(Instant::now());
+    }
+}
+
+async fn wait_until_quiet(worker: &Worker, patience: Duration) -> usize {
+    let quiet = async {
+        loop {
+            let told = worker.quiet.notified();
+            if worker.connections() == 0 {
+                return;
+            }
+            told.await;
+        }
+    };
+    let _ = tokio::time::timeout(patience, quiet).await;
+    worker.connections()
+}
