@@ -1,1 +1,20 @@
-//! skysaild: sources, publication, discovery service, certificate service
+//! skysaild: sources, publication, discovery service, certificate service.
+//!
+//! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) → `publish` (World,
+//! compiled views, who is connected) → `discovery` and `certificates` (what proxies call, after
+//! `authentication` said who they are) → `serving` (sockets and TLS) → `admin` (pages for people and
+//! Prometheus) → `app` (all of it, start to end).
+
+mod admin;
+mod app;
+pub mod args;
+mod authentication;
+mod certificates;
+mod discovery;
+mod metrics;
+mod publish;
+mod serving;
+mod source;
+
+pub use app::run;
+pub use args::Args;

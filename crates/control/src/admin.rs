@@ -1,0 +1,58 @@
+//! Pages for people and Prometheus: `/ready`, `/metrics`, `/debug/syncz`, `/debug/config_errors`.
+
+use std::{sync::Arc, time::SystemTime};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use skysail_core::shutdown::Shutdown;
+use tokio::net::TcpListener;
+
+use crate::{metrics::Gauges, publish::Publisher};
+
+/// What the pages show.
+struct Pages {
+    publisher: Arc<Publisher>,
+    shutdown: Shutdown,
+    root_expiry: u64,
+}
+
+/// Serves the pages until the process ends.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    publisher: Arc<Publisher>,
+    root_expiry: SystemTime,
+    shutdown: Shutdown,
+) -> std::io::Result<()> {
+    let root_expiry = root_expiry.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let pages = Arc::new(Pages { publisher, shutdown, root_expiry });
+    let router = Router::new()
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
+        .route(
+            "/debug/config_errors",
+            get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.findings())),
+        )
+        .with_state(pages);
+    axum::serve(listener, router).await
+}
+
+/// The pages are served once the configuration was read, so only the end makes a difference.
+async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
+    if pages.shutdown.is_draining() {
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
+    } else {
+        (StatusCode::OK, "ready\n")
+    }
+}
+
+async fn metrics(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
+    let gauges = Gauges { root_expiry: pages.root_expiry, ..pages.publisher.gauges() };
+    let text = pages.publisher.metrics.render(gauges);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
+}

@@ -1,0 +1,136 @@
+//! The control plane, start to end.
+
+use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use skysail_core::{
+    logging,
+    names::TOKEN_AUDIENCE,
+    shutdown::{self, Shutdown},
+};
+use skysail_identity::{Authority, Verifier};
+use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
+use tokio::{net::TcpListener, task::JoinSet};
+use tracing::{error, info};
+
+use crate::{
+    admin,
+    args::Args,
+    authentication::Authentication,
+    certificates::Certificates,
+    discovery::Discovery,
+    metrics::Metrics,
+    publish::Publisher,
+    serving::{self, OwnCertificate},
+    source::Folders,
+};
+
+/// How long calls may take to end after SIGTERM.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Runs the control plane until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start: an unusable folder, authority, key or port.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let format = if args.log_json { logging::Format::Json } else { logging::Format::Text };
+    logging::init(format);
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(args))
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
+    let metrics = Arc::new(Metrics::default());
+    let publisher = Arc::new(Publisher::new(Arc::clone(&metrics)));
+    let mut folders = Folders::new(&args.config)?;
+    // Nobody is let in before everything was read, or a restart would take resources away for a moment.
+    publisher.apply(folders.look());
+
+    let authority = Arc::new(match &args.ca_dir {
+        Some(folder) => Authority::load_or_create(folder)?,
+        None => Authority::ephemeral()?,
+    });
+    let tokens = args.token_key.as_ref().map(|path| -> anyhow::Result<Verifier> {
+        let key = fs::read(path).with_context(|| format!("--token-key {}", path.display()))?;
+        Ok(Verifier::from_pem(&key, TOKEN_AUDIENCE)?)
+    });
+    let authentication = Arc::new(Authentication::new(
+        tokens.transpose()?,
+        args.trust_domain.clone(),
+        Arc::clone(&publisher),
+        Arc::clone(&metrics),
+    ));
+    let own = OwnCertificate::new(
+        Arc::clone(&authority),
+        authentication.trust_domain(),
+        args.listen,
+        args.cert_ttl,
+    )?;
+
+    let cluster_id = args.cluster_id.clone();
+    let views = Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), cluster_id);
+    let discovery = DiscoveryService::new(Arc::new(views));
+    let signer = Certificates::new(Arc::clone(&authority), authentication, args.cert_ttl, metrics);
+    let certificates = CertificateService::new(Arc::new(signer));
+
+    let (mut trigger, shutdown) = shutdown::channel();
+    let mut calls = JoinSet::new();
+    let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)").await?;
+    let router = serving::server().add_service(discovery.clone()).add_service(certificates);
+    calls.spawn(serving::serve_tls(tls, own.config()?, router, shutdown.clone()));
+    if args.plain_port != 0 {
+        let plain = bind(&args, args.plain_port, "discovery (plain text, no authentication)").await?;
+        let router = serving::server().add_service(discovery);
+        calls.spawn(serving::serve_plain(plain, router, shutdown.clone()));
+    }
+    let admin = bind(&args, args.admin_port, "admin").await?;
+    start_rest(admin, folders, own, &publisher, authority.not_after(), &shutdown);
+
+    let signal = shutdown::terminate().await?;
+    info!(signal, "shutting down");
+    trigger.drain();
+    // Ends the discovery streams; proxies connect again, to our successor.
+    publisher.close();
+    if tokio::time::timeout(DRAIN, calls.join_all()).await.is_err() {
+        info!("some calls did not end in {DRAIN:?}");
+    }
+    Ok(())
+}
+
+/// Starts what runs beside the calls and ends with the process.
+fn start_rest(
+    admin: TcpListener,
+    folders: Folders,
+    own: OwnCertificate,
+    publisher: &Arc<Publisher>,
+    root_expiry: std::time::SystemTime,
+    shutdown: &Shutdown,
+) {
+    tokio::spawn(own.renew());
+    let pages = admin::serve(admin, Arc::clone(publisher), root_expiry, shutdown.clone());
+    tokio::spawn(async move {
+        if let Err(error) = pages.await {
+            error!(%error, "the admin pages are gone");
+        }
+    });
+    let publisher = Arc::clone(publisher);
+    tokio::spawn(async move {
+        let apply = move |changes| {
+            let applying = std::panic::AssertUnwindSafe(|| publisher.apply(changes));
+            // One change we cannot compile must not end the watching.
+            if std::panic::catch_unwind(applying).is_err() {
+                error!("a change could not be compiled; proxies keep what they have");
+            }
+        };
+        if let Err(error) = folders.watch(apply).await {
+            error!(%error, "configuration is no longer watched; restart to take changes");
+        }
+    });
+}
+
+async fn bind(args: &Args, port: u16, what: &str) -> anyhow::Result<TcpListener> {
+    let address = SocketAddr::new(args.listen, port);
+    let listener =
+        TcpListener::bind(address).await.with_context(|| format!("listening on {address} for {what}"))?;
+    info!(address = %listener.local_addr()?, "serving {what}");
+    Ok(listener)
+}

@@ -1,0 +1,77 @@
+//! `skysaild`'s settings.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use skysail_core::names;
+
+/// Command line of the control plane.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A folder of Kubernetes, Istio and Gateway API objects (YAML or JSON), watched. Objects of a later one
+    /// replace those of an earlier one.
+    #[arg(long = "config", value_name = "DIR", required = true)]
+    pub config: Vec<PathBuf>,
+    /// The address to listen on.
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
+    pub listen: IpAddr,
+    /// Discovery and certificates over TLS; 0 takes any free port.
+    #[arg(long, value_name = "PORT", default_value_t = names::DISCOVERY_TLS_PORT)]
+    pub tls_port: u16,
+    /// Discovery in plain text and without authentication; off unless given.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub plain_port: u16,
+    /// Readiness, metrics and debugging; 0 takes any free port.
+    #[arg(long, value_name = "PORT", default_value_t = names::CONTROL_ADMIN_PORT)]
+    pub admin_port: u16,
+    /// Where the certificate authority is kept; made if absent. Without, it lives as long as the process.
+    #[arg(long, value_name = "DIR")]
+    pub ca_dir: Option<PathBuf>,
+    /// The public key (PEM, EC P-256) of who issues service account tokens. Without, no token is accepted.
+    #[arg(long, value_name = "FILE")]
+    pub token_key: Option<PathBuf>,
+    /// The cluster of proxies that do not name theirs.
+    #[arg(long, value_name = "ID", default_value = "Kubernetes")]
+    pub cluster_id: String,
+    /// The trust domain of identities; by default the mesh configuration's.
+    #[arg(long, value_name = "DOMAIN")]
+    pub trust_domain: Option<String>,
+    /// How long workload certificates live, at most.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    pub cert_ttl: Duration,
+    /// Log lines as JSON.
+    #[arg(long)]
+    pub log_json: bool,
+}
+
+/// Reads `90s`, `15m`, `24h` or `7d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a duration such as 90s, 15m, 24h or 7d");
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    match number.checked_mul(seconds) {
+        Some(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("24h").unwrap(), Duration::from_secs(24 * 3600));
+        assert_eq!(duration("60s").unwrap(), Duration::from_secs(60));
+        for wrong in ["", "5", "h", "0s", "-1s", "1w", "99999999999999999999d"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

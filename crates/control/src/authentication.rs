@@ -1,0 +1,108 @@
+//! Who calls: a workload with a certificate of ours, or with a service account's token.
+
+use std::sync::Arc;
+
+use skysail_core::SpiffeId;
+use skysail_identity::{Peer, Verifier};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+use tonic::{
+    Extensions, Status,
+    metadata::MetadataMap,
+    transport::server::{Connected, TcpConnectInfo, TlsConnectInfo},
+};
+
+use crate::{
+    metrics::{Metrics, count},
+    publish::Publisher,
+};
+
+/// What a call over TLS knows of its connection.
+type TlsInfo = <TlsStream<TcpStream> as Connected>::ConnectInfo;
+
+/// Establishes who calls.
+pub(crate) struct Authentication {
+    tokens: Option<Verifier>,
+    trust_domain: Option<String>,
+    publisher: Arc<Publisher>,
+    metrics: Arc<Metrics>,
+}
+
+/// Marks calls on the plain port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Caller<'a> {
+    /// Nobody asked who it is.
+    Anyone,
+    /// It must prove who it is.
+    Proven(&'a TlsInfo),
+}
+
+impl Authentication {
+    pub(crate) fn new(
+        tokens: Option<Verifier>,
+        trust_domain: Option<String>,
+        publisher: Arc<Publisher>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { tokens, trust_domain, publisher, metrics }
+    }
+
+    /// The trust domain identities are in.
+    pub(crate) fn trust_domain(&self) -> String {
+        self.trust_domain.clone().unwrap_or_else(|| self.publisher.trust_domain())
+    }
+
+    /// Whom a TLS caller proves to be. A token counts before a certificate, since it is what the platform says
+    /// of the workload now.
+    pub(crate) fn identity(&self, info: &TlsInfo, metadata: &MetadataMap) -> Result<SpiffeId, Status> {
+        let identity = match bearer(metadata) {
+            Some(token) => match self.by_token(token) {
+                // A workload that runs longer than its token still has its certificate.
+                Err(refused) => self.by_certificate(info).ok().flatten().ok_or(refused),
+                proven => proven,
+            },
+            None => self.by_certificate(info)?.ok_or_else(|| {
+                Status::unauthenticated("neither a client certificate nor a bearer token was given")
+            }),
+        };
+        identity.inspect_err(|_| count(&self.metrics.authentication_failures))
+    }
+
+    fn by_token(&self, token: &str) -> Result<SpiffeId, Status> {
+        let Some(verifier) = &self.tokens else {
+            return Err(Status::unauthenticated("tokens are not accepted here: no --token-key was given"));
+        };
+        let account = verifier.verify(token).map_err(|error| Status::unauthenticated(error.to_string()))?;
+        Ok(SpiffeId::new(self.trust_domain(), account.namespace, account.name))
+    }
+
+    /// The certificate's chain was verified in the handshake.
+    fn by_certificate(&self, info: &TlsInfo) -> Result<Option<SpiffeId>, Status> {
+        let Some(chain) = info.peer_certs() else { return Ok(None) };
+        let Some(leaf) = chain.first() else { return Ok(None) };
+        let peer = Peer::from_der(leaf).map_err(|error| Status::unauthenticated(error.to_string()))?;
+        let id = peer
+            .spiffe
+            .ok_or_else(|| Status::unauthenticated("the client certificate names no service account"))?;
+        if id.trust_domain != self.trust_domain() {
+            return Err(Status::unauthenticated(format!("{id} is of another trust domain")));
+        }
+        Ok(Some(id))
+    }
+}
+
+/// How the call's connection is protected.
+pub(crate) fn caller(extensions: &Extensions) -> Caller<'_> {
+    extensions.get::<TlsInfo>().map_or(Caller::Anyone, Caller::Proven)
+}
+
+/// The caller's address as text.
+pub(crate) fn address(extensions: &Extensions) -> String {
+    let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
+    let plain = extensions.get::<TcpConnectInfo>();
+    tls.or(plain).and_then(TcpConnectInfo::remote_addr).map(|address| address.to_string()).unwrap_or_default()
+}
+
+fn bearer(metadata: &MetadataMap) -> Option<&str> {
+    metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
+}

@@ -1,0 +1,151 @@
+//! Lets proxies in to what they are to see.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Number, Value};
+use skysail_core::SpiffeId;
+use skysail_model::{ProxyNode, api::kube::Locality};
+use skysail_xds::{
+    client::Form,
+    envoy::pb::{
+        envoy::config::core::v3::Node,
+        google::protobuf::{Struct, Value as ProtoValue, value},
+    },
+    server::{View, Views},
+};
+use tonic::{Request, Status};
+use tracing::info;
+
+use crate::{
+    authentication::{Authentication, Caller, address, caller},
+    metrics::count,
+    publish::{NewClient, Publisher},
+};
+
+/// The discovery service's side of the mesh.
+pub(crate) struct Discovery {
+    publisher: Arc<Publisher>,
+    authentication: Arc<Authentication>,
+    /// The cluster of proxies that do not name theirs.
+    cluster_id: String,
+}
+
+impl Discovery {
+    pub(crate) fn new(
+        publisher: Arc<Publisher>,
+        authentication: Arc<Authentication>,
+        cluster_id: String,
+    ) -> Self {
+        Self { publisher, authentication, cluster_id }
+    }
+
+    fn enter(&self, node: Node, form: Form, call: &Request<()>) -> Result<View, Status> {
+        let node = self.read(node).map_err(Status::invalid_argument)?;
+        let identity = match caller(call.extensions()) {
+            Caller::Anyone => String::new(),
+            Caller::Proven(tls) => {
+                let id = self.authentication.identity(tls, call.metadata())?;
+                authorize(&node, &id)?;
+                id.to_string()
+            }
+        };
+        let address = address(call.extensions());
+        let client = NewClient { node, address, identity, form };
+        let (resources, connected) = self
+            .publisher
+            .connect(client)
+            .ok_or_else(|| Status::unavailable("the control plane is shutting down; connect again"))?;
+        Ok(View { resources, report: Box::new(move |event| connected.report(event)) })
+    }
+
+    fn read(&self, node: Node) -> Result<ProxyNode, String> {
+        let mut metadata = node.metadata.map(object).unwrap_or_default();
+        metadata.entry("CLUSTER_ID").or_insert_with(|| self.cluster_id.clone().into());
+        let locality = node.locality.map(|locality| Locality {
+            region: locality.region,
+            zone: locality.zone,
+            subzone: locality.sub_zone,
+        });
+        ProxyNode::parse(&node.id, metadata.into(), locality.unwrap_or_default())
+            .map_err(|error| error.to_string())
+    }
+}
+
+impl Views for Discovery {
+    async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
+        let id = node.id.clone();
+        self.enter(node, form, &call).inspect_err(|status| {
+            count(&self.publisher.metrics.refused_connections);
+            let address = address(call.extensions());
+            info!(proxy = id, address, reason = status.message(), "discovery refused");
+        })
+    }
+}
+
+/// A workload may ask for its own configuration only.
+fn authorize(node: &ProxyNode, id: &SpiffeId) -> Result<(), Status> {
+    let view = &node.view;
+    if view.namespace == id.namespace && view.service_account == id.service_account {
+        return Ok(());
+    }
+    Err(Status::permission_denied(format!(
+        "{id} may not take the configuration of {}, which runs as {}/{}",
+        node.id, view.namespace, view.service_account
+    )))
+}
+
+/// Node metadata as JSON.
+fn object(fields: Struct) -> Map<String, Value> {
+    fields.fields.into_iter().map(|(name, value)| (name, json(value))).collect()
+}
+
+fn json(value: ProtoValue) -> Value {
+    match value.kind {
+        None | Some(value::Kind::NullValue(_)) => Value::Null,
+        Some(value::Kind::BoolValue(value)) => value.into(),
+        Some(value::Kind::StringValue(text)) => text.into(),
+        Some(value::Kind::ListValue(list)) => list.values.into_iter().map(json).collect(),
+        Some(value::Kind::StructValue(fields)) => object(fields).into(),
+        Some(value::Kind::NumberValue(number)) => whole(number)
+            .map(Value::from)
+            .or_else(|| Number::from_f64(number).map(Value::Number))
+            .unwrap_or(Value::Null),
+    }
+}
+
+/// Ports are numbers without a fraction, but arrive as floating point.
+fn whole(number: f64) -> Option<i64> {
+    (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_xds::istio::{boolean, list, number, string, structure};
+
+    use super::*;
+
+    #[test]
+    fn metadata_become_json() {
+        let value = structure([
+            ("LABELS", structure([("app", string("a"))])),
+            ("POD_PORTS", list([structure([("containerPort", number(9080.0))])])),
+            ("HALF", number(0.5)),
+            ("DNS_CAPTURE", boolean(true)),
+        ]);
+        let expected = serde_json::json!({
+            "LABELS": {"app": "a"}, "POD_PORTS": [{"containerPort": 9080}], "HALF": 0.5, "DNS_CAPTURE": true
+        });
+        assert_eq!(json(value), expected);
+    }
+
+    #[test]
+    fn a_workload_takes_its_own_configuration_only() {
+        let metadata = serde_json::json!({"SERVICE_ACCOUNT": "reviews"});
+        let id = "sidecar~10.0.0.1~reviews-1.default~default.svc.cluster.local";
+        let node = ProxyNode::parse(id, metadata, Locality::default()).unwrap();
+        let caller = |namespace: &str, account: &str| SpiffeId::new("cluster.local", namespace, account);
+        assert!(authorize(&node, &caller("default", "reviews")).is_ok());
+        assert!(authorize(&node, &caller("other", "reviews")).is_err());
+        assert!(authorize(&node, &caller("default", "ratings")).is_err());
+    }
+}

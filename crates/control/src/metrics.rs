@@ -1,0 +1,137 @@
+//! What is counted, under the names Istio's dashboards know.
+
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use skysail_xds::Kind;
+
+/// One number per kind of resource.
+type PerKind = [AtomicU64; Kind::ALL.len()];
+
+/// The control plane's counters.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    pub(crate) pushes: PerKind,
+    pub(crate) push_bytes: PerKind,
+    pub(crate) rejects: PerKind,
+    pub(crate) connections: AtomicU64,
+    pub(crate) refused_connections: AtomicU64,
+    pub(crate) certificate_requests: AtomicU64,
+    pub(crate) certificates_issued: AtomicU64,
+    pub(crate) authentication_failures: AtomicU64,
+    pub(crate) signing_failures: AtomicU64,
+    pub(crate) publications: AtomicU64,
+    pub(crate) publication_micros: AtomicU64,
+}
+
+/// Values that are looked up rather than counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gauges {
+    pub(crate) clients: usize,
+    pub(crate) views: usize,
+    pub(crate) services: usize,
+    pub(crate) config_errors: usize,
+    pub(crate) config_warnings: usize,
+    /// Seconds since 1970.
+    pub(crate) root_expiry: u64,
+}
+
+/// Adds one.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Metrics {
+    /// Records that a change was compiled and handed to all streams.
+    pub(crate) fn published(&self, took: Duration) {
+        count(&self.publications);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.publication_micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Prometheus' text format.
+    pub(crate) fn render(&self, gauges: Gauges) -> String {
+        let mut out = String::with_capacity(4096);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, f64)]| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(out, "{name}{labels} {value}");
+            }
+        };
+        let one = |value: f64| vec![(String::new(), value)];
+        let per_kind = |counters: &PerKind| -> Vec<_> {
+            Kind::ALL
+                .iter()
+                .map(|kind| (format!("{{type=\"{kind}\"}}"), get(&counters[*kind as usize]) as f64))
+                .collect()
+        };
+        let version = format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        family("pilot_info", "gauge", "Which control plane this is.", &[(version.clone(), 1.0)]);
+        family("pilot_xds", "gauge", "Proxies connected.", &[(version, gauges.clients as f64)]);
+        family("pilot_xds_pushes", "counter", "Responses sent, by type.", &per_kind(&self.pushes));
+        family("pilot_total_xds_rejects", "counter", "Responses proxies refused.", &per_kind(&self.rejects));
+        family("skysail_xds_push_bytes", "counter", "Bytes of resources sent.", &per_kind(&self.push_bytes));
+        for (name, kind, help, value) in [
+            ("skysail_xds_connections", "counter", "Streams opened.", get(&self.connections) as f64),
+            (
+                "skysail_xds_refused_connections",
+                "counter",
+                "Streams refused for who asked or what it asked with.",
+                get(&self.refused_connections) as f64,
+            ),
+            ("skysail_xds_views", "gauge", "Different configurations served.", gauges.views as f64),
+            ("pilot_services", "gauge", "Services known.", gauges.services as f64),
+            ("skysail_config_errors", "gauge", "Errors in the configuration.", gauges.config_errors as f64),
+            ("skysail_config_warnings", "gauge", "Warnings about it.", gauges.config_warnings as f64),
+            (
+                "citadel_server_csr_count",
+                "counter",
+                "Certificate requests received.",
+                get(&self.certificate_requests) as f64,
+            ),
+            (
+                "citadel_server_success_cert_issuance_count",
+                "counter",
+                "Certificates issued.",
+                get(&self.certificates_issued) as f64,
+            ),
+            (
+                "citadel_server_authentication_failure_count",
+                "counter",
+                "Callers that did not prove who they are.",
+                get(&self.authentication_failures) as f64,
+            ),
+            (
+                "citadel_server_csr_sign_err_count",
+                "counter",
+                "Requests that could not be signed.",
+                get(&self.signing_failures) as f64,
+            ),
+            (
+                "citadel_server_root_cert_expiry_timestamp",
+                "gauge",
+                "When the signing certificate ends, seconds since 1970.",
+                gauges.root_expiry as f64,
+            ),
+            (
+                "skysail_publications",
+                "counter",
+                "Configuration changes published.",
+                get(&self.publications) as f64,
+            ),
+            (
+                "skysail_publication_seconds_sum",
+                "counter",
+                "Time from a change read to the last stream told.",
+                get(&self.publication_micros) as f64 / 1e6,
+            ),
+        ] {
+            family(name, kind, help, &one(value));
+        }
+        out
+    }
+}

@@ -1,0 +1,294 @@
+//! Configuration from folders of files, watched.
+//!
+//! Any event means: look at everything again and see what differs. Events only say when, so lost, merged and
+//! misleading ones (editors rename, copy tools truncate first) do no harm. Two things need care. A file that is
+//! being written is half there, and taking it would remove what is still to come; so the look waits until the
+//! writer closes the file, up to a limit. And a folder can vanish and come back, so there is a look now and then
+//! without any event.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use notify::{
+    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
+    event::{AccessKind, AccessMode, CreateKind, ModifyKind},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+use tracing::{info, warn};
+
+/// Changes that follow each other within this time are one.
+const SETTLE: Duration = Duration::from_millis(15);
+/// How long a file may stay open for writing before it is taken as it is.
+const MAX_WAIT: Duration = Duration::from_millis(500);
+/// How often to look without an event.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// A file's new state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileChange {
+    /// Which folder it is in; later ones win.
+    pub(crate) layer: usize,
+    /// Its path.
+    pub(crate) path: String,
+    /// What stands in it now.
+    pub(crate) state: FileState,
+}
+
+/// What became of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FileState {
+    /// It has this text.
+    Text(String),
+    /// It is there but cannot be read; what was read of it before stays.
+    Unreadable(String),
+    /// It is gone.
+    Gone,
+}
+
+/// Folders of files and what was last seen in them.
+pub(crate) struct Folders {
+    folders: Vec<PathBuf>,
+    seen: BTreeMap<(usize, PathBuf), FileState>,
+}
+
+impl Folders {
+    /// Nothing seen yet.
+    ///
+    /// # Errors
+    /// When a folder is none.
+    pub(crate) fn new(folders: &[PathBuf]) -> io::Result<Self> {
+        for folder in folders {
+            let wrong = |error: io::Error| {
+                io::Error::new(error.kind(), format!("configuration folder {}: {error}", folder.display()))
+            };
+            fs::read_dir(folder).map_err(wrong)?;
+        }
+        Ok(Self { folders: folders.to_vec(), seen: BTreeMap::new() })
+    }
+
+    /// Looks at everything; gives what differs from the last time.
+    pub(crate) fn look(&mut self) -> Vec<FileChange> {
+        let mut now = BTreeMap::new();
+        for (layer, folder) in self.folders.iter().enumerate() {
+            if let Err(error) = collect(folder, layer, &mut now) {
+                // A folder that is being replaced is not a request to remove everything.
+                warn!(folder = %folder.display(), %error, "configuration folder cannot be read; what was read of it stays");
+                let kept = self.seen.range((layer, PathBuf::new())..(layer + 1, PathBuf::new()));
+                now.extend(kept.map(|(key, state)| (key.clone(), state.clone())));
+            }
+        }
+        let change = |(layer, path): &(usize, PathBuf), state: FileState| FileChange {
+            layer: *layer,
+            path: path.display().to_string(),
+            state,
+        };
+        let gone =
+            self.seen.keys().filter(|key| !now.contains_key(*key)).map(|key| change(key, FileState::Gone));
+        let differs = now.iter().filter(|(key, state)| self.seen.get(*key) != Some(*state));
+        let changes = gone.chain(differs.map(|(key, state)| change(key, state.clone()))).collect();
+        self.seen = now;
+        changes
+    }
+
+    /// Looks again whenever something happens, and hands what differs to `changed`, which may block, until
+    /// dropped.
+    ///
+    /// # Errors
+    /// When the folders cannot be watched.
+    pub(crate) async fn watch(
+        mut self,
+        changed: impl Fn(Vec<FileChange>) + Send + Sync + 'static,
+    ) -> notify::Result<()> {
+        let changed = Arc::new(changed);
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut watcher = notify::recommended_watcher(move |event| {
+            let _ = sender.send(event);
+        })?;
+        let mut watched = self.watch_all(&mut watcher);
+        loop {
+            let before_watching_all = watched < self.folders.len();
+            settle(&mut events).await;
+            if before_watching_all {
+                watched = self.watch_all(&mut watcher);
+            }
+            let changed = Arc::clone(&changed);
+            let look = move || {
+                let changes = self.look();
+                if !changes.is_empty() {
+                    changed(changes);
+                }
+                self
+            };
+            self = tokio::task::spawn_blocking(look)
+                .await
+                .map_err(|error| notify::Error::generic(&error.to_string()))?;
+            if self.folders.iter().any(|folder| !folder.exists()) {
+                watched = 0;
+            }
+        }
+    }
+
+    /// Watches all folders that can be watched; says how many.
+    fn watch_all(&self, watcher: &mut RecommendedWatcher) -> usize {
+        let watch = |folder: &&PathBuf| match watcher.watch(folder, RecursiveMode::Recursive) {
+            Ok(()) => true,
+            Err(error) => {
+                warn!(folder = %folder.display(), %error, "cannot be watched; looking at it every {LOOK:?}");
+                false
+            }
+        };
+        let watched = self.folders.iter().filter(watch).count();
+        info!(folders = watched, "watching configuration");
+        watched
+    }
+}
+
+/// Waits for an event, then until no more follow and no file is being written.
+async fn settle(events: &mut mpsc::UnboundedReceiver<notify::Result<Event>>) {
+    let mut writing = HashSet::new();
+    // The watcher is alive as long as we wait, so the channel does not end.
+    match tokio::time::timeout(LOOK, events.recv()).await {
+        Ok(Some(event)) => note(event, &mut writing),
+        Ok(None) => return std::future::pending().await,
+        Err(_) => return,
+    }
+    let limit = Instant::now() + MAX_WAIT;
+    loop {
+        let deadline = if writing.is_empty() { (Instant::now() + SETTLE).min(limit) } else { limit };
+        match timeout_at(deadline, events.recv()).await {
+            Ok(Some(event)) => note(event, &mut writing),
+            Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+/// Keeps track of files being written.
+fn note(event: notify::Result<Event>, writing: &mut HashSet<PathBuf>) {
+    let Ok(event) = event else { return };
+    match event.kind {
+        EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => {
+            writing.extend(event.paths);
+        }
+        EventKind::Access(AccessKind::Close(AccessMode::Write))
+        | EventKind::Remove(_)
+        | EventKind::Modify(ModifyKind::Name(_)) => {
+            for path in &event.paths {
+                writing.remove(path);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Reads the configuration files of a folder and the folders in it. Hidden ones are not ours: editors' and
+/// Kubernetes' own (`..data`).
+fn collect(folder: &Path, layer: usize, files: &mut BTreeMap<(usize, PathBuf), FileState>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if hidden {
+            continue;
+        }
+        if path.is_dir() {
+            collect(&path, layer, files)?;
+        } else if matches!(extension, Some("yaml" | "yml" | "json")) {
+            let state = match fs::read_to_string(&path) {
+                Ok(text) => FileState::Text(text),
+                // Removed between listing and reading.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => FileState::Unreadable(error.to_string()),
+            };
+            files.insert((layer, path), state);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(changes: &[FileChange]) -> Vec<(usize, String, bool)> {
+        let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+        changes.iter().map(|c| (c.layer, name(&c.path), c.state == FileState::Gone)).collect()
+    }
+
+    #[test]
+    fn only_configuration_files_that_differ_are_reported() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let write = |path: PathBuf, text: &str| fs::write(path, text).unwrap();
+        write(first.path().join("a.yaml"), "a");
+        write(first.path().join(".a.yaml.swp"), "a");
+        write(first.path().join(".hidden.yaml"), "a");
+        write(first.path().join("notes.txt"), "a");
+        fs::create_dir(first.path().join("sub")).unwrap();
+        write(first.path().join("sub/b.json"), "b");
+        write(second.path().join("a.yaml"), "c");
+        let mut folders = Folders::new(&[first.path().into(), second.path().into()]).unwrap();
+        let mut found = names(&folders.look());
+        found.sort();
+        assert_eq!(
+            found,
+            [(0, "a.yaml".into(), false), (0, "b.json".into(), false), (1, "a.yaml".into(), false)]
+        );
+        assert_eq!(folders.look(), []);
+
+        write(second.path().join("new"), "d");
+        fs::rename(second.path().join("new"), second.path().join("a.yaml")).unwrap();
+        fs::remove_file(first.path().join("a.yaml")).unwrap();
+        fs::write(first.path().join("sub/b.json"), [0xff]).unwrap();
+        let changes = folders.look();
+        assert_eq!(names(&changes).len(), 3);
+        assert!(changes.iter().any(|change| matches!(change.state, FileState::Unreadable(_))));
+
+        fs::remove_dir_all(second.path()).unwrap();
+        assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
+    }
+
+    #[tokio::test]
+    async fn a_change_is_seen_when_the_writer_is_done() {
+        use std::io::Write as _;
+        let folder = tempfile::tempdir().unwrap();
+        let folders = Folders::new(&[folder.path().into()]).unwrap();
+        let (sender, mut seen) = mpsc::unbounded_channel();
+        let watching = tokio::spawn(folders.watch(move |changes| {
+            let _ = sender.send(changes);
+        }));
+        // The watch is on once a change is seen; the first may come too early to be one.
+        let path = folder.path().join("a.yaml");
+        let mut number = 0;
+        let text = loop {
+            number += 1;
+            fs::write(&path, format!("number {number}")).unwrap();
+            if let Ok(Some(changes)) = tokio::time::timeout(Duration::from_millis(50), seen.recv()).await {
+                break changes;
+            }
+        };
+        assert_eq!(text.len(), 1);
+
+        let mut file = fs::File::create(&path).unwrap();
+        file.write_all(b"first half, ").unwrap();
+        file.flush().unwrap();
+        tokio::task::yield_now().await;
+        file.write_all(b"second half").unwrap();
+        drop(file);
+        loop {
+            let changes = seen.recv().await.unwrap();
+            let FileState::Text(text) = &changes[0].state else { panic!("{changes:?}") };
+            assert!(text.starts_with("number") || text == "first half, second half", "{text}");
+            if text.ends_with("half") {
+                break;
+            }
+        }
+        watching.abort();
+    }
+}
