@@ -100,8 +100,9 @@ fn pick_once<'a>(
         }
         Balancer::RoundRobin => state.next_due(candidates, |_| 0),
         Balancer::LeastRequest(choices) if state.equal_weights => {
+            let choices = (choices.max(1) as usize).min(candidates.len());
             let any = || candidates.get(dice.usize(..candidates.len()));
-            std::iter::repeat_with(any).take(choices.max(1) as usize).flatten().min_by_key(|one| busy(one))
+            std::iter::repeat_with(any).take(choices).flatten().min_by_key(|one| busy(one))
         }
         Balancer::LeastRequest(_) => state.next_due(candidates, busy),
         Balancer::Random if state.equal_weights => candidates.get(dice.usize(..candidates.len())),

@@ -79,8 +79,6 @@ pub enum Kind {
     UpgradeRefused,
     /// No filter chain takes the connection.
     NoFilterChain,
-    /// The proxy is going down.
-    Draining,
 }
 
 /// A failure.
@@ -221,8 +219,7 @@ impl Error {
             | Kind::Overflow
             | Kind::FaultAbort(_)
             | Kind::FaultAbortGrpc(_)
-            | Kind::NoFilterChain
-            | Kind::Draining => Side::Internal,
+            | Kind::NoFilterChain => Side::Internal,
         }
     }
 
@@ -284,7 +281,6 @@ impl Error {
             Kind::VersionTooLow => plain(426, Flags::NONE, "low_version", ""),
             Kind::UpgradeRefused => plain(403, Flags::NONE, "upgrade_failed", ""),
             Kind::NoFilterChain => plain(0, Flags::NR, "filter_chain_not_found", ""),
-            Kind::Draining => plain(503, Flags::NONE, "drain_close", "no healthy upstream"),
         }
     }
 

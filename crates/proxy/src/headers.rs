@@ -94,7 +94,7 @@ pub fn receive(
 ) -> IpAddr {
     let client = client_address(manager, hop.source, head);
     if manager.use_remote_address {
-        append_address(head, hop.source);
+        append_to_list(head, "x-forwarded-for", hop.source.to_string().as_bytes());
         if manager.xff_trusted_hops == 0 {
             // Nobody in front is trusted to have said how the client came.
             head.remove("x-forwarded-proto");
@@ -128,13 +128,17 @@ fn nth_from_end(head: &RequestHead, index: usize) -> Option<IpAddr> {
     std::str::from_utf8(entry).ok()?.trim().parse().ok()
 }
 
-fn append_address(head: &mut RequestHead, address: IpAddr) {
-    let mut value = head.header_values("x-forwarded-for").collect::<Vec<_>>().join(&b","[..]);
+/// Adds to the list that a header is, and makes one field of several. Allocates only if there is one already.
+fn append_to_list(head: &mut RequestHead, name: &str, element: &[u8]) {
+    if !head.has(name) {
+        return head.append(name, element);
+    }
+    let mut value = head.header_values(name).collect::<Vec<_>>().join(&b","[..]);
     if !value.is_empty() {
         value.push(b',');
     }
-    value.extend_from_slice(address.to_string().as_bytes());
-    head.set("x-forwarded-for", &value);
+    value.extend_from_slice(element);
+    head.set(name, &value);
 }
 
 fn forward_client_cert(mode: ForwardClientCert, hop: Hop<'_>, head: &mut RequestHead) {
@@ -148,12 +152,7 @@ fn forward_client_cert(mode: ForwardClientCert, hop: Hop<'_>, head: &mut Request
         },
         (ForwardClientCert::AppendForward, true) => {
             let Some(element) = hop.forwarded_cert else { return };
-            let mut value = head.header_values(NAME).collect::<Vec<_>>().join(&b","[..]);
-            if !value.is_empty() {
-                value.push(b',');
-            }
-            value.extend_from_slice(element.as_bytes());
-            head.set(NAME, &value);
+            append_to_list(head, NAME, element.as_bytes());
         }
     }
 }

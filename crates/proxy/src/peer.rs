@@ -4,6 +4,8 @@
 //! headers, `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and `x-envoy-peer-metadata-id` (the
 //! node id). Our own are encoded when the proxy starts.
 
+pub mod greeting;
+
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
@@ -84,8 +86,16 @@ impl Peer {
 
     /// Takes down who it is: from its metadata, or from the endpoint that was dialled.
     pub fn set_workload(&self, workload: Option<Arc<Workload>>) {
-        *self.workload.borrow_mut() = workload;
-        self.series.set(0);
+        let mut known = self.workload.borrow_mut();
+        // A peer that repeats itself with each request is still the same to the metrics.
+        let same = match (&*known, &workload) {
+            (Some(known), Some(workload)) => Arc::ptr_eq(known, workload),
+            (known, workload) => known.is_none() && workload.is_none(),
+        };
+        if !same {
+            *known = workload;
+            self.series.set(0);
+        }
     }
 
     /// Its element of `x-forwarded-client-cert`; `None` if it showed no certificate. To be made once per
@@ -177,6 +187,8 @@ pub struct LocalWorkload {
     pub workload: Arc<Workload>,
     /// What peers are told: base64 text.
     pub metadata: Arc<str>,
+    /// The same as the first bytes of a TCP connection.
+    pub greeting: Arc<[u8]>,
     /// Its version, for `istio_build`.
     pub version: Arc<str>,
     /// Its first address.
@@ -187,12 +199,14 @@ impl LocalWorkload {
     /// From the node's id, cluster and metadata, in the form Istio's agent gives them.
     pub fn new(node_id: &str, node_cluster: &str, metadata: &Struct) -> Self {
         let address = node_id.split('~').nth(1).and_then(|ip| ip.parse().ok());
+        let shared = shared(metadata);
         let version = string(&metadata.fields, "ISTIO_VERSION").unwrap_or("unknown");
         Self {
             node_id: node_id.into(),
             node_cluster: node_cluster.into(),
             workload: Arc::new(workload_of(metadata)),
-            metadata: encode(metadata).into(),
+            metadata: STANDARD.encode(shared.encode_to_vec()).into(),
+            greeting: greeting::write(node_id, shared).into(),
             version: version.into(),
             address,
         }
@@ -201,7 +215,7 @@ impl LocalWorkload {
 
 /// What a peer gets to know of a node: the same keys as from Istio's filter, sorted, so that equal workloads
 /// give equal text (peers remember it).
-fn encode(metadata: &Struct) -> String {
+fn shared(metadata: &Struct) -> Struct {
     const KEPT: [&str; 5] = ["NAME", "NAMESPACE", "WORKLOAD_NAME", "CLUSTER_ID", "OWNER"];
     const LABELS: [&str; 6] = [
         CANONICAL_NAME,
@@ -224,7 +238,7 @@ fn encode(metadata: &Struct) -> String {
     });
     let labels = Struct { fields: labels.unwrap_or_default() };
     fields.insert("LABELS".to_owned(), Value { kind: Some(Kind::StructValue(labels)) });
-    STANDARD.encode(Struct { fields }.encode_to_vec())
+    Struct { fields }
 }
 
 /// Reads a peer's metadata header; `None` if it is not what Istio sends.
@@ -354,6 +368,8 @@ mod tests {
         assert_eq!(local.address, Some("10.0.0.7".parse().unwrap()));
         let workload = decode(local.metadata.as_bytes()).unwrap();
         assert_eq!(workload, *local.workload);
+        let greeting = greeting::read(&local.greeting);
+        assert_eq!(greeting, greeting::Greeting::Complete(local.greeting.len(), Some(workload.clone())));
         let expected = Workload {
             name: "reviews-v1".into(),
             namespace: "default".into(),

@@ -151,9 +151,16 @@ impl File {
     }
 }
 
+/// A file that the thread writes to.
+#[derive(Default)]
+struct Sink {
+    to: Option<Box<dyn Write>>,
+    failing: bool,
+}
+
 /// The thread: waits for a line, lets others join it, writes them all.
 fn write_lines(shared: &Shared) {
-    let mut open: HashMap<Box<str>, io::Result<Box<dyn Write>>> = HashMap::new();
+    let mut sinks: HashMap<Box<str>, Sink> = HashMap::new();
     let mut batch = Vec::new();
     loop {
         let ending = shared.ending.load(Ordering::Acquire);
@@ -171,8 +178,7 @@ fn write_lines(shared: &Shared) {
         for (path, file) in files {
             std::mem::swap(&mut *lock(&file.lines), &mut batch);
             if !batch.is_empty() {
-                let to = open.entry(path.clone()).or_insert_with(|| open_log(&path));
-                write_batch(&path, to, &batch);
+                write_batch(&path, sinks.entry(path.clone()).or_default(), &batch, &shared.dropped);
                 batch.clear();
             }
         }
@@ -182,25 +188,40 @@ fn write_lines(shared: &Shared) {
     }
 }
 
+/// Writes lines to a file, opening it first if need be. A failure is said once, its lines are counted, and the
+/// next batch tries again.
+fn write_batch(path: &str, sink: &mut Sink, batch: &[u8], dropped: &AtomicU64) {
+    let done = match &mut sink.to {
+        Some(to) => write_all(to, batch),
+        None => open_log(path).and_then(|mut to| {
+            write_all(&mut to, batch)?;
+            sink.to = Some(to);
+            Ok(())
+        }),
+    };
+    if let Err(error) = done {
+        let lines = memchr::memchr_iter(b'\n', batch).count();
+        dropped.fetch_add(lines as u64, Ordering::Relaxed);
+        if !sink.failing {
+            tracing::warn!(path, %error, "the access log cannot be written; its lines are lost");
+        }
+        *sink = Sink { to: None, failing: true };
+    } else {
+        sink.failing = false;
+    }
+}
+
+fn write_all(to: &mut Box<dyn Write>, batch: &[u8]) -> io::Result<()> {
+    to.write_all(batch)?;
+    to.flush()
+}
+
 fn open_log(path: &str) -> io::Result<Box<dyn Write>> {
     Ok(match path {
         "/dev/stdout" => Box::new(io::stdout()),
         "/dev/stderr" => Box::new(io::stderr()),
         path => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
     })
-}
-
-fn write_batch(path: &str, to: &mut io::Result<Box<dyn Write>>, batch: &[u8]) {
-    let done = match to {
-        Ok(to) => to.write_all(batch).and_then(|()| to.flush()),
-        // Said once, when it was opened in vain.
-        Err(error) if error.kind() == io::ErrorKind::Other => return,
-        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
-    };
-    if let Err(error) = done {
-        tracing::warn!(path, %error, "the access log cannot be written; its lines are lost");
-        *to = Err(io::Error::other(error));
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -48,6 +48,20 @@ fn json_lines_keep_the_order_of_their_fields() {
 }
 
 #[test]
+fn lines_that_cannot_be_written_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("missing").join("access.log");
+    let path = path.to_str().unwrap();
+    let (mut sink, dropped) = (Sink::default(), AtomicU64::new(0));
+    write_batch(path, &mut sink, b"one\ntwo\n", &dropped);
+    assert_eq!(dropped.load(Ordering::Relaxed), 2);
+    std::fs::create_dir(dir.path().join("missing")).unwrap();
+    write_batch(path, &mut sink, b"three\n", &dropped);
+    assert_eq!(std::fs::read_to_string(path).unwrap(), "three\n");
+    assert_eq!(dropped.load(Ordering::Relaxed), 2);
+}
+
+#[test]
 fn what_does_not_fit_is_dropped() {
     let file = File::default();
     let line = vec![b'x'; MOST_BUFFERED / 2];
