@@ -1,5 +1,7 @@
 //! Whatever stands in a file, reading it ends, without a panic, and a World takes what came out of it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
 use std::{fs, path::Path};
 
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Configuration that a real istiod took is taken here, without an error.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
 use std::{fs, path::Path};
 
 use skysail_model::{Diagnostic, Severity, World, parse};

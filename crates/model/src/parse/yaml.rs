@@ -337,10 +337,10 @@ fn plain(text: &str) -> Value {
         return Value::Int(if text.starts_with('-') { -number } else { number });
     }
     let begins = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-    if begins && digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        if let Ok(number) = text.parse() {
-            return Value::Int(number);
-        }
+    if digits.bytes().all(|byte| byte.is_ascii_digit())
+        && let Ok(number) = text.parse()
+    {
+        return Value::Int(number);
     }
     if begins && let Ok(number) = text.parse() {
         return Value::Float(number);

@@ -54,16 +54,11 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
         findings.error("spec.selector", "cannot stand beside targetRef and targetRefs", "keep one of them");
     }
     match spec.action {
-        Action::Custom => {
-            if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) {
-                findings.error(
-                    "spec.provider.name",
-                    "is missing; action CUSTOM needs it",
-                    "name a provider of the mesh configuration",
-                );
-            }
+        Action::Custom if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) => {
+            let remedy = "name a provider of the mesh configuration";
+            findings.error("spec.provider.name", "is missing; action CUSTOM needs it", remedy);
         }
-        _ if spec.provider.is_some() => {
+        action if action != Action::Custom && spec.provider.is_some() => {
             findings.error("spec.provider", "is for action CUSTOM only", "remove it, or set action: CUSTOM");
         }
         _ => {}

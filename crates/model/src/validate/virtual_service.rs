@@ -120,14 +120,9 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
     }
     if let Some(direct) = &route.direct_response {
         status(direct.status, 599, &at("directResponse.status"), findings);
-        if let Some(body) = &direct.body {
-            if body.string.is_some() == body.bytes.is_some() {
-                findings.error(
-                    at("directResponse.body"),
-                    "must have one of string and bytes",
-                    "give one of them",
-                );
-            }
+        if direct.body.as_ref().is_some_and(|body| body.string.is_some() == body.bytes.is_some()) {
+            let field = at("directResponse.body");
+            findings.error(field, "must have one of string and bytes", "give one of them");
         }
     }
     if let Some(rewrite) = &route.rewrite {
@@ -226,14 +221,11 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     if let Some(number) = matched.port {
         port(number, &at("port"), findings);
     }
-    if let Some(StringMatch::Exact(path) | StringMatch::Prefix(path)) = &matched.uri {
-        if !path.starts_with('/') && !matched.ignore_uri_case {
-            findings.warning(
-                at("uri"),
-                format!("{path:?} never matches: paths begin with /"),
-                format!("write /{path}"),
-            );
-        }
+    if let Some(StringMatch::Exact(path) | StringMatch::Prefix(path)) = &matched.uri
+        && !path.starts_with('/')
+    {
+        let message = format!("{path:?} never matches: paths begin with /");
+        findings.warning(at("uri"), message, format!("write /{path}"));
     }
 }
 
@@ -413,16 +405,12 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
 /// A try that may take longer than the whole is never cut short.
 fn too_short(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
     let whole = route.timeout.filter(|timeout| *timeout > Duration::ZERO);
-    if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout) {
-        if one > whole {
-            let message =
-                format!("is longer than the route's timeout of {whole}, which ends the request first");
-            findings.warning(
-                format!("{field}.retries.perTryTimeout"),
-                message,
-                "make it shorter, or the timeout longer",
-            );
-        }
+    if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout)
+        && one > whole
+    {
+        let message = format!("is longer than the route's timeout of {whole}, which ends the request first");
+        let field = format!("{field}.retries.perTryTimeout");
+        findings.warning(field, message, "make it shorter, or the timeout longer");
     }
 }
 
@@ -450,15 +438,9 @@ fn http_fault(fault: &HttpFault, field: &str, findings: &mut Findings) {
         if let Some(code) = abort.http_status {
             status(code, 599, &format!("{field}.httpStatus"), findings);
         }
-        if let Some(name) = &abort.grpc_status {
-            if !GRPC_STATUS.contains(&name.as_str()) {
-                let remedy = format!("it is one of {}", GRPC_STATUS.join(", "));
-                findings.error(
-                    format!("{field}.grpcStatus"),
-                    format!("{name:?} is not a gRPC status"),
-                    remedy,
-                );
-            }
+        if let Some(name) = abort.grpc_status.as_ref().filter(|name| !GRPC_STATUS.contains(&name.as_str())) {
+            let remedy = format!("it is one of {}", GRPC_STATUS.join(", "));
+            findings.error(format!("{field}.grpcStatus"), format!("{name:?} is not a gRPC status"), remedy);
         }
         if let Some(share) = &abort.percentage {
             percent(share.value, &format!("{field}.percentage.value"), findings);

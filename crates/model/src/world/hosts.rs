@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use super::{
     DOMAIN, World,
-    index::MultiMap,
+    index::HostIndex,
     store::{Entry, Store},
 };
 use crate::api::{DestinationRule, Service, Typed, VirtualService};
@@ -148,20 +148,17 @@ fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client: &s
 }
 
 /// The answer for the full name, else for the longest wildcard that has one.
-fn most_specific<T>(index: &MultiMap<String>, host: &str, mut find: impl FnMut(&str) -> Vec<T>) -> Vec<T> {
+fn most_specific<T>(index: &HostIndex, host: &str, mut find: impl FnMut(&str) -> Vec<T>) -> Vec<T> {
     let exact = find(host);
     if !exact.is_empty() {
         return exact;
     }
-    let mut patterns: Vec<&String> =
-        index.keys().filter(|pattern| pattern.starts_with('*') && host_matches(pattern, host)).collect();
-    patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.len()));
-    patterns.into_iter().map(|pattern| find(pattern)).find(|found| !found.is_empty()).unwrap_or_default()
+    index.wildcards(host).map(|pattern| find(pattern)).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
 fn by_age<'a, T>(
     store: &'a Store<T>,
-    index: &'a MultiMap<String>,
+    index: &'a HostIndex,
     host: &str,
     keep: impl Fn(&&'a Entry<T>) -> bool,
 ) -> Vec<&'a Entry<T>> {
@@ -177,12 +174,7 @@ fn merge(rules: &[&Entry<DestinationRule>]) -> Option<Arc<Typed<DestinationRule>
     for rule in rest.iter().map(|entry| &entry.object.spec) {
         for subset in &rule.subsets {
             if merged.spec.subsets.iter().all(|known| known.name != subset.name) {
-                let mut subset = subset.clone();
-                // A rule's policy goes with its own subsets alone; see `subset_policy` in the compile step.
-                if subset.traffic_policy.is_none() && merged.spec.traffic_policy.is_some() {
-                    subset.traffic_policy.clone_from(&rule.traffic_policy);
-                }
-                merged.to_mut().spec.subsets.push(subset);
+                merged.to_mut().spec.subsets.push(subset.clone());
             }
         }
         if merged.spec.traffic_policy.is_none() && rule.traffic_policy.is_some() {

@@ -37,64 +37,79 @@ impl<K: Eq + Hash> MultiMap<K> {
     {
         self.0.get(key).into_iter().flatten()
     }
+}
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.0.keys()
+/// Host names and wildcards (`*.example.com`) to the objects that are about them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostIndex {
+    hosts: MultiMap<String>,
+    /// The wildcards among them, longest first.
+    wild: Vec<String>,
+}
+
+impl HostIndex {
+    pub(super) fn insert(&mut self, host: String, meta: &Meta) {
+        if host.starts_with('*') && !self.wild.contains(&host) {
+            self.wild.push(host.clone());
+            self.wild.sort_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
+        }
+        self.hosts.insert(host, meta);
+    }
+
+    pub(super) fn remove(&mut self, host: &String, meta: &Meta) {
+        self.hosts.remove(host, meta);
+        if self.hosts.get(host).next().is_none() {
+            self.wild.retain(|known| known != host);
+        }
+    }
+
+    /// The objects of exactly this name or wildcard.
+    pub(super) fn get(&self, host: &str) -> impl Iterator<Item = &(String, String)> {
+        self.hosts.get(host)
+    }
+
+    /// The wildcards that take a host, longest first.
+    pub(super) fn wildcards(&self, host: &str) -> impl Iterator<Item = &String> {
+        self.wild.iter().filter(move |pattern| super::host_matches(pattern, host))
     }
 }
 
-/// Names of pods by namespace and label. A selector is answered from its rarest label.
+/// Names of pods by namespace and label.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LabelIndex(HashMap<String, Namespace>);
-
-#[derive(Clone, Debug, Default)]
-struct Namespace {
-    labels: HashMap<String, Labels>,
-    names: HashMap<(String, String), BTreeSet<String>>,
-}
+pub(super) struct LabelIndex(HashMap<String, HashMap<(String, String), BTreeSet<String>>>);
 
 impl LabelIndex {
     pub(super) fn insert(&mut self, meta: &Meta) {
-        let namespace = self.0.entry(meta.namespace.clone()).or_default();
+        let labels = self.0.entry(meta.namespace.clone()).or_default();
         for (key, value) in &meta.labels {
-            let names = namespace.names.entry((key.clone(), value.clone())).or_default();
-            names.insert(meta.name.clone());
+            labels.entry((key.clone(), value.clone())).or_default().insert(meta.name.clone());
         }
-        namespace.labels.insert(meta.name.clone(), meta.labels.clone());
     }
 
     pub(super) fn remove(&mut self, meta: &Meta) {
-        let Some(namespace) = self.0.get_mut(&meta.namespace) else { return };
-        for label in &meta.labels {
-            let label = (label.0.clone(), label.1.clone());
-            if let Some(names) = namespace.names.get_mut(&label) {
+        let Some(labels) = self.0.get_mut(&meta.namespace) else { return };
+        for (key, value) in &meta.labels {
+            let label = (key.clone(), value.clone());
+            if let Some(names) = labels.get_mut(&label) {
                 names.remove(&meta.name);
                 if names.is_empty() {
-                    namespace.names.remove(&label);
+                    labels.remove(&label);
                 }
             }
         }
-        namespace.labels.remove(&meta.name);
-        if namespace.labels.is_empty() {
+        if labels.is_empty() {
             self.0.remove(&meta.namespace);
         }
     }
 
-    /// Names of the pods that have all labels of the selector, in order; none for the empty selector.
-    pub(super) fn select<'a>(
-        &'a self,
-        namespace: &str,
-        selector: &'a Labels,
-    ) -> impl Iterator<Item = &'a String> {
-        let namespace = self.0.get(namespace);
-        let rarest = namespace.and_then(|namespace| {
-            let sets = selector.iter().map(|(key, value)| namespace.names.get(&(key.clone(), value.clone())));
+    /// Names of the pods that have the selector's rarest label, in order; none for the empty selector. The caller looks
+    /// at the other labels.
+    pub(super) fn candidates(&self, namespace: &str, selector: &Labels) -> impl Iterator<Item = &String> {
+        let rarest = self.0.get(namespace).and_then(|labels| {
+            let sets = selector.iter().map(|(key, value)| labels.get(&(key.clone(), value.clone())));
             // A label nobody has makes the whole answer empty.
             sets.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|names| names.len())
         });
-        rarest.into_iter().flatten().filter(move |name| {
-            let labels = namespace.and_then(|namespace| namespace.labels.get(*name));
-            labels.is_some_and(|labels| crate::api::selects(selector, labels))
-        })
+        rarest.into_iter().flatten()
     }
 }

@@ -15,13 +15,13 @@ use std::sync::Arc;
 
 pub use endpoints::Endpoint;
 pub use hosts::{fqdn, host_matches};
-use index::{LabelIndex, MultiMap};
+use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
 pub use store::{Lines, Origin};
 
 use crate::api::{
     AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality, mesh_config,
+    ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality, mesh_config, selects,
 };
 
 /// The domain of services.
@@ -51,9 +51,9 @@ pub struct World {
     /// EndpointSlices by (namespace, service).
     service_slices: MultiMap<(String, String)>,
     /// VirtualServices for the mesh by host.
-    virtual_service_hosts: MultiMap<String>,
+    virtual_service_hosts: HostIndex,
     /// DestinationRules by host.
-    destination_rule_hosts: MultiMap<String>,
+    destination_rule_hosts: HostIndex,
 }
 
 impl World {
@@ -172,7 +172,9 @@ impl World {
         namespace: &'a str,
         selector: &'a Labels,
     ) -> impl Iterator<Item = &'a Arc<Typed<Pod>>> {
-        self.pod_labels.select(namespace, selector).filter_map(move |name| self.pod(namespace, name))
+        let pods = self.pod_labels.candidates(namespace, selector);
+        let pods = pods.filter_map(move |name| self.pod(namespace, name));
+        pods.filter(move |pod| selects(selector, &pod.meta.labels))
     }
 
     /// Where a Node stands; empty if it is not known.

@@ -7,7 +7,7 @@ mod services;
 
 use super::{World, store::Entry};
 use crate::{
-    api::{Kind, Labels, ObjectKey},
+    api::{Kind, Labels, ObjectKey, selects},
     diagnostic::{Diagnostic, Severity},
 };
 
@@ -66,13 +66,21 @@ impl Report<'_> {
     }
 }
 
-/// The labels of all workloads of a namespace, or of all: Pods, and templates of Deployments, so that configuration can
-/// be checked where nothing runs.
-fn workloads<'a>(world: &'a World, namespace: Option<&'a str>) -> impl Iterator<Item = &'a Labels> {
+/// The labels of all workloads of a namespace, or of all, that a selector takes: Pods, and templates of Deployments, so
+/// that configuration can be checked where nothing runs.
+fn workloads<'a>(
+    world: &'a World,
+    namespace: Option<&'a str>,
+    selector: &'a Labels,
+) -> impl Iterator<Item = &'a Labels> {
     let within = move |of: &str| namespace.is_none_or(|namespace| namespace == of);
-    let pods = world.pods().filter(move |pod| !pod.spec.gone && within(&pod.meta.namespace));
+    let indexed = namespace.filter(|_| !selector.is_empty());
+    let few = indexed.into_iter().flat_map(move |namespace| world.pods_selected(namespace, selector));
+    let all = world.pods().filter(move |pod| indexed.is_none() && within(&pod.meta.namespace));
+    let pods = few.chain(all).filter(|pod| !pod.spec.gone).map(|pod| &pod.meta.labels);
     let deployments = world.deployments().filter(move |deployment| within(&deployment.meta.namespace));
-    pods.map(|pod| &pod.meta.labels).chain(deployments.map(|deployment| &deployment.spec.labels))
+    let labels = pods.chain(deployments.map(|deployment| &deployment.spec.labels));
+    labels.filter(move |labels| selects(selector, labels))
 }
 
 /// `app: a, version: v1`.

@@ -4,7 +4,6 @@ use super::{About, Report, label_text, workloads};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, PeerAuthentication, destination_rule::WorkloadSelector, security::Action,
-        selects,
     },
     diagnostic::Severity,
     world::policy::is_wide,
@@ -105,9 +104,8 @@ impl Report<'_> {
         namespace: Option<&str>,
     ) {
         let Some(selector) = selector.filter(|selector| !selector.match_labels.is_empty()) else { return };
-        let any = workloads(self.world, None).next().is_some();
-        let mut labels = workloads(self.world, namespace);
-        if any && !labels.any(|labels| selects(&selector.match_labels, labels)) {
+        let any = self.world.pods().next().is_some() || self.world.deployments().next().is_some();
+        if any && workloads(self.world, namespace, &selector.match_labels).next().is_none() {
             let wanted = label_text(&selector.match_labels);
             let place =
                 namespace.map_or_else(|| "the mesh".to_owned(), |namespace| format!("namespace {namespace}"));

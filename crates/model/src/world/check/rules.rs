@@ -46,26 +46,13 @@ impl Report<'_> {
             let field = format!("spec.hosts[{index}]");
             let full = fqdn(host, about.namespace());
             let rivals = self.world.virtual_service_entries(&full, about.namespace());
-            if let Some(first) = rivals.first().filter(|first| !is_same(first, about.entry)) {
-                if first
-                    .object
-                    .spec
-                    .hosts
-                    .iter()
-                    .any(|other| fqdn(other, &first.object.meta.namespace) == full)
-                {
-                    let older = About { entry: first, kind: Kind::VirtualService }.name();
-                    let message = format!(
-                        "{host} is already routed by {older}, which is older; this one has no effect"
-                    );
-                    self.say(
-                        about,
-                        Severity::Error,
-                        &field,
-                        message,
-                        "put the rules into one VirtualService",
-                    );
-                }
+            let rival = rivals.first().filter(|first| !is_same(first, about.entry));
+            let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
+            if let Some(first) = rival {
+                let older = About { entry: first, kind: Kind::VirtualService }.name();
+                let message =
+                    format!("{host} is already routed by {older}, which is older; this one has no effect");
+                self.say(about, Severity::Error, &field, message, "put the rules into one VirtualService");
             }
             match self.world.service(&full) {
                 Some(service) if !spec.http.is_empty() => self.has_http(about, &field, service),
@@ -102,15 +89,14 @@ impl Report<'_> {
             let remedy = self.service_remedy(&destination.host, about.namespace());
             return self.say(about, Severity::Error, format!("{field}.host"), message, remedy);
         };
-        if let Some(port) = &destination.port {
-            if !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number) {
-                let ports: Vec<String> =
-                    service.spec.ports.iter().map(|port| port.port.to_string()).collect();
-                let message =
-                    format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
-                let remedy = format!("it has {}", ports.join(", "));
-                self.say(about, Severity::Error, format!("{field}.port.number"), message, remedy);
-            }
+        if let Some(port) = &destination.port
+            && !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number)
+        {
+            let ports: Vec<String> = service.spec.ports.iter().map(|port| port.port.to_string()).collect();
+            let message =
+                format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
+            let remedy = format!("it has {}", ports.join(", "));
+            self.say(about, Severity::Error, format!("{field}.port.number"), message, remedy);
         }
         if destination.subset.is_empty() {
             return;
@@ -183,9 +169,7 @@ impl Report<'_> {
         service: &Typed<Service>,
     ) {
         let namespace = Some(service.meta.namespace.as_str());
-        let behind =
-            workloads(self.world, namespace).filter(|labels| selects(&service.spec.selector, labels));
-        let behind: Vec<_> = behind.collect();
+        let behind: Vec<_> = workloads(self.world, namespace, &service.spec.selector).collect();
         if service.spec.selector.is_empty() || behind.is_empty() {
             return;
         }
