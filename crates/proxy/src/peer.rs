@@ -196,8 +196,10 @@ pub struct LocalWorkload {
 }
 
 impl LocalWorkload {
-    /// From the node's id, cluster and metadata, in the form Istio's agent gives them.
-    pub fn new(node_id: &str, node_cluster: &str, metadata: &Struct) -> Self {
+    /// From the node's id, cluster and metadata (a `google.protobuf.Struct`), in the form Istio's agent gives them.
+    pub fn new(node_id: &str, node_cluster: &str, metadata: &impl prost::Message) -> Self {
+        // Of the two types generated for it, this one keeps its keys in order.
+        let metadata = &Struct::decode(&*metadata.encode_to_vec()).unwrap_or_default();
         let address = node_id.split('~').nth(1).and_then(|ip| ip.parse().ok());
         let shared = shared(metadata);
         let version = string(&metadata.fields, "ISTIO_VERSION").unwrap_or("unknown");
