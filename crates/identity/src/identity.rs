@@ -90,6 +90,7 @@ impl Identity {
 /// Certificates of authorities whose signatures are trusted.
 #[derive(Debug)]
 pub struct Roots {
+    certificates: Vec<CertificateDer<'static>>,
     pub(crate) store: Arc<RootCertStore>,
     pub(crate) clients: Arc<dyn ClientCertVerifier>,
 }
@@ -108,16 +109,22 @@ impl Roots {
     /// # Errors
     /// When there is none or one cannot be parsed.
     pub fn new(certificates: impl IntoIterator<Item = CertificateDer<'static>>) -> Result<Self, Error> {
+        let certificates: Vec<_> = certificates.into_iter().collect();
         let mut store = RootCertStore::empty();
-        for certificate in certificates {
-            store.add(certificate).map_err(|error| Error::Certificate(error.to_string()))?;
+        for certificate in &certificates {
+            store.add(certificate.clone()).map_err(|error| Error::Certificate(error.to_string()))?;
         }
         let store = Arc::new(store);
         let provider = Arc::new(aws_lc_rs::default_provider());
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&store), provider)
             .build()
             .map_err(|error| Error::Tls(error.to_string()))?;
-        Ok(Self { store, clients })
+        Ok(Self { certificates, store, clients })
+    }
+
+    /// The certificates.
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.certificates
     }
 }
 

@@ -1,6 +1,9 @@
 //! skysail-proxy: the sidecar.
 
 pub mod balance;
+pub(crate) mod admin;
+pub(crate) mod app;
+pub(crate) mod args;
 pub(crate) mod bootstrap;
 pub(crate) mod buffer;
 pub(crate) mod chains;
@@ -37,3 +40,6 @@ pub(crate) mod timer;
 pub(crate) mod translate;
 pub(crate) mod upstream;
 pub mod worker;
+
+pub use app::run;
+pub use args::Args;

@@ -7,15 +7,24 @@ use skysail_xds::envoy::pb::{
     envoy::{
         config::{
             cluster::v3::{
-                CircuitBreakers, Cluster as Proto, Filter, circuit_breakers::Thresholds,
-                cluster::{ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, TransportSocketMatch, common_lb_config},
+                CircuitBreakers, Cluster as Proto, Filter,
+                circuit_breakers::Thresholds,
+                cluster::{
+                    ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, TransportSocketMatch,
+                    common_lb_config,
+                },
             },
-            core::v3::{HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority, TransportSocket, config_source},
+            core::v3::{
+                HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority, TransportSocket,
+                config_source,
+            },
             endpoint::v3::ClusterLoadAssignment,
         },
         extensions::upstreams::http::v3::{
             HttpProtocolOptions,
-            http_protocol_options::{UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig},
+            http_protocol_options::{
+                UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig,
+            },
         },
     },
     google::protobuf::{Any, Struct, value::Kind},
@@ -23,7 +32,8 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type,
+    unpack,
 };
 use crate::config::{
     Cluster,
@@ -185,7 +195,10 @@ pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
 }
 
 /// TLS, or `None` for plain text.
-pub(super) fn transport(translator: Translator<'_>, socket: Option<&TransportSocket>) -> Result<Option<Arc<ClientTls>>> {
+pub(super) fn transport(
+    translator: Translator<'_>,
+    socket: Option<&TransportSocket>,
+) -> Result<Option<Arc<ClientTls>>> {
     match tls_context::typed_config(socket)? {
         None => Ok(None),
         Some((name, any)) => match type_name(any) {
@@ -212,7 +225,8 @@ impl Http {
             (Some(_), _) => UpstreamProtocol::Http2,
             (None, _) => UpstreamProtocol::Http1,
         };
-        let mut http = Self { protocol, idle_timeout: None, max_requests: number(proto.max_requests_per_connection) };
+        let mut http =
+            Self { protocol, idle_timeout: None, max_requests: number(proto.max_requests_per_connection) };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
             http.options(key, any).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
@@ -248,7 +262,8 @@ impl Http {
             let time = duration(time).at("idle_timeout")?;
             self.idle_timeout = Some(if time.is_zero() { Duration::MAX } else { time });
         }
-        self.max_requests = number(options.max_requests_per_connection).or(self.max_requests).filter(|&max| max > 0);
+        self.max_requests =
+            number(options.max_requests_per_connection).or(self.max_requests).filter(|&max| max > 0);
         Ok(())
     }
 }
@@ -285,7 +300,9 @@ fn metadata_exchange(filters: &[Filter]) -> Result<bool> {
             return Err(Reject::new(format!("filter {:?} has no typed_config", filter.name)));
         };
         if !is_tcp_exchange(any)? {
-            return Err(unknown_type("cluster filter", &filter.name, any).at_field(format_args!("filters[{index}]")));
+            return Err(
+                unknown_type("cluster filter", &filter.name, any).at_field(format_args!("filters[{index}]"))
+            );
         }
         exchange = true;
     }

@@ -8,7 +8,9 @@ use std::{
 use skysail_xds::envoy::pb::{
     envoy::config::{
         core::v3::{Address, HealthStatus, Metadata, address, socket_address},
-        endpoint::v3::{ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, lb_endpoint::HostIdentifier},
+        endpoint::v3::{
+            ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, lb_endpoint::HostIdentifier,
+        },
     },
     google::protobuf::value::Kind,
 };
@@ -29,7 +31,9 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
     for (index, locality) in proto.endpoints.iter().enumerate() {
         let path = format_args!("endpoints[{index}]").to_string();
         if locality.priority > MAX_PRIORITY {
-            return Err(Reject::new(format!("must be at most {MAX_PRIORITY}")).at_field("priority").at_field(path));
+            return Err(Reject::new(format!("must be at most {MAX_PRIORITY}"))
+                .at_field("priority")
+                .at_field(path));
         }
         let wanted = locality.priority as usize + 1;
         if endpoints.priorities.len() < wanted {
@@ -92,9 +96,9 @@ pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
 /// The same where the host must be an IP address.
 pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
     let (host, port) = host_and_port(address)?;
-    let ip: IpAddr = host
-        .parse()
-        .map_err(|_| Reject::new(format!("{host:?} is not an IP address")).at_field("socket_address.address"))?;
+    let ip: IpAddr = host.parse().map_err(|_| {
+        Reject::new(format!("{host:?} is not an IP address")).at_field("socket_address.address")
+    })?;
     Ok(SocketAddr::new(ip, port))
 }
 

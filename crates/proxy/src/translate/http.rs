@@ -24,8 +24,8 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route, timeout, type_name, unknown_type,
-    unpack,
+    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route, timeout,
+    type_name, unknown_type, unpack,
 };
 use crate::config::http::{
     ClientCertDetails, Codec, EscapedSlashes, ForwardClientCert, HttpManager, MetadataExchange, Routes,
@@ -75,7 +75,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         },
         accept_http10: proto.http_protocol_options.as_ref().is_some_and(|options| options.accept_http_10),
         max_head: kib << 10,
-        max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS) as usize,
+        max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
+            as usize,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
         stream_idle_timeout: timeout(proto.stream_idle_timeout.as_ref(), Some(STREAM_IDLE_TIMEOUT))
             .at("stream_idle_timeout")?,
@@ -87,7 +88,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         access_logs: access_log::access_logs(&proto.access_log, translator.strict)?,
     };
     filters(&mut manager, &proto.http_filters)?;
-    if let Some(any) = proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref())
+    if let Some(any) =
+        proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref())
         && type_name(any) != "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig"
     {
         return Err(unknown_type("request id extension", "", any).at_field("request_id_extension"));
@@ -102,14 +104,18 @@ fn routes(proto: &Proto) -> Result<Routes> {
             Ok(Routes::Inline(Arc::new(table)))
         }
         Some(RouteSpecifier::Rds(rds)) => {
-            let source = rds.config_source.as_ref().and_then(|source| source.config_source_specifier.as_ref());
+            let source =
+                rds.config_source.as_ref().and_then(|source| source.config_source_specifier.as_ref());
             if !matches!(source, Some(ConfigSourceSpecifier::Ads(_))) {
-                return Err(Reject::new("routes must come over ADS: set `ads: {}`").at_field("rds.config_source"));
+                return Err(
+                    Reject::new("routes must come over ADS: set `ads: {}`").at_field("rds.config_source")
+                );
             }
             Ok(Routes::Named(rds.route_config_name.as_str().into()))
         }
         Some(RouteSpecifier::ScopedRoutes(_)) => {
-            Err(Reject::new("scoped routes are not supported: use rds or route_config").at_field("scoped_routes"))
+            Err(Reject::new("scoped routes are not supported: use rds or route_config")
+                .at_field("scoped_routes"))
         }
         None => Err(Reject::new("needs rds or route_config")),
     }
@@ -127,10 +133,10 @@ fn server_name(proto: &Proto) -> Result<Option<Box<str>>> {
             name => name.into(),
         })),
         ServerHeaderTransformation::PassThrough => Ok(None),
-        ServerHeaderTransformation::AppendIfAbsent => Err(Reject::new(
-            "APPEND_IF_ABSENT is not supported: use OVERWRITE or PASS_THROUGH",
-        )
-        .at_field("server_header_transformation")),
+        ServerHeaderTransformation::AppendIfAbsent => {
+            Err(Reject::new("APPEND_IF_ABSENT is not supported: use OVERWRITE or PASS_THROUGH")
+                .at_field("server_header_transformation"))
+        }
     }
 }
 
@@ -160,11 +166,17 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
             return Err(Reject::new("comes after the router").at_field(path));
         }
         let Some(http_filter::ConfigType::TypedConfig(any)) = &proto.config_type else {
-            return Err(Reject::new(format!("HTTP filter {:?} has no typed_config", proto.name)).at_field(path));
+            return Err(
+                Reject::new(format!("HTTP filter {:?} has no typed_config", proto.name)).at_field(path)
+            );
         };
         router = filter(manager, proto, any).at("typed_config").at(&path)?;
     }
-    if router { Ok(()) } else { Err(Reject::new("the last filter must be the router").at_field("http_filters")) }
+    if router {
+        Ok(())
+    } else {
+        Err(Reject::new("the last filter must be the router").at_field("http_filters"))
+    }
 }
 
 /// One filter; tells whether it is the router.
@@ -176,7 +188,9 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         }
         "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
             if unpack::<HttpFault>(any)? != HttpFault::default() {
-                return Err(Reject::new("faults are taken from routes (typed_per_filter_config): leave this one empty"));
+                return Err(Reject::new(
+                    "faults are taken from routes (typed_per_filter_config): leave this one empty",
+                ));
             }
             manager.fault = true;
         }
@@ -206,12 +220,16 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
 
 /// `upstream_propagation: [{istio_headers: {skip_external_clusters: true}}]`.
 fn skips_external(config: &Struct) -> bool {
-    let Some(Kind::ListValue(methods)) = config.fields.get("upstream_propagation").and_then(|v| v.kind.as_ref()) else {
+    let Some(Kind::ListValue(methods)) =
+        config.fields.get("upstream_propagation").and_then(|v| v.kind.as_ref())
+    else {
         return false;
     };
     methods.values.iter().any(|method| {
         let Some(Kind::StructValue(method)) = &method.kind else { return false };
-        let Some(Kind::StructValue(headers)) = method.fields.get("istio_headers").and_then(|v| v.kind.as_ref()) else {
+        let Some(Kind::StructValue(headers)) =
+            method.fields.get("istio_headers").and_then(|v| v.kind.as_ref())
+        else {
             return false;
         };
         let skip = headers.fields.get("skip_external_clusters").and_then(|value| value.kind.as_ref());

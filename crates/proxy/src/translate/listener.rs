@@ -24,8 +24,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, cluster, duration, endpoints, flag, http, number, policy, timeout, tls_context,
-    type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, access_log, cluster, duration, endpoints, flag, http, number,
+    policy, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     listener::{ChainMatch, Direction, FilterChain, Inspect, Listener, TcpProxy, Terminal, Transport},
@@ -154,7 +154,8 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         let any = typed_config(filter).at(&path)?;
         match type_name(any) {
             "envoy.extensions.filters.network.rbac.v3.RBAC" => {
-                policies.push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+                policies
+                    .push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
             }
             "stats.PluginConfig" => stats = true,
             "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy" => {
@@ -182,7 +183,8 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         policies,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
-            Reject::new("the last filter must be a tcp_proxy or an http_connection_manager").at_field("filters")
+            Reject::new("the last filter must be a tcp_proxy or an http_connection_manager")
+                .at_field("filters")
         })?,
         handshake_timeout: timeout(proto.transport_socket_connect_timeout.as_ref(), None)
             .at("transport_socket_connect_timeout")?,
@@ -213,7 +215,8 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
     let destination_port = match number(proto.destination_port) {
         None => None,
         Some(port) => Some(
-            u16::try_from(port).map_err(|_| Reject::new(format!("{port} is not a port")).at_field("destination_port"))?,
+            u16::try_from(port)
+                .map_err(|_| Reject::new(format!("{port} is not a port")).at_field("destination_port"))?,
         ),
     };
     let transport = match proto.transport_protocol.as_str() {
@@ -221,16 +224,28 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
         "raw_buffer" => Some(Transport::RawBuffer),
         "tls" => Some(Transport::Tls),
         other => {
-            return Err(Reject::new(format!("{other:?} must be raw_buffer or tls")).at_field("transport_protocol"));
+            return Err(
+                Reject::new(format!("{other:?} must be raw_buffer or tls")).at_field("transport_protocol")
+            );
         }
     };
     Ok(ChainMatch {
         destination_port,
-        destinations: proto.prefix_ranges.iter().map(policy::cidr).collect::<Result<_>>().at("prefix_ranges")?,
+        destinations: proto
+            .prefix_ranges
+            .iter()
+            .map(policy::cidr)
+            .collect::<Result<_>>()
+            .at("prefix_ranges")?,
         server_names: proto.server_names.iter().map(|name| name.to_ascii_lowercase().into()).collect(),
         transport,
         application_protocols: proto.application_protocols.iter().map(|name| name.as_str().into()).collect(),
-        sources: proto.source_prefix_ranges.iter().map(policy::cidr).collect::<Result<_>>().at("source_prefix_ranges")?,
+        sources: proto
+            .source_prefix_ranges
+            .iter()
+            .map(policy::cidr)
+            .collect::<Result<_>>()
+            .at("source_prefix_ranges")?,
     })
 }
 

@@ -144,7 +144,11 @@ impl Translator<'_> {
 }
 
 /// Puts a secret into its handle; gives the certificate if it is one.
-pub(crate) fn take_secret(tls: &TlsContexts, name: &SecretName, secret: &Secret) -> Result<Option<Arc<Identity>>> {
+pub(crate) fn take_secret(
+    tls: &TlsContexts,
+    name: &SecretName,
+    secret: &Secret,
+) -> Result<Option<Arc<Identity>>> {
     match &secret.r#type {
         Some(secret::Type::TlsCertificate(certificate)) => {
             let identity = Arc::new(tls_context::identity(certificate).at("tls_certificate")?);
@@ -161,7 +165,9 @@ pub(crate) fn take_secret(tls: &TlsContexts, name: &SecretName, secret: &Secret)
 }
 
 /// An address of IP and port.
-pub(crate) fn ip_and_port(address: &skysail_xds::envoy::pb::envoy::config::core::v3::Address) -> Result<std::net::SocketAddr> {
+pub(crate) fn ip_and_port(
+    address: &skysail_xds::envoy::pb::envoy::config::core::v3::Address,
+) -> Result<std::net::SocketAddr> {
     endpoints::ip_and_port(Some(address))
 }
 

@@ -94,7 +94,8 @@ fn permission(proto: &PermissionProto) -> Result<Permission> {
         }
         Some(R::UriTemplate(extension)) => {
             let any = extension.typed_config.as_ref();
-            let any = any.ok_or_else(|| Reject::new("must be given").at_field("uri_template.typed_config"))?;
+            let any =
+                any.ok_or_else(|| Reject::new("must be given").at_field("uri_template.typed_config"))?;
             let template: UriTemplateMatchConfig = unpack(any).at("uri_template.typed_config")?;
             Permission::Template(template_regex(&template.path_template).at("uri_template")?)
         }
@@ -116,7 +117,12 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
         Some(I::OrIds(set)) => Principal::OneOf(principals(&set.ids).at("or_ids.ids")?),
         Some(I::NotId(id)) => Principal::Not(Box::new(principal(id).at("not_id")?)),
         Some(I::Authenticated(authenticated)) => Principal::Authenticated(
-            authenticated.principal_name.as_ref().map(text::text).transpose().at("authenticated.principal_name")?,
+            authenticated
+                .principal_name
+                .as_ref()
+                .map(text::text)
+                .transpose()
+                .at("authenticated.principal_name")?,
         ),
         Some(I::SourceIp(range)) => Principal::DirectIp(cidr(range).at("source_ip")?),
         Some(I::DirectRemoteIp(range)) => Principal::DirectIp(cidr(range).at("direct_remote_ip")?),
@@ -131,7 +137,9 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
             _ => return Err(Reject::new("must be a string_match").at_field("filter_state")),
         },
         Some(I::FilterState(state)) => {
-            return Err(Reject::new(format!("{:?} is not known here", state.key)).at_field("filter_state.key"));
+            return Err(
+                Reject::new(format!("{:?} is not known here", state.key)).at_field("filter_state.key")
+            );
         }
         _ => return Err(Reject::new("this kind of principal is not supported")),
     })
@@ -147,7 +155,8 @@ pub(super) fn cidr(proto: &CidrRange) -> Result<Cidr> {
     let length = number(proto.prefix_len).unwrap_or(0);
     match u8::try_from(length) {
         Ok(prefix_len) if prefix_len <= longest => Ok(Cidr { address, prefix_len }),
-        _ => Err(Reject::new(format!("{length} is longer than the {longest} bits of the address")).at_field("prefix_len")),
+        _ => Err(Reject::new(format!("{length} is longer than the {longest} bits of the address"))
+            .at_field("prefix_len")),
     }
 }
 

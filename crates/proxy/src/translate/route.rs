@@ -6,11 +6,14 @@ use skysail_xds::envoy::pb::envoy::{
     config::{
         core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
         route::v3::{
-            DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto, RouteAction,
-            RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto, WeightedCluster,
+            DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto,
+            RouteAction, RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto,
+            WeightedCluster,
             redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
             retry_policy, route,
-            route_action::{ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy},
+            route_action::{
+                ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy,
+            },
             route_match::PathSpecifier,
             virtual_host::TlsRequirementType,
             weighted_cluster::{ClusterWeight, cluster_weight},
@@ -25,8 +28,8 @@ use super::{
     text, timeout, tls_context, type_name, unpack,
 };
 use crate::config::route::{
-    Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath,
-    RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
+    Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect,
+    RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
 };
 
 /// Envoy's defaults.
@@ -53,7 +56,8 @@ pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
         }
         table.hosts.push(translated);
     }
-    let longest_first = |list: &mut Vec<(Box<str>, usize)>| list.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+    let longest_first =
+        |list: &mut Vec<(Box<str>, usize)>| list.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
     longest_first(&mut table.suffixes);
     longest_first(&mut table.prefixes);
     Ok(table)
@@ -90,7 +94,9 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
         TlsRequirementType::None => false,
         TlsRequirementType::All => true,
         TlsRequirementType::ExternalOnly => {
-            return Err(Reject::new("EXTERNAL_ONLY is not supported: use ALL or NONE").at_field("require_tls"));
+            return Err(
+                Reject::new("EXTERNAL_ONLY is not supported: use ALL or NONE").at_field("require_tls")
+            );
         }
     };
     let mut routes = Vec::with_capacity(proto.routes.len());
@@ -160,7 +166,8 @@ fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
         None => return Err(Reject::new("must say which paths it matches")),
     };
     let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
-    let query = proto.query_parameters.iter().map(text::query).collect::<Result<_>>().at("query_parameters")?;
+    let query =
+        proto.query_parameters.iter().map(text::query).collect::<Result<_>>().at("query_parameters")?;
     Ok(RouteMatch {
         path,
         case_sensitive,
@@ -176,7 +183,8 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
     if let Some(limit) = stream
         && !duration(limit).at("max_stream_duration")?.is_zero()
     {
-        return Err(Reject::new("only 0s (no limit) is supported").at_field("max_stream_duration.max_stream_duration"));
+        return Err(Reject::new("only 0s (no limit) is supported")
+            .at_field("max_stream_duration.max_stream_duration"));
     }
     let mut mirrors = Vec::new();
     for (index, mirror) in proto.request_mirror_policies.iter().enumerate() {
@@ -209,7 +217,9 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
         upgrades: proto
             .upgrade_configs
             .iter()
-            .map(|config| (config.upgrade_type.to_ascii_lowercase().into(), flag(config.enabled).unwrap_or(true)))
+            .map(|config| {
+                (config.upgrade_type.to_ascii_lowercase().into(), flag(config.enabled).unwrap_or(true))
+            })
             .collect(),
     })
 }
@@ -217,7 +227,9 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
 fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewrite>> {
     Ok(match proto {
         None => None,
-        Some(HostRewriteSpecifier::HostRewriteLiteral(host)) => Some(HostRewrite::Literal(host.as_str().into())),
+        Some(HostRewriteSpecifier::HostRewriteLiteral(host)) => {
+            Some(HostRewrite::Literal(host.as_str().into()))
+        }
         Some(HostRewriteSpecifier::AutoHostRewrite(auto)) => auto.value.then_some(HostRewrite::Auto),
         Some(HostRewriteSpecifier::HostRewriteHeader(name)) => {
             Some(HostRewrite::Header(name.to_ascii_lowercase().into()))
@@ -230,7 +242,9 @@ fn targets(proto: Option<&ClusterSpecifier>) -> Result<Targets> {
     match proto {
         Some(ClusterSpecifier::Cluster(name)) => Ok(Targets::Single(name.as_str().into())),
         Some(ClusterSpecifier::ClusterHeader(name)) => Ok(Targets::Header(name.to_ascii_lowercase().into())),
-        Some(ClusterSpecifier::WeightedClusters(weighted)) => self::weighted(weighted).at("weighted_clusters"),
+        Some(ClusterSpecifier::WeightedClusters(weighted)) => {
+            self::weighted(weighted).at("weighted_clusters")
+        }
         _ => Err(Reject::new("must name a cluster, weighted_clusters or a cluster_header")),
     }
 }
@@ -295,14 +309,18 @@ fn redirect(proto: &RedirectAction) -> Result<Redirect> {
         path: match &proto.path_rewrite_specifier {
             None => None,
             Some(PathRewriteSpecifier::PathRedirect(path)) => Some(RedirectPath::Full(path.as_str().into())),
-            Some(PathRewriteSpecifier::PrefixRewrite(prefix)) => Some(RedirectPath::Prefix(prefix.as_str().into())),
+            Some(PathRewriteSpecifier::PrefixRewrite(prefix)) => {
+                Some(RedirectPath::Prefix(prefix.as_str().into()))
+            }
             Some(PathRewriteSpecifier::RegexRewrite(rewrite)) => {
                 let (pattern, replacement) = text::substitution(rewrite).at("regex_rewrite")?;
                 Some(RedirectPath::Regex(pattern, replacement))
             }
             Some(PathRewriteSpecifier::PathRewrite(_)) => {
-                return Err(Reject::new("is not supported: use path_redirect, prefix_rewrite or regex_rewrite")
-                    .at_field("path_rewrite"));
+                return Err(Reject::new(
+                    "is not supported: use path_redirect, prefix_rewrite or regex_rewrite",
+                )
+                .at_field("path_rewrite"));
             }
         },
         status: match proto.response_code() {
@@ -402,7 +420,9 @@ fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
     let header = proto.header.as_ref().ok_or_else(|| Reject::new("must be given").at_field("header"))?;
     let value = match header.raw_value.as_slice() {
         [] => header.value.as_str(),
-        raw => std::str::from_utf8(raw).map_err(|_| Reject::new("must be UTF-8").at_field("header.raw_value"))?,
+        raw => {
+            std::str::from_utf8(raw).map_err(|_| Reject::new("must be UTF-8").at_field("header.raw_value"))?
+        }
     };
     let (name, value) = (header.key.to_ascii_lowercase().into(), text::format(value).at("header.value")?);
     Ok(match (flag(proto.append), proto.append_action()) {
@@ -412,4 +432,3 @@ fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
         (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => HeaderOp::Append(name, value),
     })
 }
-

@@ -76,7 +76,9 @@ fn fault(proto: &HttpFault) -> Result<Fault> {
         None => None,
         Some(abort) => {
             let answer = match abort.error_type {
-                Some(ErrorType::HttpStatus(status)) => Abort::Http(status_code(status).at("abort.http_status")?),
+                Some(ErrorType::HttpStatus(status)) => {
+                    Abort::Http(status_code(status).at("abort.http_status")?)
+                }
                 Some(ErrorType::GrpcStatus(status)) => Abort::Grpc(status),
                 _ => return Err(Reject::new("must be an http_status or a grpc_status").at_field("abort")),
             };

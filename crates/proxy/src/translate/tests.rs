@@ -17,7 +17,11 @@ fn survey() {
             let proxy = proxy.unwrap().path();
             for kind in ["cds", "eds", "lds", "rds"] {
                 let Some(body) = gunzip(&proxy.join(format!("{kind}.sotw.pb.gz"))) else { continue };
-                let response = skysail_xds::envoy::pb::envoy::service::discovery::v3::DiscoveryResponse::decode(body.as_slice()).unwrap();
+                let response =
+                    skysail_xds::envoy::pb::envoy::service::discovery::v3::DiscoveryResponse::decode(
+                        body.as_slice(),
+                    )
+                    .unwrap();
                 for any in response.resources {
                     let outcome = match kind {
                         "cds" => translator.cluster(&any.value).map(drop),

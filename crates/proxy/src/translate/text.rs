@@ -4,7 +4,9 @@ use regex::bytes::{Regex, RegexBuilder};
 use skysail_xds::envoy::pb::envoy::{
     config::route::v3::{HeaderMatcher, QueryParameterMatcher, header_matcher, query_parameter_matcher},
     r#type::{
-        matcher::v3::{PathMatcher, RegexMatchAndSubstitute, StringMatcher, path_matcher, string_matcher::MatchPattern},
+        matcher::v3::{
+            PathMatcher, RegexMatchAndSubstitute, StringMatcher, path_matcher, string_matcher::MatchPattern,
+        },
         v3::{FractionalPercent, fractional_percent::DenominatorType},
     },
 };
@@ -99,7 +101,11 @@ pub(super) fn header(proto: &HeaderMatcher) -> Result<HeaderMatch> {
 
 /// All of a list of header matchers.
 pub(super) fn headers(protos: &[HeaderMatcher]) -> Result<Vec<HeaderMatch>> {
-    protos.iter().enumerate().map(|(index, proto)| header(proto).at(format_args!("headers[{index}]"))).collect()
+    protos
+        .iter()
+        .enumerate()
+        .map(|(index, proto)| header(proto).at(format_args!("headers[{index}]")))
+        .collect()
 }
 
 /// A query parameter matcher.

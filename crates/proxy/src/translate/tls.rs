@@ -101,7 +101,11 @@ impl TlsContexts {
     }
 
     /// A context for accepting connections; `key` is its encoded form.
-    pub(super) fn server(&self, key: Vec<u8>, spec: impl FnOnce() -> Result<TlsSpec>) -> Result<Arc<ServerTls>> {
+    pub(super) fn server(
+        &self,
+        key: Vec<u8>,
+        spec: impl FnOnce() -> Result<TlsSpec>,
+    ) -> Result<Arc<ServerTls>> {
         if let Some((context, _)) = self.lock().servers.get(&key)
             && let Some(context) = context.upgrade()
         {
@@ -162,7 +166,8 @@ fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result
 
 fn has_secrets(spec: &TlsSpec) -> bool {
     let has_roots = |check: &PeerCheck| check.roots.get().is_some();
-    spec.identities.iter().all(|identity| identity.get().is_some()) && spec.peer.as_ref().is_none_or(has_roots)
+    spec.identities.iter().all(|identity| identity.get().is_some())
+        && spec.peer.as_ref().is_none_or(has_roots)
 }
 
 fn refuse(error: skysail_identity::Error) -> Reject {

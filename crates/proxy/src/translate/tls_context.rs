@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use prost::Message as _;
 use rustls::pki_types::ServerName;
-use skysail_identity::{Identity, Live, NameMatch, Pattern, PeerCheck, Roots, SanKind, TlsSpec, tls::Version};
+use skysail_identity::{
+    Identity, Live, NameMatch, Pattern, PeerCheck, Roots, SanKind, TlsSpec, tls::Version,
+};
 use skysail_xds::envoy::pb::{
     envoy::{
         config::core::v3::{
@@ -47,8 +49,10 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
         match &mut spec.peer {
             Some(check) => check.required = required,
             None if required => {
-                return Err(Reject::new("clients must have a certificate, but nothing says whose signature is good")
-                    .at_field("common_tls_context"));
+                return Err(Reject::new(
+                    "clients must have a certificate, but nothing says whose signature is good",
+                )
+                .at_field("common_tls_context"));
             }
             None => {}
         }
@@ -67,8 +71,7 @@ pub(super) fn client(translator: Translator<'_>, proto: &UpstreamTlsContext) -> 
     let alpn = alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
     // The server name is no part of the configuration, so clusters that differ in it alone share one.
     let key = common.map(prost::Message::encode_to_vec).unwrap_or_default();
-    let config =
-        translator.tls.client(key, || spec(translator, common).at("common_tls_context"))?;
+    let config = translator.tls.client(key, || spec(translator, common).at("common_tls_context"))?;
     Ok(Arc::new(ClientTls { config, sni, alpn }))
 }
 
@@ -104,7 +107,10 @@ fn spec(translator: Translator<'_>, common: Option<&CommonTlsContext>) -> Result
     Ok(spec)
 }
 
-#[expect(deprecated, reason = "Istio sends the older form of alternative names, and its oneof has deprecated arms")]
+#[expect(
+    deprecated,
+    reason = "Istio sends the older form of alternative names, and its oneof has deprecated arms"
+)]
 fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) -> Result<Option<PeerCheck>> {
     let check = |roots, names| Some(PeerCheck { roots, names, host_name: false, required: false });
     Ok(match &common.validation_context_type {
@@ -240,7 +246,9 @@ pub(super) fn roots(source: &DataSource) -> Result<Roots> {
 #[expect(deprecated, reason = "the older form of alternative names must be looked for, too")]
 pub(super) fn secret_roots(context: &CertificateValidationContext) -> Result<Roots> {
     if !context.match_typed_subject_alt_names.is_empty() || !context.match_subject_alt_names.is_empty() {
-        return Err(Reject::new("names to match are taken from the TLS context, not from the secret: move them there"));
+        return Err(Reject::new(
+            "names to match are taken from the TLS context, not from the secret: move them there",
+        ));
     }
     match &context.trusted_ca {
         Some(source) => roots(source).at("trusted_ca"),

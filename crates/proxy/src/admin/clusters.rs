@@ -1,0 +1,144 @@
+//! `/clusters`: every endpoint with its figures, as Envoy prints them.
+
+use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, sync::Arc};
+
+use serde_json::{Value, json};
+
+use crate::{
+    config::{Cluster, Endpoint, cluster::Discovery},
+    discovery::inventory::Inventory,
+    worker::HostStats,
+};
+
+/// Figures by cluster and address, of all workers together.
+struct Figures(HashMap<(Arc<str>, SocketAddr), HostStats>);
+
+impl Figures {
+    fn new(all: &[HostStats]) -> Self {
+        let mut sums: HashMap<(Arc<str>, SocketAddr), HostStats> = HashMap::new();
+        for one in all {
+            let Some(address) = one.address else { continue };
+            let sum = sums.entry((Arc::clone(&one.cluster), address)).or_default();
+            sum.connections += one.connections;
+            sum.connections_total += one.connections_total;
+            sum.connect_failures += one.connect_failures;
+            sum.requests += one.requests;
+            sum.requests_total += one.requests_total;
+            sum.errors += one.errors;
+        }
+        Self(sums)
+    }
+
+    /// Name, value, and whether it is a gauge.
+    fn of(&self, cluster: &Cluster, address: SocketAddr) -> [(&'static str, u64, bool); 8] {
+        let none = HostStats::default();
+        let host = self.0.get(&(Arc::clone(&cluster.name), address)).unwrap_or(&none);
+        [
+            ("cx_active", host.connections.into(), true),
+            ("cx_connect_fail", host.connect_failures, false),
+            ("cx_total", host.connections_total, false),
+            ("rq_active", host.requests.into(), true),
+            ("rq_error", host.errors, false),
+            ("rq_success", host.requests_total.saturating_sub(host.errors), false),
+            ("rq_timeout", 0, false),
+            ("rq_total", host.requests_total, false),
+        ]
+    }
+}
+
+fn in_force(inventory: &Inventory) -> impl Iterator<Item = (&Arc<Cluster>, bool)> {
+    inventory.clusters.values().filter_map(|slot| slot.active.as_ref()).map(|kept| (&kept.value, !kept.fixed))
+}
+
+fn endpoints(cluster: &Cluster) -> Vec<(usize, Arc<Endpoint>)> {
+    let endpoints = cluster.endpoints.load();
+    let by_priority = endpoints.priorities.iter().enumerate();
+    by_priority.flat_map(|(priority, list)| list.iter().map(move |endpoint| (priority, Arc::clone(endpoint)))).collect()
+}
+
+/// One line a fact.
+pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
+    let figures = Figures::new(figures);
+    let mut out = String::new();
+    for (cluster, dynamic) in in_force(inventory) {
+        let name = &cluster.name;
+        let _ = writeln!(out, "{name}::observability_name::{name}");
+        let limits = cluster.limits;
+        for (what, limit) in [
+            ("max_connections", limits.connections),
+            ("max_pending_requests", limits.pending),
+            ("max_requests", limits.requests),
+            ("max_retries", limits.retries),
+        ] {
+            let _ = writeln!(out, "{name}::default_priority::{what}::{limit}");
+        }
+        let _ = writeln!(out, "{name}::added_via_api::{dynamic}");
+        if let Discovery::Eds(service) = &cluster.discovery {
+            let _ = writeln!(out, "{name}::eds_service_name::{service}");
+        }
+        for (priority, endpoint) in endpoints(cluster) {
+            let at = format!("{name}::{}", endpoint.address);
+            for (what, value, _) in figures.of(cluster, endpoint.address) {
+                let _ = writeln!(out, "{at}::{what}::{value}");
+            }
+            let _ = writeln!(out, "{at}::hostname::{}", endpoint.hostname.as_deref().unwrap_or_default());
+            let _ = writeln!(out, "{at}::health_flags::healthy");
+            let _ = writeln!(out, "{at}::weight::{}", endpoint.weight);
+            let _ = writeln!(out, "{at}::priority::{priority}");
+        }
+    }
+    out
+}
+
+/// The same as `envoy.admin.v3.Clusters`.
+pub(super) fn json(inventory: &Inventory, figures: &[HostStats]) -> Value {
+    let figures = Figures::new(figures);
+    let statuses: Vec<Value> = in_force(inventory).map(|(cluster, dynamic)| status(cluster, dynamic, &figures)).collect();
+    json!({"cluster_statuses": statuses})
+}
+
+fn status(cluster: &Cluster, dynamic: bool, figures: &Figures) -> Value {
+    let hosts: Vec<Value> = endpoints(cluster)
+        .into_iter()
+        .map(|(priority, endpoint)| {
+            let stats: Vec<Value> = figures
+                .of(cluster, endpoint.address)
+                .into_iter()
+                .map(|(name, value, gauge)| {
+                    let kind = if gauge { "GAUGE" } else { "COUNTER" };
+                    json!({"name": name, "value": value.to_string(), "type": kind})
+                })
+                .collect();
+            json!({
+                "address": address(endpoint.address),
+                "stats": stats,
+                "health_status": {"eds_health_status": "HEALTHY"},
+                "weight": endpoint.weight,
+                "priority": priority,
+                "hostname": endpoint.hostname.as_deref().unwrap_or_default(),
+            })
+        })
+        .collect();
+    let limits = cluster.limits;
+    let mut status = json!({
+        "name": &*cluster.name,
+        "observability_name": &*cluster.name,
+        "added_via_api": dynamic,
+        "host_statuses": hosts,
+        "circuit_breakers": {"thresholds": [{
+            "max_connections": limits.connections,
+            "max_pending_requests": limits.pending,
+            "max_requests": limits.requests,
+            "max_retries": limits.retries,
+        }]},
+    });
+    if let Discovery::Eds(service) = &cluster.discovery {
+        status["eds_service_name"] = (**service).into();
+    }
+    status
+}
+
+/// An address as `envoy.config.core.v3.Address`.
+pub(super) fn address(address: SocketAddr) -> Value {
+    json!({"socket_address": {"address": address.ip().to_string(), "port_value": address.port()}})
+}
