@@ -36,11 +36,11 @@ use skysail_xds::{
         },
         google::protobuf::Value,
     },
-    istio::{self, AlpnConfig, AlpnOverride, AlpnProtocol, StatsConfig, TypedStruct},
+    istio::{self, AlpnConfig, AlpnOverride, AlpnProtocol, StatsConfig},
 };
 
 use super::{
-    access_log,
+    access_log, packed,
     pb::{Any, boolean, cluster, from_ads, listener, pack, seconds, types},
     tls,
 };
@@ -224,9 +224,9 @@ fn exchange(view: &ProxyView) -> Option<listener::Filter> {
 
 /// Who the peer is, in the first bytes of a TCP connection.
 fn tcp_exchange() -> Any {
-    TypedStruct::any(
+    packed::typed_struct(
         istio::TCP_METADATA_EXCHANGE,
-        [("protocol", istio::string(tls::PEER_EXCHANGE)), ("enable_discovery", istio::boolean(true))],
+        [("protocol", istio::string(tls::PEER_EXCHANGE)), ("enable_discovery", istio::boolean(true))].into(),
     )
 }
 
@@ -243,7 +243,8 @@ fn peer_metadata(way: Way) -> Any {
             ("upstream_propagation", vec![by("istio_headers")]),
         ],
     };
-    TypedStruct::any(istio::HTTP_PEER_METADATA, lists.map(|(name, list)| (name, istio::list(list))))
+    let fields = lists.map(|(name, list)| (name, istio::list(list)));
+    packed::typed_struct(istio::HTTP_PEER_METADATA, fields.into())
 }
 
 /// Istio's standard metrics.

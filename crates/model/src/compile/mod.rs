@@ -15,6 +15,8 @@ mod endpoints;
 mod filters;
 mod listeners;
 mod nametable;
+mod order;
+mod packed;
 mod pb;
 mod policy;
 mod pool;

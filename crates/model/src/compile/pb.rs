@@ -3,18 +3,17 @@
 use std::{collections::HashMap, net::IpAddr, time};
 
 use skysail_xds::istio;
-pub(super) use skysail_xds::{
-    envoy::pb::{
-        envoy::{
-            config::{
-                cluster::v3 as cluster, core::v3 as core, endpoint::v3 as endpoint, listener::v3 as listener,
-                rbac::v3 as rbac, route::v3 as route,
-            },
-            r#type::{matcher::v3 as matcher, v3 as types},
+
+pub(super) use super::packed::pack;
+pub(super) use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            cluster::v3 as cluster, core::v3 as core, endpoint::v3 as endpoint, listener::v3 as listener,
+            rbac::v3 as rbac, route::v3 as route,
         },
-        google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, UInt64Value, Value},
+        r#type::{matcher::v3 as matcher, v3 as types},
     },
-    istio::pack,
+    google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, UInt64Value, Value},
 };
 
 /// `10s`.

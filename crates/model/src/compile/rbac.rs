@@ -4,7 +4,7 @@
 //! taken: an ALLOW rule that needs it allows nothing, a DENY rule denies without regard to it. The same holds for
 //! attributes we cannot check at all, those of tokens.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use skysail_xds::envoy::pb::envoy::extensions::filters::{
     http::rbac::v3::Rbac as HttpRbac, network::http_connection_manager::v3::HttpFilter,
@@ -15,7 +15,8 @@ use super::{
     Findings,
     clause::{Clause, Unchecked},
     filters,
-    pb::{listener, pack, rbac},
+    packed::{self, Rules},
+    pb::{listener, rbac},
 };
 use crate::api::{
     AuthorizationPolicy, MeshConfig, Typed,
@@ -29,8 +30,8 @@ const SHADOW_PREFIX: &str = "istio_dry_run_allow_";
 
 /// The authorization of one workload.
 pub(super) struct Authorization {
-    http: Vec<rbac::Rbac>,
-    tcp: Vec<rbac::Rbac>,
+    http: Vec<Rules>,
+    tcp: Vec<Rules>,
 }
 
 impl Authorization {
@@ -54,24 +55,20 @@ impl Authorization {
 
     /// The filters of an HTTP chain.
     pub(super) fn http_filters(&self) -> Vec<HttpFilter> {
-        let config = |rules: &rbac::Rbac| HttpRbac {
-            rules: Some(rules.clone()),
-            shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
-            ..Default::default()
-        };
-        self.http.iter().map(|rules| filters::http("envoy.filters.http.rbac", pack(&config(rules)))).collect()
+        let rest = HttpRbac { shadow_rules_stat_prefix: SHADOW_PREFIX.into(), ..Default::default() };
+        let filter = |rules| filters::http("envoy.filters.http.rbac", packed::with_rules(&rest, rules));
+        self.http.iter().map(filter).collect()
     }
 
     /// The filters of a TCP chain.
     pub(super) fn tcp_filters(&self) -> Vec<listener::Filter> {
-        let config = |rules: &rbac::Rbac| NetworkRbac {
-            rules: Some(rules.clone()),
+        let rest = NetworkRbac {
             shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
             stat_prefix: "tcp.".into(),
             ..Default::default()
         };
-        let named = |rules| filters::network("envoy.filters.network.rbac", pack(&config(rules)));
-        self.tcp.iter().map(named).collect()
+        let filter = |rules| filters::network("envoy.filters.network.rbac", packed::with_rules(&rest, rules));
+        self.tcp.iter().map(filter).collect()
     }
 }
 
@@ -90,8 +87,8 @@ fn rules<'a>(
     action: rbac::rbac::Action,
     tcp: bool,
     policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>>,
-) -> Option<rbac::Rbac> {
-    let mut compiled = HashMap::new();
+) -> Option<Rules> {
+    let mut compiled = BTreeMap::new();
     let mut any = false;
     for policy in policies {
         any = true;
@@ -107,7 +104,7 @@ fn rules<'a>(
             compiled.insert(name(0), never());
         }
     }
-    any.then(|| rbac::Rbac { action: action as i32, policies: compiled, ..Default::default() })
+    any.then_some(Rules { action, policies: compiled })
 }
 
 /// What a rule is compiled for.

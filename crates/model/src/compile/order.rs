@@ -1,0 +1,119 @@
+//! Puts the fields of packed messages in the order in which Go writes them: members of a `oneof` last.
+//!
+//! Both orders are the same message, but what is packed in an `Any` is compared as bytes by Go's `proto.Equal`, and so
+//! by the tools people hold our configuration against istiod's with. Only messages that occur packed and have fields
+//! behind a `oneof` need a row here.
+
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+
+/// Which fields go last, and which are messages to look into.
+struct Shape {
+    last: &'static [u32],
+    nested: &'static [(u32, &'static Shape)],
+}
+
+const fn shape(last: &'static [u32], nested: &'static [(u32, &'static Shape)]) -> Shape {
+    Shape { last, nested }
+}
+
+static CONFIG_SOURCE: Shape = shape(&[1, 2, 3, 5, 8], &[]);
+static SECRET: Shape = shape(&[], &[(2, &CONFIG_SOURCE)]);
+static COMBINED_VALIDATION: Shape = shape(&[], &[(2, &SECRET)]);
+static TLS: Shape = shape(&[3, 7, 8, 10, 12], &[(6, &SECRET), (7, &SECRET), (8, &COMBINED_VALIDATION)]);
+static TLS_CONTEXT: Shape = shape(&[], &[(1, &TLS)]);
+
+static RDS: Shape = shape(&[], &[(1, &CONFIG_SOURCE)]);
+static ROUTE: Shape = shape(&[2, 3, 7, 17, 18], &[]);
+static VIRTUAL_HOST: Shape = shape(&[], &[(3, &ROUTE)]);
+static ROUTES: Shape = shape(&[], &[(2, &VIRTUAL_HOST)]);
+static HTTP_MANAGER: Shape = shape(&[3, 4, 31], &[(3, &RDS), (4, &ROUTES)]);
+static TCP_PROXY: Shape = shape(&[2, 10], &[]);
+
+static FAULT_DELAY: Shape = shape(&[3, 5], &[]);
+static FAULT_ABORT: Shape = shape(&[2, 4, 5], &[]);
+static FAULT: Shape = shape(&[], &[(1, &FAULT_DELAY), (2, &FAULT_ABORT)]);
+
+static STRING_MATCHER: Shape = shape(&[1, 2, 3, 5, 7, 8], &[]);
+static HEADER_MATCHER: Shape = shape(&[4, 6, 7, 9, 10, 11, 12, 13], &[(13, &STRING_MATCHER)]);
+static PERMISSIONS: Shape = shape(&[], &[(1, &PERMISSION)]);
+static PERMISSION: Shape =
+    shape(&[], &[(1, &PERMISSIONS), (2, &PERMISSIONS), (4, &HEADER_MATCHER), (8, &PERMISSION)]);
+static PRINCIPALS: Shape = shape(&[], &[(1, &PRINCIPAL)]);
+static PRINCIPAL: Shape =
+    shape(&[], &[(1, &PRINCIPALS), (2, &PRINCIPALS), (6, &HEADER_MATCHER), (8, &PRINCIPAL)]);
+static POLICY: Shape = shape(&[], &[(1, &PERMISSION), (2, &PRINCIPAL)]);
+static POLICY_ENTRY: Shape = shape(&[], &[(2, &POLICY)]);
+static RULES: Shape = shape(&[], &[(2, &POLICY_ENTRY)]);
+static RBAC: Shape = shape(&[], &[(1, &RULES), (2, &RULES)]);
+
+/// The message of this full name, its fields in Go's order.
+pub(super) fn as_go(message: &str, body: Vec<u8>) -> Vec<u8> {
+    let shape = match message.strip_prefix("envoy.extensions.").unwrap_or(message) {
+        "transport_sockets.tls.v3.UpstreamTlsContext" | "transport_sockets.tls.v3.DownstreamTlsContext" => {
+            &TLS_CONTEXT
+        }
+        "filters.network.http_connection_manager.v3.HttpConnectionManager" => &HTTP_MANAGER,
+        "filters.network.tcp_proxy.v3.TcpProxy" => &TCP_PROXY,
+        "filters.http.fault.v3.HTTPFault" => &FAULT,
+        "filters.http.rbac.v3.RBAC" | "filters.network.rbac.v3.RBAC" => &RBAC,
+        _ => return body,
+    };
+    ordered(shape, &body).unwrap_or(body)
+}
+
+/// `None` if these bytes are no message, which cannot be, as we wrote them.
+fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut first = Vec::with_capacity(rest.len());
+    let mut last = Vec::new();
+    while !rest.is_empty() {
+        let start = rest;
+        let (number, wire) = decode_key(&mut rest).ok()?;
+        let to = if shape.last.contains(&number) { &mut last } else { &mut first };
+        match wire {
+            WireType::LengthDelimited => {
+                let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
+                let (value, behind) = rest.split_at_checked(length)?;
+                rest = behind;
+                encode_key(number, wire, to);
+                encode_varint(u64::try_from(length).ok()?, to);
+                match shape.nested.iter().find(|(nested, _)| *nested == number) {
+                    Some((_, shape)) => to.extend(ordered(shape, value)?),
+                    None => to.extend_from_slice(value),
+                }
+                continue;
+            }
+            WireType::Varint => drop(decode_varint(&mut rest).ok()?),
+            WireType::ThirtyTwoBit => rest = rest.split_at_checked(4)?.1,
+            WireType::SixtyFourBit => rest = rest.split_at_checked(8)?.1,
+            WireType::StartGroup | WireType::EndGroup => return None,
+        }
+        to.extend_from_slice(start.get(..start.len() - rest.len())?);
+    }
+    first.append(&mut last);
+    Some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::{Message as _, Name as _};
+    use skysail_xds::envoy::pb::envoy::extensions::filters::{
+        common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
+        http::fault::v3::HttpFault,
+    };
+
+    use super::*;
+    use crate::compile::pb::{seconds, whole_percent};
+
+    #[test]
+    fn the_message_stays_the_same_and_oneofs_go_last() {
+        let delay = FaultDelay {
+            percentage: Some(whole_percent(50)),
+            fault_delay_secifier: Some(FaultDelaySecifier::FixedDelay(seconds(7))),
+        };
+        let fault = HttpFault { delay: Some(delay), ..Default::default() };
+        let body = as_go(&HttpFault::full_name(), fault.encode_to_vec());
+        assert_eq!(HttpFault::decode(body.as_slice()).unwrap(), fault);
+        // delay { percentage (4) { 50 }, fixed_delay (3) { 7 } }
+        assert_eq!(body, [0x0a, 8, 0x22, 2, 0x08, 50, 0x1a, 2, 0x08, 7]);
+    }
+}

@@ -1,0 +1,103 @@
+//! Messages with maps that are packed into others, the same bytes every time.
+//!
+//! prost keeps maps in hash maps and writes them in any order. At the top of a resource that does no harm, but what is
+//! packed is compared as bytes by many tools, and by Envoy when it decides whether a filter changed. Encodings of the
+//! parts of a message, put one after the other, are an encoding of the whole (Protocol Buffers, "Last One Wins"), so
+//! maps are written entry by entry.
+
+use std::collections::BTreeMap;
+
+use prost::{Message, Name};
+
+use super::{
+    order,
+    pb::{Any, Struct, Value, rbac},
+};
+
+/// A message of which only this field is written.
+#[derive(Clone, PartialEq, Message)]
+struct First {
+    #[prost(bytes = "vec", tag = "1")]
+    field: Vec<u8>,
+}
+
+/// The same for the second field.
+#[derive(Clone, PartialEq, Message)]
+struct Second {
+    #[prost(bytes = "vec", tag = "2")]
+    field: Vec<u8>,
+}
+
+/// Packs a message.
+pub(super) fn pack<M: Message + Name>(message: &M) -> Any {
+    of_type::<M>(message.encode_to_vec())
+}
+
+fn of_type<M: Message + Name>(body: Vec<u8>) -> Any {
+    Any { type_url: M::type_url(), value: order::as_go(&M::full_name(), body) }
+}
+
+/// A `udpa.type.v1.TypedStruct`.
+pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any {
+    let mut body = First { field: type_url.as_bytes().to_vec() }.encode_to_vec();
+    body.extend(Second { field: structure(fields) }.encode_to_vec());
+    Any { type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".into(), value: body }
+}
+
+/// A filter whose first field are its rules.
+pub(super) fn with_rules<M: Message + Name>(rest: &M, rules: &Rules) -> Any {
+    let mut body = First { field: rules.encode() }.encode_to_vec();
+    body.extend(rest.encode_to_vec());
+    of_type::<M>(body)
+}
+
+/// `envoy.config.rbac.v3.RBAC`, its policies in order.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) action: rbac::rbac::Action,
+    pub(super) policies: BTreeMap<String, rbac::Policy>,
+}
+
+impl Rules {
+    fn encode(&self) -> Vec<u8> {
+        let head = rbac::Rbac { action: self.action as i32, ..Default::default() };
+        let mut body = head.encode_to_vec();
+        for (name, policy) in &self.policies {
+            let policies = [(name.clone(), policy.clone())].into();
+            body.extend(rbac::Rbac { policies, ..Default::default() }.encode_to_vec());
+        }
+        body
+    }
+}
+
+fn structure(fields: BTreeMap<&str, Value>) -> Vec<u8> {
+    let parts = fields.into_iter().map(|(name, value)| Struct { fields: [(name.to_owned(), value)].into() });
+    parts.flat_map(|part| part.encode_to_vec()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_xds::{
+        envoy::pb::envoy::extensions::filters::http::rbac::v3::Rbac,
+        istio::{TypedStruct, string},
+    };
+
+    use super::*;
+
+    #[test]
+    fn parts_read_as_the_whole() {
+        let fields = BTreeMap::from([("a", string("1")), ("b", string("2"))]);
+        let read = TypedStruct::decode(typed_struct("x", fields).value.as_slice()).unwrap();
+        assert_eq!(read.type_url, "x");
+        assert_eq!(read.value.unwrap().fields.len(), 2);
+
+        let policies = ["p", "q"].map(|name| (name.to_owned(), rbac::Policy::default())).into();
+        let rules = Rules { action: rbac::rbac::Action::Deny, policies };
+        let rest = Rbac { shadow_rules_stat_prefix: "s".into(), ..Default::default() };
+        let read = Rbac::decode(with_rules(&rest, &rules).value.as_slice()).unwrap();
+        assert_eq!(read.shadow_rules_stat_prefix, "s");
+        let rules = read.rules.unwrap();
+        assert_eq!(rules.action, rbac::rbac::Action::Deny as i32);
+        assert_eq!(rules.policies.len(), 2);
+    }
+}
