@@ -87,10 +87,11 @@ impl Files {
         let keys: BTreeSet<&ObjectKey> = before.objects.keys().chain(after.objects.keys()).collect();
         let mut changes = Vec::new();
         for key in keys {
-            let old = self.winner(key, place, before).map(|(object, _)| object);
+            let old = self.winner(key, place, before);
             match self.winner(key, place, after) {
-                Some((object, origin)) if old != Some(object) => {
-                    changes.push(Change::Apply(Box::new(object.clone()), origin.clone()));
+                // An object that only moved is applied too, so that messages about it name the right line.
+                Some(new) if old != Some(new) => {
+                    changes.push(Change::Apply(Box::new(new.0.clone()), new.1.clone()));
                 }
                 Some(_) => {}
                 None => changes.push(Change::Delete(key.clone())),
@@ -235,9 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_not_applied_again() {
-        let mut files = Files::new();
-        assert_eq!(files.set(0, "x", &rule("r", "a")).len(), 1);
-        assert_eq!(files.set(0, "x", &format!("# a comment\n{}", rule("r", "a"))), []);
+    fn what_did_not_change_is_not_applied_again_and_what_moved_changes_nothing() {
+        let (mut world, mut files) = (World::new(), Files::new());
+        let mut set = |text: &str| -> Vec<bool> {
+            files.set(0, "x", text).into_iter().map(|change| change.apply_to(&mut world)).collect()
+        };
+        assert_eq!(set(&rule("r", "a")), [true]);
+        assert_eq!(set(&format!("{}# a comment\n", rule("r", "a"))), [false; 0]);
+        assert_eq!(set(&format!("# a comment\n{}", rule("r", "a"))), [false]);
     }
 }

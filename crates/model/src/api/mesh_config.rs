@@ -5,11 +5,7 @@
 
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{
-    destination_rule::{LocalityLb, TcpKeepalive},
-    value::Duration,
-    virtual_service::HttpRetry,
-};
+use super::{destination_rule::TcpKeepalive, value::Duration, virtual_service::HttpRetry};
 
 /// Where the mesh configuration stands.
 pub const NAMESPACE: &str = "istio-system";
@@ -48,8 +44,6 @@ pub struct MeshConfig {
     pub tcp_keepalive: Option<TcpKeepalive>,
     /// How long to wait for the first bytes of an undeclared protocol.
     pub protocol_detection_timeout: Option<Duration>,
-    /// Prefers endpoints that are near.
-    pub locality_lb_setting: Option<LocalityLb>,
     /// Visibility of services that do not say.
     pub default_service_export_to: Vec<String>,
     /// Visibility of VirtualServices that do not say.
@@ -76,22 +70,12 @@ impl<'de> Deserialize<'de> for IgnoredValue {
     }
 }
 
-/// Settings of the proxies.
+/// Settings of the proxies. Most of them are told to a proxy when it is started, not by the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ProxyConfig {
     /// Where the control plane is.
     pub discovery_address: String,
-    /// How many worker threads; 0: one per core.
-    pub concurrency: Option<u32>,
-    /// How long connections may finish after the order to stop.
-    pub drain_duration: Option<Duration>,
-    /// How long the proxy lives on after the order to stop.
-    pub termination_drain_duration: Option<Duration>,
-    /// The application waits for the proxy.
-    pub hold_application_until_proxy_starts: Option<bool>,
-    /// Metadata and environment.
-    pub proxy_metadata: std::collections::BTreeMap<String, String>,
 }
 
 /// What happens to traffic to places unknown.
@@ -165,7 +149,6 @@ impl Default for MeshConfig {
             connect_timeout: None,
             tcp_keepalive: None,
             protocol_detection_timeout: None,
-            locality_lb_setting: None,
             default_service_export_to: Vec::new(),
             default_virtual_service_export_to: Vec::new(),
             default_destination_rule_export_to: Vec::new(),

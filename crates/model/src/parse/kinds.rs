@@ -85,11 +85,8 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "ingressSelector",
     "ingressService",
     "dnsRefreshRate",
-    "discoverySelectors",
+    // Each is used by name, by a Telemetry or an AuthorizationPolicy, which says that it is not supported.
     "extensionProviders",
-    "proxyHttpPort",
-    "proxyListenPort",
-    "proxyInboundListenPort",
 ];
 
 /// Tells what a document is by its `apiVersion` and `kind`.

@@ -24,7 +24,10 @@ use k8s_openapi::{
 };
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use yaml::Document;
 pub(crate) use yaml::{Node, Value};
 
@@ -223,16 +226,28 @@ impl Reading {
         let decoded: Decoded<core::ConfigMap> = decode(node);
         let Some(mut map) = self.take(node, decoded, Severity::Warning) else { return };
         let text = map.data.as_mut().and_then(|data| data.remove(mesh_config::KEY));
-        let meta = kube::meta(map.metadata, true);
-        let mut object = Typed { meta, spec: None };
+        let mut object = Typed { meta: kube::meta(map.metadata, true), spec: None };
         if object.meta.namespace == mesh_config::NAMESPACE && object.meta.name == mesh_config::NAME {
-            let text = text.unwrap_or_default();
-            match self.mesh_config(node, &text) {
+            self.networks(node, map.data.as_ref());
+            match self.mesh_config(node, &text.unwrap_or_default()) {
                 Some(mesh) => object.spec = Some(mesh),
                 None => return,
             }
         }
         self.finish(node, Object::ConfigMap(Box::new(object)), Vec::new());
+    }
+
+    /// Several networks are not supported; one without a name is.
+    fn networks(&mut self, node: &Node, data: Option<&BTreeMap<String, String>>) {
+        let text = data.and_then(|data| data.get("meshNetworks")).map_or("", String::as_str);
+        let documents = yaml::documents(text).into_iter();
+        let mut networks = documents.filter_map(|document| document.root.ok()?.get("networks").cloned());
+        if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
+            let line = find_line(node, "data.meshNetworks");
+            let message = "several networks are not supported yet and have no effect";
+            let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
+            self.report(diagnostic.field("data.meshNetworks"), node);
+        }
     }
 
     fn mesh_config(&mut self, node: &Node, text: &str) -> Option<MeshConfig> {
