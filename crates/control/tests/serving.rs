@@ -1,0 +1,307 @@
+//! The control plane as a process: certificates and discovery as proxies use them, changed files, refusals,
+//! restarts.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::Value;
+use skysail_core::SpiffeId;
+use skysail_identity::{Identity, Issuer, KeyAndCsr, ServiceAccount};
+use skysail_xds::{
+    Kind,
+    certificates::create_certificate,
+    client::{Client, Connection, Form, Options, Received, Rejection, Update},
+    envoy::pb::envoy::config::core::v3::Node,
+    istio::{IstioCertificateRequest, string, structure},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    net::TcpStream,
+    process::{Child, ChildStderr, Command},
+    sync::watch,
+    task::JoinHandle,
+};
+use tonic::{
+    metadata::MetadataMap,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
+
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: default}\nspec:\n  clusterIP: 10.96.0.IP\n  ports: [{name: http, port: 80, targetPort: 8080}]\n  selector: {app: NAME}\n";
+
+/// A running control plane and the folder it lives in.
+struct Control {
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+    tls: String,
+    admin: String,
+}
+
+struct Folder {
+    path: tempfile::TempDir,
+    issuer: Issuer,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self { path: tempfile::tempdir().unwrap(), issuer: Issuer::generate().unwrap() };
+        fs::create_dir(folder.at("config")).unwrap();
+        fs::write(folder.at("token.pem"), folder.issuer.public_pem()).unwrap();
+        folder
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.path.path().join(name)
+    }
+
+    /// Writes a service as people's tools do, in place.
+    fn service(&self, name: &str, ip: u8) {
+        let text = SERVICE.replace("NAME", name).replace("IP", &ip.to_string());
+        fs::write(self.at("config").join(format!("{name}.yaml")), text).unwrap();
+    }
+
+    fn token(&self, account: &str) -> String {
+        let account = ServiceAccount { namespace: "default".into(), name: account.into(), pod: None };
+        self.issuer.issue(&account, "istio-ca", Duration::from_secs(60)).unwrap()
+    }
+
+    fn root(&self) -> Certificate {
+        Certificate::from_pem(fs::read(self.at("ca/root-cert.pem")).unwrap())
+    }
+
+    async fn start(&self, tls_port: &str) -> Control {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_skysaild"))
+            .args(["--listen", "127.0.0.1", "--tls-port", tls_port, "--admin-port", "0", "--log-json"])
+            .args([Path::new("--config"), &self.at("config"), Path::new("--ca-dir"), &self.at("ca")])
+            .args([Path::new("--token-key"), &self.at("token.pem")])
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut control = Control { child, log, tls: String::new(), admin: String::new() };
+        control.tls =
+            control.logged("serving discovery and certificates").await["address"].as_str().unwrap().into();
+        control.admin = control.logged("serving admin").await["address"].as_str().unwrap().into();
+        control
+    }
+}
+
+impl Control {
+    /// Reads the log up to a line with this text; gives its fields.
+    async fn logged(&mut self, text: &str) -> Value {
+        loop {
+            let line = self.log.next_line().await.unwrap().expect("the control plane ended");
+            let line: Value = serde_json::from_str(&line).unwrap();
+            if line["fields"]["message"].as_str().is_some_and(|message| message.contains(text)) {
+                return line["fields"].clone();
+            }
+        }
+    }
+
+    async fn page(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.admin).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        body.to_owned()
+    }
+
+    async fn terminate(mut self) -> String {
+        let pid = self.child.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        assert!(self.child.wait().await.unwrap().success());
+        self.tls
+    }
+}
+
+fn endpoint(address: &str, tls: ClientTlsConfig) -> Endpoint {
+    Endpoint::from_shared(format!("https://{address}"))
+        .unwrap()
+        .tls_config(tls.domain_name("istiod.istio-system.svc"))
+        .unwrap()
+}
+
+fn bearer(token: &str) -> MetadataMap {
+    let mut metadata = MetadataMap::new();
+    metadata.insert("authorization", format!("Bearer {token}").parse().unwrap());
+    metadata
+}
+
+async fn connect(control: &Control, folder: &Folder) -> Channel {
+    let tls = ClientTlsConfig::new().ca_certificate(folder.root());
+    endpoint(&control.tls, tls).connect().await.unwrap()
+}
+
+/// Gets a certificate for a service account; gives the TLS settings that use it, and whom it names.
+async fn certificate(control: &Control, folder: &Folder, account: &str) -> (ClientTlsConfig, Identity) {
+    let key = KeyAndCsr::generate(None).unwrap();
+    let request = IstioCertificateRequest {
+        csr: key.csr_pem.clone(),
+        validity_duration: 999_999_999,
+        ..IstioCertificateRequest::default()
+    };
+    let channel = connect(control, folder).await;
+    let chain = create_certificate(channel, bearer(&folder.token(account)), request).await.unwrap().concat();
+    let identity = key.finish(chain.as_bytes()).unwrap();
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(folder.root())
+        .identity(tonic::transport::Identity::from_pem(&chain, key.key_pem()));
+    (tls, identity)
+}
+
+fn node(account: &str) -> Node {
+    let fields = [("SERVICE_ACCOUNT", string(account)), ("NAMESPACE", string("default"))];
+    let metadata = match structure(fields).kind {
+        Some(skysail_xds::envoy::pb::google::protobuf::value::Kind::StructValue(fields)) => Some(fields),
+        _ => None,
+    };
+    let id = "sidecar~10.0.0.1~client-1.default~default.svc.cluster.local".into();
+    Node { id, metadata, ..Node::default() }
+}
+
+/// A proxy that keeps its clusters, and refuses one called like `refuses`.
+struct Proxy {
+    clusters: watch::Receiver<BTreeMap<String, Received>>,
+    connected: watch::Receiver<bool>,
+    task: JoinHandle<()>,
+}
+
+fn proxy(endpoint: Endpoint, account: &str, refuses: &str) -> Proxy {
+    let options = Options { node: node(account), form: Form::Delta, wildcard: vec![Kind::Cluster] };
+    let (client, subscriptions) = Client::new(options);
+    let connected = subscriptions.connected();
+    let (sender, clusters) = watch::channel(BTreeMap::new());
+    let connect = async move || Ok(Connection::new(endpoint.connect().await?));
+    let refuses = refuses.to_owned();
+    let handler = async move |update: Update| keep(&sender, &refuses, update);
+    let task = tokio::spawn(async move {
+        client.run(connect, handler).await;
+    });
+    Proxy { clusters, connected, task }
+}
+
+fn keep(sender: &watch::Sender<BTreeMap<String, Received>>, refuses: &str, update: Update) -> Vec<Rejection> {
+    let refused = |resource: &Received| !refuses.is_empty() && resource.name.contains(refuses);
+    let (bad, good): (Vec<_>, Vec<_>) = update.added.into_iter().partition(refused);
+    sender.send_modify(|clusters| {
+        for name in &update.removed {
+            clusters.remove(name);
+        }
+        clusters.extend(good.into_iter().map(|resource| (resource.name.clone(), resource)));
+    });
+    bad.into_iter().map(|r| Rejection { name: r.name, reason: "not this one".into() }).collect()
+}
+
+impl Proxy {
+    async fn until(&mut self, has: &[&str], lacks: &[&str]) {
+        let name = |service: &str| format!("outbound|80||{service}.default.svc.cluster.local");
+        self.clusters
+            .wait_for(|clusters| {
+                has.iter().all(|service| clusters.contains_key(&name(service)))
+                    && !lacks.iter().any(|service| clusters.contains_key(&name(service)))
+            })
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_gets_a_certificate_then_its_configuration_then_changes() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let control = folder.start("0").await;
+    assert_eq!(control.page("/ready").await, "ready\n");
+
+    let (tls, identity) = certificate(&control, &folder, "client").await;
+    assert_eq!(identity.peer.spiffe, Some(SpiffeId::new("cluster.local", "default", "client")));
+    let lifetime = identity.not_after.duration_since(std::time::SystemTime::now()).unwrap();
+    assert!(lifetime <= Duration::from_secs(24 * 3600), "the wish for {lifetime:?} exceeds the limit");
+
+    let mut proxy = proxy(endpoint(&control.tls, tls), "client", "");
+    proxy.until(&["reviews"], &["ratings"]).await;
+    folder.service("ratings", 2);
+    proxy.until(&["reviews", "ratings"], &[]).await;
+    // A broken file takes nothing away, and is told of.
+    fs::write(folder.at("config").join("reviews.yaml"), "kind: [").unwrap();
+    folder.service("details", 3);
+    proxy.until(&["reviews", "ratings", "details"], &[]).await;
+    let errors = control.page("/debug/config_errors").await;
+    assert!(errors.contains("reviews.yaml"), "{errors}");
+    fs::remove_file(folder.at("config").join("ratings.yaml")).unwrap();
+    proxy.until(&["reviews", "details"], &["ratings"]).await;
+    proxy.task.abort();
+    control.terminate().await;
+}
+
+#[tokio::test]
+async fn a_refused_resource_shows_in_log_metrics_and_status() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    folder.service("ratings", 2);
+    let mut control = folder.start("0").await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let mut proxy = proxy(endpoint(&control.tls, tls), "client", "ratings");
+    proxy.until(&["reviews"], &["ratings"]).await;
+    let line = control.logged("the proxy refused its configuration").await;
+    assert!(line["reason"].as_str().unwrap().contains("not this one"), "{line}");
+    let status: Value = serde_json::from_str(&control.page("/debug/syncz").await).unwrap();
+    assert_eq!(status[0]["identity"], "spiffe://cluster.local/ns/default/sa/client");
+    let clusters = &status[0]["types"]["cds"];
+    assert_eq!((clusters["synced"].as_bool(), clusters["nacked"].as_u64()), (Some(false), Some(1)));
+    assert!(clusters["error"].as_str().unwrap().contains("not this one"));
+    assert!(control.page("/metrics").await.contains("pilot_total_xds_rejects{type=\"cds\"} 1\n"));
+    proxy.task.abort();
+}
+
+#[tokio::test]
+async fn nobody_gets_what_is_anothers() {
+    let folder = Folder::new();
+    let mut control = folder.start("0").await;
+    let (tls, _) = certificate(&control, &folder, "somebody").await;
+    let proxy = proxy(endpoint(&control.tls, tls), "client", "");
+    let line = control.logged("discovery refused").await;
+    assert!(line["reason"].as_str().unwrap().contains("sa/somebody may not take"), "{line}");
+    proxy.task.abort();
+
+    let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
+    let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
+    let channel = connect(&control, &folder).await;
+    let nobody = create_certificate(channel.clone(), MetadataMap::new(), request.clone()).await.unwrap_err();
+    assert_eq!(nobody.code(), tonic::Code::Unauthenticated);
+    let forged = Folder::new().token("client");
+    let forger = create_certificate(channel, bearer(&forged), request).await.unwrap_err();
+    assert_eq!(forger.code(), tonic::Code::Unauthenticated);
+    let metrics = control.page("/metrics").await;
+    assert!(metrics.contains("citadel_server_success_cert_issuance_count 1\n"), "{metrics}");
+    assert!(metrics.contains("citadel_server_authentication_failure_count 2\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_restart_takes_nothing_away() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let control = folder.start("0").await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let mut proxy = proxy(endpoint(&control.tls, tls), "client", "");
+    proxy.until(&["reviews"], &[]).await;
+    let before = proxy.clusters.borrow().len();
+
+    let address = control.terminate().await;
+    proxy.connected.wait_for(|connected| !connected).await.unwrap();
+    assert_eq!(proxy.clusters.borrow().len(), before);
+    folder.service("ratings", 2);
+    let port = address.rsplit(':').next().unwrap();
+    let control = folder.start(port).await;
+    proxy.until(&["reviews", "ratings"], &[]).await;
+    assert!(proxy.clusters.borrow().len() > before);
+    proxy.task.abort();
+    control.terminate().await;
+}
