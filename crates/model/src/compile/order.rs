@@ -23,7 +23,8 @@ static TLS: Shape = shape(&[3, 7, 8, 10, 12], &[(6, &SECRET), (7, &SECRET), (8, 
 static TLS_CONTEXT: Shape = shape(&[], &[(1, &TLS)]);
 
 static RDS: Shape = shape(&[], &[(1, &CONFIG_SOURCE)]);
-static ROUTE: Shape = shape(&[2, 3, 7, 17, 18], &[]);
+static ROUTE_ACTION: Shape = shape(&[1, 2, 3, 37, 39], &[]);
+static ROUTE: Shape = shape(&[2, 3, 7, 17, 18], &[(2, &ROUTE_ACTION)]);
 static VIRTUAL_HOST: Shape = shape(&[], &[(3, &ROUTE)]);
 static ROUTES: Shape = shape(&[], &[(2, &VIRTUAL_HOST)]);
 static HTTP_MANAGER: Shape = shape(&[3, 4, 31], &[(3, &RDS), (4, &ROUTES)]);

@@ -45,6 +45,7 @@ pub(super) fn shared(
         .map(|service| of_service(scope, view, service, port, domains(scope, view, service)))
         .collect();
     hosts.extend(of_other_hosts(scope, view, &services, port));
+    hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
     hosts.push(elsewhere(scope));
     configuration(port.to_string(), hosts)
