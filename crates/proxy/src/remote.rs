@@ -55,16 +55,24 @@ pub(crate) enum RemoteTls {
 
 impl Remote {
     /// The server behind a static cluster: its first endpoint.
-    pub(crate) fn from_cluster(body: &[u8], translator: Translator<'_>, mark: Option<u32>) -> Result<Self, Reject> {
+    pub(crate) fn from_cluster(
+        body: &[u8],
+        translator: Translator<'_>,
+        mark: Option<u32>,
+    ) -> Result<Self, Reject> {
         let proto = ClusterProto::decode(body).map_err(|error| Reject::new(error.to_string()))?;
         let assignment = proto.load_assignment.as_ref();
-        let mut endpoints = assignment.iter().flat_map(|a| &a.endpoints).flat_map(|locality| &locality.lb_endpoints);
+        let mut endpoints =
+            assignment.iter().flat_map(|a| &a.endpoints).flat_map(|locality| &locality.lb_endpoints);
         let address = endpoints.find_map(|lb| match &lb.host_identifier {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint.address.as_ref(),
             _ => None,
         });
         let place = place(address).ok_or_else(|| {
-            Reject::new(format!("cluster {:?} has no endpoint with an address and port or a pipe", proto.name))
+            Reject::new(format!(
+                "cluster {:?} has no endpoint with an address and port or a pipe",
+                proto.name
+            ))
         })?;
         let tls = translator.client_tls(&proto)?.map(RemoteTls::Cluster);
         Ok(Self { place, tls, mark })

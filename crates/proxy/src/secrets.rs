@@ -179,13 +179,15 @@ pub(crate) struct OwnCertificate {
 
 /// The handles of our certificate and of the roots of the mesh.
 fn own_names() -> (SecretName, SecretName) {
-    let name = |name: &str| SecretName { source: SecretSource::Cluster(SDS_CLUSTER.into()), name: name.into() };
+    let name =
+        |name: &str| SecretName { source: SecretSource::Cluster(SDS_CLUSTER.into()), name: name.into() };
     (name("default"), name("ROOTCA"))
 }
 
 /// TLS to the control plane: checked against the root file and the name, with our certificate once there is one.
 pub(crate) fn control_plane_tls(tls: &TlsContexts, ca_root: &std::path::Path) -> anyhow::Result<RemoteTls> {
-    let pem = std::fs::read(ca_root).with_context(|| format!("cannot read --ca-root {}", ca_root.display()))?;
+    let pem =
+        std::fs::read(ca_root).with_context(|| format!("cannot read --ca-root {}", ca_root.display()))?;
     let roots = Roots::from_pem(&pem).with_context(|| format!("--ca-root {}", ca_root.display()))?;
     let spec = TlsSpec {
         identities: vec![tls.identity(&own_names().0)],
@@ -198,10 +200,14 @@ pub(crate) fn control_plane_tls(tls: &TlsContexts, ca_root: &std::path::Path) ->
 
 /// The headers of a call to the control plane: the token as it is now.
 pub(crate) fn authorization(token: &std::path::Path) -> anyhow::Result<MetadataMap> {
-    let text = std::fs::read_to_string(token).with_context(|| format!("cannot read --token {}", token.display()))?;
+    let text =
+        std::fs::read_to_string(token).with_context(|| format!("cannot read --token {}", token.display()))?;
     let mut metadata = MetadataMap::new();
     let value = format!("Bearer {}", text.trim()).parse();
-    metadata.insert("authorization", value.with_context(|| format!("--token {} is not a token", token.display()))?);
+    metadata.insert(
+        "authorization",
+        value.with_context(|| format!("--token {} is not a token", token.display()))?,
+    );
     Ok(metadata)
 }
 
@@ -214,14 +220,23 @@ impl OwnCertificate {
                 Ok(identity) => {
                     failures = 0;
                     got.notify_one();
-                    let pause = renewal::due(identity.not_before, identity.not_after, SystemTime::now(), fastrand::f64());
+                    let pause = renewal::due(
+                        identity.not_before,
+                        identity.not_after,
+                        SystemTime::now(),
+                        fastrand::f64(),
+                    );
                     tracing::info!(principal = ?identity.peer.uris, next = ?pause, "certificate obtained");
                     pause
                 }
                 Err(error) => {
                     failures += 1;
                     let pause = renewal::retry(failures, fastrand::f64());
-                    tracing::warn!(error = format!("{error:#}"), ?pause, "no certificate from the control plane");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        ?pause,
+                        "no certificate from the control plane"
+                    );
                     pause
                 }
             };

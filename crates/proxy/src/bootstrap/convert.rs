@@ -116,7 +116,10 @@ fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                if matches!(name.as_str(), "private_key" | "password" | "session_ticket_keys" | "generic_secret") {
+                if matches!(
+                    name.as_str(),
+                    "private_key" | "password" | "session_ticket_keys" | "generic_secret"
+                ) {
                     blank(field);
                 } else {
                     redact(field);

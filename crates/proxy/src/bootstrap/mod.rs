@@ -14,8 +14,8 @@ use skysail_xds::{
             bootstrap::v3::Bootstrap as Proto,
             cluster::v3::Cluster,
             core::v3::{
-                ApiConfigSource, ConfigSource, Node, api_config_source::ApiType, config_source::ConfigSourceSpecifier,
-                grpc_service::TargetSpecifier,
+                ApiConfigSource, ConfigSource, Node, api_config_source::ApiType,
+                config_source::ConfigSourceSpecifier, grpc_service::TargetSpecifier,
             },
         },
         extensions::transport_sockets::tls::v3::Secret,
@@ -84,14 +84,25 @@ pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
             let clusters = is_ads(dynamic.cds_config.as_ref()).context("dynamic_resources.cds_config")?;
             let listeners = is_ads(dynamic.lds_config.as_ref()).context("dynamic_resources.lds_config")?;
             let source = dynamic.ads_config.as_ref();
-            source.map(|source| ads(source, clusters, listeners)).transpose().context("dynamic_resources.ads_config")?
+            source
+                .map(|source| ads(source, clusters, listeners))
+                .transpose()
+                .context("dynamic_resources.ads_config")?
         }
     };
     Ok(Bootstrap {
         body,
         node: proto.node.unwrap_or_default(),
-        listeners: resources.listeners.iter().map(|proto| (proto.name.clone(), proto.encode_to_vec().into())).collect(),
-        clusters: resources.clusters.iter().map(|proto| (proto.name.clone(), proto.encode_to_vec().into())).collect(),
+        listeners: resources
+            .listeners
+            .iter()
+            .map(|proto| (proto.name.clone(), proto.encode_to_vec().into()))
+            .collect(),
+        clusters: resources
+            .clusters
+            .iter()
+            .map(|proto| (proto.name.clone(), proto.encode_to_vec().into()))
+            .collect(),
         secrets: resources.secrets,
         ads,
         admin,
@@ -123,7 +134,9 @@ fn ads(source: &ApiConfigSource, clusters: bool, listeners: bool) -> anyhow::Res
 
 /// Whether a static cluster is only good for discovery and secrets: one that is reached by a Unix socket.
 pub(crate) fn is_pipe(body: &[u8]) -> bool {
-    use skysail_xds::envoy::pb::envoy::config::{core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier};
+    use skysail_xds::envoy::pb::envoy::config::{
+        core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier,
+    };
     let Ok(cluster) = Cluster::decode(body) else { return false };
     let endpoints = cluster.load_assignment.iter().flat_map(|assignment| &assignment.endpoints);
     endpoints.flat_map(|locality| &locality.lb_endpoints).any(|lb| match &lb.host_identifier {

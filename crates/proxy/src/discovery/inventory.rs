@@ -99,7 +99,12 @@ impl<T> Slot<T> {
     }
 
     /// Takes a new one unless it is the same as the newest.
-    fn offer(&mut self, body: &Bytes, version: &str, make: impl FnOnce() -> translate::Result<T>) -> Result<bool, String> {
+    fn offer(
+        &mut self,
+        body: &Bytes,
+        version: &str,
+        make: impl FnOnce() -> translate::Result<T>,
+    ) -> Result<bool, String> {
         self.absent = false;
         let revived = self.removed.take().is_some();
         if let Some(kept) = self.warming.as_mut().or(self.active.as_mut())
@@ -127,7 +132,8 @@ impl<T> Slot<T> {
             Err(reject) => {
                 let reason = reject.to_string();
                 let at = SystemTime::now();
-                let failure = Failure { reason: reason.clone(), body: body.clone(), version: version.to_owned(), at };
+                let failure =
+                    Failure { reason: reason.clone(), body: body.clone(), version: version.to_owned(), at };
                 self.error = Some(failure);
                 Err(reason)
             }
@@ -164,8 +170,12 @@ impl Inventory {
         self.add(kind, &received, true)?;
         let fix = |fixed: Option<&mut bool>| fixed.into_iter().for_each(|fixed| *fixed = true);
         match kind {
-            Kind::Cluster => fix(self.clusters.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed)),
-            _ => fix(self.listeners.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed)),
+            Kind::Cluster => {
+                fix(self.clusters.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed))
+            }
+            _ => {
+                fix(self.listeners.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed))
+            }
         }
         Ok(())
     }
@@ -213,7 +223,8 @@ impl Inventory {
                 };
                 // Checked against every cluster that uses them before they are kept.
                 for cluster in self.clusters_of(&name) {
-                    let endpoints = translator.endpoints(body, &cluster).map_err(|reject| reject.to_string())?;
+                    let endpoints =
+                        translator.endpoints(body, &cluster).map_err(|reject| reject.to_string())?;
                     cluster.endpoints.store(Arc::new(endpoints));
                 }
                 self.assignments.insert(name, assignment);
@@ -238,7 +249,9 @@ impl Inventory {
                     slot.removed = Some(Instant::now());
                 }
             }
-            Kind::Listener => self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some()),
+            Kind::Listener => {
+                self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some())
+            }
             // The table in force stays, as listeners still name it.
             Kind::Route => self.routes.entry(name.into()).or_default().absent = true,
             Kind::Endpoint => {
@@ -255,13 +268,16 @@ impl Inventory {
     /// Clusters, warming or not, that get their endpoints by this name.
     fn clusters_of(&self, service: &str) -> Vec<Arc<Cluster>> {
         let all = self.clusters.values().flat_map(|slot| slot.active.iter().chain(&slot.warming));
-        let used = all.filter(|kept| matches!(&kept.value.discovery, Discovery::Eds(name) if **name == *service));
+        let used =
+            all.filter(|kept| matches!(&kept.value.discovery, Discovery::Eds(name) if **name == *service));
         used.map(|kept| Arc::clone(&kept.value)).collect()
     }
 
     /// Gives a new cluster the endpoints that are there already.
     fn fill(&mut self, name: &str) -> Result<(), String> {
-        let Some(cluster) = self.clusters.get(name).and_then(Slot::newest).map(|kept| &kept.value) else { return Ok(()) };
+        let Some(cluster) = self.clusters.get(name).and_then(Slot::newest).map(|kept| &kept.value) else {
+            return Ok(());
+        };
         let Discovery::Eds(service) = &cluster.discovery else { return Ok(()) };
         if let Some(body) = self.assignments.get(service).and_then(|assignment| assignment.body.as_ref()) {
             let translator = Translator { tls: &self.secrets.tls, strict: false };
@@ -277,10 +293,15 @@ impl Inventory {
         for slot in self.clusters.values_mut() {
             self.changed |= slot.promote(now, |kept| cluster_is_warm(kept, assignments));
         }
-        let warming: HashSet<Arc<str>> =
-            self.clusters.iter().filter(|(_, slot)| slot.active.is_none() && slot.warming.is_some()).map(|(name, _)| Arc::clone(name)).collect();
+        let warming: HashSet<Arc<str>> = self
+            .clusters
+            .iter()
+            .filter(|(_, slot)| slot.active.is_none() && slot.warming.is_some())
+            .map(|(name, _)| Arc::clone(name))
+            .collect();
         for slot in self.routes.values_mut() {
-            self.changed |= slot.promote(now, |kept| !uses::of_table(&kept.value).any(|name| warming.contains(name)));
+            self.changed |=
+                slot.promote(now, |kept| !uses::of_table(&kept.value).any(|name| warming.contains(name)));
         }
         let routes = &self.routes;
         for slot in self.listeners.values_mut() {
@@ -295,9 +316,16 @@ impl Inventory {
         if self.clusters.values().all(|slot| slot.removed.is_none()) {
             return;
         }
-        let tables = self.routes.values().filter_map(|slot| slot.active.as_ref()).flat_map(|kept| uses::of_table(&kept.value));
-        let listeners =
-            self.listeners.values().filter_map(|slot| slot.active.as_ref()).flat_map(|kept| uses::of_listener(&kept.value));
+        let tables = self
+            .routes
+            .values()
+            .filter_map(|slot| slot.active.as_ref())
+            .flat_map(|kept| uses::of_table(&kept.value));
+        let listeners = self
+            .listeners
+            .values()
+            .filter_map(|slot| slot.active.as_ref())
+            .flat_map(|kept| uses::of_listener(&kept.value));
         let used: HashSet<Arc<str>> = tables.chain(listeners).cloned().collect();
         let before = self.clusters.len();
         self.clusters.retain(|name, slot| {
@@ -337,7 +365,11 @@ impl Inventory {
         let routes = listeners.flat_map(|kept| uses::tables(&kept.value)).map(|name| name.to_string());
         let secrets = self.secrets.tls.names().into_iter().filter(|name| name.source == SecretSource::Ads);
         let secrets = secrets.map(|name| name.name.into_string());
-        [(Kind::Endpoint, endpoints.collect()), (Kind::Route, routes.collect()), (Kind::Secret, secrets.collect())]
+        [
+            (Kind::Endpoint, endpoints.collect()),
+            (Kind::Route, routes.collect()),
+            (Kind::Secret, secrets.collect()),
+        ]
     }
 
     /// Forgets endpoints and tables that nothing names any more.
@@ -382,5 +414,6 @@ fn cluster_is_warm(kept: &Kept<Cluster>, assignments: &HashMap<Arc<str>, Assignm
 fn listener_is_warm(listener: &Listener, routes: &BTreeMap<Arc<str>, Slot<RouteTable>>) -> bool {
     let chains = || listener.chains.iter().chain(&listener.default_chain);
     let known = |name: &Arc<str>| routes.get(name).is_some_and(|slot| slot.active.is_some() || slot.absent);
-    chains().filter_map(|chain| chain.tls.as_ref()).all(|tls| translate::server_ready(tls)) && uses::tables(listener).all(known)
+    chains().filter_map(|chain| chain.tls.as_ref()).all(|tls| translate::server_ready(tls))
+        && uses::tables(listener).all(known)
 }

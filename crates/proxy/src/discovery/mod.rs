@@ -93,13 +93,17 @@ impl Configuration {
             self.remotes.insert(name.clone(), body.clone());
             if !bootstrap::is_pipe(body) {
                 let outcome = inventory.add_static(Kind::Cluster, name, body);
-                outcome.map_err(|reason| anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}"))?;
+                outcome.map_err(|reason| {
+                    anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
+                })?;
             }
         }
         for (index, (name, body)) in file.listeners.iter().enumerate() {
             let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };
             let outcome = inventory.add_static(Kind::Listener, &key, body);
-            outcome.map_err(|reason| anyhow::anyhow!("static_resources.listeners[{index}] ({name:?}): {reason}"))?;
+            outcome.map_err(|reason| {
+                anyhow::anyhow!("static_resources.listeners[{index}] ({name:?}): {reason}")
+            })?;
         }
         for secret in &file.secrets {
             let name = crate::translate::SecretName {
@@ -107,9 +111,12 @@ impl Configuration {
                 name: secret.name.as_str().into(),
             };
             let taken = self.secrets.take(&name, secret);
-            taken.map_err(|reject| anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name))?;
+            taken.map_err(|reject| {
+                anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name)
+            })?;
         }
-        let (clusters, listeners) = file.ads.as_ref().map_or((false, false), |ads| (ads.clusters, ads.listeners));
+        let (clusters, listeners) =
+            file.ads.as_ref().map_or((false, false), |ads| (ads.clusters, ads.listeners));
         self.seen = [AtomicBool::new(!clusters), AtomicBool::new(!listeners)];
         Ok(())
     }
@@ -169,7 +176,8 @@ impl Configuration {
         }
         let failed = self.settle(&mut inventory).await;
         if update.kind == Kind::Listener {
-            let of_this = failed.into_iter().filter(|(name, _)| update.added.iter().any(|added| *added.name == **name));
+            let of_this =
+                failed.into_iter().filter(|(name, _)| update.added.iter().any(|added| *added.name == **name));
             rejections.extend(of_this.map(|(name, reason)| Rejection { name: name.to_string(), reason }));
         }
         tracing::debug!(kind = %update.kind, added = update.added.len(), removed = update.removed.len(), refused = rejections.len(), "update");

@@ -17,7 +17,9 @@ use crate::config::{Cluster, Endpoint, Endpoints, cluster::Discovery};
 /// Starts to look up the names of clusters that are new.
 pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
     for kept in inventory.clusters.values_mut().filter_map(|slot| slot.warming.as_mut()) {
-        if matches!(kept.value.discovery, Discovery::Dns { .. }) && !std::mem::replace(&mut kept.looked_up, true) {
+        if matches!(kept.value.discovery, Discovery::Dns { .. })
+            && !std::mem::replace(&mut kept.looked_up, true)
+        {
             let (cluster, resolved) = (Arc::downgrade(&kept.value), Arc::clone(&kept.resolved));
             tokio::spawn(follow(cluster, resolved, Arc::clone(changed)));
         }
@@ -56,7 +58,8 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
                 tracing::debug!(%host, %error, "not found");
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
-                let kept = before.priorities.iter().flatten().filter(|e| e.hostname.as_deref() == Some(&*host));
+                let kept =
+                    before.priorities.iter().flatten().filter(|e| e.hostname.as_deref() == Some(&*host));
                 found.extend(kept.map(|endpoint| (endpoint.address, weight, host.clone())));
             }
         }

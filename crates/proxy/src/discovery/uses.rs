@@ -38,9 +38,9 @@ pub(crate) fn of_table(table: &RouteTable) -> impl Iterator<Item = &Arc<str>> {
     let routes = table.hosts.iter().flat_map(|host| &host.routes);
     routes.flat_map(|route| -> Box<dyn Iterator<Item = &Arc<str>>> {
         match &route.action {
-            Action::Forward(forward) => {
-                Box::new(of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &mirror.cluster)))
-            }
+            Action::Forward(forward) => Box::new(
+                of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &mirror.cluster)),
+            ),
             Action::Redirect(_) | Action::Direct(_) => Box::new(std::iter::empty()),
         }
     })
