@@ -1,1 +1,131 @@
-//! The airline example.
+//! The airline example: Acme Air's services with its paths and its mix of calls, each a real program.
+//!
+//! `auth` signs tokens, the others check them; `booking` keeps bookings and calls `flight` and `customer`
+//! for the miles; `main` serves the page; `traffic` plays travellers. State is kept in memory. Services find
+//! each other by the environment (`FLIGHT_URL=http://flight.airline:9080`), speak plain HTTP/1.1 and leave
+//! encryption and access rules to the mesh.
+
+mod auth;
+mod booking;
+mod customer;
+mod flight;
+mod peers;
+mod service;
+mod site;
+mod stats;
+mod token;
+mod traffic;
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use axum::Router;
+use clap::Subcommand;
+use peers::Peer;
+use token::Key;
+use tokio::net::TcpListener;
+
+/// Which of the programs to run, and how.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    service: Service,
+    /// Address to listen on.
+    #[arg(long, env = "LISTEN", default_value = "0.0.0.0:9080", global = true)]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Subcommand)]
+enum Service {
+    /// The web page.
+    Main,
+    /// Log-in; signs the tokens.
+    Auth {
+        #[command(flatten)]
+        key: KeyArg,
+        /// Where the customer service is.
+        #[arg(long, env = "CUSTOMER_URL", default_value = "http://customer:9080")]
+        customer_url: Peer,
+    },
+    /// Travellers and their miles.
+    Customer {
+        #[command(flatten)]
+        key: KeyArg,
+    },
+    /// Flights; two versions are run side by side.
+    Flight {
+        #[command(flatten)]
+        key: KeyArg,
+        /// Told in the header x-flight-version.
+        #[arg(long, env = "FLIGHT_VERSION", default_value = "v1")]
+        version: flight::Version,
+    },
+    /// Bookings.
+    Booking {
+        #[command(flatten)]
+        key: KeyArg,
+        /// Where the customer service is.
+        #[arg(long, env = "CUSTOMER_URL", default_value = "http://customer:9080")]
+        customer_url: Peer,
+        /// Where the flight service is.
+        #[arg(long, env = "FLIGHT_URL", default_value = "http://flight:9080")]
+        flight_url: Peer,
+    },
+    /// Plays travellers; /stats tells how it went.
+    Traffic(traffic::Args),
+}
+
+#[derive(Debug, clap::Args)]
+struct KeyArg {
+    /// Secret that tokens are signed with (HS256), at least 32 bytes; the same for all services.
+    #[arg(long = "jwt-key", env = "JWT_KEY", hide_env_values = true)]
+    value: Key,
+}
+
+/// Runs one of the services until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the address is taken or the traffic's settings make no sense.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    skysail_core::logging::init(skysail_core::logging::Format::Text);
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async move {
+        let address = args.listen;
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address}; is the port taken? --listen chooses another")
+        })?;
+        let name = args.service.name();
+        let router = args.service.start();
+        tracing::info!(service = name, address = %listener.local_addr()?, "serving");
+        service::serve(listener, router).await
+    })
+}
+
+impl Service {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Auth { .. } => "auth",
+            Self::Customer { .. } => "customer",
+            Self::Flight { .. } => "flight",
+            Self::Booking { .. } => "booking",
+            Self::Traffic(_) => "traffic",
+        }
+    }
+
+    /// The service's routes; the traffic generator begins its work here too.
+    fn start(self) -> Router {
+        match self {
+            Self::Main => site::router(),
+            Self::Auth { key, customer_url } => auth::router(key.value, customer_url),
+            Self::Customer { key } => customer::router(key.value),
+            Self::Flight { key, version } => flight::router(key.value, version),
+            Self::Booking { key, customer_url, flight_url } => {
+                booking::router(key.value, customer_url, flight_url)
+            }
+            Self::Traffic(args) => traffic::start(args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

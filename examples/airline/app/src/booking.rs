@@ -1,0 +1,198 @@
+//! `booking`: keeps the bookings; asks `flight` for the miles and gives them to `customer`.
+//!
+//! A booking is kept only when the miles were credited, and a cancelled one takes them back.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Form, Json, Router,
+    extract::{Path, State},
+    http::{HeaderMap, Method, StatusCode},
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    peers::{Client, Peer, escape, handed_on},
+    service::Failure,
+    token::Key,
+};
+
+#[derive(Clone)]
+struct Bookings {
+    key: Key,
+    customer: Peer,
+    flight: Peer,
+    client: Client,
+    kept: Arc<Store>,
+}
+
+#[derive(Default)]
+struct Store {
+    next: AtomicU64,
+    by_customer: Mutex<BTreeMap<String, BTreeMap<String, Booking>>>,
+}
+
+/// One way or a return trip.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Booking {
+    #[serde(rename = "_id")]
+    id: String,
+    customer_id: String,
+    flight_ids: Vec<String>,
+    miles: i64,
+    date_of_booking: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Book {
+    userid: String,
+    to_flight_id: String,
+    to_flight_seg_id: String,
+    #[serde(default)]
+    ret_flight_id: String,
+    #[serde(default)]
+    ret_flight_seg_id: String,
+    #[serde(default)]
+    one_way_flight: bool,
+}
+
+#[derive(Deserialize)]
+struct Cancel {
+    userid: String,
+    number: String,
+}
+
+/// The routes, over an empty store.
+pub(crate) fn router(key: Key, customer: Peer, flight: Peer) -> Router {
+    let bookings = Bookings { key, customer, flight, client: Client::new(), kept: Arc::default() };
+    Router::new()
+        .route("/booking/bookflights", post(book))
+        .route("/booking/byuser/{id}", get(by_user))
+        .route("/booking/bynumber/{id}/{number}", get(by_number))
+        .route("/booking/cancelbooking", post(cancel))
+        .route("/booking/loader/load", get(clear))
+        .route("/booking/config/countBookings", get(count))
+        .with_state(bookings)
+}
+
+async fn book(
+    State(bookings): State<Bookings>,
+    headers: HeaderMap,
+    Form(book): Form<Book>,
+) -> Result<Json<Value>, Failure> {
+    bookings.key.caller_is(&headers, &book.userid)?;
+    let mut legs = vec![(book.to_flight_id, book.to_flight_seg_id)];
+    if !book.one_way_flight {
+        legs.push((book.ret_flight_id, book.ret_flight_seg_id));
+    }
+    let mut miles = 0_i64;
+    for (_, segment) in &legs {
+        miles = miles.saturating_add(bookings.miles_of(segment, &headers).await?);
+    }
+    bookings.credit(&book.userid, miles, &headers).await?;
+    let number = bookings.kept.next.fetch_add(1, Ordering::Relaxed);
+    let booking = Booking {
+        id: format!("B{number:08}"),
+        customer_id: book.userid.clone(),
+        flight_ids: legs.into_iter().map(|(flight, _)| flight).collect(),
+        miles,
+        date_of_booking: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    };
+    let answer = json!({ "oneWay": book.one_way_flight, "bookingId": booking.id, "miles": miles });
+    bookings.kept.lock().entry(book.userid).or_default().insert(booking.id.clone(), booking);
+    Ok(Json(answer))
+}
+
+async fn by_user(
+    State(bookings): State<Bookings>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Vec<Booking>>, Failure> {
+    bookings.key.caller_is(&headers, &id)?;
+    Ok(Json(bookings.kept.lock().get(&id).map(|own| own.values().cloned().collect()).unwrap_or_default()))
+}
+
+async fn by_number(
+    State(bookings): State<Bookings>,
+    Path((id, number)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Result<Json<Booking>, Failure> {
+    bookings.key.caller_is(&headers, &id)?;
+    let found = bookings.kept.lock().get(&id).and_then(|own| own.get(&number).cloned());
+    found.map(Json).ok_or_else(|| Failure::not_found(format!("{id} has no booking {number}")))
+}
+
+async fn cancel(
+    State(bookings): State<Bookings>,
+    headers: HeaderMap,
+    Form(cancel): Form<Cancel>,
+) -> Result<Json<Value>, Failure> {
+    bookings.key.caller_is(&headers, &cancel.userid)?;
+    // Taken out first, so that of two that cancel the same booking only one takes the miles back.
+    let taken = bookings.kept.lock().get_mut(&cancel.userid).and_then(|own| own.remove(&cancel.number));
+    let booking = taken
+        .ok_or_else(|| Failure::not_found(format!("{} has no booking {}", cancel.userid, cancel.number)))?;
+    if let Err(failure) = bookings.credit(&cancel.userid, -booking.miles, &headers).await {
+        bookings.kept.lock().entry(cancel.userid).or_default().insert(booking.id.clone(), booking);
+        return Err(failure);
+    }
+    Ok(Json(json!({ "status": "success", "cancelled": booking.id })))
+}
+
+async fn clear(State(bookings): State<Bookings>) -> &'static str {
+    bookings.kept.lock().clear();
+    "no bookings now\n"
+}
+
+async fn count(State(bookings): State<Bookings>) -> String {
+    bookings.kept.lock().values().map(BTreeMap::len).sum::<usize>().to_string()
+}
+
+impl Bookings {
+    async fn miles_of(&self, segment: &str, headers: &HeaderMap) -> Result<i64, Failure> {
+        let answer =
+            self.post(&self.flight, "/flight/getrewardmiles", headers, &[("flightSegment", segment)]).await?;
+        answer["miles"].as_i64().ok_or_else(|| Failure::new(StatusCode::BAD_GATEWAY, "flight told no miles"))
+    }
+
+    async fn credit(&self, customer: &str, miles: i64, headers: &HeaderMap) -> Result<(), Failure> {
+        let path = format!("/customer/internal/updateCustomerTotalMiles/{}", escape(customer));
+        self.post(&self.customer, &path, headers, &[("miles", &miles.to_string())]).await.map(|_| ())
+    }
+
+    /// A call whose refusal is told on as it is, and whose failure is a bad gateway.
+    async fn post(
+        &self,
+        peer: &Peer,
+        path: &str,
+        headers: &HeaderMap,
+        fields: &[(&str, &str)],
+    ) -> Result<Value, Failure> {
+        let bad = |why: String| Failure::new(StatusCode::BAD_GATEWAY, why);
+        let answer =
+            self.client.call(Method::POST, peer, path, handed_on(headers), fields).await.map_err(bad)?;
+        if answer.status != StatusCode::OK {
+            let status =
+                if answer.status.is_client_error() { answer.status } else { StatusCode::BAD_GATEWAY };
+            return Err(Failure::new(status, format!("{path}: answered {}", answer.status)));
+        }
+        serde_json::from_slice(&answer.body).map_err(|error| bad(format!("{path}: {error}")))
+    }
+}
+
+impl Store {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, BTreeMap<String, Booking>>> {
+        self.by_customer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,239 @@
+//! `flight`: which flights there are, and how many miles one earns.
+//!
+//! The schedule is computed, not stored: every pair of airports has two flights a day. Version v2 differs
+//! where people can see it: it answers `x-flight-version: v2`, and knows a third, late flight.
+
+use std::{str::FromStr, time::Duration};
+
+use axum::{
+    Form, Json, Router,
+    extract::{Query, Request, State},
+    http::{HeaderMap, HeaderValue},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{service::Failure, token::Key};
+
+/// Airports with latitude and longitude.
+const AIRPORTS: [(&str, f64, f64); 14] = [
+    ("AMS", 52.31, 4.76),
+    ("BOM", 19.09, 72.87),
+    ("CDG", 49.01, 2.55),
+    ("DEL", 28.57, 77.10),
+    ("DXB", 25.25, 55.36),
+    ("FRA", 50.03, 8.57),
+    ("HKG", 22.31, 113.91),
+    ("IST", 41.26, 28.74),
+    ("JFK", 40.64, -73.78),
+    ("LHR", 51.47, -0.45),
+    ("NRT", 35.77, 140.39),
+    ("SIN", 1.36, 103.99),
+    ("SVO", 55.97, 37.41),
+    ("SYD", -33.95, 151.18),
+];
+const MAX_DELAY_MS: u64 = 30_000;
+
+/// Which of the two programs this replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    V1,
+    V2,
+}
+
+impl Version {
+    fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V2 => "v2",
+        }
+    }
+
+    /// Local departure times of a day.
+    fn departures(self) -> &'static [&'static str] {
+        match self {
+            Self::V1 => &["08:10", "14:45"],
+            Self::V2 => &["08:10", "14:45", "21:30"],
+        }
+    }
+}
+
+impl FromStr for Version {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "v1" => Ok(Self::V1),
+            "v2" => Ok(Self::V2),
+            _ => Err("expected v1 or v2"),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Flights {
+    key: Key,
+    version: Version,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Trip {
+    from_airport: String,
+    to_airport: String,
+    from_date: String,
+    #[serde(default)]
+    return_date: String,
+    #[serde(default)]
+    one_way: bool,
+}
+
+#[derive(Deserialize)]
+struct Slow {
+    /// Milliseconds to wait before the answer: lets one see a timeout work.
+    #[serde(default)]
+    delay: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Segment {
+    flight_segment: String,
+}
+
+/// The routes of this version.
+pub(crate) fn router(key: Key, version: Version) -> Router {
+    let tell = move |request: Request, next: Next| async move {
+        let mut response: Response = next.run(request).await;
+        response.headers_mut().insert("x-flight-version", HeaderValue::from_static(version.name()));
+        response
+    };
+    Router::new()
+        .route("/flight/queryflights", post(query))
+        .route("/flight/getrewardmiles", post(miles))
+        .route("/flight/loader/load", get(async || "the schedule is computed; nothing to load\n"))
+        .route(
+            "/flight/config/countFlightSegments",
+            get(async || (AIRPORTS.len() * (AIRPORTS.len() - 1)).to_string()),
+        )
+        .layer(middleware::from_fn(tell))
+        .with_state(Flights { key, version })
+}
+
+async fn query(
+    State(flights): State<Flights>,
+    Query(slow): Query<Slow>,
+    headers: HeaderMap,
+    Form(trip): Form<Trip>,
+) -> Result<Json<Value>, Failure> {
+    flights.key.caller(&headers)?;
+    if slow.delay > 0 {
+        tokio::time::sleep(Duration::from_millis(slow.delay.min(MAX_DELAY_MS))).await;
+    }
+    let mut legs = vec![flights.on(&trip.from_airport, &trip.to_airport, &trip.from_date)?];
+    if !trip.one_way {
+        legs.push(flights.on(&trip.to_airport, &trip.from_airport, &trip.return_date)?);
+    }
+    Ok(Json(json!({ "tripLegs": legs.len(), "tripFlights": legs })))
+}
+
+async fn miles(
+    State(flights): State<Flights>,
+    headers: HeaderMap,
+    Form(segment): Form<Segment>,
+) -> Result<Json<Value>, Failure> {
+    flights.key.caller(&headers)?;
+    let (from, to) = segment
+        .flight_segment
+        .split_once('-')
+        .ok_or_else(|| Failure::bad_request("flightSegment: expected FROM-TO, e.g. CDG-JFK"))?;
+    Ok(Json(json!({ "miles": distance(from, to)? })))
+}
+
+impl Flights {
+    /// One leg: the flights of that day, none where the airports are the same.
+    fn on(&self, from: &str, to: &str, date: &str) -> Result<Value, Failure> {
+        let day = date.get(..10).filter(|day| is_date(day));
+        let day =
+            day.ok_or_else(|| Failure::bad_request(format!("{date:?} is no date; expected YYYY-MM-DD")))?;
+        let miles = distance(from, to)?;
+        let departures = if from == to { &[] } else { self.version.departures() };
+        let options: Vec<Value> = departures
+            .iter()
+            .enumerate()
+            .map(|(n, time)| {
+                json!({
+                    "_id": format!("{from}{to}{n}.{day}"),
+                    "flightSegmentId": format!("{from}-{to}"),
+                    "scheduledDepartureTime": format!("{day}T{time}"),
+                    "economyClassBaseCost": 60 + miles / 10,
+                    "firstClassBaseCost": 250 + miles / 2,
+                    "flightSegment": { "originPort": from, "destPort": to, "miles": miles },
+                })
+            })
+            .collect();
+        Ok(json!({ "originPort": from, "destPort": to, "flightsOptions": options }))
+    }
+}
+
+fn is_date(text: &str) -> bool {
+    let fits =
+        |(at, byte): (usize, u8)| if at == 4 || at == 7 { byte == b'-' } else { byte.is_ascii_digit() };
+    text.len() == 10 && text.bytes().enumerate().all(fits)
+}
+
+/// Great-circle miles between two airports.
+fn distance(from: &str, to: &str) -> Result<i64, Failure> {
+    let place = |name: &str| {
+        let found = AIRPORTS.iter().find(|(code, ..)| *code == name);
+        found.ok_or_else(|| Failure::not_found(format!("no airport {name}")))
+    };
+    let (_, from_lat, from_lon) = place(from)?;
+    let (_, to_lat, to_lon) = place(to)?;
+    let (lat, lon) = ((to_lat - from_lat).to_radians(), (to_lon - from_lon).to_radians());
+    let half = (lat / 2.0).sin().powi(2)
+        + from_lat.to_radians().cos() * to_lat.to_radians().cos() * (lon / 2.0).sin().powi(2);
+    #[expect(clippy::cast_possible_truncation, reason = "at most half the way round the earth, 12,500 miles")]
+    Ok((2.0 * 3958.8 * half.sqrt().asin()).round() as i64)
+}
+
+/// Two different airports, for travellers who do not care where they go.
+pub(crate) fn any_trip() -> (&'static str, &'static str) {
+    let from = fastrand::usize(..AIRPORTS.len());
+    let to = (from + fastrand::usize(1..AIRPORTS.len())) % AIRPORTS.len();
+    (AIRPORTS[from].0, AIRPORTS[to].0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miles_are_those_of_the_earth() {
+        let miles = distance("JFK", "LHR").unwrap();
+        assert!((3430..3470).contains(&miles), "{miles}");
+        assert_eq!(distance("AMS", "AMS").unwrap(), 0);
+        assert!(distance("AMS", "XXX").is_err());
+    }
+
+    #[test]
+    fn versions_differ_by_a_late_flight() {
+        let options = |version| {
+            let key = "0123456789abcdef0123456789abcdef".parse().unwrap();
+            let leg = Flights { key, version }.on("CDG", "JFK", "2026-05-01T00:00").unwrap();
+            leg["flightsOptions"].as_array().unwrap().len()
+        };
+        assert_eq!((options(Version::V1), options(Version::V2)), (2, 3));
+    }
+
+    #[test]
+    fn dates_are_checked() {
+        assert!(is_date("2026-05-01"));
+        for wrong in ["2026-5-1", "20260501xx", "", "2026/05/01"] {
+            assert!(!is_date(wrong), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What the traffic generator counts: per call how often, with which outcome and how long it took.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use serde::Serialize;
+
+/// The counters of one generator.
+#[derive(Debug, Default)]
+pub(crate) struct Stats(Mutex<Snapshot>);
+
+/// All counters, as `/stats` shows them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Snapshot {
+    /// Travellers: begun, gone home, turned away because too many were under way.
+    pub(crate) sessions: Sessions,
+    /// By the call's name.
+    pub(crate) calls: BTreeMap<&'static str, Call>,
+    /// Which version of `flight` answered the searches that did not ask for one.
+    pub(crate) flight_versions: BTreeMap<String, u64>,
+    /// The same for searches with `x-canary: always`.
+    pub(crate) canary_flight_versions: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Sessions {
+    pub(crate) started: u64,
+    pub(crate) finished: u64,
+    pub(crate) skipped: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Call {
+    pub(crate) total: u64,
+    /// Answers as this call should be answered: 200, and for the forbidden call 403.
+    pub(crate) as_expected: u64,
+    /// By status code; "none" where no answer came.
+    pub(crate) by_status: BTreeMap<String, u64>,
+    pub(crate) mean_ms: f64,
+    pub(crate) max_ms: f64,
+    /// The last failure, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_error: Option<String>,
+}
+
+impl Stats {
+    /// Counts one call; `status` is `None` where no answer came.
+    pub(crate) fn count(
+        &self,
+        name: &'static str,
+        expected: u16,
+        outcome: Result<u16, String>,
+        took: Duration,
+    ) {
+        let mut all = self.lock();
+        let call = all.calls.entry(name).or_default();
+        call.total += 1;
+        let ms = took.as_secs_f64() * 1000.0;
+        #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
+        let total = call.total as f64;
+        call.mean_ms += (ms - call.mean_ms) / total;
+        call.max_ms = call.max_ms.max(ms);
+        let status = match outcome {
+            Ok(status) => {
+                call.as_expected += u64::from(status == expected);
+                status.to_string()
+            }
+            Err(error) => {
+                call.last_error = Some(error);
+                "none".to_owned()
+            }
+        };
+        *call.by_status.entry(status).or_default() += 1;
+    }
+
+    /// Changes anything else.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Snapshot) -> T) -> T {
+        act(&mut self.lock())
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Snapshot {
+    /// Calls made, and how many of them ended as they should.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        self.calls.values().fold((0, 0), |(all, good), call| (all + call.total, good + call.as_expected))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_counted_by_status_and_by_expectation() {
+        let stats = Stats::default();
+        stats.count("forbidden", 403, Ok(403), Duration::from_millis(2));
+        stats.count("forbidden", 403, Ok(200), Duration::from_millis(4));
+        stats.count("login", 200, Err("refused".to_owned()), Duration::from_millis(1));
+        let all = stats.snapshot();
+        assert_eq!(all.totals(), (3, 1));
+        let call = &all.calls["forbidden"];
+        assert_eq!((call.by_status["403"], call.by_status["200"]), (1, 1));
+        assert!((call.mean_ms - 3.0).abs() < 1e-9 && (call.max_ms - 4.0).abs() < 1e-9);
+        assert_eq!(all.calls["login"].by_status["none"], 1);
+    }
+}
