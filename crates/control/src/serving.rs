@@ -1,11 +1,6 @@
 //! Sockets: gRPC over TLS with our own, renewed certificate, or in plain text.
 
-use std::{
-    io,
-    net::IpAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use rustls::ServerConfig;
 use skysail_core::{SpiffeId, shutdown::Shutdown};
@@ -88,11 +83,8 @@ impl OwnCertificate {
     pub(crate) async fn renew(self) {
         let mut failures = 0;
         loop {
-            let now = SystemTime::now();
             let pause = match self.live.get() {
-                Some(identity) if failures == 0 => {
-                    renewal::due(identity.not_before, identity.not_after, now, fastrand::f64())
-                }
+                Some(identity) if failures == 0 => identity.renewal_due(),
                 _ => renewal::retry(failures, fastrand::f64()),
             };
             // At least a second, or an authority at its own end would keep us busy.

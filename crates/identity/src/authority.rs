@@ -27,7 +27,8 @@ use crate::{
 
 /// A new root's life.
 const ROOT_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Certificates are valid from a little before they are made, for machines whose clock is behind.
+/// Certificates are valid from a little before they are made, for machines whose clock is behind. Short-lived ones
+/// only by a tenth of their life.
 const CLOCK_SKEW: Duration = Duration::from_secs(120);
 
 /// Signs certificates.
@@ -162,7 +163,7 @@ impl Authority {
         let not_after = (now + lifetime).min(self.not_after);
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.not_before = (now - CLOCK_SKEW).into();
+        params.not_before = (now - CLOCK_SKEW.min(lifetime / 10)).into();
         params.not_after = not_after.into();
         params.subject_alt_names = names;
         params.is_ca = IsCa::ExplicitNoCa;
@@ -256,6 +257,10 @@ mod tests {
         assert_eq!(identity.peer.spiffe, Some(id.clone()));
         assert!(identity.not_before < SystemTime::now());
         assert!(identity.not_after <= signed.not_after && identity.not_after > SystemTime::now() + HOUR / 2);
+
+        let minute = authority.sign(&request.csr_pem, &id, Duration::from_secs(60)).unwrap();
+        let due = request.finish(minute.pem().as_bytes()).unwrap().renewal_due();
+        assert!(due > Duration::from_secs(20) && due < Duration::from_secs(45), "{due:?}");
 
         let forever = authority.sign(&request.csr_pem, &id, ROOT_LIFETIME * 2).unwrap();
         assert!(forever.not_after <= authority.not_after());

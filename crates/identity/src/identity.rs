@@ -17,7 +17,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use crate::{Error, peer::Peer};
+use crate::{Error, peer::Peer, renewal};
 
 /// A value that is replaced as a whole while others use it; empty until it is first set.
 #[derive(Debug)]
@@ -55,9 +55,20 @@ pub struct Identity {
     pub not_before: SystemTime,
     /// Until when.
     pub not_after: SystemTime,
+    /// When it came to us.
+    obtained: SystemTime,
 }
 
 impl Identity {
+    /// How long to wait, from now, before renewing it; see [`renewal::due`].
+    ///
+    /// Its life counts from when we got it: authorities date certificates back, Istio's by two minutes, and a
+    /// certificate of one minute would else be due before it is there.
+    pub fn renewal_due(&self) -> Duration {
+        let start = self.not_before.max(self.obtained);
+        renewal::due(start, self.not_after, SystemTime::now(), fastrand::f64())
+    }
+
     /// Reads a chain (leaf first) and its key, both PEM.
     ///
     /// # Errors
@@ -78,7 +89,8 @@ impl Identity {
         let (peer, not_before, not_after) = describe(leaf)?;
         let certified = CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider())
             .map_err(|error| Error::Key(error.to_string()))?;
-        Ok(Self { certified: Arc::new(certified), peer, not_before, not_after })
+        let obtained = SystemTime::now();
+        Ok(Self { certified: Arc::new(certified), peer, not_before, not_after, obtained })
     }
 
     /// The certificates, leaf first.

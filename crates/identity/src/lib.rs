@@ -1,9 +1,9 @@
 //! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations.
 //!
-//! Modules from the bottom up: [`identity`] (a key and its certificates, trusted roots, both replaceable while
-//! in use), [`peer`] (who a certificate names), [`matcher`] (which names are accepted), [`tls`] (rustls
+//! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
+//! key and its certificates, trusted roots, both replaceable while in use), [`matcher`] (which names are accepted), [`tls`] (rustls
 //! configurations), [`authority`] (signs), [`request`] (asks for a signature), [`token`] (service account
-//! tokens), [`renewal`] (when to ask again).
+//! tokens).
 
 pub mod authority;
 pub mod identity;

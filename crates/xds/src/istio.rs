@@ -3,13 +3,10 @@
 //! Field numbers are those of Istio's public protos (istio/api, istio/proxy, istio/istio `nds.proto`) and xDS's
 //! `udpa.type.v1.TypedStruct`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use envoy_types::pb::google::protobuf::{Any, Duration, Struct, Value, value};
-use prost::{
-    Message, Name,
-    encoding::{WireType, encode_key, encode_varint},
-};
+use prost::{Message, Name};
 
 /// The metadata exchange filter of TCP chains and clusters, in a [`TypedStruct`].
 pub const TCP_METADATA_EXCHANGE: &str =
@@ -188,52 +185,6 @@ pub struct TypedStruct {
     pub value: Option<Struct>,
 }
 
-impl TypedStruct {
-    /// A typed struct as it goes into a filter's `typed_config`; fields are JSON names and values. Encodes equal
-    /// fields to equal bytes, which [`Message::encode`] does not.
-    pub fn any<'a>(type_url: &str, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Any {
-        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        let mut value = Vec::new();
-        delimited(1, type_url.as_bytes(), &mut value);
-        delimited(2, &sorted(&Struct { fields }), &mut value);
-        Any { type_url: Self::type_url(), value }
-    }
-}
-
-/// Encodes a struct with its fields in order.
-fn sorted(fields: &Struct) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (name, value) in fields.fields.iter().collect::<BTreeMap<_, _>>() {
-        let mut entry = Vec::new();
-        delimited(1, name.as_bytes(), &mut entry);
-        delimited(2, &sorted_value(value), &mut entry);
-        delimited(1, &entry, &mut out);
-    }
-    out
-}
-
-fn sorted_value(value: &Value) -> Vec<u8> {
-    let mut out = Vec::new();
-    match &value.kind {
-        Some(value::Kind::StructValue(fields)) => delimited(5, &sorted(fields), &mut out),
-        Some(value::Kind::ListValue(list)) => {
-            let mut values = Vec::new();
-            for value in &list.values {
-                delimited(1, &sorted_value(value), &mut values);
-            }
-            delimited(6, &values, &mut out);
-        }
-        _ => out = value.encode_to_vec(),
-    }
-    out
-}
-
-fn delimited(field: u32, content: &[u8], out: &mut Vec<u8>) {
-    encode_key(field, WireType::LengthDelimited, out);
-    encode_varint(content.len() as u64, out);
-    out.extend_from_slice(content);
-}
-
 /// A text as a struct's value.
 pub fn string(text: impl Into<String>) -> Value {
     Value { kind: Some(value::Kind::StringValue(text.into())) }
@@ -290,23 +241,6 @@ names! {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn typed_structs_are_encoded_in_order() {
-        let fields = || {
-            [
-                ("b", structure([("y", number(1.5)), ("x", boolean(true))])),
-                ("a", list([string("text"), structure([])])),
-                ("c", string("")),
-            ]
-        };
-        let first = TypedStruct::any(HTTP_PEER_METADATA, fields());
-        assert_eq!(first, TypedStruct::any(HTTP_PEER_METADATA, fields().into_iter().rev()));
-        let read = TypedStruct::decode(&*first.value).unwrap();
-        assert_eq!(read.type_url, HTTP_PEER_METADATA);
-        let expected = structure(fields());
-        assert_eq!(read.value.map(value::Kind::StructValue), expected.kind);
-    }
 
     #[test]
     fn messages_are_read_as_istio_writes_them() {

@@ -176,7 +176,8 @@ async fn a_restarted_server_sends_only_what_changed() {
     let address = first.address;
     let mut taker = take(address, Form::Delta, "client");
     taker.until(&["a", "b"]).await;
-    process.shutdown_background();
+    let end = move || process.shutdown_timeout(std::time::Duration::from_secs(10));
+    tokio::task::spawn_blocking(end).await.unwrap();
     taker.connected.wait_for(|connected| !connected).await.unwrap();
     assert_eq!(taker.state.borrow().len(), 4, "losing the server loses nothing");
     taker.updates.lock().unwrap().clear();
