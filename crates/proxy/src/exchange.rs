@@ -32,15 +32,15 @@ pub(crate) const RESPONSE_LIMITS: Limits = Limits { max_head: 60 * 1024, max_hea
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadlines {
     /// The whole answer, counted from the end of the request.
-    pub(crate) timeout: Option<Duration>,
+    timeout: Option<Duration>,
     /// The head of the answer, counted from the end of the request.
-    pub(crate) try_timeout: Option<Duration>,
+    try_timeout: Option<Duration>,
     /// The request itself.
-    pub(crate) request: Option<Instant>,
+    request: Option<Instant>,
     /// Any movement.
     pub(crate) idle_timeout: Option<Duration>,
     /// Set once the request is complete.
-    pub(crate) answer: Option<Instant>,
+    answer: Option<Instant>,
     this_try: Option<Instant>,
     idle: Option<Instant>,
     moved: u64,
@@ -62,6 +62,16 @@ pub(crate) struct Client<'a> {
 }
 
 impl Deadlines {
+    /// No deadlines but these.
+    pub(crate) fn new(
+        timeout: Option<Duration>,
+        try_timeout: Option<Duration>,
+        request: Option<Instant>,
+        idle_timeout: Option<Duration>,
+    ) -> Self {
+        Self { timeout, try_timeout, request, idle_timeout, ..Self::default() }
+    }
+
     /// Starts the clocks that run from the end of the request.
     pub(crate) fn start(&mut self, now: Instant) {
         if self.answer.is_none() {

@@ -79,13 +79,13 @@ impl Story<'_> {
         self.told.pool = Some(pool.clone());
         let way = Way { table, found, forward, pool, ops, host: host.or(forward.host.as_ref()), upgrade };
         self.rewrite(&way);
-        let mut deadlines = Deadlines {
-            timeout: forward.timeout,
-            try_timeout: forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
-            request: self.manager.request_timeout.map(|timeout| self.started + timeout),
-            idle_timeout: forward.idle_timeout.or(self.manager.stream_idle_timeout),
-            ..Deadlines::default()
-        };
+        let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
+        let mut deadlines = Deadlines::new(
+            forward.timeout,
+            forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
+            self.manager.request_timeout.map(|timeout| self.started + timeout),
+            idle_timeout,
+        );
         let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
         let now = Instant::now();
         let switched = self.response.status() == 101;
@@ -101,7 +101,7 @@ impl Story<'_> {
         self.told.status = self.response.status();
         self.told.details = Cow::Borrowed("via_upstream");
         if switched {
-            return self.tunnel(&way, deadlines.idle_timeout).await;
+            return self.tunnel(&way, idle_timeout).await;
         }
         self.respond(framing, connection, body, complete, &mut deadlines).await
     }
@@ -326,7 +326,7 @@ impl Story<'_> {
             Framing::UntilClose => Framing::Chunked,
             framing => framing,
         };
-        self.keep &= out_framing != Framing::UntilClose;
+        self.keep &= out_framing != Framing::UntilClose && !self.worker.is_draining();
         let persistence = self.persistence();
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         let out = &mut self.downstream.stream.output;

@@ -189,6 +189,9 @@ impl Way {
                 std::mem::swap(&mut to.output, &mut from.input);
             }
             ready!(to.poll_flush(cx))?;
+            if !from.input.is_empty() {
+                continue;
+            }
             match self {
                 Self::Done => return Poll::Ready(Ok(())),
                 Self::Ending => {

@@ -1,0 +1,335 @@
+//! HTTP/1.1 through a proxy, over real sockets.
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use support::{Client, Proxy, cluster, echo, http, listener, retries, server, within};
+use tokio::{net::TcpListener, sync::Notify};
+
+async fn proxy_to(upstream: std::net::SocketAddr) -> Proxy {
+    Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[upstream], None)]).await
+}
+
+#[tokio::test]
+async fn requests_share_connections_on_both_sides() {
+    let proxy = proxy_to(echo().await).await;
+    let mut client = proxy.connect().await;
+    for path in ["/one", "/two?x=y"] {
+        client.send(&format!("GET {path} HTTP/1.1\r\nHost: a:1\r\nX-Custom: Value\r\nConnection: keep-alive\r\n\r\n")).await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains("\r\nserver: skysail\r\n") && head.contains("\r\ndate: "), "{head}");
+        assert!(head.contains("\r\nx-envoy-upstream-service-time: "), "{head}");
+        // Connection 0 both times.
+        assert!(body.starts_with(&format!("0\nGET {path} HTTP/1.1\r\nhost: a:1\r\nx-custom: Value\r\n")), "{body}");
+        assert!(body.contains("\r\nx-request-id: ") && body.contains("\r\nx-envoy-attempt-count: 1\r\n"), "{body}");
+        assert!(!body.contains("keep-alive"), "{body}");
+    }
+    let stats = proxy.workers().clusters().await;
+    assert_eq!((stats[0].connections_total, stats[0].requests_total, stats[0].requests), (1, 2, 0));
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let proxy = proxy_to(echo().await).await;
+    let mut client = proxy.connect().await;
+    let requests: String = (0..20)
+        .map(|i| format!("POST /{i} HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nbody{}", i % 10))
+        .collect();
+    client.send(&requests).await;
+    for i in 0..20 {
+        let (_, body) = client.message().await;
+        assert!(body.starts_with(&format!("0\nPOST /{i} ")) && body.ends_with(&format!("body{}", i % 10)), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn chunks_and_trailers_pass_both_ways() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        assert!(head.contains("transfer-encoding: chunked\r\n") && !head.contains("content-length"), "{head}");
+        let body = client.until("\r\n\r\n").await;
+        assert!(body.ends_with("0\r\nx-sum: 5\r\n\r\n") && !body.contains("ext"), "{body}");
+        client.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await;
+        client.send("2;e\r\nde\r\n0\r\nX-Total: 5\r\n\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2;ext=1\r\nab\r\n").await;
+    client.send("3\r\ncde\r\n0\r\nX-Sum: 5\r\n\r\n").await;
+    assert!(client.head().await.contains("\r\ntransfer-encoding: chunked\r\n"));
+    let body = client.until("0\r\nx-total: 5\r\n\r\n").await;
+    let content: String = body.split("\r\n").filter(|line| line.chars().all(|c| c.is_ascii_lowercase())).collect();
+    assert_eq!(content, "abcde");
+}
+
+#[tokio::test]
+async fn large_bodies_pass_both_ways_at_once() {
+    let upstream = server(|_, mut client| async move {
+        let (_, body) = client.message().await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        client.send(&(head + &body)).await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    let body: String = (0..500_000).map(|i| format!("{i:06}")).collect();
+    client.send(&format!("PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
+    let (_, answer) = client.message().await;
+    assert!(answer == body, "the body changed on the way");
+}
+
+#[tokio::test]
+async fn expectations_go_to_the_upstream() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        assert!(head.contains("expect: 100-continue\r\n"), "{head}");
+        client.send("HTTP/1.1 100 Continue\r\n\r\n").await;
+        assert_eq!(client.exactly(5).await, "hello");
+        client.send("HTTP/1.1 204 No Content\r\n\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n").await;
+    assert!(client.head().await.starts_with("HTTP/1.1 100 Continue\r\n"));
+    client.send("hello").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 204 No Content\r\n") && !head.contains("content-length"), "{head}");
+}
+
+#[tokio::test]
+async fn upgrades_become_tunnels() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        assert!(head.contains("upgrade: WebSocket\r\n") && head.contains("connection: upgrade\r\n"), "{head}");
+        client.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nhi").await;
+        assert_eq!(client.exactly(4).await, "ping");
+        client.send("pong").await;
+        assert_eq!(client.rest().await, "");
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    let upgrade = |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
+    client.send(&upgrade("WebSocket")).await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
+    assert_eq!(client.exactly(2).await, "hi");
+    client.send("ping").await;
+    assert_eq!(client.exactly(4).await, "pong");
+    drop(client);
+    let mut client = proxy.connect().await;
+    client.send(&upgrade("other")).await;
+    assert!(client.head().await.starts_with("HTTP/1.1 403 "));
+}
+
+#[tokio::test]
+async fn an_answer_may_come_before_the_request_is_complete() {
+    let upstream = server(|_, mut client| async move {
+        client.head().await;
+        client.send("HTTP/1.1 413 Payload Too Large\r\ncontent-length: 2\r\n\r\nno").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nbegin").await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 413 "), "{head}");
+    assert_eq!(body, "no");
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_connection_that_went_stale_costs_nothing() {
+    let closed = Arc::new(Notify::new());
+    let told = closed.clone();
+    let upstream = server(move |number, mut client| {
+        let told = told.clone();
+        async move {
+            client.message().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            if number == 0 {
+                // Ends while the proxy keeps it for the next request.
+                let mut byte = [0];
+                let read = client.stream.peek(&mut byte).await;
+                drop(client);
+                told.notify_one();
+                assert!(matches!(read, Ok(1)));
+            } else {
+                client.rest().await;
+            }
+        }
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    client.message().await;
+    // The server sees this request arrive on its first connection and resets it.
+    client.send("PUT /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\nabc").await;
+    within(closed.notified()).await;
+    assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 2);
+    // What must not be done twice is not sent twice.
+    let upstream = server(|number, mut client| async move {
+        client.message().await;
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        client.message().await;
+        assert_eq!(number, 0);
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    client.message().await;
+    client.send("POST /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\nabc").await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+    assert!(body.contains("reset reason: connection termination"), "{body}");
+}
+
+#[tokio::test]
+async fn timeouts_are_answered() {
+    let upstream = server(|_, mut client| async move {
+        client.message().await;
+        client.rest().await;
+    })
+    .await;
+    let terminal = http(|_, forward| forward.timeout = Some(Duration::from_millis(50)));
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[upstream], None)]).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 504 Gateway Timeout\r\n"), "{head}");
+    assert_eq!(body, "upstream request timeout");
+}
+
+#[tokio::test]
+async fn failures_are_tried_elsewhere() {
+    let bad = server(|_, mut client| async move {
+        client.message().await;
+        client.send("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 3\r\n\r\nbad").await;
+        client.rest().await;
+    })
+    .await;
+    let refusing = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        listener.local_addr().unwrap()
+    };
+    let terminal = http(|_, forward| forward.retry = Some(retries(3)));
+    let endpoints = [bad, refusing, echo().await];
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&endpoints, None)]).await;
+    for _ in 0..6 {
+        let mut client = proxy.connect().await;
+        client.send("POST / HTTP/1.1\r\nHost: a\r\ncontent-length: 4\r\n\r\nbody").await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 200 ") && body.ends_with("\r\n\r\nbody"), "{head}{body}");
+    }
+    let proxy = proxy_to(refusing).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{head}");
+    assert!(body.contains("remote connection failure") && body.contains("Connection refused"), "{body}");
+}
+
+#[tokio::test]
+async fn what_could_be_smuggled_is_refused() {
+    let proxy = proxy_to(echo().await).await;
+    let cases = [
+        ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        ("GET / HTTP/1.1\r\n\r\n", 400),
+        ("GET / HTTP/3.0\r\nHost: a\r\n\r\n", 505),
+        ("\x16\x03\x01\x02 garbage\r\n\r\n", 400),
+    ];
+    for (request, status) in cases {
+        let mut client = proxy.connect().await;
+        client.send(request).await;
+        let answer = client.rest().await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let mut client = proxy.connect().await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").await;
+    assert!(client.rest().await.starts_with("HTTP/1.1 400 "));
+}
+
+#[tokio::test]
+async fn bodies_end_as_the_method_and_version_say() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        if head.starts_with("HEAD ") {
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\nconnection: close\r\n\r\n").await;
+        } else {
+            // Ends with the connection.
+            client.send("HTTP/1.1 200 OK\r\n\r\nall there is").await;
+        }
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("HEAD / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(client.head().await.contains("content-length: 1000\r\n"));
+    assert!(client.head().await.contains("transfer-encoding: chunked\r\n"));
+    assert!(client.until("0\r\n\r\n").await.contains("all there is"));
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.0\r\n\r\n").await;
+    let answer = client.rest().await;
+    assert!(answer.contains("\r\nconnection: close\r\n") && answer.ends_with("\r\n\r\nall there is"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_cut_answer_is_not_taken_for_a_whole_one() {
+    let upstream = server(|_, mut client| async move {
+        client.head().await;
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let answer = client.rest().await;
+    assert!(answer.contains("content-length: 10\r\n") && answer.ends_with("half"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_drain_ends_connections_after_their_requests() {
+    let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, wait) = (arrived.clone(), go.clone());
+    let upstream = server(move |_, mut client: Client| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            client.message().await;
+            tell.notify_one();
+            wait.notified().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            client.rest().await;
+        }
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut idle = proxy.connect().await;
+    let mut busy = proxy.connect().await;
+    busy.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    within(arrived.notified()).await;
+    let drain = proxy.workers().drain(Duration::from_secs(20));
+    let story = async {
+        assert_eq!(idle.rest().await, "");
+        assert!(tokio::net::TcpStream::connect(proxy.address).await.is_err());
+        go.notify_one();
+        let (head, body) = busy.message().await;
+        assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("\r\nconnection: close\r\n"), "{head}");
+        assert_eq!(body, "ok");
+        assert_eq!(busy.rest().await, "");
+    };
+    let (cut_off, ()) = within(async { tokio::join!(drain, story) }).await;
+    assert_eq!(cut_off, 0);
+}

@@ -1,0 +1,336 @@
+//! A proxy over real sockets, with configuration made by hand, and servers that do exactly what a test says.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::{collections::HashMap, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use skysail_proxy::{
+    config::{
+        Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
+        cluster::{Balancer, Discovery, Limits, UpstreamProtocol, Usage},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Routes},
+        listener::{ChainMatch, Direction, TcpProxy, Terminal},
+        route::{Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost},
+        tls::{ClientTls, ServerTls},
+    },
+    context::Shared,
+    peer::LocalWorkload,
+    telemetry::AccessLogger,
+    worker::Workers,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+/// A proxy that runs until it is dropped.
+pub struct Proxy {
+    pub workers: Option<Workers>,
+    pub address: SocketAddr,
+}
+
+impl Proxy {
+    /// One worker with one listener on a free port.
+    pub async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
+        let shared = Shared {
+            snapshot: Arc::new(ArcSwap::default()),
+            local: Arc::new(LocalWorkload::default()),
+            mark: None,
+            principal: Arc::new(ArcSwapOption::empty()),
+            access_log: Arc::new(AccessLogger::start().unwrap()),
+        };
+        let workers = Workers::start(1, shared).unwrap();
+        workers.publish(snapshot(listener, clusters)).await.unwrap();
+        let address = workers.addresses().await[0].2;
+        Self { workers: Some(workers), address }
+    }
+
+    pub fn workers(&self) -> &Workers {
+        self.workers.as_ref().unwrap()
+    }
+
+    pub async fn connect(&self) -> Client {
+        Client { stream: TcpStream::connect(self.address).await.unwrap(), unread: Vec::new() }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(workers) = self.workers.take() {
+            workers.join();
+        }
+    }
+}
+
+/// The end of a connection, as a test drives it.
+pub struct Client {
+    pub stream: TcpStream,
+    unread: Vec<u8>,
+}
+
+impl Client {
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, unread: Vec::new() }
+    }
+
+    pub async fn send(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// Reads up to and including `end`.
+    pub async fn until(&mut self, end: &str) -> String {
+        let end = end.as_bytes();
+        loop {
+            if let Some(at) = self.unread.windows(end.len()).position(|window| window == end) {
+                let taken = self.unread.drain(..at + end.len()).collect();
+                return String::from_utf8(taken).unwrap();
+            }
+            let mut block = [0; 4096];
+            let count = within(self.stream.read(&mut block)).await.unwrap();
+            assert_ne!(count, 0, "ended after {:?}", String::from_utf8_lossy(&self.unread));
+            self.unread.extend_from_slice(&block[..count]);
+        }
+    }
+
+    /// Reads a head.
+    pub async fn head(&mut self) -> String {
+        self.until("\r\n\r\n").await
+    }
+
+    /// Reads a head and a body of the length it says.
+    pub async fn message(&mut self) -> (String, String) {
+        let head = self.head().await;
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
+        let body = self.exactly(length).await;
+        (head, body)
+    }
+
+    pub async fn exactly(&mut self, length: usize) -> String {
+        while self.unread.len() < length {
+            let mut block = [0; 4096];
+            let count = within(self.stream.read(&mut block)).await.unwrap();
+            assert_ne!(count, 0, "ended after {:?}", String::from_utf8_lossy(&self.unread));
+            self.unread.extend_from_slice(&block[..count]);
+        }
+        String::from_utf8(self.unread.drain(..length).collect()).unwrap()
+    }
+
+    /// Reads to the end of the connection; a reset counts as one.
+    pub async fn rest(&mut self) -> String {
+        let _ = within(self.stream.read_to_end(&mut self.unread)).await;
+        String::from_utf8(std::mem::take(&mut self.unread)).unwrap()
+    }
+}
+
+/// A deadline for what must happen, so that a fault fails a test instead of hanging it.
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future).await.expect("nothing happened for 30 s")
+}
+
+/// A server whose every connection is served by `serve`, which gets its number.
+pub async fn server<F, R>(serve: F) -> SocketAddr
+where
+    F: Fn(usize, Client) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(number, Client::new(stream)));
+        }
+    });
+    address
+}
+
+/// A server that answers each request with the connection's number and the request's head.
+pub async fn echo() -> SocketAddr {
+    server(|number, mut client| async move {
+        loop {
+            let mut first = [0];
+            if !matches!(client.stream.peek(&mut first).await, Ok(1)) {
+                return;
+            }
+            let (head, body) = client.message().await;
+            let answer = format!("{number}\n{head}{body}");
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.len());
+            client.send(&(head + &answer)).await;
+        }
+    })
+    .await
+}
+
+pub fn snapshot(listener: Listener, clusters: Vec<Cluster>) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    let listeners = Arc::make_mut(&mut snapshot.listeners);
+    listeners.by_name.insert(listener.name.clone(), Arc::new(listener));
+    snapshot.clusters = Arc::new(clusters.into_iter().map(|c| (c.name.clone(), Arc::new(c))).collect());
+    snapshot
+}
+
+pub fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Listener {
+    let chain = FilterChain {
+        name: "chain".into(),
+        matches: ChainMatch::default(),
+        tls,
+        policies: vec![],
+        metadata_exchange: false,
+        terminal,
+        handshake_timeout: None,
+    };
+    Listener {
+        name: "listener".into(),
+        addresses: vec!["127.0.0.1:0".parse().unwrap()],
+        bind: true,
+        use_original_dst: false,
+        read_original_dst: false,
+        inspect_tls: None,
+        inspect_http: None,
+        inspect_timeout: None,
+        continue_on_timeout: false,
+        direction: Direction::Unspecified,
+        chains: vec![Arc::new(chain)],
+        default_chain: None,
+    }
+}
+
+/// HTTP to the cluster `upstream`.
+pub fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Terminal {
+    let mut forward = Forward {
+        targets: Targets::Single("upstream".into()),
+        cluster_not_found: 503,
+        timeout: None,
+        idle_timeout: None,
+        retry: None,
+        rewrite: None,
+        host: None,
+        mirrors: vec![],
+        upgrades: vec![],
+    };
+    let mut manager = HttpManager {
+        stat_prefix: "test".into(),
+        codec: Codec::Auto,
+        routes: Routes::Inline(Arc::default()),
+        policies: vec![],
+        fault: false,
+        cors: false,
+        stats: true,
+        metadata_exchange: None,
+        istio_alpn: false,
+        upgrades: vec!["websocket".into()],
+        server_name: Some("skysail".into()),
+        generate_request_id: true,
+        client_cert: ClientCertDetails::default(),
+        use_remote_address: false,
+        xff_trusted_hops: 0,
+        normalize_path: true,
+        merge_slashes: false,
+        escaped_slashes: EscapedSlashes::Keep,
+        accept_http10: true,
+        max_head: 60 * 1024,
+        max_headers: 100,
+        idle_timeout: None,
+        stream_idle_timeout: None,
+        request_timeout: None,
+        drain_timeout: Duration::from_secs(5),
+        access_logs: vec![],
+    };
+    change(&mut manager, &mut forward);
+    manager.routes = Routes::Inline(Arc::new(table(forward)));
+    Terminal::Http(Arc::new(manager))
+}
+
+fn table(forward: Forward) -> RouteTable {
+    let route = Route {
+        name: "route".into(),
+        matches: RouteMatch {
+            path: PathMatch::Prefix((*b"/").into()),
+            case_sensitive: true,
+            headers: vec![],
+            query: vec![],
+            grpc: false,
+            fraction: None,
+        },
+        action: Action::Forward(forward),
+        headers: HeaderOps::default(),
+        fault: None,
+        cors: None,
+        policies: None,
+    };
+    let host = VirtualHost {
+        name: "all".into(),
+        routes: vec![Arc::new(route)],
+        headers: HeaderOps::default(),
+        include_attempt_count: true,
+        require_tls: false,
+    };
+    RouteTable {
+        name: "table".into(),
+        hosts: vec![host],
+        exact: HashMap::new(),
+        suffixes: vec![],
+        prefixes: vec![],
+        any: Some(0),
+        ignore_port: false,
+        headers: HeaderOps::default(),
+    }
+}
+
+/// Bytes to the cluster `upstream`.
+pub fn tcp() -> Terminal {
+    Terminal::Tcp(Arc::new(TcpProxy {
+        stat_prefix: "test".into(),
+        targets: Targets::Single("upstream".into()),
+        idle_timeout: None,
+        stats: true,
+        access_logs: vec![],
+    }))
+}
+
+/// The cluster `upstream`.
+pub fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
+    let endpoint = |address: &SocketAddr| {
+        Arc::new(Endpoint { address: *address, weight: 1, tls: tls.cloned(), workload: None, hostname: None })
+    };
+    Cluster {
+        name: "upstream".into(),
+        discovery: Discovery::Static,
+        endpoints: ArcSwap::from_pointee(Endpoints {
+            priorities: vec![endpoints.iter().map(endpoint).collect()],
+        }),
+        balancer: Balancer::RoundRobin,
+        weigh_localities: false,
+        connect_timeout: Duration::from_secs(10),
+        limits: Limits::NONE,
+        usage: Usage::default(),
+        transport_matches: vec![],
+        tls: tls.cloned(),
+        protocol: UpstreamProtocol::Http1,
+        source: None,
+        idle_timeout: None,
+        max_requests_per_connection: None,
+        service: None,
+        metadata_exchange: false,
+    }
+}
+
+/// Tries again on everything there is.
+pub fn retries(retries: u32) -> Arc<RetryPolicy> {
+    Arc::new(RetryPolicy {
+        on: skysail_proxy::config::route::RetryOn {
+            gateway_error: true,
+            connect_failure: true,
+            ..Default::default()
+        },
+        retries,
+        per_try_timeout: None,
+        avoid_previous: true,
+        host_selection_attempts: 5,
+        statuses: vec![],
+        backoff_base: Duration::from_millis(1),
+        backoff_max: Duration::from_millis(2),
+    })
+}
