@@ -1,0 +1,222 @@
+//! Mutual TLS between proxies, and bytes passed on, over real sockets.
+
+mod support;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwapOption;
+use skysail_core::SpiffeId;
+use skysail_identity::{Authority, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
+use skysail_proxy::config::{
+    FilterChain, Listener,
+    http::{ClientCertDetails, ForwardClientCert, MetadataExchange},
+    listener::{ChainMatch, Direction, Inspect, Terminal, Transport},
+    tls::{ClientConfigs, ClientTls, ServerTls},
+};
+use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp};
+
+/// Certificates of one mesh.
+struct Mesh(Authority);
+
+impl Mesh {
+    fn new() -> Self {
+        Self(Authority::ephemeral().unwrap())
+    }
+
+    fn spec(&self, account: &str, accepts: &str, alpn: &[&[u8]]) -> TlsSpec {
+        let id = SpiffeId::new("cluster.local", "default", account);
+        let request = KeyAndCsr::generate(Some(&id)).unwrap();
+        let signed = self.0.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
+        let identity = request.finish(signed.pem().as_bytes()).unwrap();
+        let names = vec![NameMatch::uri(SpiffeId::new("cluster.local", "default", accepts).to_string())];
+        TlsSpec {
+            identities: vec![Live::new(identity)],
+            peer: Some(PeerCheck::spiffe(Live::new(self.0.roots().unwrap()), names)),
+            alpn: alpn.iter().map(|protocol| protocol.to_vec()).collect(),
+            ..TlsSpec::default()
+        }
+    }
+
+    fn server(&self, account: &str, accepts: &str) -> Arc<ServerTls> {
+        let config = self.spec(account, accepts, &[b"istio-http/1.1", b"http/1.1"]).server().unwrap();
+        Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from(Some(config))) })
+    }
+
+    fn client(&self, account: &str, accepts: &str) -> Arc<ClientTls> {
+        let with = |alpn: &[&[u8]]| self.spec(account, accepts, alpn).client().unwrap();
+        let configs =
+            ClientConfigs { own: with(&[]), istio_http1: with(&[b"istio-http/1.1"]), istio_h2: with(&[b"istio-h2"]) };
+        Arc::new(ClientTls {
+            config: Arc::new(ArcSwapOption::from_pointee(configs)),
+            sni: Some("outbound_.80_._.a.default.svc.cluster.local".try_into().unwrap()),
+            alpn: Arc::new([]),
+        })
+    }
+}
+
+/// An inbound and an outbound proxy before a server.
+async fn pair(server: SocketAddr, inbound: Arc<ServerTls>, outbound: Arc<ClientTls>) -> (Proxy, Proxy) {
+    let exchange = Some(MetadataExchange { skip_external: false });
+    let terminal = http(|manager, _| {
+        manager.metadata_exchange = exchange;
+        let forward = ForwardClientCert::AppendForward;
+        manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };
+    });
+    let mut behind = listener(terminal, Some(inbound));
+    behind.direction = Direction::Inbound;
+    let behind = Proxy::start(behind, vec![cluster(&[server], None)]).await;
+    let terminal = http(|manager, _| {
+        manager.metadata_exchange = exchange;
+        manager.istio_alpn = true;
+    });
+    let mut before = listener(terminal, None);
+    before.direction = Direction::Outbound;
+    let before = Proxy::start(before, vec![cluster(&[behind.address], Some(&outbound))]).await;
+    (before, behind)
+}
+
+#[tokio::test]
+async fn two_proxies_speak_mutual_tls() {
+    let mesh = Mesh::new();
+    let (before, behind) = pair(echo().await, mesh.server("server", "client"), mesh.client("client", "server")).await;
+    let mut client = before.connect().await;
+    for _ in 0..3 {
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}{body}");
+        assert!(body.contains("URI=spiffe://cluster.local/ns/default/sa/client"), "{body}");
+        assert!(!body.contains("peer-metadata") && !head.contains("peer-metadata"), "{head}{body}");
+    }
+    assert_eq!(behind.workers().clusters().await[0].requests_total, 3);
+    assert_eq!(before.workers().clusters().await[0].connections_total, 1);
+}
+
+#[tokio::test]
+async fn a_peer_of_another_name_is_refused() {
+    let mesh = Mesh::new();
+    let cases = [
+        (mesh.server("server", "client"), mesh.client("client", "somebody-else")),
+        (mesh.server("server", "somebody-else"), mesh.client("client", "server")),
+        (mesh.server("server", "client"), Mesh::new().client("client", "server")),
+    ];
+    for (inbound, outbound) in cases {
+        let (before, _behind) = pair(echo().await, inbound, outbound).await;
+        let mut client = before.connect().await;
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 503 "), "{head}{body}");
+    }
+}
+
+/// TLS and plain text on one port, HTTP or not, as in permissive mode.
+fn permissive(tls: Arc<ServerTls>) -> Listener {
+    let mut listener = listener(tcp(), None);
+    listener.inspect_tls = Some(Inspect::default());
+    listener.inspect_http = Some(Inspect::default());
+    let chain = |transport, protocols: &[&str], tls: Option<&Arc<ServerTls>>, terminal: Terminal| {
+        Arc::new(FilterChain {
+            name: "chain".into(),
+            matches: ChainMatch {
+                transport: Some(transport),
+                application_protocols: protocols.iter().map(|p| (*p).into()).collect(),
+                ..ChainMatch::default()
+            },
+            tls: tls.cloned(),
+            policies: vec![],
+            metadata_exchange: false,
+            terminal,
+            handshake_timeout: None,
+        })
+    };
+    listener.chains = vec![
+        chain(Transport::Tls, &["istio-http/1.1"], Some(&tls), http(|_, _| ())),
+        chain(Transport::RawBuffer, &["http/1.1", "http/1.0"], None, http(|_, _| ())),
+        chain(Transport::RawBuffer, &[], None, tcp()),
+    ];
+    listener
+}
+
+#[tokio::test]
+async fn first_bytes_decide_what_a_connection_is() {
+    let mesh = Mesh::new();
+    let server = server(|_, mut client| async move {
+        // Whatever comes, up to its first line's end.
+        let line = client.until("\n").await;
+        if line.contains("HTTP") {
+            client.head().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
+        } else {
+            client.send(&line.to_uppercase()).await;
+        }
+    })
+    .await;
+    let inbound = Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    let mut plain = inbound.connect().await;
+    plain.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, _) = plain.message().await;
+    assert!(head.contains("server: skysail"), "{head}");
+    let mut bytes = inbound.connect().await;
+    bytes.send("ehlo me\r\n").await;
+    assert_eq!(bytes.until("\n").await, "EHLO ME\r\n");
+    let terminal = http(|manager, _| manager.istio_alpn = true);
+    let tls = mesh.client("client", "server");
+    let outbound = Proxy::start(listener(terminal, None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    let mut client = outbound.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert_eq!(client.message().await.1, "ok");
+}
+
+#[tokio::test]
+async fn bytes_pass_and_either_side_may_end_first() {
+    use tokio::io::AsyncWriteExt as _;
+    let server = server(|_, mut client| async move {
+        client.send("hello ").await;
+        let all = client.rest().await;
+        client.send(&format!("you sent {} bytes", all.len())).await;
+    })
+    .await;
+    let mesh = Mesh::new();
+    let plain = Proxy::start(listener(tcp(), None), vec![cluster(&[server], None)]).await;
+    let inbound = listener(tcp(), Some(mesh.server("server", "client")));
+    let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
+    let tls = mesh.client("client", "server");
+    let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    for proxy in [&plain, &outbound] {
+        let mut client = proxy.connect().await;
+        // The server speaks first.
+        assert_eq!(client.exactly(6).await, "hello ");
+        client.send(&"x".repeat(300_000)).await;
+        client.stream.shutdown().await.unwrap();
+        assert_eq!(client.rest().await, "you sent 300000 bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_new_configuration_holds_for_the_next_request() {
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[echo().await], None)]).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(client.message().await.0.contains("server: skysail\r\n"));
+    let terminal = http(|manager, _| manager.server_name = Some("new".into()));
+    let new = snapshot(listener(terminal, None), vec![cluster(&[echo().await], None)]);
+    proxy.workers().publish(new).await.unwrap();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(client.message().await.0.contains("server: new\r\n"));
+    // Without the listener the connection ends after the request.
+    proxy.workers().publish(skysail_proxy::config::Snapshot::default()).await.unwrap();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(client.rest().await.contains("connection: close\r\n"));
+    assert_eq!(proxy.workers().addresses().await.len(), 0);
+}
+
+#[tokio::test]
+async fn listeners_that_cannot_be_bound_are_named() {
+    let proxy = Proxy::start(listener(tcp(), None), vec![]).await;
+    let mut taken = listener(tcp(), None);
+    taken.name = "taken".into();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    taken.addresses = vec![other.local_addr().unwrap()];
+    let errors = proxy.workers().publish(snapshot(taken, vec![])).await.unwrap_err();
+    assert_eq!(errors.len(), 1);
+    assert!(errors[0].to_string().starts_with("listener taken cannot be bound to 127.0.0.1:"), "{}", errors[0]);
+}
