@@ -1,7 +1,8 @@
 //! What people write, checked and indexed, and its compilation to xDS.
 //!
-//! Text goes through [`parse`] into typed [`api`] objects (or [`diagnostic`]s that say what is wrong), objects into the
-//! [`world`], which answers every question the compile step has. Pure: no IO, no async.
+//! Text goes through [`parse`](fn@parse) into typed [`api`] objects, or [`diagnostic`]s that say what is wrong; [`files`]
+//! makes one configuration of many texts and keeps the last good state. The [`world`] holds the objects and answers
+//! every question that [`compile`](fn@compile) has, which makes the resources a proxy is sent. Pure: no IO, no async.
 
 pub mod api;
 mod compile;

@@ -279,7 +279,7 @@ fn weights(list: impl Iterator<Item = i32>, field: &str, findings: &mut Findings
 
 fn destination(target: &Destination, field: &str, findings: &mut Findings) {
     let name = &target.host;
-    if name == "*" || name.starts_with("*.") {
+    if name == "*" {
         findings.error(format!("{field}.host"), format!("{name:?} is no single host"), "name one service");
     } else {
         host(name, &format!("{field}.host"), findings);

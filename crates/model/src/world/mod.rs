@@ -1,7 +1,7 @@
 //! All objects of the mesh, typed and indexed. Synchronous: three ways to change it, any number of questions.
 //!
-//! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; [`hosts`] answers what a host name
-//! means to whom, [`endpoints`] where a service's traffic goes, [`policy`] what holds for a workload, and [`check`]
+//! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; `hosts` answers what a host name
+//! means to whom, `endpoints` where a service's traffic goes, `policy` what holds for a workload, and `check`
 //! reports what does not fit together. Objects are shared (`Arc`), so a clone of the World is cheap enough to hand out.
 
 mod check;
