@@ -188,9 +188,8 @@ impl Session {
             let path = format!("/booking/byuser/{}", escape(&self.user));
             let bookings = self.get("byuser", &args.booking_url, &path).await;
             if fastrand::f64() < 0.25 {
-                for number in
-                    bookings.iter().flat_map(Value::as_array).flatten().filter_map(|b| b["_id"].as_str())
-                {
+                let all = bookings.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
+                for number in all.iter().filter_map(|booking| booking["_id"].as_str()) {
                     let form = [("userid", self.user.clone()), ("number", number.to_owned())];
                     self.post("cancelbooking", &args.booking_url, "/booking/cancelbooking", &form).await;
                 }
