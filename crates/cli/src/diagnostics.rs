@@ -2,30 +2,55 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use serde_json::Value;
+use serde::Deserialize;
 use skysail_sandbox::http;
 
 /// One finding, as shown.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Diagnostic {
-    /// Whether it makes the mesh unhealthy.
-    pub(crate) error: bool,
+    /// `error`, `warning` or `info`.
+    pub(crate) severity: String,
     /// File, line, object, field, problem and remedy.
     pub(crate) text: String,
 }
 
 const LIMIT: Duration = Duration::from_secs(2);
 
+/// A finding as the control plane writes it.
+#[derive(Debug, Deserialize)]
+struct Finding {
+    file: String,
+    line: u32,
+    severity: String,
+    object: String,
+    field: String,
+    message: String,
+    remedy: String,
+}
+
 /// Asks for the current findings; nothing if the control plane does not answer.
 pub(crate) async fn ask(control: SocketAddr) -> Option<Vec<Diagnostic>> {
     let (status, body) = http::get(control, "/debug/config_errors", LIMIT).await.ok()?;
-    let body: Value = serde_json::from_str(&body).ok().filter(|_| status == 200)?;
-    let list = body.as_array().or_else(|| body["diagnostics"].as_array()).cloned().unwrap_or_default();
-    Some(list.iter().map(read).collect())
+    let findings: Vec<Finding> = serde_json::from_str(&body).ok().filter(|_| status == 200)?;
+    Some(findings.into_iter().map(Diagnostic::from).collect())
 }
 
-fn read(item: &Value) -> Diagnostic {
-    let severity = item["severity"].as_str().unwrap_or("error").to_lowercase();
-    let text = item["text"].as_str().or_else(|| item["display"].as_str()).or_else(|| item.as_str());
-    Diagnostic { error: severity == "error", text: text.map_or_else(|| item.to_string(), str::to_owned) }
+impl From<Finding> for Diagnostic {
+    fn from(finding: Finding) -> Self {
+        let Finding { file, line, severity, object, field, message, remedy } = finding;
+        let place = if line > 0 { format!("{file}:{line}") } else { file };
+        let parts = [place, object, field, message].into_iter().filter(|part| !part.is_empty());
+        let mut text = parts.collect::<Vec<_>>().join(": ");
+        if !remedy.is_empty() {
+            text = format!("{text} ({remedy})");
+        }
+        Self { severity, text }
+    }
+}
+
+impl Diagnostic {
+    /// Whether it makes the mesh unhealthy.
+    pub(crate) fn is_error(&self) -> bool {
+        self.severity == "error"
+    }
 }

@@ -27,10 +27,16 @@ enum Command {
     UpInside(up::InsideArgs),
     /// Run a command inside a workload of a running mesh.
     Exec(pods::ExecArgs),
+    /// Make an HTTP request from inside a workload of a running mesh.
+    Call(pods::CallArgs),
     /// Print what a workload, its sidecar or the control plane wrote.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
     Status(pods::StatusArgs),
+    /// Run the control plane by itself (the same as `skysaild`).
+    Control(skysail_control::Args),
+    /// Run one sidecar by itself (the same as `skysail-proxy`).
+    Proxy(skysail_proxy::Args),
     /// Run a program that stands in for a workload.
     #[command(subcommand)]
     Workload(Workload),
@@ -47,6 +53,8 @@ enum Workload {
     ///
     /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, make it answer so.
     Echo(echo::Args),
+    #[command(hide = true)]
+    Get(pods::Request),
 }
 
 fn main() -> ExitCode {
@@ -64,9 +72,13 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Up(args) => up::outside(args),
         Command::UpInside(args) => up::inside(args),
         Command::Exec(args) => pods::exec(&args),
+        Command::Call(args) => pods::call(args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
+        Command::Control(args) => skysail_control::run(args).map(|()| 0),
+        Command::Proxy(args) => skysail_proxy::run(args).map(|()| 0),
         Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(|()| 0)?),
+        Command::Workload(Workload::Get(request)) => pods::get(request),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "skysail", &mut std::io::stdout());
             Ok(0)

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use skysail_sandbox::{
-    enter,
+    enter, http,
     rundir::{self, PodState, State},
 };
 
@@ -30,6 +30,39 @@ pub(crate) struct ExecArgs {
     /// The command and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
+}
+
+/// Arguments of `skysail call`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: skysail call booking http://flight:8080/ -H 'x-canary: true'\n\n\
+    The body is printed, and the status on standard error. The exit code is 0 for a status below 400.")]
+pub(crate) struct CallArgs {
+    /// A workload (its first ready pod is taken) or a pod; NAMESPACE/NAME where the name is not unique.
+    workload: String,
+    #[command(flatten)]
+    request: Request,
+    /// The mesh, if several run.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// A request, as typed in.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Request {
+    /// What to ask for: http://HOST[:PORT][/PATH].
+    url: String,
+    /// The method.
+    #[arg(short = 'X', long, default_value = "GET")]
+    method: String,
+    /// A header, `NAME: VALUE`; may be given several times.
+    #[arg(short = 'H', long = "header")]
+    headers: Vec<String>,
+    /// The body.
+    #[arg(short, long)]
+    data: Option<String>,
+    /// How many times to ask, one after the other.
+    #[arg(short = 'n', long, default_value_t = 1)]
+    times: u32,
 }
 
 /// Arguments of `skysail logs`.
@@ -59,6 +92,8 @@ pub(crate) struct StatusArgs {
     name: Option<String>,
 }
 
+/// A call that takes longer has failed.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// How often a followed log is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -67,6 +102,33 @@ pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let pods = find(&mesh, &args.workload)?;
     let pod = pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0]);
     Ok(enter::run(&mesh, pod, &args.command)?)
+}
+
+/// Runs this program's own small client inside, so that nothing need be installed.
+pub(crate) fn call(args: CallArgs) -> anyhow::Result<u8> {
+    let exe = std::env::current_exe().context("finding this program's file")?;
+    let Request { url, method, headers, data, times } = args.request;
+    let mut command: Vec<OsString> = vec![exe.into(), "workload".into(), "get".into(), url.into()];
+    command.extend(["-X".into(), method.into(), "-n".into(), times.to_string().into()]);
+    command.extend(headers.into_iter().flat_map(|header| ["-H".into(), header.into()]));
+    command.extend(data.into_iter().flat_map(|data| ["-d".into(), data.into()]));
+    exec(&ExecArgs { workload: args.workload, name: args.name, command })
+}
+
+/// Makes the request from where this process is.
+pub(crate) fn get(request: Request) -> anyhow::Result<u8> {
+    let Request { url, method, headers, data, times } = request;
+    let call = http::Call { method, url, headers, body: data };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut failed = false;
+    for _ in 0..times {
+        let answer = runtime.block_on(http::call(&call, ANSWER_WITHIN));
+        let (status, body) = answer.with_context(|| format!("asking for {}", call.url))?;
+        println!("{body}");
+        eprintln!("{status}");
+        failed |= status >= 400;
+    }
+    Ok(u8::from(failed))
 }
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<u8> {

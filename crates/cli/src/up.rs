@@ -255,7 +255,7 @@ impl Show {
         if let Some(findings) = diagnostics::ask(control).await {
             let known = std::mem::take(&mut self.findings);
             for finding in findings.iter().filter(|finding| !known.contains(finding)) {
-                self.line(&format!("{}: {}", if finding.error { "error" } else { "warning" }, finding.text));
+                self.line(&format!("{}: {}", finding.severity, finding.text));
             }
             if findings.is_empty() && !known.is_empty() {
                 self.line("the configuration is in order again");
@@ -355,7 +355,7 @@ impl Show {
                 problems.push(format!("{}/{} is not ready: {problem}", pod.namespace, pod.name));
             }
         }
-        let errors = self.findings.iter().filter(|finding| finding.error);
+        let errors = self.findings.iter().filter(|finding| finding.is_error());
         problems.extend(errors.map(|finding| format!("error: {}", finding.text)));
         for edge in edges.iter().filter(|edge| edge.success_percent < HEALTHY_PERCENT) {
             let Edge { source, destination, success_percent, failed, .. } = edge;

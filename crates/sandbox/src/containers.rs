@@ -5,8 +5,10 @@ use std::{
     path::Path,
 };
 
+use serde_json::Value;
+
 use crate::{
-    objects::{Container, Variable},
+    objects::{Container, Labels, Objects, Variable},
     plan::Pod,
     process::Program,
 };
@@ -25,6 +27,7 @@ pub(crate) fn program(
     container: &Container,
     pod: &Pod,
     ports: &BTreeSet<u16>,
+    objects: &Objects,
     images: Images<'_>,
     logs: &Path,
 ) -> (Program, Vec<String>) {
@@ -35,7 +38,7 @@ pub(crate) fn program(
             pod.kind, pod.namespace, pod.workload, container.name
         ));
     };
-    let mut environment = environment(container, pod, &mut note);
+    let mut environment = environment(container, pod, objects, &mut note);
     let command = if let Some(program) = find(images, &container.image) {
         if !container.command.is_empty() {
             note("`command` has no effect: the program that stands for the image is run".to_owned());
@@ -78,13 +81,25 @@ fn repository(image: &str) -> &str {
     }
 }
 
-fn environment(container: &Container, pod: &Pod, note: &mut impl FnMut(String)) -> BTreeMap<String, String> {
+fn environment(
+    container: &Container,
+    pod: &Pod,
+    objects: &Objects,
+    note: &mut impl FnMut(String),
+) -> BTreeMap<String, String> {
     let mut environment = BTreeMap::from([("HOSTNAME".to_owned(), pod.name.clone())]);
-    if !container.env_from.is_empty() {
-        note("`envFrom` is not supported here: its variables are not set".to_owned());
+    for source in &container.env_from {
+        match texts(source, "Ref", pod, objects) {
+            Ok((_, texts)) => {
+                let prefix = source["prefix"].as_str().unwrap_or_default();
+                environment
+                    .extend(texts.iter().map(|(name, value)| (format!("{prefix}{name}"), value.clone())));
+            }
+            Err(problem) => note(format!("envFrom: {problem}")),
+        }
     }
     for variable in &container.env {
-        match value(variable, pod) {
+        match value(variable, pod, objects) {
             Ok(value) => {
                 let value = expand(&value, &environment);
                 environment.insert(variable.name.clone(), value);
@@ -95,14 +110,33 @@ fn environment(container: &Container, pod: &Pod, note: &mut impl FnMut(String)) 
     environment
 }
 
-fn value(variable: &Variable, pod: &Pod) -> Result<String, String> {
+fn value(variable: &Variable, pod: &Pod, objects: &Objects) -> Result<String, String> {
     let Some(source) = &variable.value_from else { return Ok(variable.value.clone().unwrap_or_default()) };
-    let Some(path) = source["fieldRef"]["fieldPath"].as_str() else {
-        let kinds: Vec<_> =
-            source.as_object().into_iter().flat_map(|source| source.keys()).cloned().collect();
-        return Err(format!("{} is not supported here", kinds.join(", ")));
-    };
-    pod.field(path).ok_or_else(|| format!("fieldPath {path} is not supported here"))
+    if let Some(path) = source["fieldRef"]["fieldPath"].as_str() {
+        return pod.field(path).ok_or_else(|| format!("fieldPath {path} is not supported here"));
+    }
+    let (reference, texts) = texts(source, "KeyRef", pod, objects)?;
+    let key = reference["key"].as_str().unwrap_or_default();
+    texts.get(key).cloned().ok_or_else(|| format!("there is no key {key} in {}", reference["name"]))
+}
+
+/// The ConfigMap or Secret that a source refers to, and the reference.
+fn texts<'a>(
+    source: &'a Value,
+    suffix: &str,
+    pod: &Pod,
+    objects: &'a Objects,
+) -> Result<(&'a Value, &'a Labels), String> {
+    for (kind, field) in [("ConfigMap", "configMap"), ("Secret", "secret")] {
+        let reference = &source[format!("{field}{suffix}")];
+        if let Some(name) = reference["name"].as_str() {
+            let key = (kind.to_owned(), pod.namespace.clone(), name.to_owned());
+            let found = objects.values.get(&key).map(|texts| (reference, texts));
+            return found.ok_or_else(|| format!("there is no {kind} {}/{name}", pod.namespace));
+        }
+    }
+    let kinds: Vec<_> = source.as_object().into_iter().flat_map(|source| source.keys()).cloned().collect();
+    Err(format!("{} is not supported here", kinds.join(", ")))
 }
 
 /// Replaces `$(NAME)` by the variable's value, as Kubernetes does; `$$(` stands for `$(`.
@@ -131,6 +165,42 @@ fn expand(text: &str, environment: &BTreeMap<String, String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::Workload;
+    use serde_json::json;
+
+    #[test]
+    fn environments_come_from_values_fields_maps_and_secrets() {
+        let container: Container = serde_json::from_value(json!({
+            "name": "c", "image": "i",
+            "envFrom": [{ "prefix": "P_", "configMapRef": { "name": "m" } }],
+            "env": [
+                { "name": "A", "value": "a" }, { "name": "B", "value": "$(A)-b" },
+                { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
+                { "name": "KEY", "valueFrom": { "secretKeyRef": { "name": "s", "key": "k" } } },
+                { "name": "NONE", "valueFrom": { "secretKeyRef": { "name": "t", "key": "k" } } },
+            ],
+        }))
+        .unwrap();
+        let text = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
+        let key = |kind: &str, name: &str| (kind.to_owned(), "n".to_owned(), name.to_owned());
+        let values = [(key("ConfigMap", "m"), text("x", "1")), (key("Secret", "s"), text("k", "v"))].into();
+        let objects = Objects { values, ..Objects::default() };
+        let workload = Workload {
+            kind: "Pod".to_owned(),
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+            replicas: 1,
+            template: Default::default(),
+            hash: String::new(),
+        };
+        let pod = Pod::new(&workload, "p".to_owned(), [10, 244, 0, 2].into(), &BTreeMap::new());
+        let mut notes = Vec::new();
+        let environment = environment(&container, &pod, &objects, &mut |note| notes.push(note));
+        let expected =
+            [("A", "a"), ("B", "a-b"), ("HOSTNAME", "p"), ("IP", "10.244.0.2"), ("KEY", "v"), ("P_x", "1")];
+        assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert_eq!(notes, ["env NONE: there is no Secret n/t: it is not set"]);
+    }
 
     #[test]
     fn variables_are_replaced_and_images_lose_their_tags() {

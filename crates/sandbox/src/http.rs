@@ -25,6 +25,54 @@ pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Resul
     socket.connect(to).await
 }
 
+/// A request as people write it on a command line.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// `GET`, `POST`, …
+    pub method: String,
+    /// `http://HOST[:PORT][/PATH]`.
+    pub url: String,
+    /// `NAME: VALUE` lines.
+    pub headers: Vec<String>,
+    /// The body.
+    pub body: Option<String>,
+}
+
+/// Makes a call and returns the status and the body.
+///
+/// # Errors
+/// When the URL or a header is none, the host is unknown, or no answer comes in time.
+pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let rest =
+        call.url.strip_prefix("http://").ok_or_else(|| wrong(format!("{}: not http://…", call.url)))?;
+    let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+    let place = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+    let mut request = format!("{} {path} HTTP/1.0\r\n", call.method);
+    if !call.headers.iter().any(|line| line.to_ascii_lowercase().starts_with("host:")) {
+        request.push_str(&format!("host: {host}\r\n"));
+    }
+    for line in &call.headers {
+        if line.contains(['\r', '\n']) || !line.contains(':') {
+            return Err(wrong(format!("{line:?} is not a header: write NAME: VALUE")));
+        }
+        request.push_str(&format!("{line}\r\n"));
+    }
+    let body = call.body.as_deref().unwrap_or_default();
+    if call.body.is_some() {
+        request.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    request.push_str("\r\n");
+    request.push_str(body);
+    let exchange = async {
+        let to = tokio::net::lookup_host(&place).await?.find(SocketAddr::is_ipv4);
+        let to =
+            to.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{place} has no address")))?;
+        exchange(connect(to, None).await?, &request).await
+    };
+    limited(limit, exchange).await
+}
+
 /// Asks for a page and returns the status and the body.
 ///
 /// # Errors
@@ -40,15 +88,19 @@ pub(crate) async fn get_from(
     path: &str,
     limit: Duration,
 ) -> io::Result<(u16, String)> {
-    let exchange = async {
-        let mut stream = connect(to, from).await?;
-        let request = format!("GET {path} HTTP/1.0\r\nhost: {to}\r\nuser-agent: skysail\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.take(LONGEST).read_to_end(&mut answer).await?;
-        parse(&String::from_utf8_lossy(&answer))
-    };
-    tokio::time::timeout(limit, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    let request = format!("GET {path} HTTP/1.0\r\nhost: {to}\r\nuser-agent: skysail\r\n\r\n");
+    limited(limit, async { exchange(connect(to, from).await?, &request).await }).await
+}
+
+async fn exchange(mut stream: TcpStream, request: &str) -> io::Result<(u16, String)> {
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(LONGEST).read_to_end(&mut answer).await?;
+    parse(&String::from_utf8_lossy(&answer))
+}
+
+async fn limited<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn parse(answer: &str) -> io::Result<(u16, String)> {

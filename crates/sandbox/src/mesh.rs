@@ -451,7 +451,7 @@ impl Mesh {
         let images = Images { known: &self.settings.images, stand_in: &self.settings.stand_in };
         for container in &pod.spec.containers {
             let ports = pod.ports(container, &self.objects);
-            let (program, said) = containers::program(container, pod, &ports, images, logs);
+            let (program, said) = containers::program(container, pod, &ports, &self.objects, images, logs);
             programs.push(program);
             notes.extend(said);
             let stand_in = !containers::is_known(images, &container.image);

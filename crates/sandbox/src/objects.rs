@@ -10,6 +10,7 @@ use std::{
     time::SystemTime,
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -27,6 +28,8 @@ pub(crate) struct Objects {
     pub(crate) services: BTreeMap<Key, Service>,
     /// Labels by namespace.
     pub(crate) namespaces: BTreeMap<String, Labels>,
+    /// The texts in ConfigMaps and Secrets, by kind, namespace and name.
+    pub(crate) values: BTreeMap<(String, String, String), Labels>,
     /// What was left out, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -172,6 +175,8 @@ impl Port {
 pub(crate) struct Reader {
     roots: Vec<PathBuf>,
     files: BTreeMap<PathBuf, ReadFile>,
+    /// What the files held when they were last looked at.
+    last: Objects,
 }
 
 #[derive(Debug, Default)]
@@ -183,7 +188,7 @@ struct ReadFile {
 
 impl Reader {
     pub(crate) fn new(roots: Vec<PathBuf>) -> Self {
-        Self { roots, files: BTreeMap::new() }
+        Self { roots, files: BTreeMap::new(), last: Objects::default() }
     }
 
     /// Looks at the files again. True if any of them changed.
@@ -208,19 +213,20 @@ impl Reader {
         Ok(changed)
     }
 
-    /// The objects of all files.
-    pub(crate) fn objects(&self) -> Objects {
+    /// The objects of all files. One that cannot be read any more is what it was.
+    pub(crate) fn objects(&mut self) -> Objects {
         let mut objects = Objects::default();
         for (path, file) in &self.files {
             if let Some(problem) = &file.problem {
                 objects.notes.push(format!("{}: {problem}", path.display()));
             }
             for document in &file.documents {
-                if let Err(problem) = objects.add(document) {
+                if let Err(problem) = objects.add(document, &self.last) {
                     objects.notes.push(format!("{}: {problem}", path.display()));
                 }
             }
         }
+        self.last = objects.clone();
         objects
     }
 }
@@ -233,7 +239,9 @@ impl ReadFile {
         };
         let (mut good, mut bad) = (Vec::new(), 0);
         for document in split(&text) {
-            match serde_saphyr::from_str::<Value>(document) {
+            // Otherwise a namespace named `n` would be the boolean false.
+            let options = serde_saphyr::options! { strict_booleans: true };
+            match serde_saphyr::from_str_with_options::<Value>(document, options) {
                 Ok(Value::Null) => {}
                 Ok(value) => good.push(value),
                 Err(_) => bad += 1,
@@ -292,14 +300,18 @@ fn find(path: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
 }
 
 impl Objects {
-    fn add(&mut self, document: &Value) -> Result<(), String> {
+    fn add(&mut self, document: &Value, last: &Self) -> Result<(), String> {
         let kind = document["kind"].as_str().unwrap_or_default();
-        if kind == "List" || kind.ends_with("List") && document["items"].is_array() {
-            return document["items"].as_array().into_iter().flatten().try_for_each(|item| self.add(item));
+        if kind.ends_with("List") && document["items"].is_array() {
+            return document["items"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .try_for_each(|item| self.add(item, last));
         }
         let version = document["apiVersion"].as_str().unwrap_or_default();
         match (version, kind) {
-            ("v1", "Namespace" | "Service" | "Pod")
+            ("v1", "Namespace" | "Service" | "Pod" | "ConfigMap" | "Secret")
             | ("apps/v1", "Deployment" | "StatefulSet" | "ReplicaSet" | "DaemonSet") => {}
             ("batch/v1", "Job" | "CronJob") => {
                 let name = document["metadata"]["name"].as_str().unwrap_or_default();
@@ -319,18 +331,58 @@ impl Objects {
             "Namespace" => {
                 self.namespaces.insert(name, metadata.labels.unwrap_or_default());
             }
+            "ConfigMap" | "Secret" => {
+                let key = (kind.to_owned(), namespace.clone(), name.clone());
+                self.values.insert(key, texts(document).map_err(wrong)?);
+            }
             "Service" => {
-                let spec = field(document, "spec").map_err(wrong)?;
-                let service = Service { spec, object: document.clone() };
-                self.services.insert((namespace, name), service);
+                let key = (namespace.clone(), name.clone());
+                let read = field(document, "spec").map(|spec| Service { spec, object: document.clone() });
+                keep(&mut self.services, &last.services, key, read).map_err(wrong)?;
             }
             _ => {
-                let workload = workload(document, kind, &namespace, &name, metadata).map_err(wrong)?;
-                self.workloads.insert((namespace, kind.to_owned(), name), workload);
+                let key = (namespace.clone(), kind.to_owned(), name.clone());
+                let read = workload(document, kind, &namespace, &name, metadata);
+                keep(&mut self.workloads, &last.workloads, key, read).map_err(wrong)?;
             }
         }
         Ok(())
     }
+}
+
+/// Inserts what was read, or if that failed, what was there before.
+fn keep<K: Ord, V: Clone>(
+    into: &mut BTreeMap<K, V>,
+    last: &BTreeMap<K, V>,
+    key: K,
+    read: Result<V, String>,
+) -> Result<(), String> {
+    match read {
+        Ok(value) => {
+            into.insert(key, value);
+            Ok(())
+        }
+        Err(problem) => match last.get(&key).cloned() {
+            Some(value) => {
+                into.insert(key, value);
+                Err(format!("{problem}; it stays as it was"))
+            }
+            None => Err(problem),
+        },
+    }
+}
+
+/// The texts of a ConfigMap or a Secret.
+fn texts(document: &Value) -> Result<Labels, String> {
+    let mut texts: Labels = field(document, "data")?;
+    if document["kind"] == "Secret" {
+        for (name, value) in &mut texts {
+            let bytes = BASE64.decode(value.trim()).map_err(|error| format!("data.{name}: {error}"))?;
+            *value = String::from_utf8_lossy(&bytes).into_owned();
+        }
+        texts.extend(field::<Labels>(document, "stringData")?);
+    }
+    Ok(texts)
 }
 
 fn workload(
@@ -420,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_noted_and_the_rest_is_read() {
+    fn wrong_types_are_noted_and_the_rest_is_read_or_stays() {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "{GOOD}---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: b}}\nspec: {{replicas: many}}\n"
@@ -431,5 +483,11 @@ mod tests {
         let objects = reader.objects();
         assert_eq!(objects.workloads.len(), 1);
         assert!(objects.notes[0].contains("spec.replicas"), "{:?}", objects.notes);
+
+        fs::write(folder.path().join("a.yaml"), GOOD.replace("replicas: 2", "replicas: two")).unwrap();
+        reader.read().unwrap();
+        let kept = reader.objects();
+        assert_eq!(kept.workloads, objects.workloads);
+        assert!(kept.notes[0].contains("stays as it was"), "{:?}", kept.notes);
     }
 }

@@ -105,7 +105,7 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
         return Err(Error::Refused(what));
     }
     fs::set_permissions(&root, Permissions::from_mode(0o700)).context("keeping the folder private")?;
-    let path = root.join(format!(".{name}.lock"));
+    let path = lock_file(&root, name);
     let file = File::create(&path).context(format!("making {}", path.display()))?;
     let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => {
@@ -117,6 +117,10 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     remove(&folder).context(format!("clearing {}", folder.display()))?;
     DirBuilder::new().mode(0o700).create(&folder).context(format!("making {}", folder.display()))?;
     Ok((folder, Lock { _file: file }))
+}
+
+fn lock_file(root: &Path, name: &str) -> PathBuf {
+    root.join(format!(".{name}.lock"))
 }
 
 /// Removes a mesh's folder.
@@ -158,8 +162,10 @@ pub fn find(name: Option<&str>) -> Result<State, Error> {
 }
 
 impl State {
+    /// The one who started it holds the lock as long as it runs.
     fn is_alive(&self) -> bool {
-        Path::new(&format!("/proc/{}/ns/pid", self.process)).symlink_metadata().is_ok()
+        let Ok(file) = File::open(lock_file(&root(), &self.name)) else { return false };
+        matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 
     /// Where the logs of its programs are.
