@@ -1,31 +1,20 @@
 //! How an endpoint is picked: `loadBalancer` of a DestinationRule.
+//!
+//! `consistentHash` is not followed: our sidecar has no such balancer and would refuse the cluster, so it is warned
+//! about and endpoints are picked by LEAST_REQUEST.
 
-use super::pb::{UInt64Value, cluster, core, duration, route, types};
+use super::pb::{cluster, core, duration, types};
 use crate::api::{
     Duration,
-    destination_rule::{ConsistentHash, LoadBalancer, SimpleLb, Warmup},
+    destination_rule::{LoadBalancer, SimpleLb, Warmup},
 };
 
-use cluster::cluster::{
-    LbConfig, LbPolicy, LeastRequestLbConfig, MaglevLbConfig, RingHashLbConfig, RoundRobinLbConfig,
-    SlowStartConfig,
-};
-use route::route_action::{
-    HashPolicy,
-    hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
-};
-
-/// Points on the ring unless said otherwise, as Istio has it.
-const RING_SIZE: u64 = 1024;
+use cluster::cluster::{LbConfig, LbPolicy, LeastRequestLbConfig, RoundRobinLbConfig, SlowStartConfig};
 
 /// Sets how a cluster picks.
 pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
     made.lb_policy = LbPolicy::LeastRequest as i32;
     let Some(balancer) = balancer else { return };
-    if let Some(hash) = &balancer.consistent_hash {
-        apply_hash(made, hash);
-        return;
-    }
     let slow_start = slow_start(balancer);
     match balancer.simple {
         Some(SimpleLb::RoundRobin) => {
@@ -44,49 +33,6 @@ pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>
             });
         }
     }
-}
-
-/// What of a request is hashed; empty unless the rule balances by hash.
-pub(super) fn hash_policy(balancer: Option<&LoadBalancer>) -> Vec<HashPolicy> {
-    let Some(hash) = balancer.and_then(|balancer| balancer.consistent_hash.as_ref()) else {
-        return Vec::new();
-    };
-    let specifier = if let Some(name) = &hash.http_header_name {
-        PolicySpecifier::Header(Header { header_name: name.clone(), ..Default::default() })
-    } else if let Some(cookie) = &hash.http_cookie {
-        let attributes = cookie.attributes.iter();
-        PolicySpecifier::Cookie(Cookie {
-            name: cookie.name.clone(),
-            ttl: cookie.ttl.map(|ttl| duration(ttl.0)),
-            path: cookie.path.clone(),
-            attributes: attributes
-                .map(|from| CookieAttribute { name: from.name.clone(), value: from.value.clone() })
-                .collect(),
-        })
-    } else if let Some(name) = &hash.http_query_parameter_name {
-        PolicySpecifier::QueryParameter(QueryParameter { name: name.clone() })
-    } else if hash.use_source_ip == Some(true) {
-        PolicySpecifier::ConnectionProperties(ConnectionProperties { source_ip: true })
-    } else {
-        return Vec::new();
-    };
-    vec![HashPolicy { policy_specifier: Some(specifier), ..Default::default() }]
-}
-
-fn apply_hash(made: &mut cluster::Cluster, hash: &ConsistentHash) {
-    let size = |value: u64| Some(UInt64Value { value });
-    if let Some(maglev) = &hash.maglev {
-        made.lb_policy = LbPolicy::Maglev as i32;
-        let table = Some(maglev.table_size).filter(|entries| *entries > 0).and_then(size);
-        made.lb_config = table.map(|_| LbConfig::MaglevLbConfig(MaglevLbConfig { table_size: table }));
-        return;
-    }
-    let asked = hash.ring_hash.as_ref().map_or(hash.minimum_ring_size, |ring| ring.minimum_ring_size);
-    made.lb_policy = LbPolicy::RingHash as i32;
-    made.lb_config = Some(LbConfig::RingHashLbConfig(RingHashLbConfig {
-        minimum_ring_size: size(if asked > 0 { asked } else { RING_SIZE }),
-        ..Default::default()
-    }));
 }
 
 /// New endpoints get traffic slowly.

@@ -14,17 +14,19 @@ type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 const NO_EFFECT: &str = "it has no effect";
 const TOKENS: &str = "an ALLOW rule with it allows nothing, a DENY rule denies without it";
 
+const ENVOY: &str = "only an Envoy does it";
+const AGENT: &str = "only an Envoy whose agent has the files can connect; all others fail";
+
 /// The list.
 const TABLE: &[Row] = &[
     (Kind::VirtualService, "spec.tls", None, "connections are routed as if these rules were not there"),
     (Kind::VirtualService, "spec.tcp", None, "connections are routed as if these rules were not there"),
-    (Kind::VirtualService, "spec.http.delegate", None, NO_EFFECT),
+    (Kind::VirtualService, "spec.http.delegate", None, "the rule answers 503"),
     (Kind::VirtualService, "spec.http.match.statPrefix", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
     (Kind::DestinationRule, "spec.workloadSelector", None, "the rule has no effect at all"),
     (Kind::DestinationRule, "loadBalancer.consistentHash", None, "endpoints are picked by LEAST_REQUEST"),
-    (Kind::DestinationRule, "loadBalancer.localityLbSetting", None, NO_EFFECT),
     (
         Kind::DestinationRule,
         "loadBalancer.localityLbSetting",
@@ -32,13 +34,13 @@ const TABLE: &[Row] = &[
         "endpoints count alike wherever they are",
     ),
     (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
-    (Kind::DestinationRule, "loadBalancer.warmup", None, NO_EFFECT),
-    (Kind::DestinationRule, "loadBalancer.warmupDurationSecs", None, NO_EFFECT),
+    (Kind::DestinationRule, "loadBalancer.warmup", None, ENVOY),
+    (Kind::DestinationRule, "loadBalancer.warmupDurationSecs", None, ENVOY),
     (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.retryBudget", None, NO_EFFECT),
-    (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), "connections are made in plain text"),
-    (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), "connections are made in plain text"),
+    (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
+    (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
     (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests its rules match are denied"),
     (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),
     (Kind::AuthorizationPolicy, "spec.targetRef", None, "the policy has no effect"),

@@ -2,10 +2,12 @@
 //!
 //! The descriptors lie in the sources of the `envoy-types` crate, not in its API; `cargo metadata` knows where.
 
-use std::{env, fs, path::Path, process::Command, sync::LazyLock};
+use std::{collections::BTreeSet, env, fs, path::Path, process::Command, sync::LazyLock};
 
 use prost::Message as _;
-use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, ReflectMessage as _, SerializeOptions, Value as FieldValue,
+};
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, EnumValueDescriptorProto, FieldDescriptorProto,
     FileDescriptorProto, FileDescriptorSet, MessageOptions,
@@ -24,15 +26,36 @@ static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::from_file_descriptor_set(set).unwrap()
 });
 
-/// A resource's name and its JSON form.
-pub(crate) fn named(kind: Kind, body: &[u8]) -> (String, Value) {
+/// A resource's name, its JSON form, and the bytes of everything packed in it.
+pub(crate) fn named(kind: Kind, body: &[u8]) -> (String, (Value, BTreeSet<Vec<u8>>)) {
     let message = kind.url().rsplit('/').next().unwrap();
     let descriptor = POOL.get_message_by_name(message).unwrap();
     let message = DynamicMessage::decode(descriptor, body).unwrap();
     let options = SerializeOptions::new().skip_default_fields(true);
     let value = message.serialize_with_options(serde_json::value::Serializer, &options).unwrap();
     let name = value.get("name").or_else(|| value.get("clusterName")).and_then(Value::as_str);
-    (name.unwrap_or_default().to_owned(), value)
+    let name = name.unwrap_or_default().to_owned();
+    let mut bytes = BTreeSet::new();
+    packed(&message, &mut bytes);
+    (name, (value, bytes))
+}
+
+/// Collects the bytes of every `Any` of a message, not looking into them.
+fn packed(message: &DynamicMessage, found: &mut BTreeSet<Vec<u8>>) {
+    if message.descriptor().full_name() == "google.protobuf.Any" {
+        found.insert(message.encode_to_vec());
+        return;
+    }
+    message.fields().for_each(|(_, value)| packed_in(value, found));
+}
+
+fn packed_in(value: &FieldValue, found: &mut BTreeSet<Vec<u8>>) {
+    match value {
+        FieldValue::Message(message) => packed(message, found),
+        FieldValue::List(list) => list.iter().for_each(|value| packed_in(value, found)),
+        FieldValue::Map(map) => map.values().for_each(|value| packed_in(value, found)),
+        _ => {}
+    }
 }
 
 /// Names every difference by its path.

@@ -133,14 +133,22 @@ fn is_allowed(scenario: &str, found: &str) -> bool {
     ALLOWED.iter().any(|entry| entry.scenario == scenario && found.contains(entry.part))
 }
 
-type ByName = BTreeMap<String, Value>;
+/// Resources by name: as JSON, and everything packed in them as bytes.
+type ByName = BTreeMap<String, (Value, BTreeSet<Vec<u8>>)>;
 
 fn compare_kind(place: &str, expected: &ByName, actual: &ByName, differences: &mut Vec<String>) {
     let names: BTreeSet<&String> = expected.keys().chain(actual.keys()).collect();
     for name in names {
         let place = format!("{place} {name}");
         match (expected.get(name), actual.get(name)) {
-            (Some(expected), Some(actual)) => json::compare(&place, expected, actual, differences),
+            (Some((expected, packed)), Some((actual, other))) => {
+                let before = differences.len();
+                json::compare(&place, expected, actual, differences);
+                // Other tools compare what is packed byte by byte.
+                if differences.len() == before && packed != other {
+                    differences.push(format!("{place}: packed otherwise"));
+                }
+            }
             (Some(_), None) => differences.push(format!("{place}: missing")),
             _ => differences.push(format!("{place}: istiod has no such resource")),
         }

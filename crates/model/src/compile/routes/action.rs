@@ -63,7 +63,6 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         cluster_specifier: Some(clusters),
         retry_policy: retry::policy(port.scope.world.mesh(), http.retries.as_ref()),
         request_mirror_policies: mirrors(port, http),
-        hash_policy: hash_policies(port, &http.route),
         ..timed_action(timeout)
     };
     rewrite(&mut to, http);
@@ -125,20 +124,6 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
         host_rewrite_specifier: host,
         ..Default::default()
     }
-}
-
-/// Those of all destinations; a request is hashed once, before its destination is drawn.
-fn hash_policies(port: &Port<'_>, to: &[HttpDestination]) -> Vec<route::route_action::HashPolicy> {
-    let mut policies = Vec::new();
-    for to in to.iter().map(|to| &to.destination) {
-        let host = fqdn(&to.host, &port.rule.meta.namespace);
-        for policy in super::hash_policy(port.scope, &host, &to.subset, port.number) {
-            if !policies.contains(&policy) {
-                policies.push(policy);
-            }
-        }
-    }
-    policies
 }
 
 /// As in Istio, a destination without a port has the port of the request, also where its service has only another.

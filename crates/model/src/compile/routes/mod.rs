@@ -12,10 +12,9 @@ use std::{collections::HashSet, net::IpAddr, sync::Arc};
 use skysail_core::ClusterName;
 
 use super::{
-    Scope, balance,
+    Scope,
     clusters::PASSTHROUGH,
     pb::{boolean, host_of, route, seconds, timed_action, uint32},
-    policy::Effective,
 };
 use crate::{
     ProxyView,
@@ -134,7 +133,6 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     let to = route::RouteAction {
         cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
         retry_policy: retry::policy(scope.world.mesh(), None),
-        hash_policy: hash_policy(scope, host, "", port),
         ..timed_action(seconds(0))
     };
     route::Route {
@@ -144,22 +142,6 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
         decorator: Some(route::Decorator { operation: format!("{host}:{port}/*"), ..Default::default() }),
         ..Default::default()
     }
-}
-
-/// What of a request decides its endpoint, where the DestinationRule of its service balances by hash.
-fn hash_policy(
-    scope: &Scope<'_>,
-    host: &str,
-    subset: &str,
-    port: u16,
-) -> Vec<route::route_action::HashPolicy> {
-    let Some(rule) = scope.world.destination_rule(host, scope.namespace) else { return Vec::new() };
-    let subset = rule.spec.subsets.iter().find(|known| known.name == subset);
-    let effective = match subset {
-        Some(subset) => Effective::of_subset(&rule.spec, subset, port),
-        None => Effective::of_rule(&rule.spec, port),
-    };
-    balance::hash_policy(effective.load_balancer)
 }
 
 /// Requests for hosts nobody knows go where they wanted to, or are refused.
