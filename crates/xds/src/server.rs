@@ -11,7 +11,10 @@ use envoy_types::pb::envoy::{
     config::core::v3::Node,
     service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Request, Response, Status, Streaming,
@@ -30,6 +33,8 @@ use crate::{
 
 /// A client must say who it is within this time.
 const FIRST_REQUEST: Duration = Duration::from_secs(15);
+/// How long listeners and routes wait for the client to ask for new clusters' endpoints.
+const HOLD: Duration = Duration::from_secs(1);
 /// At most one response of each kind is under way, so this is never full for long.
 const QUEUE: usize = Kind::ALL.len() + 1;
 
@@ -142,6 +147,7 @@ async fn serve<R: IntoAsk>(
     let View { mut resources, mut report } = view;
     let mut session = Session::new(R::FORM);
     let mut next = Some(first);
+    let mut held_until = None;
     loop {
         if let Some(request) = next.take() {
             match request.into_ask() {
@@ -159,7 +165,13 @@ async fn serve<R: IntoAsk>(
             }
             report(Event::Sent { kind, nonce, resources: count, removed, bytes });
         }
+        if !session.is_holding() {
+            held_until = None;
+        } else if held_until.is_none() {
+            held_until = Some(Instant::now() + HOLD);
+        }
         tokio::select! {
+            () = sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => session.release(),
             request = requests.message() => match request? {
                 Some(request) => next = Some(request),
                 None => return Ok(()),

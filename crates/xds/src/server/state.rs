@@ -4,6 +4,8 @@
 //! - One response of a kind is under way at a time; what changes meanwhile is merged into the next.
 //! - What is referred to goes before what refers to it. In the delta form clusters and endpoints are also taken
 //!   away last, when listeners and routes no longer refer to them, so that no request finds its cluster gone.
+//! - Listeners and routes wait until the client has the endpoints of new clusters, or a request could be routed to
+//!   a cluster that is not ready. Delta only; and not for ever, as some clients never ask for endpoints.
 //! - A name newly asked for is answered even if the client should have it, and even if it does not exist.
 //! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged.
 
@@ -83,11 +85,13 @@ pub(super) struct Session {
     kinds: [Watched; Kind::ALL.len()],
     /// What everything was last compared with, to skip kinds without change.
     compared: Option<Resources>,
+    /// New clusters whose endpoints the client does not have yet.
+    holding: BTreeSet<Arc<str>>,
 }
 
 impl Session {
     pub(super) fn new(form: Form) -> Self {
-        Self { form, nonce: 0, kinds: Default::default(), compared: None }
+        Self { form, nonce: 0, kinds: Default::default(), compared: None, holding: BTreeSet::new() }
     }
 
     /// Takes a request in.
@@ -100,7 +104,13 @@ impl Session {
             watched.in_flight = None;
             acknowledges = true;
             match &ask.error {
-                Some(reason) => report(Event::Rejected { kind: ask.kind, nonce, reason }),
+                Some(reason) => {
+                    // Who refuses a cluster does not ask for its endpoints.
+                    if ask.kind == Kind::Cluster {
+                        self.holding.clear();
+                    }
+                    report(Event::Rejected { kind: ask.kind, nonce, reason });
+                }
                 None => report(Event::Acked { kind: ask.kind, nonce }),
             }
         }
@@ -115,6 +125,17 @@ impl Session {
         }
     }
 
+    /// True while listeners and routes wait for the client to ask for endpoints.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.holding.is_empty()
+    }
+
+    /// Waits no longer.
+    pub(super) fn release(&mut self) {
+        self.holding.clear();
+        self.compared = None;
+    }
+
     /// What is to be sent now.
     pub(super) fn pushes(&mut self, resources: &Resources) -> Vec<Push> {
         let before = self.compared.replace(resources.clone());
@@ -124,6 +145,9 @@ impl Session {
         }
         let mut pushes = Vec::new();
         for kind in Kind::ALL {
+            if matches!(kind, Kind::Listener | Kind::Route) && self.holds(resources) {
+                continue;
+            }
             let late = self.form == Form::Delta && matches!(kind, Kind::Cluster | Kind::Endpoint);
             if !self.push(kind, resources, !late, &mut pushes) {
                 // Later kinds may refer to what cannot be sent yet.
@@ -131,7 +155,7 @@ impl Session {
             }
         }
         let settled = |kind: Kind| self.kinds[kind as usize].in_flight.is_none();
-        if self.form == Form::Delta && settled(Kind::Listener) && settled(Kind::Route) {
+        if self.form == Form::Delta && !self.is_holding() && settled(Kind::Listener) && settled(Kind::Route) {
             for kind in [Kind::Cluster, Kind::Endpoint] {
                 self.push(kind, resources, true, &mut pushes);
             }
@@ -157,6 +181,10 @@ impl Session {
             return false;
         }
         self.nonce += 1;
+        if kind == Kind::Cluster && self.form == Form::Delta {
+            let new = send.iter().filter(|resource| !watched.told.contains_key(&resource.name));
+            self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
+        }
         watched.sent(self.nonce, &send, &removed);
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
         let send =
@@ -167,6 +195,18 @@ impl Session {
             self.warm(&changed);
         }
         true
+    }
+
+    /// Whether endpoints of new clusters are still on their way.
+    fn holds(&mut self, resources: &Resources) -> bool {
+        let endpoints = &self.kinds[Kind::Endpoint as usize];
+        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.told.contains_key(name);
+        // Clusters that find their endpoints otherwise have no resource of that name.
+        let exists = |name: &Arc<str>| {
+            [Kind::Cluster, Kind::Endpoint].iter().all(|kind| resources.get(*kind, name).is_some())
+        };
+        self.holding.retain(|name| exists(name) && !arrived(name));
+        self.is_holding()
     }
 
     /// Changed clusters wait for their endpoints anew, which have the cluster's name.

@@ -145,11 +145,32 @@ fn clusters_come_first_and_go_last() {
         assert_eq!(exchange(&mut session, request, &before).len(), 1);
         assert_eq!(exchange(&mut session, ask(kind, nonce, &[]), &before), []);
     }
-    let sent = out(&mut session, &after);
-    assert_eq!(sent, [one(Cluster, 5, "new", ""), one(Route, 6, "r", "")].concat());
+    // The route waits until the endpoints of the new cluster are there, the old cluster until the route is.
+    assert_eq!(out(&mut session, &after), one(Cluster, 5, "new", ""));
+    assert!(session.is_holding());
     assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &after), []);
-    let sent = exchange(&mut session, ask(Route, 6, &[]), &after);
-    assert_eq!(sent, [one(Cluster, 7, "", "old"), one(Endpoint, 8, "", "old")].concat());
+    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["new"]), &after), one(Endpoint, 6, "new", ""));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 6, &[]), &after), one(Route, 7, "r", ""));
+    let sent = exchange(&mut session, ask(Route, 7, &[]), &after);
+    assert_eq!(sent, [one(Cluster, 8, "", "old"), one(Endpoint, 9, "", "old")].concat());
+}
+
+#[test]
+fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
+    let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Listener, "l", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), []);
+    assert!(session.is_holding());
+    session.release();
+    assert_eq!(out(&mut session, &world), one(Listener, 2, "l", ""));
+
+    // One who refuses the cluster is not waited for at all.
+    let mut session = Session::new(Form::Delta);
+    exchange(&mut session, ask(Cluster, 0, &[]), &world);
+    exchange(&mut session, Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) }, &world);
+    assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 2, "l", ""));
 }
 
 #[test]
