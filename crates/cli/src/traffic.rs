@@ -71,7 +71,7 @@ struct Reports {
 }
 
 /// The live table shows what happened this long.
-const WINDOW: Duration = Duration::from_secs(5);
+const WINDOW: Duration = Duration::from_secs(10);
 
 const REQUESTS: &str = "istio_requests_total";
 const TIMES: &str = "istio_request_duration_milliseconds_bucket";

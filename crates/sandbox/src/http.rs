@@ -1,6 +1,4 @@
-//! The least of HTTP that asking for a status page takes: one GET, one connection, the whole answer.
-//!
-//! HTTP/1.0 is spoken on purpose: its answers are never chunked and end with the connection (RFC 1945).
+//! The least of HTTP/1.1 that asking for a page takes: one request, one connection, the whole answer (RFC 9112).
 
 use std::{
     io,
@@ -48,7 +46,7 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
         call.url.strip_prefix("http://").ok_or_else(|| wrong(format!("{}: not http://…", call.url)))?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
     let place = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-    let mut request = format!("{} {path} HTTP/1.0\r\n", call.method);
+    let mut request = format!("{} {path} HTTP/1.1\r\nconnection: close\r\n", call.method);
     if !call.headers.iter().any(|line| line.to_ascii_lowercase().starts_with("host:")) {
         request.push_str(&format!("host: {host}\r\n"));
     }
@@ -88,7 +86,7 @@ pub(crate) async fn get_from(
     path: &str,
     limit: Duration,
 ) -> io::Result<(u16, String)> {
-    let request = format!("GET {path} HTTP/1.0\r\nhost: {to}\r\nuser-agent: skysail\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nuser-agent: skysail\r\nconnection: close\r\n\r\n");
     limited(limit, async { exchange(connect(to, from).await?, &request).await }).await
 }
 
@@ -107,7 +105,24 @@ fn parse(answer: &str) -> io::Result<(u16, String)> {
     let not_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP");
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(not_http)?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(not_http)?;
-    Ok((status, body.to_owned()))
+    let lower = head.to_ascii_lowercase();
+    let chunked = lower.lines().any(|line| line.starts_with("transfer-encoding:") && line.contains("chunked"));
+    let body = if chunked { unchunk(body).ok_or_else(not_http)? } else { body.to_owned() };
+    Ok((status, body))
+}
+
+/// RFC 9112, section 7.1.
+fn unchunk(mut rest: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (size, after) = rest.split_once("\r\n")?;
+        let size = usize::from_str_radix(size.split(';').next()?.trim(), 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.push_str(after.get(..size)?);
+        rest = after.get(size..)?.strip_prefix("\r\n")?;
+    }
 }
 
 #[cfg(test)]
@@ -118,6 +133,9 @@ mod tests {
     fn answers_are_taken_apart() {
         let (status, body) = parse("HTTP/1.0 503 Service Unavailable\r\na: b\r\n\r\nno\r\n\r\n").unwrap();
         assert_eq!((status, body.as_str()), (503, "no\r\n\r\n"));
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n1\r\nd\r\n0\r\n\r\n";
+        assert_eq!(parse(chunked).unwrap(), (200, "abcd".to_owned()));
+        assert!(parse(&chunked[..chunked.len() - 12]).is_err());
         assert!(parse("SSH-2.0-OpenSSH\r\n").is_err());
     }
 }

@@ -106,6 +106,8 @@ fn spawn(program: &Program) -> io::Result<Child> {
         .args(arguments)
         .env_clear()
         .envs(inherited)
+        // Their output goes to files.
+        .env("NO_COLOR", "1")
         .envs(&program.environment)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
