@@ -53,6 +53,8 @@ enum Workload {
     ///
     /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, make it answer so.
     Echo(echo::Args),
+    /// Run one of the airline example's services, or its travellers.
+    Airline(airline::Args),
     #[command(hide = true)]
     Get(pods::Request),
 }
@@ -77,6 +79,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => pods::status(&args),
         Command::Control(args) => skysail_control::run(args).map(|()| 0),
         Command::Proxy(args) => skysail_proxy::run(args).map(|()| 0),
+        Command::Workload(Workload::Airline(args)) => airline::run(args).map(|()| 0),
         Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(|()| 0)?),
         Command::Workload(Workload::Get(request)) => pods::get(request),
         Command::Completion { shell } => {
