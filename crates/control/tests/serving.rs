@@ -1,6 +1,8 @@
 //! The control plane as a process: certificates and discovery as proxies use them, changed files, refusals,
 //! restarts.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
+
 use std::{
     collections::BTreeMap,
     fs,

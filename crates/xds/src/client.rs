@@ -174,14 +174,16 @@ impl Subscriptions {
     /// Asks for resources by name. Names asked for already change nothing.
     pub fn subscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
-            names.into_iter().fold(false, |any, name| wanted[kind as usize].insert(name.to_owned()) || any)
+            let new = names.into_iter().filter(|name| wanted[kind as usize].insert((*name).to_owned()));
+            new.count() > 0
         });
     }
 
     /// No longer asks for resources. The handler is told nothing about them any more, not even their removal.
     pub fn unsubscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
-            names.into_iter().fold(false, |any, name| wanted[kind as usize].remove(name) || any)
+            let gone = names.into_iter().filter(|name| wanted[kind as usize].remove(*name));
+            gone.count() > 0
         });
     }
 
@@ -252,10 +254,9 @@ impl Client {
         failures: &mut u32,
     ) -> BoxError {
         let (sender, requests) = mpsc::unbounded_channel();
-        let send =
-            |requests: Vec<Outgoing>| requests.into_iter().try_for_each(|request| sender.send(request));
+        let send = |requests: Vec<Outgoing>| requests.into_iter().all(|request| sender.send(request).is_ok());
         // Before the stream is opened, as servers may answer with nothing, not even headers, until they are asked.
-        if send(self.state.open(&self.wanted.lock())).is_err() {
+        if !send(self.state.open(&self.wanted.lock())) {
             return "the stream ended before it began".into();
         }
         let mut responses = match open(connection, self.state.form(), requests).await {
@@ -268,7 +269,7 @@ impl Client {
             let response = tokio::select! {
                 response = responses.next() => response,
                 () = wanted.changed.notified() => {
-                    if send(self.state.wanted(&wanted.lock())).is_err() {
+                    if !send(self.state.wanted(&wanted.lock())) {
                         return "the server closed the stream".into();
                     }
                     continue;
@@ -289,7 +290,7 @@ impl Client {
             }
             let mut answers = vec![self.state.applied(pending, &rejections)];
             answers.extend(self.state.wanted(&wanted.lock()));
-            if send(answers).is_err() {
+            if !send(answers) {
                 return "the server closed the stream".into();
             }
         }
