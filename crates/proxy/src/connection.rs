@@ -264,7 +264,8 @@ async fn inspect(
         return Ok(findings);
     }
     let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
-    let steps: [(bool, fn(&[u8], &mut Findings) -> Look); 2] =
+    type LookAt = fn(&[u8], &mut Findings) -> Look;
+    let steps: [(bool, LookAt); 2] =
         [(wanted(&listener.inspect_tls), inspect::tls), (wanted(&listener.inspect_http), inspect::http)];
     for (wanted, look) in steps {
         if !wanted || findings.transport == Some(Transport::Tls) {

@@ -23,10 +23,11 @@ use crate::{
         flow::Flow,
         write::{self, Persistence},
     },
+    mirror,
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Host, Pool, bump},
-    route::{self, Found},
+    route::{self, Chosen, Found},
     story::Story,
     tcp::Tunnel,
     upstream::{self, Offer},
@@ -73,9 +74,10 @@ impl Story<'_> {
         body: &mut Flow,
         upgrade: Option<Box<str>>,
     ) -> Result<(), Error> {
-        let upgrade = self.allow_upgrade(forward, upgrade)?;
+        let upgrade = self.allow_upgrade(forward, upgrade.as_deref())?;
         let origin = cors.and_then(|_| self.head.header("origin").map(<[u8]>::to_vec));
-        let (pool, ops, host) = self.choose(forward)?;
+        let (pool, chosen) = self.choose(forward)?;
+        let (ops, host) = chosen.map_or((None, None), |chosen| (chosen.headers, chosen.host));
         self.told.pool = Some(pool.clone());
         let way = Way { table, found, forward, pool, ops, host: host.or(forward.host.as_ref()), upgrade };
         self.rewrite(&way);
@@ -87,6 +89,9 @@ impl Story<'_> {
             idle_timeout,
         );
         let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
+        if complete && !forward.mirrors.is_empty() {
+            mirror::send(self.worker, self.snapshot, &forward.mirrors, self.head, body);
+        }
         let now = Instant::now();
         let switched = self.response.status() == 101;
         hop::remove_connection_fields(self.response, switched);
@@ -107,27 +112,25 @@ impl Story<'_> {
     }
 
     /// Whether an upgrade that the client asks for is passed on; others are refused.
-    fn allow_upgrade(&self, forward: &Forward, wanted: Option<Box<str>>) -> Result<bool, Error> {
+    fn allow_upgrade(&self, forward: &Forward, wanted: Option<&str>) -> Result<bool, Error> {
         let Some(wanted) = wanted else { return Ok(false) };
-        let by_route = forward.upgrades.iter().find(|(name, _)| *name == wanted).map(|(_, allowed)| *allowed);
-        let allowed = by_route.unwrap_or_else(|| self.manager.upgrades.contains(&wanted));
+        let by_route =
+            forward.upgrades.iter().find(|(name, _)| **name == *wanted).map(|(_, allowed)| *allowed);
+        let allowed = by_route.unwrap_or_else(|| self.manager.upgrades.iter().any(|name| **name == *wanted));
         if allowed { Ok(true) } else { Err(Error::new(Kind::UpgradeRefused)) }
     }
 
     /// The cluster, with what comes with the choice.
-    fn choose<'f>(
-        &self,
-        forward: &'f Forward,
-    ) -> Result<(Rc<Pool>, Option<&'f HeaderOps>, Option<&'f HostRewrite>), Error> {
+    fn choose<'f>(&self, forward: &'f Forward) -> Result<(Rc<Pool>, Option<Chosen<'f>>), Error> {
         let missing = || Error::new(Kind::ClusterNotFound(forward.cluster_not_found));
         let get = |name: &str| self.worker.pool(name, self.snapshot).ok_or_else(missing);
         let mut dice = self.worker.dice.borrow_mut();
         if matches!(forward.targets, Targets::Header(_)) {
             let chosen = route::target(&forward.targets, Some(self.head), &mut dice).ok_or_else(missing)?;
-            return Ok((get(chosen.cluster)?, None, None));
+            return Ok((get(chosen.cluster)?, None));
         }
         let chosen = route::target(&forward.targets, None, &mut dice).ok_or_else(missing)?;
-        Ok((get(chosen.cluster)?, chosen.headers, chosen.host))
+        Ok((get(chosen.cluster)?, Some(chosen)))
     }
 
     /// Changes of the request's head, in Envoy's order.
@@ -246,6 +249,10 @@ impl Story<'_> {
             return Err(Failure { error: Error::new(Kind::UpstreamClosed), sent: false, stale: true });
         }
         if !reused {
+            if upstream.stream.alpn().is_some_and(|protocol| protocol.ends_with(b"h2")) {
+                let cause = "the server chose HTTP/2, which is not spoken to servers yet";
+                return Err(Error::caused(Kind::UpstreamProtocol, cause).into());
+            }
             upstream.peer.set_workload(host.endpoint.workload.clone());
         }
         if let Some(exchange) = self.manager.metadata_exchange.filter(|_| outbound) {

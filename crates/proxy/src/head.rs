@@ -316,17 +316,6 @@ impl RequestHead {
         self.scheme = Scheme::Http;
         self.version = Version::Http11;
     }
-
-    /// Takes over the values of another, keeping the memory.
-    pub(crate) fn copy_from(&mut self, other: &Self) {
-        replace(&mut self.method, &other.method);
-        replace(&mut self.path, &other.path);
-        replace(&mut self.authority, &other.authority);
-        self.scheme = other.scheme;
-        self.version = other.version;
-        self.headers.text.clone_from(&other.headers.text);
-        self.headers.index.clone_from(&other.headers.index);
-    }
 }
 
 impl ResponseHead {

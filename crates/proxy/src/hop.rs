@@ -19,13 +19,11 @@ pub(crate) fn limits(manager: &HttpManager) -> Limits {
 /// are written anew anyway; `te: trailers` may stay, as trailers are passed on.
 pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {
     if headers.has("connection") {
-        let named: Vec<Box<[u8]>> = headers
+        let named: Vec<Vec<u8>> = headers
             .header_values("connection")
             .flat_map(|value| value.split(|b| *b == b','))
-            .map(|token| token.trim_ascii().to_ascii_lowercase().into())
-            .filter(|token: &Box<[u8]>| {
-                !matches!(&**token, b"" | b"close" | b"keep-alive" | b"upgrade" | b"te")
-            })
+            .map(|token| token.trim_ascii().to_ascii_lowercase())
+            .filter(|token| !matches!(&**token, b"" | b"close" | b"keep-alive" | b"upgrade" | b"te"))
             .collect();
         if !named.is_empty() {
             headers.remove_if(|name, _| named.iter().any(|token| **token == *name));

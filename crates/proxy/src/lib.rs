@@ -1,9 +1,9 @@
 //! skysail-proxy: the sidecar.
 
-pub mod balance;
 pub(crate) mod admin;
 pub(crate) mod app;
 pub(crate) mod args;
+pub mod balance;
 pub(crate) mod bootstrap;
 pub(crate) mod buffer;
 pub(crate) mod chains;
@@ -12,6 +12,7 @@ pub(crate) mod connection;
 pub mod context;
 pub mod cors;
 pub(crate) mod discovery;
+pub(crate) mod envoy;
 pub mod error;
 pub(crate) mod exchange;
 pub mod fault;
@@ -43,3 +44,4 @@ pub mod worker;
 
 pub use app::run;
 pub use args::Args;
+pub(crate) mod mirror;

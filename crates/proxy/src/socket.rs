@@ -62,14 +62,9 @@ impl Stream {
         self.tcp.local_addr().ok()
     }
 
-    /// The socket, for options.
-    pub(crate) fn tcp(&self) -> &TcpStream {
-        &self.tcp
-    }
-
-    /// The TLS session, if there is one.
-    pub(crate) fn tls(&self) -> Option<&rustls::Connection> {
-        self.tls.as_ref().map(|session| &session.rustls)
+    /// The protocol that TLS agreed on.
+    pub(crate) fn alpn(&self) -> Option<&[u8]> {
+        self.tls.as_ref().and_then(|session| session.rustls.alpn_protocol())
     }
 
     /// Who the other end is, by its certificate.

@@ -13,10 +13,11 @@ use std::{
 
 use crate::{
     balance::Avoid,
-    config::listener::TcpProxy,
+    config::{cluster::Workload, listener::TcpProxy},
     connection::Downstream,
     context::Worker,
     error::{Error, Flags, Kind},
+    peer::greeting::{self, Greeting},
     pick,
     pool::Upstream,
     route,
@@ -51,22 +52,43 @@ pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy:
             return;
         }
     };
-    if proxy.stats {
-        worker.shard.connection_opened(&record(downstream, Some(&upstream), start));
-    }
     let mut counted = (0, 0);
     let mut tunnel = Tunnel::default();
+    let greeting = &worker.shared.local.greeting;
+    if downstream.chain.metadata_exchange {
+        tunnel.up.greeted = exchange(&mut downstream.stream, greeting);
+    }
+    if upstream.pool().cluster.metadata_exchange {
+        tunnel.down.greeted = exchange(&mut upstream.stream, greeting);
+    }
+    let mut opened = false;
     loop {
+        // A connection is counted once it is known whose it is.
+        let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
+        if proxy.stats && !opened && !expects {
+            worker.shard.connection_opened(&record(downstream, Some(&upstream), start));
+            opened = true;
+        }
         let report = proxy.stats.then(|| Instant::now() + REPORT);
         let (client, server) = (&mut downstream.stream, &mut upstream.stream);
         let ended = tunnel.run(client, server, &mut timer, proxy.idle_timeout, report).await;
-        if proxy.stats {
+        let [client, server] = tunnel.met();
+        for (peer, workload) in [(&downstream.peer, client), (&upstream.peer, server)] {
+            if let Some(workload) = workload {
+                peer.set_workload(Some(Arc::new(workload)));
+            }
+        }
+        if proxy.stats && ended != Ended::Met {
             let now = (downstream.stream.received, downstream.stream.sent);
             let record = record(downstream, Some(&upstream), start);
+            if !opened {
+                worker.shard.connection_opened(&record);
+                opened = true;
+            }
             worker.shard.connection_bytes(&record, now.0 - counted.0, now.1 - counted.1);
             counted = now;
         }
-        if ended != Ended::Reported {
+        if matches!(ended, Ended::Closed | Ended::Idle) {
             break;
         }
     }
@@ -91,6 +113,15 @@ async fn connect(worker: &Rc<Worker>, downstream: &Downstream, proxy: &TcpProxy)
     let upstream = upstream::get(&pool, &host, Offer::Own, &worker.shared, true).await?;
     upstream.peer.set_workload(host.endpoint.workload.clone());
     Ok(upstream)
+}
+
+/// Says who we are where ALPN agreed on it, and expects the same of the other side.
+fn exchange(stream: &mut Stream, greeting: &[u8]) -> Option<Met> {
+    if stream.alpn() != Some(greeting::ALPN) {
+        return None;
+    }
+    stream.output.extend(greeting);
+    Some(Met::Expected)
 }
 
 fn record<'a>(downstream: &'a Downstream, upstream: Option<&'a Upstream>, start: SystemTime) -> Record<'a> {
@@ -128,9 +159,11 @@ pub(crate) enum Ended {
     Idle,
     /// It goes on, but its bytes should be counted.
     Reported,
+    /// It goes on, and a side has said who it is.
+    Met,
 }
 
-/// Two connections joined; which ways are done.
+/// Two connections joined.
 #[derive(Default)]
 pub(crate) struct Tunnel {
     up: Way,
@@ -139,8 +172,21 @@ pub(crate) struct Tunnel {
 }
 
 /// One way of a tunnel.
+#[derive(Default)]
+struct Way {
+    state: State,
+    /// The sender may say who it is before all else.
+    greeted: Option<Met>,
+}
+
+/// What came of a greeting.
+enum Met {
+    Expected,
+    Known(Option<Workload>),
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Way {
+enum State {
     #[default]
     Open,
     /// The sender has ended; the receiver is yet to be told.
@@ -164,8 +210,11 @@ impl Tunnel {
             if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
                 return Poll::Ready(Ended::Closed);
             }
-            if (self.up, self.down) == (Way::Done, Way::Done) {
+            if (self.up.state, self.down.state) == (State::Done, State::Done) {
                 return Poll::Ready(Ended::Closed);
+            }
+            if [&self.up, &self.down].iter().any(|way| matches!(way.greeted, Some(Met::Known(_)))) {
+                return Poll::Ready(Ended::Met);
             }
             if idle_timeout.is_some()
                 && before != (client.received, server.received, client.sent, server.sent)
@@ -179,32 +228,58 @@ impl Tunnel {
         })
         .await
     }
+
+    /// Who the two sides said they are, since the last time asked.
+    fn met(&mut self) -> [Option<Workload>; 2] {
+        [&mut self.up, &mut self.down].map(|way| match way.greeted.take() {
+            Some(Met::Known(workload)) => workload,
+            other => {
+                way.greeted = other;
+                None
+            }
+        })
+    }
 }
 
 impl Way {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
-            // Blocks change hands; nothing is copied.
-            if to.output.is_empty() && !from.input.is_empty() {
-                std::mem::swap(&mut to.output, &mut from.input);
-            }
             ready!(to.poll_flush(cx))?;
-            if !from.input.is_empty() {
+            if !self.greet(from)? && !from.input.is_empty() {
+                // Blocks change hands; nothing is copied.
+                std::mem::swap(&mut to.output, &mut from.input);
                 continue;
             }
-            match self {
-                Self::Done => return Poll::Ready(Ok(())),
-                Self::Ending => {
+            match self.state {
+                State::Done => return Poll::Ready(Ok(())),
+                State::Ending => {
                     ready!(to.poll_shutdown(cx))?;
-                    *self = Self::Done;
+                    self.state = State::Done;
                 }
-                Self::Open => {
+                State::Open => {
                     from.rest();
                     if ready!(from.poll_fill(cx))? == 0 {
-                        *self = Self::Ending;
+                        self.state = State::Ending;
                     }
                 }
             }
         }
+    }
+
+    /// Takes a greeting off the front. True while it is not yet known whether there is one.
+    fn greet(&mut self, from: &mut Stream) -> io::Result<bool> {
+        if !matches!(self.greeted, Some(Met::Expected)) {
+            return Ok(false);
+        }
+        match greeting::read(from.input.bytes()) {
+            Greeting::Incomplete if self.state == State::Open && !from.input.is_full() => return Ok(true),
+            Greeting::TooLarge => return Err(io::Error::other("the peer's metadata are too large")),
+            Greeting::Complete(length, workload) => {
+                from.input.consume(length);
+                self.greeted = Some(Met::Known(workload));
+            }
+            Greeting::Incomplete | Greeting::Absent => self.greeted = Some(Met::Known(None)),
+        }
+        Ok(false)
     }
 }

@@ -37,11 +37,6 @@ impl Timer {
             sleep.as_mut().reset(deadline.into());
         }
     }
-
-    /// [`Self::poll`] to wait for.
-    pub(crate) async fn until(&mut self, deadline: Option<Instant>) {
-        std::future::poll_fn(|cx| self.poll(cx, deadline)).await;
-    }
 }
 
 /// The earlier of two deadlines that may not be there.

@@ -1,5 +1,11 @@
 //! HTTP/1.1 through a proxy, over real sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
 mod support;
 
 use std::{sync::Arc, time::Duration};
@@ -16,14 +22,24 @@ async fn requests_share_connections_on_both_sides() {
     let proxy = proxy_to(echo().await).await;
     let mut client = proxy.connect().await;
     for path in ["/one", "/two?x=y"] {
-        client.send(&format!("GET {path} HTTP/1.1\r\nHost: a:1\r\nX-Custom: Value\r\nConnection: keep-alive\r\n\r\n")).await;
+        client
+            .send(&format!(
+                "GET {path} HTTP/1.1\r\nHost: a:1\r\nX-Custom: Value\r\nConnection: keep-alive\r\n\r\n"
+            ))
+            .await;
         let (head, body) = client.message().await;
         assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
         assert!(head.contains("\r\nserver: skysail\r\n") && head.contains("\r\ndate: "), "{head}");
         assert!(head.contains("\r\nx-envoy-upstream-service-time: "), "{head}");
         // Connection 0 both times.
-        assert!(body.starts_with(&format!("0\nGET {path} HTTP/1.1\r\nhost: a:1\r\nx-custom: Value\r\n")), "{body}");
-        assert!(body.contains("\r\nx-request-id: ") && body.contains("\r\nx-envoy-attempt-count: 1\r\n"), "{body}");
+        assert!(
+            body.starts_with(&format!("0\nGET {path} HTTP/1.1\r\nhost: a:1\r\nx-custom: Value\r\n")),
+            "{body}"
+        );
+        assert!(
+            body.contains("\r\nx-request-id: ") && body.contains("\r\nx-envoy-attempt-count: 1\r\n"),
+            "{body}"
+        );
         assert!(!body.contains("keep-alive"), "{body}");
     }
     let stats = proxy.workers().clusters().await;
@@ -40,7 +56,10 @@ async fn pipelined_requests_are_answered_in_order() {
     client.send(&requests).await;
     for i in 0..20 {
         let (_, body) = client.message().await;
-        assert!(body.starts_with(&format!("0\nPOST /{i} ")) && body.ends_with(&format!("body{}", i % 10)), "{body}");
+        assert!(
+            body.starts_with(&format!("0\nPOST /{i} ")) && body.ends_with(&format!("body{}", i % 10)),
+            "{body}"
+        );
     }
 }
 
@@ -48,7 +67,10 @@ async fn pipelined_requests_are_answered_in_order() {
 async fn chunks_and_trailers_pass_both_ways() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
-        assert!(head.contains("transfer-encoding: chunked\r\n") && !head.contains("content-length"), "{head}");
+        assert!(
+            head.contains("transfer-encoding: chunked\r\n") && !head.contains("content-length"),
+            "{head}"
+        );
         let body = client.until("\r\n\r\n").await;
         assert!(body.ends_with("0\r\nx-sum: 5\r\n\r\n") && !body.contains("ext"), "{body}");
         client.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await;
@@ -62,7 +84,8 @@ async fn chunks_and_trailers_pass_both_ways() {
     client.send("3\r\ncde\r\n0\r\nX-Sum: 5\r\n\r\n").await;
     assert!(client.head().await.contains("\r\ntransfer-encoding: chunked\r\n"));
     let body = client.until("0\r\nx-total: 5\r\n\r\n").await;
-    let content: String = body.split("\r\n").filter(|line| line.chars().all(|c| c.is_ascii_lowercase())).collect();
+    let content: String =
+        body.split("\r\n").filter(|line| line.chars().all(|c| c.is_ascii_lowercase())).collect();
     assert_eq!(content, "abcde");
 }
 
@@ -107,8 +130,13 @@ async fn expectations_go_to_the_upstream() {
 async fn upgrades_become_tunnels() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
-        assert!(head.contains("upgrade: WebSocket\r\n") && head.contains("connection: upgrade\r\n"), "{head}");
-        client.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nhi").await;
+        assert!(
+            head.contains("upgrade: WebSocket\r\n") && head.contains("connection: upgrade\r\n"),
+            "{head}"
+        );
+        client
+            .send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nhi")
+            .await;
         assert_eq!(client.exactly(4).await, "ping");
         client.send("pong").await;
         assert_eq!(client.rest().await, "");
@@ -116,7 +144,8 @@ async fn upgrades_become_tunnels() {
     .await;
     let proxy = proxy_to(upstream).await;
     let mut client = proxy.connect().await;
-    let upgrade = |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
+    let upgrade =
+        |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
     client.send(&upgrade("WebSocket")).await;
     let head = client.head().await;
     assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
@@ -244,7 +273,10 @@ async fn failures_are_tried_elsewhere() {
 async fn what_could_be_smuggled_is_refused() {
     let proxy = proxy_to(echo().await).await;
     let cases = [
-        ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
         ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
         ("GET / HTTP/1.1\r\n\r\n", 400),
         ("GET / HTTP/3.0\r\nHost: a\r\n\r\n", 505),
@@ -283,7 +315,10 @@ async fn bodies_end_as_the_method_and_version_say() {
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.0\r\n\r\n").await;
     let answer = client.rest().await;
-    assert!(answer.contains("\r\nconnection: close\r\n") && answer.ends_with("\r\n\r\nall there is"), "{answer}");
+    assert!(
+        answer.contains("\r\nconnection: close\r\n") && answer.ends_with("\r\n\r\nall there is"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

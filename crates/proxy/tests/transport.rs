@@ -1,5 +1,11 @@
 //! Mutual TLS between proxies, and bytes passed on, over real sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
 mod support;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -44,8 +50,11 @@ impl Mesh {
 
     fn client(&self, account: &str, accepts: &str) -> Arc<ClientTls> {
         let with = |alpn: &[&[u8]]| self.spec(account, accepts, alpn).client().unwrap();
-        let configs =
-            ClientConfigs { own: with(&[]), istio_http1: with(&[b"istio-http/1.1"]), istio_h2: with(&[b"istio-h2"]) };
+        let configs = ClientConfigs {
+            own: with(&[]),
+            istio_http1: with(&[b"istio-http/1.1"]),
+            istio_h2: with(&[b"istio-h2"]),
+        };
         Arc::new(ClientTls {
             config: Arc::new(ArcSwapOption::from_pointee(configs)),
             sni: Some("outbound_.80_._.a.default.svc.cluster.local".try_into().unwrap()),
@@ -78,7 +87,8 @@ async fn pair(server: SocketAddr, inbound: Arc<ServerTls>, outbound: Arc<ClientT
 #[tokio::test]
 async fn two_proxies_speak_mutual_tls() {
     let mesh = Mesh::new();
-    let (before, behind) = pair(echo().await, mesh.server("server", "client"), mesh.client("client", "server")).await;
+    let (before, behind) =
+        pair(echo().await, mesh.server("server", "client"), mesh.client("client", "server")).await;
     let mut client = before.connect().await;
     for _ in 0..3 {
         client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -150,7 +160,8 @@ async fn first_bytes_decide_what_a_connection_is() {
         }
     })
     .await;
-    let inbound = Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
     let mut plain = inbound.connect().await;
     plain.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, _) = plain.message().await;
@@ -160,7 +171,8 @@ async fn first_bytes_decide_what_a_connection_is() {
     assert_eq!(bytes.until("\n").await, "EHLO ME\r\n");
     let terminal = http(|manager, _| manager.istio_alpn = true);
     let tls = mesh.client("client", "server");
-    let outbound = Proxy::start(listener(terminal, None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    let outbound =
+        Proxy::start(listener(terminal, None), vec![cluster(&[inbound.address], Some(&tls))]).await;
     let mut client = outbound.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!(client.message().await.1, "ok");
@@ -218,5 +230,9 @@ async fn listeners_that_cannot_be_bound_are_named() {
     taken.addresses = vec![other.local_addr().unwrap()];
     let errors = proxy.workers().publish(snapshot(taken, vec![])).await.unwrap_err();
     assert_eq!(errors.len(), 1);
-    assert!(errors[0].to_string().starts_with("listener taken cannot be bound to 127.0.0.1:"), "{}", errors[0]);
+    assert!(
+        errors[0].to_string().starts_with("listener taken cannot be bound to 127.0.0.1:"),
+        "{}",
+        errors[0]
+    );
 }

@@ -11,7 +11,9 @@ use skysail_proxy::{
         cluster::{Balancer, Discovery, Limits, UpstreamProtocol, Usage},
         http::{ClientCertDetails, Codec, EscapedSlashes, Routes},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
-        route::{Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost},
+        route::{
+            Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
+        },
         tls::{ClientTls, ServerTls},
     },
     context::Shared,

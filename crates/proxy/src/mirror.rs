@@ -1,0 +1,84 @@
+//! Copies of requests, sent elsewhere on the side; their answers are thrown away.
+//!
+//! Only requests that are held whole (up to 64 KiB of body) are copied: a copy must never hold up its original.
+//! Each copy has a connection of its own, which ends with it. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
+
+use std::{rc::Rc, time::Duration};
+
+use tracing::debug;
+
+use crate::{
+    balance::Avoid,
+    config::{Snapshot, route::Mirror},
+    context::Worker,
+    error::Error,
+    head::RequestHead,
+    http1::{
+        flow::Flow,
+        write::{self, Persistence},
+    },
+    peer::{METADATA, METADATA_ID},
+    pick,
+    pool::Pool,
+    route,
+    upstream::{self, Offer},
+};
+
+/// How long an answer that nobody reads is waited for.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Sends copies of a complete request, each by its own chance.
+pub(crate) fn send(
+    worker: &Rc<Worker>,
+    snapshot: &Snapshot,
+    mirrors: &[Mirror],
+    head: &RequestHead,
+    body: &Flow,
+) {
+    for mirror in mirrors {
+        if !body.is_whole() || !route::roll(&mut worker.dice.borrow_mut(), mirror.fraction) {
+            continue;
+        }
+        let Some(pool) = worker.pool(&mirror.cluster, snapshot) else {
+            debug!("no cluster {} for copies of requests", mirror.cluster);
+            continue;
+        };
+        let mut head = head.clone();
+        head.remove(METADATA);
+        head.remove(METADATA_ID);
+        if !mirror.keep_host {
+            head.set_authority(&shadow(head.authority()));
+        }
+        let (framing, content) = (body.framing(), body.kept().unwrap_or_default().to_vec());
+        let worker = worker.clone();
+        tokio::task::spawn_local(async move {
+            let sent = async {
+                let mut upstream = connect(&worker, &pool).await?;
+                write::request(&mut upstream.stream.output, &head, framing, Persistence::Close);
+                upstream.stream.output.extend(&content);
+                if upstream.stream.flush().await.is_ok() {
+                    while matches!(upstream.stream.fill().await, Ok(1..)) {
+                        upstream.stream.input.clear();
+                    }
+                }
+                Ok::<_, Error>(())
+            };
+            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, sent).await {
+                debug!("a copy of a request did not get to {}: {error}", pool.cluster.name);
+            }
+        });
+    }
+}
+
+async fn connect(worker: &Rc<Worker>, pool: &Rc<Pool>) -> Result<crate::pool::Upstream, Error> {
+    // Copies follow no original destination: there is none for them.
+    let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let host = pick::endpoint(worker, pool, nowhere, Avoid { hosts: &[], attempts: 0 })?;
+    upstream::get(pool, &host, Offer::IstioHttp1, &worker.shared, true).await
+}
+
+/// `reviews:9080` is mirrored as `reviews-shadow:9080`.
+fn shadow(authority: &str) -> String {
+    let host = route::without_port(authority);
+    format!("{host}-shadow{}", &authority[host.len()..])
+}
