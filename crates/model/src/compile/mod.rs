@@ -159,3 +159,6 @@ fn add_cluster(made: &mut Resources, cluster: &pb::cluster::Cluster) {
 fn add<M: prost::Message>(made: &mut Resources, kind: Kind, name: &str, message: &M) {
     made.insert(Resource::encode(kind, name, message));
 }
+
+#[cfg(test)]
+mod tests;

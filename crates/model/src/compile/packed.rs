@@ -14,18 +14,19 @@ use super::{
     pb::{Any, Struct, Value, rbac},
 };
 
-/// A message of which only this field is written.
+/// A message of which only this field is written. It is optional so that an empty one is written too: rules without
+/// policies deny everything, no rules nothing.
 #[derive(Clone, PartialEq, Message)]
 struct First {
-    #[prost(bytes = "vec", tag = "1")]
-    field: Vec<u8>,
+    #[prost(bytes = "vec", optional, tag = "1")]
+    field: Option<Vec<u8>>,
 }
 
 /// The same for the second field.
 #[derive(Clone, PartialEq, Message)]
 struct Second {
-    #[prost(bytes = "vec", tag = "2")]
-    field: Vec<u8>,
+    #[prost(bytes = "vec", optional, tag = "2")]
+    field: Option<Vec<u8>>,
 }
 
 /// Packs a message.
@@ -39,14 +40,14 @@ fn of_type<M: Message + Name>(body: Vec<u8>) -> Any {
 
 /// A `udpa.type.v1.TypedStruct`.
 pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any {
-    let mut body = First { field: type_url.as_bytes().to_vec() }.encode_to_vec();
-    body.extend(Second { field: structure(fields) }.encode_to_vec());
+    let mut body = First { field: Some(type_url.as_bytes().to_vec()) }.encode_to_vec();
+    body.extend(Second { field: Some(structure(fields)) }.encode_to_vec());
     Any { type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".into(), value: body }
 }
 
 /// A filter whose first field are its rules.
 pub(super) fn with_rules<M: Message + Name>(rest: &M, rules: &Rules) -> Any {
-    let mut body = First { field: rules.encode() }.encode_to_vec();
+    let mut body = First { field: Some(rules.encode()) }.encode_to_vec();
     body.extend(rest.encode_to_vec());
     of_type::<M>(body)
 }
@@ -99,5 +100,12 @@ mod tests {
         let rules = read.rules.unwrap();
         assert_eq!(rules.action, rbac::rbac::Action::Deny as i32);
         assert_eq!(rules.policies.len(), 2);
+    }
+
+    #[test]
+    fn rules_without_policies_are_still_rules() {
+        let rules = Rules { action: rbac::rbac::Action::Allow, policies: BTreeMap::new() };
+        let read = Rbac::decode(with_rules(&Rbac::default(), &rules).value.as_slice()).unwrap();
+        assert_eq!(read.rules, Some(rbac::Rbac::default()));
     }
 }

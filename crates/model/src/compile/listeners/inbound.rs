@@ -26,6 +26,8 @@ use crate::{
 
 use listener::listener_filter_chain_match_predicate::{MatchSet, Rule};
 
+/// Behind the last port.
+const PORTS_END: i32 = 65536;
 /// What is read of a ClientHello at first; most are shorter.
 const TLS_READ_BYTES: u32 = 512;
 /// What a client speaks when it speaks HTTP in plain text.
@@ -282,51 +284,66 @@ impl Inspected {
 
 /// Inspectors are off for ports that do not need them: where the server speaks first, they would wait in vain.
 fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec<listener::ListenerFilter> {
-    let needs = |what: fn(&Inspected) -> bool| -> (bool, Vec<u16>, Vec<u16>) {
-        let (on, off): (Vec<_>, Vec<_>) = ports.iter().partition(|(_, inspected)| what(inspected));
-        let numbers = |list: Vec<(&u16, &Inspected)>| list.into_iter().map(|(port, _)| *port).collect();
-        (what(&default), numbers(on), numbers(off))
-    };
     let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
+    let tls = off(default.tls, ports.iter().map(|(port, inspected)| (*port, inspected.tls)));
+    let http = off(default.http, ports.iter().map(|(port, inspected)| (*port, inspected.http)));
     let inspectors = [
-        ("envoy.filters.listener.tls_inspector", pack(&inspect_tls), needs(|inspected| inspected.tls)),
-        (
-            "envoy.filters.listener.http_inspector",
-            pack(&HttpInspector::default()),
-            needs(|inspected| inspected.http),
-        ),
+        (tls, inspector("envoy.filters.listener.tls_inspector", pack(&inspect_tls))),
+        (http, inspector("envoy.filters.listener.http_inspector", pack(&HttpInspector::default()))),
     ];
     let mut filters = vec![inspector("envoy.filters.listener.original_dst", pack(&OriginalDst::default()))];
-    for (name, config, (by_default, on, off)) in inspectors {
-        if by_default || !on.is_empty() {
-            let disabled = if by_default { predicate(&off) } else { not(predicate(&on)) };
-            filters.push(listener::ListenerFilter {
-                filter_disabled: Some(disabled),
-                ..inspector(name, config)
-            });
+    for (ranges, inspector) in inspectors {
+        if let Some(ranges) = ranges {
+            filters.push(listener::ListenerFilter { filter_disabled: Some(in_ranges(&ranges)), ..inspector });
         }
     }
     filters
 }
 
+/// The ports, from and up to, for which an inspector is off; `None` if no port needs it. `ports` are in order.
+fn off(default: bool, ports: impl Iterator<Item = (u16, bool)> + Clone) -> Option<Vec<(i32, i32)>> {
+    let single = |port: u16| (i32::from(port), i32::from(port) + 1);
+    if default {
+        return Some(ports.filter(|(_, on)| !on).map(|(port, _)| single(port)).collect());
+    }
+    if ports.clone().all(|(_, on)| !on) {
+        return None;
+    }
+    let mut ranges = Vec::new();
+    let mut from = 0;
+    for (port, _) in ports.filter(|(_, on)| *on) {
+        let (start, end) = single(port);
+        ranges.push((from, start));
+        from = end;
+    }
+    ranges.push((from, PORTS_END));
+    ranges.retain(|(start, end)| start < end);
+    Some(ranges)
+}
+
 /// True for connections to these ports.
-fn predicate(ports: &Vec<u16>) -> listener::ListenerFilterChainMatchPredicate {
-    let range = |port: &u16| {
-        let start = i32::from(*port);
-        is(Rule::DestinationPortRange(types::Int32Range { start, end: start + 1 }))
+fn in_ranges(ranges: &[(i32, i32)]) -> listener::ListenerFilterChainMatchPredicate {
+    let range = |(start, end): &(i32, i32)| listener::ListenerFilterChainMatchPredicate {
+        rule: Some(Rule::DestinationPortRange(types::Int32Range { start: *start, end: *end })),
     };
-    match &ports[..] {
-        [port] => range(port),
-        ports => is(Rule::OrMatch(MatchSet { rules: ports.iter().map(range).collect() })),
+    match ranges {
+        [only] => range(only),
+        _ => listener::ListenerFilterChainMatchPredicate {
+            rule: Some(Rule::OrMatch(MatchSet { rules: ranges.iter().map(range).collect() })),
+        },
     }
 }
 
-fn not(
-    predicate: listener::ListenerFilterChainMatchPredicate,
-) -> listener::ListenerFilterChainMatchPredicate {
-    is(Rule::NotMatch(Box::new(predicate)))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn is(rule: Rule) -> listener::ListenerFilterChainMatchPredicate {
-    listener::ListenerFilterChainMatchPredicate { rule: Some(rule) }
+    #[test]
+    fn inspectors_are_off_where_nobody_needs_them() {
+        let ports = [(80, false), (90, true)].into_iter();
+        assert_eq!(off(true, ports.clone()), Some(vec![(80, 81)]));
+        assert_eq!(off(false, ports), Some(vec![(0, 90), (91, 65536)]));
+        assert_eq!(off(false, [(80, false)].into_iter()), None);
+        assert_eq!(off(false, [(0, true), (1, true)].into_iter()), Some(vec![(2, 65536)]));
+    }
 }

@@ -1,0 +1,232 @@
+//! What the recordings of a real istiod do not show.
+
+use std::collections::{BTreeMap, HashSet};
+
+use prost::{Message, Name};
+use skysail_xds::envoy::pb::envoy::extensions::{
+    filters::{
+        http::rbac::v3::Rbac as HttpRbac, network::http_connection_manager::v3::HttpConnectionManager,
+        network::rbac::v3::Rbac as NetworkRbac, network::tcp_proxy::v3::TcpProxy,
+    },
+    transport_sockets::tls::v3::UpstreamTlsContext,
+};
+
+use super::{
+    pb::{Any, cluster, core, listener, rbac, route},
+    *,
+};
+use crate::parse;
+
+const APP: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec:
+  clusterIP: 10.96.1.1
+  selector: {app: db}
+  ports: [{name: tcp-db, port: 3306}, {name: http, port: 80, targetPort: 8080}, {name: other, port: 7000}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db-headless, namespace: shop}
+spec:
+  clusterIP: None
+  selector: {app: db}
+  ports: [{name: tcp-db, port: 3307}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-1, namespace: shop, labels: {app: db, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: db, containers: [{name: db, image: db}]}
+status: {podIP: 10.244.0.5, conditions: [{type: Ready, status: "True"}]}
+"#;
+
+fn world(more: &str) -> World {
+    let mut world = World::new();
+    for text in [APP, more] {
+        let parsed = parse(text, "test.yaml");
+        let errors = parsed.diagnostics.iter().filter(|found| found.severity == Severity::Error);
+        assert_eq!(errors.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+        for (object, origin) in parsed.objects {
+            world.apply(object, origin);
+        }
+    }
+    world
+}
+
+fn view() -> ProxyView {
+    ProxyView {
+        role: Role::Sidecar,
+        namespace: "shop".into(),
+        labels: BTreeMap::from([("app".into(), "db".into())]),
+        service_account: "db".into(),
+        workload: "db".into(),
+        cluster_id: "Kubernetes".into(),
+        domain: "cluster.local".into(),
+        locality: api::kube::Locality::default(),
+        named_ports: BTreeMap::new(),
+        ipv4: true,
+        ipv6: false,
+        mesh_id: String::new(),
+        plain_envoy: false,
+    }
+}
+
+fn get<M: Message + Default>(made: &Resources, kind: Kind, name: &str) -> M {
+    M::decode(made.get(kind, name).unwrap_or_else(|| panic!("no {kind} {name}")).body.clone()).unwrap()
+}
+
+fn unpack<M: Message + Name + Default>(any: &Any) -> Option<M> {
+    (any.type_url == M::type_url()).then(|| M::decode(any.value.as_slice()).unwrap())
+}
+
+fn configs(chain: &listener::FilterChain) -> Vec<&Any> {
+    chain
+        .filters
+        .iter()
+        .filter_map(|filter| match &filter.config_type {
+            Some(listener::filter::ConfigType::TypedConfig(any)) => Some(any),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The chains of a port of `virtualInbound`.
+fn chains(made: &Resources, port: u32) -> Vec<listener::FilterChain> {
+    let listener: listener::Listener = get(made, Kind::Listener, "virtualInbound");
+    let of_port = |chain: &listener::FilterChain| {
+        chain.filter_chain_match.as_ref().unwrap().destination_port.map(|number| number.value) == Some(port)
+    };
+    listener.filter_chains.into_iter().filter(of_port).collect()
+}
+
+fn tcp_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
+    configs(chain).into_iter().filter_map(unpack::<NetworkRbac>).filter_map(|rbac| rbac.rules).collect()
+}
+
+fn http_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
+    use skysail_xds::envoy::pb::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
+    let managers = configs(chain).into_iter().filter_map(unpack::<HttpConnectionManager>);
+    let filters = managers.flat_map(|manager| manager.http_filters);
+    let typed = filters.filter_map(|filter| match filter.config_type {
+        Some(ConfigType::TypedConfig(any)) => unpack::<HttpRbac>(&any),
+        _ => None,
+    });
+    typed.filter_map(|rbac| rbac.rules).collect()
+}
+
+const GET_ONLY: &str = r"
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: get-only, namespace: shop}
+spec:
+  action: ACTION
+  rules: [{to: [{operation: {methods: [GET]}}]}]
+";
+
+#[test]
+fn what_only_http_tells_allows_nothing_elsewhere_and_is_named() {
+    let (made, findings) = compile(&world(&GET_ONLY.replace("ACTION", "ALLOW")), &view());
+    let tcp = tcp_rules(&chains(&made, 3306)[0]);
+    assert_eq!(tcp.len(), 1);
+    assert!(tcp[0].policies.is_empty(), "{tcp:?}");
+    assert_eq!(http_rules(&chains(&made, 8080)[0])[0].policies.len(), 1);
+    let shown: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    assert_eq!(shown.len(), 1, "{shown:?}");
+    assert!(shown[0].contains("AuthorizationPolicy shop/get-only: spec.rules[0]"), "{shown:?}");
+    assert!(shown[0].contains("port 3306 is not HTTP: it allows nothing there"), "{shown:?}");
+}
+
+#[test]
+fn what_only_http_tells_widens_a_deny_elsewhere() {
+    for action in ["DENY", "CUSTOM\n  provider: {name: none}"] {
+        let (made, _) = compile(&world(&GET_ONLY.replace("ACTION", action)), &view());
+        let tcp = tcp_rules(&chains(&made, 3306)[0]);
+        assert_eq!(tcp[0].action(), rbac::rbac::Action::Deny);
+        let policy = &tcp[0].policies["ns[shop]-policy[get-only]-rule[0]"];
+        let Some(rbac::permission::Rule::AndRules(all)) = &policy.permissions[0].rule else { panic!() };
+        assert_eq!(all.rules[0].rule, Some(rbac::permission::Rule::Any(true)));
+    }
+}
+
+#[test]
+fn no_domain_is_in_two_hosts() {
+    let more = r"
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: clash, namespace: other}
+spec:
+  hosts: [db.shop, DB.shop.svc, elsewhere.example.com]
+  http: [{route: [{destination: {host: db.shop.svc.cluster.local}}]}]
+";
+    let (made, _) = compile(&world(more), &view());
+    let routes: route::RouteConfiguration = get(&made, Kind::Route, "80");
+    let domains: Vec<&String> = routes.virtual_hosts.iter().flat_map(|host| &host.domains).collect();
+    let unique: HashSet<_> = domains.iter().collect();
+    assert_eq!(unique.len(), domains.len(), "{domains:?}");
+    assert!(domains.iter().any(|domain| *domain == "elsewhere.example.com"));
+    let service =
+        routes.virtual_hosts.iter().find(|host| host.name == "db.shop.svc.cluster.local:80").unwrap();
+    assert!(!service.domains.contains(&"db.shop".to_owned()), "the VirtualService has it");
+}
+
+#[test]
+fn headless_services_are_reached_pod_by_pod() {
+    let (made, _) = compile(&world(""), &view());
+    let listener: listener::Listener = get(&made, Kind::Listener, "10.244.0.5_3307");
+    let proxy: TcpProxy = configs(&listener.filter_chains[0]).into_iter().find_map(unpack).unwrap();
+    let name = "outbound|3307||db-headless.shop.svc.cluster.local";
+    assert_eq!(proxy.stat_prefix, name);
+    let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
+    assert_eq!(cluster.lb_policy(), cluster::cluster::LbPolicy::ClusterProvided);
+    assert!(made.get(Kind::Endpoint, name).is_none());
+}
+
+#[test]
+fn unknown_places_are_refused_when_the_mesh_says_so() {
+    let more = r"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data:
+  mesh: |
+    outboundTrafficPolicy: {mode: REGISTRY_ONLY}
+    accessLogFile: /dev/stdout
+";
+    let (made, _) = compile(&world(more), &view());
+    let routes: route::RouteConfiguration = get(&made, Kind::Route, "80");
+    assert_eq!(routes.virtual_hosts.last().unwrap().name, "block_all");
+    let all: listener::Listener = get(&made, Kind::Listener, "virtualOutbound");
+    let proxy: TcpProxy = configs(&all.filter_chains[1]).into_iter().find_map(unpack).unwrap();
+    assert_eq!(proxy.stat_prefix, clusters::BLACK_HOLE);
+    assert_eq!((proxy.access_log.len(), all.access_log.len()), (1, 1));
+}
+
+#[test]
+fn an_envoy_without_the_filters_offers_what_its_cluster_speaks() {
+    let alpn = |plain_envoy: bool, port: u16| {
+        let (made, _) = compile(&world(""), &ProxyView { plain_envoy, ..view() });
+        let name = format!("outbound|{port}||db.shop.svc.cluster.local");
+        let cluster: cluster::Cluster = get(&made, Kind::Cluster, &name);
+        let socket = cluster.transport_socket_matches[0].transport_socket.clone().unwrap();
+        let Some(core::transport_socket::ConfigType::TypedConfig(any)) = socket.config_type else { panic!() };
+        unpack::<UpstreamTlsContext>(&any).unwrap().common_tls_context.unwrap().alpn_protocols
+    };
+    assert_eq!(alpn(false, 80), ["istio-peer-exchange", "istio"]);
+    assert_eq!(alpn(true, 80), ["istio-http/1.1", "istio", "http/1.1"]);
+    assert_eq!(alpn(true, 3306), ["istio"]);
+    assert_eq!(alpn(true, 7000), ["istio"]);
+}
+
+#[test]
+fn the_same_configuration_has_the_same_versions() {
+    let (first, _) = compile(&world(""), &view());
+    let (second, _) = compile(&world(""), &view());
+    let versions = |made: &Resources| -> Vec<_> {
+        Kind::ALL
+            .iter()
+            .flat_map(|kind| made.iter(*kind).map(|made| made.version).collect::<Vec<_>>())
+            .collect()
+    };
+    assert_eq!(versions(&first), versions(&second));
+}
