@@ -79,7 +79,7 @@ pub(crate) struct ClientStatus {
 /// How a proxy gets on with one type of resource.
 #[derive(Clone, Debug, Default, Serialize)]
 struct TypeStatus {
-    /// The last response sent; responses are numbered by stream.
+    /// The last response sent; responses are numbered by stream. 0 if the proxy had all there is.
     sent: u64,
     /// The last response the proxy took.
     acked: u64,
@@ -313,6 +313,10 @@ impl Connected {
         let mut state = self.publisher.lock();
         let Some(client) = state.clients.get_mut(&self.id) else { return };
         match event {
+            Event::Asked { kind } => {
+                let status = TypeStatus { synced: true, ..TypeStatus::default() };
+                client.status.types.insert(kind.short(), status);
+            }
             Event::Sent { kind, nonce, bytes, .. } => {
                 count(&metrics.pushes[kind as usize]);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);

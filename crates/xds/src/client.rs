@@ -38,7 +38,7 @@ use std::{
     convert::Infallible,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -229,11 +229,16 @@ impl Client {
     ) -> Infallible {
         let mut failures = 0;
         loop {
+            let start = Instant::now();
             let ended = match connect().await {
                 Ok(connection) => self.stream(connection, &mut handler, &mut failures).await,
                 Err(error) => error,
             };
             self.connected.send_replace(false);
+            // A stream without a response is good too, if it lasts: there was nothing new to be sent.
+            if start.elapsed() > LAST_RETRY {
+                failures = 0;
+            }
             failures += 1;
             let pause = backoff(failures);
             // A single end is normal: the server restarted, or spreads its load.

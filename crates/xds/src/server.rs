@@ -61,6 +61,11 @@ pub struct View {
 /// Something that happened on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
+    /// The client asks for a kind for the first time on this stream. Nothing need follow, if it has all there is.
+    Asked {
+        /// Which kind.
+        kind: Kind,
+    },
     /// A response went out.
     Sent {
         /// Of which kind.

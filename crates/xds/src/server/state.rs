@@ -97,6 +97,9 @@ impl Session {
     /// Takes a request in.
     pub(super) fn ask(&mut self, ask: Ask, report: &mut dyn FnMut(Event<'_>)) {
         let watched = &mut self.kinds[ask.kind as usize];
+        if !watched.open {
+            report(Event::Asked { kind: ask.kind });
+        }
         let nonce: Option<u64> = ask.nonce.parse().ok();
         let answers_last = nonce.is_some() && nonce == watched.nonce;
         let mut acknowledges = false;
