@@ -4,6 +4,8 @@
 //! form, where the order of what has no order is lost and a difference can be named. What may differ stands in
 //! `allowed.rs`, and with the same words in `docs/compatibility.md`.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
+
 mod allowed;
 mod json;
 
