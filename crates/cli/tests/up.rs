@@ -1,5 +1,7 @@
 //! `skysail up` as users run it: real namespaces, real links, real processes. Fails where the machine forbids them.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::{
     fs,
     io::{BufRead as _, BufReader},
@@ -15,7 +17,7 @@ use serde_json::Value;
 
 const SKYSAIL: &str = env!("CARGO_BIN_EXE_skysail");
 
-/// A mesh of pods without sidecars that runs for one test.
+/// A mesh that runs for one test.
 struct Mesh {
     process: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -23,14 +25,15 @@ struct Mesh {
 }
 
 impl Mesh {
-    fn start() -> Self {
+    fn start(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("shop");
         fs::create_dir(&config).unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
         fs::copy(source, config.join("shop.yaml")).unwrap();
         let mut process = Command::new(SKYSAIL)
-            .args(["up", "--plain"])
+            .arg("up")
+            .args(options)
             .arg(&config)
             .env("XDG_RUNTIME_DIR", folder.path())
             .stdout(Stdio::piped())
@@ -90,7 +93,7 @@ impl Drop for Mesh {
 
 #[test]
 fn pods_reach_services_by_name_and_edits_take_effect() {
-    let mut mesh = Mesh::start();
+    let mut mesh = Mesh::start(&["--plain"]);
     for url in ["http://db/hello", "http://db.shop/hello", "http://dbs:9000/hello"] {
         let (status, report) = mesh.call(url);
         assert_eq!((status.as_str(), report["path"].as_str()), ("200", Some("/hello")), "{url}");
@@ -115,9 +118,30 @@ fn pods_reach_services_by_name_and_edits_take_effect() {
 }
 
 #[test]
+fn sidecars_carry_identities_and_a_control_plane_that_dies_comes_back() {
+    let mut mesh = Mesh::start(&[]);
+    let (status, report) = mesh.call("http://db/hello");
+    assert_eq!(status, "200");
+    assert_eq!(report["caller"], "spiffe://cluster.local/ns/shop/sa/default");
+    // A call to a service of its own goes through the pod's own sidecar, twice.
+    assert_eq!(mesh.call("http://web/").1["caller"], "spiffe://cluster.local/ns/shop/sa/default");
+
+    let control = mesh.state()["control"].to_string();
+    assert!(mesh.skysail(&["exec", "web", "--", "kill", "-9", &control]).status.success());
+    mesh.wait_for("the control plane ended");
+    assert_eq!(mesh.call("http://db/").0, "200");
+
+    let text = fs::read_to_string(mesh.file()).unwrap();
+    let strict = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+                  metadata: {name: none, namespace: shop}\nspec: {}\n";
+    fs::write(mesh.file(), text + strict).unwrap();
+    while mesh.call("http://db/").0 != "403" {}
+}
+
+#[test]
 fn nothing_is_left_after_an_end_by_force_or_by_request() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGINT] {
-        let mut mesh = Mesh::start();
+        let mut mesh = Mesh::start(&["--plain"]);
         let inside = mesh.state()["process"].as_u64().unwrap();
         let children = || fs::read_to_string(format!("/proc/{inside}/task/{inside}/children"));
         assert!(children().is_ok());
@@ -132,7 +156,7 @@ fn nothing_is_left_after_an_end_by_force_or_by_request() {
 
 #[test]
 fn the_name_of_a_running_mesh_is_taken() {
-    let mesh = Mesh::start();
+    let mesh = Mesh::start(&["--plain"]);
     let config = mesh.folder.path().join("shop");
     let second = mesh.skysail(&["up", "--plain", config.to_str().unwrap()]);
     assert!(!second.status.success());

@@ -86,7 +86,8 @@ pub(crate) async fn get_from(
     path: &str,
     limit: Duration,
 ) -> io::Result<(u16, String)> {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nuser-agent: skysail\r\nconnection: close\r\n\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nuser-agent: skysail\r\nconnection: close\r\n\r\n");
     limited(limit, async { exchange(connect(to, from).await?, &request).await }).await
 }
 
@@ -106,7 +107,8 @@ fn parse(answer: &str) -> io::Result<(u16, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(not_http)?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(not_http)?;
     let lower = head.to_ascii_lowercase();
-    let chunked = lower.lines().any(|line| line.starts_with("transfer-encoding:") && line.contains("chunked"));
+    let chunked =
+        lower.lines().any(|line| line.starts_with("transfer-encoding:") && line.contains("chunked"));
     let body = if chunked { unchunk(body).ok_or_else(not_http)? } else { body.to_owned() };
     Ok((status, body))
 }
@@ -133,7 +135,8 @@ mod tests {
     fn answers_are_taken_apart() {
         let (status, body) = parse("HTTP/1.0 503 Service Unavailable\r\na: b\r\n\r\nno\r\n\r\n").unwrap();
         assert_eq!((status, body.as_str()), (503, "no\r\n\r\n"));
-        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n1\r\nd\r\n0\r\n\r\n";
+        let chunked =
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n1\r\nd\r\n0\r\n\r\n";
         assert_eq!(parse(chunked).unwrap(), (200, "abcd".to_owned()));
         assert!(parse(&chunked[..chunked.len() - 12]).is_err());
         assert!(parse("SSH-2.0-OpenSSH\r\n").is_err());

@@ -56,8 +56,8 @@ fn enter() -> Result<(), Error> {
     let (user, group) = (getuid(), getgid());
     unshare(CloneFlags::CLONE_NEWUSER).map_err(forbidden)?;
     fs::write("/proc/self/setgroups", "deny").context("giving up further groups")?;
-    fs::write("/proc/self/uid_map", format!("0 {user} 1")).map_err(|error| forbidden_by(error.into()))?;
-    fs::write("/proc/self/gid_map", format!("0 {group} 1")).map_err(|error| forbidden_by(error.into()))?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1")).map_err(forbidden_by)?;
+    fs::write("/proc/self/gid_map", format!("0 {group} 1")).map_err(forbidden_by)?;
     unshare(others).map_err(forbidden)
 }
 

@@ -456,7 +456,7 @@ impl Mesh {
             notes.extend(said);
             let stand_in = !containers::is_known(images, &container.image);
             let probe = container.readiness_probe.as_ref();
-            checks.extend(probe.and_then(|probe| check(probe, pod, stand_in)).into_iter());
+            checks.extend(probe.and_then(|probe| check(probe, pod, stand_in)));
             // Without a probe, a container is ready when its first port accepts.
             if probe.is_none()
                 && let Some(port) = ports.first()

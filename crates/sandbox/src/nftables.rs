@@ -148,9 +148,7 @@ fn verdict(list: Message, verdict: Verdict) -> Message {
     match verdict {
         Verdict::Leave => expression(list, "immediate", |data| {
             data.be32(NFTA_IMMEDIATE_DREG, VERDICT).nested(NFTA_IMMEDIATE_DATA, |data| {
-                data.nested(NFTA_DATA_VERDICT as u16, |data| {
-                    data.be32(NFTA_VERDICT_CODE, libc::NF_ACCEPT as u32)
-                })
+                data.nested(NFTA_DATA_VERDICT, |data| data.be32(NFTA_VERDICT_CODE, libc::NF_ACCEPT as u32))
             })
         }),
         Verdict::Redirect(port) => {
