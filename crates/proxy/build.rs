@@ -17,8 +17,8 @@ use std::{
 
 use prost::Message as _;
 use prost_types::{
-    DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet, field_descriptor_proto::Label,
-    field_descriptor_proto::Type,
+    DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet,
+    field_descriptor_proto::Label, field_descriptor_proto::Type,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -33,6 +33,9 @@ const JSON_ONLY: &[&str] = &[
     "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
     "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz",
     "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
+    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+    "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
+    "envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
     "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
     "envoy.config.trace.v3.OpenTelemetryConfig",
     "envoy.config.trace.v3.ZipkinConfig",
@@ -157,7 +160,9 @@ fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String>
                 None => "Rule::Refused".to_owned(),
                 Some(Mark::WithoutEffect) => "Rule::Done".to_owned(),
                 Some(Mark::Warned) => "Rule::Warned".to_owned(),
-                Some(Mark::Done) => done(field, &index, messages).map_err(|error| format!("{name}: {error}"))?,
+                Some(Mark::Done) => {
+                    done(field, &index, messages).map_err(|error| format!("{name}: {error}"))?
+                }
             };
             let repeated = field.label() == Label::Repeated;
             let (number, field) = (field.number(), field.name());
@@ -173,7 +178,11 @@ fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String>
 }
 
 /// The rule for a field that is translated: messages are looked into, well-known types are whole.
-fn done(field: &FieldDescriptorProto, index: &HashMap<&str, usize>, messages: &Messages<'_>) -> Result<String> {
+fn done(
+    field: &FieldDescriptorProto,
+    index: &HashMap<&str, usize>,
+    messages: &Messages<'_>,
+) -> Result<String> {
     if field.r#type() != Type::Message {
         return Ok("Rule::Done".into());
     }
@@ -207,7 +216,8 @@ fn trim<'a>(
     roots: impl Iterator<Item = &'a str>,
     messages: &Messages<'_>,
 ) -> Result<FileDescriptorSet> {
-    let files: HashMap<&str, &FileDescriptorProto> = set.file.iter().map(|file| (file.name(), file)).collect();
+    let files: HashMap<&str, &FileDescriptorProto> =
+        set.file.iter().map(|file| (file.name(), file)).collect();
     let mut wanted = BTreeSet::new();
     let mut open = Vec::new();
     for root in roots {
@@ -225,7 +235,9 @@ fn trim<'a>(
 }
 
 fn is_annotation(file: &str) -> bool {
-    file.starts_with("validate/") || file.contains("/annotations/") || file == "google/protobuf/descriptor.proto"
+    file.starts_with("validate/")
+        || file.contains("/annotations/")
+        || file == "google/protobuf/descriptor.proto"
 }
 
 fn strip(mut file: FileDescriptorProto) -> FileDescriptorProto {
@@ -256,10 +268,10 @@ fn strip_message(message: &mut DescriptorProto) {
 }
 
 fn strip_enum(declared: &mut prost_types::EnumDescriptorProto) {
-    declared.options = declared.options.take().map(|options| prost_types::EnumOptions {
-        allow_alias: options.allow_alias,
-        ..Default::default()
-    });
+    declared.options = declared
+        .options
+        .take()
+        .map(|options| prost_types::EnumOptions { allow_alias: options.allow_alias, ..Default::default() });
     for value in &mut declared.value {
         value.options = None;
     }
@@ -303,7 +315,8 @@ fn istio_files() -> Vec<FileDescriptorProto> {
         ],
     );
     let alpn = "istio.envoy.config.filter.http.alpn.v2alpha1";
-    let entry = message("AlpnOverride", vec![number("upstream_protocol", 1), repeated(text("alpn_override", 2))]);
+    let entry =
+        message("AlpnOverride", vec![number("upstream_protocol", 1), repeated(text("alpn_override", 2))]);
     let overrides = repeated(field("alpn_override", 1, Type::Message, &format!(".{alpn}.AlpnOverride")));
     vec![
         typed_struct("udpa.type.v1"),

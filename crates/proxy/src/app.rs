@@ -14,13 +14,14 @@ use tokio::{
     sync::Notify,
     task::{LocalSet, spawn_local},
 };
-use tonic::metadata::{MetadataMap, MetadataKey};
+use tonic::metadata::{MetadataKey, MetadataMap};
 
 use crate::{
     admin::{self, Admin},
     args::{Args, Common, Mesh, Mode},
     bootstrap::{self, Bootstrap, convert},
     discovery::{Configuration, Setup},
+    envoy::Envoy,
     peer::LocalWorkload,
     remote::{Place, Remote},
     secrets::{self, OwnCertificate, Secrets},
@@ -36,23 +37,42 @@ use crate::{
 pub fn run(args: Args) -> anyhow::Result<()> {
     let mode = args.mode()?;
     if let Mode::Convert(conversion) = mode {
-        return convert::child(conversion);
+        // Plainly, for the process that reads it.
+        if let Err(error) = convert::child(conversion) {
+            eprint!("{error:#}");
+            std::process::exit(1);
+        }
+        return Ok(());
     }
     logging::init(logging::Format::Text);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .build()
+        .context("cannot get an event loop")?;
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
+        Mode::Envoy(envoy) => return runtime.block_on(in_its_place(envoy)),
         Mode::Bootstrap(file, common) => (Start::File(Box::new(bootstrap::load(&file)?)), common),
         Mode::Mesh(mesh, common) => {
             let node = bootstrap::load_node(&mesh.node)?;
             (Start::Mesh(mesh, Box::new(node)), common)
         }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(4)
-        .build()
-        .context("cannot get an event loop")?;
     LocalSet::new().block_on(&runtime, control(start, common))
+}
+
+/// Runs a real Envoy in this sidecar's place.
+async fn in_its_place(envoy: Envoy) -> anyhow::Result<()> {
+    let tls = secrets::control_plane_tls(&TlsContexts::default(), &envoy.mesh.ca_root)?;
+    let place = Place::Tcp(envoy.mesh.host.clone(), envoy.mesh.port);
+    let own = OwnCertificate {
+        node: bootstrap::load_node(&envoy.mesh.node)?,
+        remote: Remote { place, tls: Some(tls), mark: envoy.common.mark },
+        ca_root: envoy.mesh.ca_root.clone(),
+        token: envoy.mesh.token.clone(),
+    };
+    envoy.run(own).await
 }
 
 /// What the configuration begins with.
@@ -90,7 +110,13 @@ async fn control(start: Start, common: Common) -> anyhow::Result<()> {
     }
     let configuration = Arc::new(configuration);
     let quit = Arc::new(Notify::new());
-    let admin = Admin::new(Arc::clone(&configuration), Arc::clone(&workers), shared.clone(), &start_body(&start), Arc::clone(&quit));
+    let admin = Admin::new(
+        Arc::clone(&configuration),
+        Arc::clone(&workers),
+        shared.clone(),
+        &start_body(&start),
+        Arc::clone(&quit),
+    );
     listen(&admin, &start, &common).await?;
 
     let failed = configuration.refresh().await;
@@ -103,7 +129,9 @@ async fn control(start: Start, common: Common) -> anyhow::Result<()> {
     });
     let _discovery = match start {
         Start::File(file) => Task::start(from_file(*file, node, Arc::clone(&configuration))?),
-        Start::Mesh(mesh, node) => Task::start(from_mesh(mesh, *node, common.mark, secrets, Arc::clone(&configuration))?),
+        Start::Mesh(mesh, node) => {
+            Task::start(from_mesh(mesh, *node, common.mark, secrets, Arc::clone(&configuration))?)
+        }
     };
 
     tokio::select! {
@@ -166,7 +194,8 @@ fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> 
     let wildcard = wildcard.into_iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind).collect();
     let mut metadata = MetadataMap::new();
     for (key, value) in &ads.metadata {
-        let key = MetadataKey::from_bytes(key.as_bytes()).context("dynamic_resources.ads_config: initial_metadata")?;
+        let key = MetadataKey::from_bytes(key.as_bytes())
+            .context("dynamic_resources.ads_config: initial_metadata")?;
         metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
     }
     let options = Options { node, form: ads.form, wildcard };
@@ -184,7 +213,6 @@ fn from_mesh(
     let tls = secrets::control_plane_tls(&secrets.tls, &mesh.ca_root)?;
     let remote = Remote { place: Place::Tcp(mesh.host, mesh.port), tls: Some(tls), mark };
     let own = OwnCertificate {
-        secrets,
         node: node.clone(),
         remote: remote.clone(),
         ca_root: mesh.ca_root,
@@ -193,7 +221,14 @@ fn from_mesh(
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Cluster, Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());
-        let _renewal = Task::start(own.run(Arc::clone(&got)));
+        let _renewal = Task::start({
+            let got = Arc::clone(&got);
+            own.keep(move |issued| {
+                secrets.take_own(issued)?;
+                got.notify_one();
+                Ok(())
+            })
+        });
         got.notified().await;
         configuration.follow(options, remote, || secrets::authorization(&mesh.token)).await
     }))

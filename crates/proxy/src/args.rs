@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
 
 use anyhow::bail;
 
-use crate::bootstrap::convert::Conversion;
+use crate::{bootstrap::convert::Conversion, envoy::Envoy};
 
 /// How to run the sidecar: from an Envoy bootstrap file, or as the sidecar of a mesh.
 #[derive(Clone, Debug, clap::Args)]
@@ -28,6 +28,11 @@ pub struct Args {
     /// JSON of the node (envoy.config.core.v3.Node) in the form of Istio's agent.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     node: Option<PathBuf>,
+
+    /// Run this Envoy in the sidecar's place, with certificates and configuration from the same control plane.
+    /// Any public build will do; the control plane then leaves Istio's own filters out.
+    #[arg(long, value_name = "PROGRAM", requires = "discovery")]
+    envoy: Option<PathBuf>,
 
     /// Worker threads; by default as many as the CPUs this process may use.
     #[arg(long, value_name = "N")]
@@ -64,6 +69,7 @@ pub(crate) enum Mode {
     Convert(Conversion),
     Bootstrap(PathBuf, Common),
     Mesh(Mesh, Common),
+    Envoy(Envoy),
 }
 
 /// Where a sidecar of a mesh gets everything from.
@@ -93,7 +99,10 @@ impl Args {
         }
         let common = Common {
             // That of the cgroup, too.
-            concurrency: self.concurrency.or_else(|| available_parallelism().ok()).map_or(1, NonZeroUsize::get),
+            concurrency: self
+                .concurrency
+                .or_else(|| available_parallelism().ok())
+                .map_or(1, NonZeroUsize::get),
             mark: self.interception_mark,
             admin_port: self.admin_port,
             health_port: self.health_port,
@@ -104,9 +113,15 @@ impl Args {
             (Some(file), ..) => Ok(Mode::Bootstrap(file, common)),
             (None, Some(discovery), Some(ca_root), Some(token), Some(node)) => {
                 let (host, port) = host_and_port(&discovery)?;
-                Ok(Mode::Mesh(Mesh { host, port, ca_root, token, node }, common))
+                let mesh = Mesh { host, port, ca_root, token, node };
+                Ok(match self.envoy {
+                    Some(program) => Mode::Envoy(Envoy { program, mesh, common }),
+                    None => Mode::Mesh(mesh, common),
+                })
             }
-            _ => bail!("give either --bootstrap FILE, or --discovery HOST:PORT with --ca-root, --token and --node"),
+            _ => bail!(
+                "give either --bootstrap FILE, or --discovery HOST:PORT with --ca-root, --token and --node"
+            ),
         }
     }
 }
@@ -117,6 +132,8 @@ fn host_and_port(text: &str) -> anyhow::Result<(String, u16)> {
         Some((host, port)) if !host.is_empty() => {
             Ok((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
         }
-        _ => bail!("--discovery {text:?} must be of the form HOST:PORT, such as istiod.istio-system.svc:15012"),
+        _ => {
+            bail!("--discovery {text:?} must be of the form HOST:PORT, such as istiod.istio-system.svc:15012")
+        }
     }
 }

@@ -71,6 +71,15 @@ impl Secrets {
         self.took(identity)
     }
 
+    /// Takes the sidecar's own certificate, for every context that names the mesh's secrets.
+    pub(crate) fn take_own(&self, issued: Issued) -> anyhow::Result<()> {
+        let roots = Roots::from_pem(issued.roots_pem.as_bytes())?;
+        let (own_name, root_name) = own_names();
+        self.tls.identity(&own_name).set(Arc::clone(&issued.identity));
+        self.tls.roots(&root_name).set(Arc::new(roots));
+        Ok(self.took(Some(issued.identity))?)
+    }
+
     fn took(&self, identity: Option<Arc<Identity>>) -> translate::Result<()> {
         if let Some(uri) = identity.and_then(|identity| identity.peer.uris.first().cloned()) {
             self.principal.store(Some(Arc::new(uri.into())));
@@ -167,7 +176,6 @@ impl Secrets {
 
 /// The sidecar's own certificate, signed by the control plane.
 pub(crate) struct OwnCertificate {
-    pub(crate) secrets: Secrets,
     pub(crate) node: Node,
     /// The control plane.
     pub(crate) remote: Remote,
@@ -175,6 +183,17 @@ pub(crate) struct OwnCertificate {
     pub(crate) ca_root: PathBuf,
     /// The service account token, read anew for each attempt.
     pub(crate) token: PathBuf,
+}
+
+/// A certificate as the control plane issued it, and what goes with it.
+pub(crate) struct Issued {
+    pub(crate) identity: Arc<Identity>,
+    /// The certificates, leaf first, PEM.
+    pub(crate) chain_pem: String,
+    /// The private key, PEM.
+    pub(crate) key_pem: String,
+    /// The roots to trust, PEM.
+    pub(crate) roots_pem: String,
 }
 
 /// The handles of our certificate and of the roots of the mesh.
@@ -212,31 +231,28 @@ pub(crate) fn authorization(token: &std::path::Path) -> anyhow::Result<MetadataM
 }
 
 impl OwnCertificate {
-    /// Gets the first certificate, then renews it for ever. `got` is notified once the first is there.
-    pub(crate) async fn run(self, got: Arc<Notify>) -> Infallible {
+    /// Gets the first certificate, then renews it for ever; `take` puts each to use.
+    pub(crate) async fn keep(self, mut take: impl FnMut(Issued) -> anyhow::Result<()>) -> Infallible {
         let mut failures = 0;
         loop {
-            let pause = match self.obtain().await {
+            let obtained = self.obtain().await.and_then(|issued| {
+                let identity = Arc::clone(&issued.identity);
+                take(issued)?;
+                Ok(identity)
+            });
+            let pause = match obtained {
                 Ok(identity) => {
                     failures = 0;
-                    got.notify_one();
-                    let pause = renewal::due(
-                        identity.not_before,
-                        identity.not_after,
-                        SystemTime::now(),
-                        fastrand::f64(),
-                    );
+                    let (from, until) = (identity.not_before, identity.not_after);
+                    let pause = renewal::due(from, until, SystemTime::now(), fastrand::f64());
                     tracing::info!(principal = ?identity.peer.uris, next = ?pause, "certificate obtained");
                     pause
                 }
                 Err(error) => {
                     failures += 1;
                     let pause = renewal::retry(failures, fastrand::f64());
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        ?pause,
-                        "no certificate from the control plane"
-                    );
+                    let error = format!("{error:#}");
+                    tracing::warn!(error, ?pause, "no certificate from the control plane");
                     pause
                 }
             };
@@ -244,7 +260,7 @@ impl OwnCertificate {
         }
     }
 
-    async fn obtain(&self) -> anyhow::Result<Arc<Identity>> {
+    async fn obtain(&self) -> anyhow::Result<Issued> {
         let id = self.spiffe_id();
         let request = KeyAndCsr::generate(id.as_ref())?;
         let metadata = authorization(&self.token)?;
@@ -260,15 +276,12 @@ impl OwnCertificate {
         let Some((root, own)) = chain.split_last().filter(|(_, own)| !own.is_empty()) else {
             bail!("the control plane sent no certificate, or no root with it");
         };
-        let identity = Arc::new(request.finish(own.join("\n").as_bytes())?);
+        let chain_pem = own.join("\n");
+        let identity = Arc::new(request.finish(chain_pem.as_bytes())?);
         // The root in the file is trusted as well: while roots are rotated the two differ.
         let file = std::fs::read_to_string(&self.ca_root).unwrap_or_default();
-        let roots = Roots::from_pem(format!("{root}\n{file}").as_bytes())?;
-        let (own_name, root_name) = own_names();
-        self.secrets.tls.identity(&own_name).set(Arc::clone(&identity));
-        self.secrets.tls.roots(&root_name).set(Arc::new(roots));
-        self.secrets.took(Some(Arc::clone(&identity)))?;
-        Ok(identity)
+        let roots_pem = format!("{root}\n{file}");
+        Ok(Issued { identity, chain_pem, key_pem: request.key_pem(), roots_pem })
     }
 
     fn spiffe_id(&self) -> Option<SpiffeId> {

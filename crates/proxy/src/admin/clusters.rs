@@ -53,7 +53,9 @@ fn in_force(inventory: &Inventory) -> impl Iterator<Item = (&Arc<Cluster>, bool)
 fn endpoints(cluster: &Cluster) -> Vec<(usize, Arc<Endpoint>)> {
     let endpoints = cluster.endpoints.load();
     let by_priority = endpoints.priorities.iter().enumerate();
-    by_priority.flat_map(|(priority, list)| list.iter().map(move |endpoint| (priority, Arc::clone(endpoint)))).collect()
+    by_priority
+        .flat_map(|(priority, list)| list.iter().map(move |endpoint| (priority, Arc::clone(endpoint))))
+        .collect()
 }
 
 /// One line a fact.
@@ -93,7 +95,8 @@ pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
 /// The same as `envoy.admin.v3.Clusters`.
 pub(super) fn json(inventory: &Inventory, figures: &[HostStats]) -> Value {
     let figures = Figures::new(figures);
-    let statuses: Vec<Value> = in_force(inventory).map(|(cluster, dynamic)| status(cluster, dynamic, &figures)).collect();
+    let statuses: Vec<Value> =
+        in_force(inventory).map(|(cluster, dynamic)| status(cluster, dynamic, &figures)).collect();
     json!({"cluster_statuses": statuses})
 }
 

@@ -11,8 +11,9 @@ use skysail_xds::{
     envoy::pb::{
         envoy::{
             admin::v3::{
-                BootstrapConfigDump, ClientResourceStatus, ClustersConfigDump, ConfigDump, EndpointsConfigDump,
-                ListenersConfigDump, RoutesConfigDump, SecretsConfigDump, UpdateFailureState,
+                BootstrapConfigDump, ClientResourceStatus, ClustersConfigDump, ConfigDump,
+                EndpointsConfigDump, ListenersConfigDump, RoutesConfigDump, SecretsConfigDump,
+                UpdateFailureState,
                 clusters_config_dump::{DynamicCluster, StaticCluster},
                 endpoints_config_dump::DynamicEndpointConfig,
                 listeners_config_dump::{DynamicListener, DynamicListenerState, StaticListener},
@@ -23,7 +24,9 @@ use skysail_xds::{
                 bootstrap::v3::Bootstrap,
                 core::v3::{DataSource, data_source::Specifier},
             },
-            extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, TlsCertificate, secret},
+            extensions::transport_sockets::tls::v3::{
+                CertificateValidationContext, Secret, TlsCertificate, secret,
+            },
         },
         google::protobuf::{Any, Timestamp},
     },
@@ -64,11 +67,12 @@ pub(super) fn select(mut dump: Value, options: &HashMap<String, String>) -> Resu
     let names = names.map_err(|error| format!("name_regex: {error}\n"))?;
     if let Some(resource) = options.get("resource") {
         let configs = dump["configs"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let found = configs.into_iter().filter_map(|mut config| match config.get_mut(resource).map(Value::take) {
-            Some(Value::Array(items)) => Some(items),
-            Some(other) => Some(vec![other]),
-            None => None,
-        });
+        let found =
+            configs.into_iter().filter_map(|mut config| match config.get_mut(resource).map(Value::take) {
+                Some(Value::Array(items)) => Some(items),
+                Some(other) => Some(vec![other]),
+                None => None,
+            });
         let found: Vec<Value> = found.flatten().collect();
         dump["configs"] = Value::Array(found);
     }
@@ -122,7 +126,10 @@ fn resource(kind: Kind, body: &Bytes) -> Option<Any> {
 
 fn timestamp(time: SystemTime) -> Option<Timestamp> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    Some(Timestamp { seconds: i64::try_from(since.as_secs()).ok()?, nanos: i32::try_from(since.subsec_nanos()).ok()? })
+    Some(Timestamp {
+        seconds: i64::try_from(since.as_secs()).ok()?,
+        nanos: i32::try_from(since.subsec_nanos()).ok()?,
+    })
 }
 
 fn failure(kind: Kind, failure: Option<&Failure>) -> Option<UpdateFailureState> {
@@ -205,10 +212,8 @@ fn routes(inventory: &Inventory) -> RoutesConfigDump {
     for slot in inventory.listeners.values() {
         let Some(kept) = &slot.active else { continue };
         for table in inline_tables(&kept.body) {
-            dump.static_route_configs.push(StaticRouteConfig {
-                route_config: Some(table),
-                last_updated: timestamp(kept.updated),
-            });
+            dump.static_route_configs
+                .push(StaticRouteConfig { route_config: Some(table), last_updated: timestamp(kept.updated) });
         }
     }
     dump
@@ -223,7 +228,8 @@ fn inline_tables(listener: &Bytes) -> Vec<Any> {
         },
     };
     let Ok(listener) = Listener::decode(listener.clone()) else { return Vec::new() };
-    let filters = listener.filter_chains.iter().chain(&listener.default_filter_chain).flat_map(|chain| &chain.filters);
+    let filters =
+        listener.filter_chains.iter().chain(&listener.default_filter_chain).flat_map(|chain| &chain.filters);
     let managers = filters.filter_map(|filter| match &filter.config_type {
         Some(ConfigType::TypedConfig(any)) if any.type_url.ends_with(".HttpConnectionManager") => {
             HttpConnectionManager::decode(any.value.as_slice()).ok()
@@ -251,7 +257,9 @@ fn endpoints(inventory: &Inventory) -> EndpointsConfigDump {
 /// Certificates without their keys, and roots.
 fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
     let mut dump = SecretsConfigDump::default();
-    let text = |text: String| Some(DataSource { specifier: Some(Specifier::InlineBytes(text.into())), ..DataSource::default() });
+    let text = |text: String| {
+        Some(DataSource { specifier: Some(Specifier::InlineBytes(text.into())), ..DataSource::default() })
+    };
     let mut add = |name: &str, secret: Option<secret::Type>, since: Option<SystemTime>| {
         let warming = secret.is_none();
         let secret = Secret { name: name.to_owned(), r#type: secret };
@@ -263,7 +271,11 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
             error_state: None,
             client_status: ClientResourceStatus::Unknown.into(),
         };
-        if warming { dump.dynamic_warming_secrets.push(dynamic) } else { dump.dynamic_active_secrets.push(dynamic) }
+        if warming {
+            dump.dynamic_warming_secrets.push(dynamic)
+        } else {
+            dump.dynamic_active_secrets.push(dynamic)
+        }
     };
     for (name, identity) in tls.identities() {
         let certificate = identity.as_ref().map(|identity| {
@@ -290,6 +302,7 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
 
 fn pem(der: &[u8]) -> String {
     let base64 = STANDARD.encode(der);
-    let lines: Vec<&str> = base64.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
+    let lines: Vec<&str> =
+        base64.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }

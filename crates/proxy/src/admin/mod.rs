@@ -240,15 +240,22 @@ async fn listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> 
 async fn certs(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let time = |time: SystemTime| rfc3339(time);
     let mut certificates = Vec::new();
-    for (name, identity) in admin.configuration.tls().identities() {
-        let Some(identity) = identity else { continue };
+    let tls = admin.configuration.tls();
+    let named = tls.identities().into_iter().filter_map(|(name, identity)| Some((name.name, identity?)));
+    let unnamed = tls.unnamed_identities().into_iter().map(|identity| ("<inline>".into(), identity));
+    for (name, identity) in named.chain(unnamed) {
         let left = identity.not_after.duration_since(SystemTime::now()).unwrap_or_default();
-        let names: Vec<Value> = identity.peer.uris.iter().map(|uri| json!({"uri": uri}))
-            .chain(identity.peer.dns.iter().map(|dns| json!({"dns": dns}))).collect();
+        let names: Vec<Value> = identity
+            .peer
+            .uris
+            .iter()
+            .map(|uri| json!({"uri": uri}))
+            .chain(identity.peer.dns.iter().map(|dns| json!({"dns": dns})))
+            .collect();
         certificates.push(json!({
             "ca_cert": [],
             "cert_chain": [{
-                "path": &*name.name,
+                "path": &*name,
                 "subject_alt_names": names,
                 "valid_from": time(identity.not_before),
                 "expiration_time": time(identity.not_after),

@@ -65,7 +65,7 @@ pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow
     let _ = writer.join();
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
-        bail!("{}", reason.trim().trim_start_matches("Error: "));
+        bail!("{}", reason.trim());
     }
     Ok(output.stdout)
 }

@@ -417,3 +417,6 @@ fn listener_is_warm(listener: &Listener, routes: &BTreeMap<Arc<str>, Slot<RouteT
     chains().filter_map(|chain| chain.tls.as_ref()).all(|tls| translate::server_ready(tls))
         && uses::tables(listener).all(known)
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use skysail_xds::{
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
     envoy::pb::envoy::config::core::v3::Node,
 };
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 use tonic::metadata::MetadataMap;
 
 use self::inventory::Inventory;
@@ -34,9 +34,6 @@ use crate::{
     translate::{TlsContexts, Translator},
     worker::Workers,
 };
-
-/// How often it is looked whether something has waited for long enough.
-const LOOK: Duration = Duration::from_secs(5);
 
 /// The configuration and those it is published to.
 pub(crate) struct Configuration {
@@ -55,6 +52,8 @@ pub(crate) struct Configuration {
     subscriptions: std::sync::OnceLock<Subscriptions>,
     /// All of the first configuration is in force.
     ready: AtomicBool,
+    /// Something began to wait, so that the one who watches deadlines must look again.
+    waits: Notify,
 }
 
 /// What [`Configuration::new`] needs to know.
@@ -80,6 +79,7 @@ impl Configuration {
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
+            waits: Notify::new(),
         }
     }
 
@@ -195,13 +195,15 @@ impl Configuration {
         loop {
             let deadline = self.inventory.lock().await.deadline();
             let late = async {
-                // Without a deadline, look again soon enough to notice one that an update has set meanwhile.
-                let look = Instant::now() + LOOK;
-                tokio::time::sleep_until(deadline.map_or(look, |deadline| deadline.min(look)).into()).await;
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
+                }
             };
             tokio::select! {
                 () = self.secrets.changed.notified() => {}
                 () = late => {}
+                () = self.waits.notified() => continue,
             }
             self.refresh().await;
         }
@@ -229,6 +231,9 @@ impl Configuration {
                 tracing::error!(%error, "listener not in force");
                 failed.push((Arc::clone(&error.listener), error.to_string()));
             }
+        }
+        if inventory.deadline().is_some() {
+            self.waits.notify_one();
         }
         let seen = self.seen.iter().all(|seen| seen.load(Ordering::Acquire));
         if seen && failed.is_empty() && inventory.is_warm() && !self.ready.swap(true, Ordering::AcqRel) {

@@ -52,6 +52,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
     }
     let discovery = discovery(&proto)?;
     let http = Http::read(&proto)?;
+    let host_name = http.validates_host;
     let mut cluster = Cluster {
         name: proto.name.as_str().into(),
         balancer: balancer(&proto, &discovery)?,
@@ -63,8 +64,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         },
         limits: limits(proto.circuit_breakers.as_ref()),
         usage: Usage::default(),
-        transport_matches: transport_matches(translator, &proto.transport_socket_matches)?,
-        tls: transport(translator, proto.transport_socket.as_ref()).at("transport_socket")?,
+        transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
+        tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         protocol: http.protocol,
         source: source(&proto)?,
         idle_timeout: http.idle_timeout,
@@ -173,12 +174,13 @@ fn limits(breakers: Option<&CircuitBreakers>) -> Limits {
 fn transport_matches(
     translator: Translator<'_>,
     protos: &[TransportSocketMatch],
+    host_name: bool,
 ) -> Result<Vec<TransportMatch>> {
     let one = |proto: &TransportSocketMatch| {
         Ok(TransportMatch {
             name: proto.name.as_str().into(),
             labels: proto.r#match.as_ref().map(labels).unwrap_or_default(),
-            tls: transport(translator, proto.transport_socket.as_ref()).at("transport_socket")?,
+            tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         })
     };
     let indexed = protos.iter().enumerate();
@@ -198,13 +200,14 @@ pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
 pub(super) fn transport(
     translator: Translator<'_>,
     socket: Option<&TransportSocket>,
+    host_name: bool,
 ) -> Result<Option<Arc<ClientTls>>> {
     match tls_context::typed_config(socket)? {
         None => Ok(None),
         Some((name, any)) => match type_name(any) {
             "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer" => Ok(None),
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext" => {
-                tls_context::client(translator, &unpack(any)?).map(Some).at("typed_config")
+                tls_context::client(translator, &unpack(any)?, host_name).map(Some).at("typed_config")
             }
             _ => Err(unknown_type("transport socket", name, any)),
         },
@@ -214,6 +217,8 @@ pub(super) fn transport(
 /// What is said about HTTP towards the cluster.
 struct Http {
     protocol: UpstreamProtocol,
+    /// Whether the server's certificate must be for the host asked for.
+    validates_host: bool,
     idle_timeout: Option<Duration>,
     max_requests: Option<u32>,
 }
@@ -225,8 +230,12 @@ impl Http {
             (Some(_), _) => UpstreamProtocol::Http2,
             (None, _) => UpstreamProtocol::Http1,
         };
-        let mut http =
-            Self { protocol, idle_timeout: None, max_requests: number(proto.max_requests_per_connection) };
+        let mut http = Self {
+            protocol,
+            validates_host: false,
+            idle_timeout: None,
+            max_requests: number(proto.max_requests_per_connection),
+        };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
             http.options(key, any).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
@@ -240,6 +249,8 @@ impl Http {
         }
         let options: HttpProtocolOptions = unpack(any)?;
         self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
+        let upstream = options.upstream_http_protocol_options;
+        self.validates_host = upstream.is_some_and(|upstream| upstream.auto_san_validation);
         self.protocol = match options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match config.protocol_config {
                 Some(ProtocolConfig::Http2ProtocolOptions(_)) => UpstreamProtocol::Http2,

@@ -119,7 +119,7 @@ impl Translator<'_> {
 
     /// The TLS towards a cluster, if it has any.
     pub(crate) fn client_tls(self, proto: &ClusterProto) -> Result<Option<Arc<ClientTls>>> {
-        cluster::transport(self, proto.transport_socket.as_ref()).at("transport_socket")
+        cluster::transport(self, proto.transport_socket.as_ref(), false).at("transport_socket")
     }
 
     /// Decodes a message after a look at all its fields, those in its `Any`s too.

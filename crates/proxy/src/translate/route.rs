@@ -261,12 +261,10 @@ fn weighted(proto: &WeightedCluster) -> Result<Targets> {
 }
 
 fn target(proto: &ClusterWeight) -> Result<Target> {
-    let host = match &proto.host_rewrite_specifier {
-        Some(cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host)) => {
-            Some(HostRewrite::Literal(host.as_str().into()))
-        }
-        None => None,
-    };
+    let host = proto.host_rewrite_specifier.as_ref().map(|specifier| {
+        let cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host) = specifier;
+        HostRewrite::Literal(host.as_str().into())
+    });
     Ok(Target {
         cluster: proto.name.as_str().into(),
         weight: number(proto.weight).unwrap_or(0),

@@ -4,11 +4,15 @@ use std::{fs, io::Read as _, path::PathBuf, sync::Arc};
 
 use skysail_xds::envoy::pb::envoy::{
     config::{
-        cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, LbPolicy, RingHashLbConfig, LbConfig},
+        cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, RingHashLbConfig},
         core::v3::{Address, SocketAddress, address, socket_address::PortSpecifier},
-        endpoint::v3::{Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier},
+        endpoint::v3::{
+            Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier,
+        },
         listener::v3::{Filter, FilterChain as ChainProto, filter},
-        route::v3::{Route as RouteProto, RouteAction, RouteMatch, VirtualHost, route, route_action, route_match},
+        route::v3::{
+            Route as RouteProto, RouteAction, RouteMatch, VirtualHost, route, route_action, route_match,
+        },
     },
     service::discovery::v3::DiscoveryResponse,
 };
@@ -71,7 +75,10 @@ fn translate_all(scenario: &str, proxy: &str) -> Sent {
         }
         Sent {
             clusters,
-            listeners: recorded(&folder, "lds").iter().map(|body| translator.listener(body).unwrap()).collect(),
+            listeners: recorded(&folder, "lds")
+                .iter()
+                .map(|body| translator.listener(body).unwrap())
+                .collect(),
             routes: recorded(&folder, "rds").iter().map(|body| translator.routes(body).unwrap()).collect(),
         }
     })
@@ -159,8 +166,11 @@ fn secrets_make_contexts_usable() {
     let translator = Translator { tls: &tls, strict: false };
     let clusters: Vec<_> =
         recorded(&folder, "cds").iter().map(|body| translator.cluster(body).unwrap()).collect();
-    let contexts: Vec<_> =
-        clusters.iter().flat_map(|cluster| &cluster.transport_matches).filter_map(|m| m.tls.as_ref()).collect();
+    let contexts: Vec<_> = clusters
+        .iter()
+        .flat_map(|cluster| &cluster.transport_matches)
+        .filter_map(|m| m.tls.as_ref())
+        .collect();
     assert!(!contexts.is_empty() && contexts.iter().all(|context| !client_ready(context)));
     let names: Vec<_> = tls.names().into_iter().map(|name| name.name).collect();
     assert_eq!(names, ["ROOTCA".into(), "default".into()] as [Box<str>; 2]);
@@ -188,7 +198,10 @@ fn secret_named(name: &str, [root, chain, key]: &[String; 3]) -> Secret {
         extensions::transport_sockets::tls::v3::{CertificateValidationContext, TlsCertificate},
     };
     let text = |text: &str| {
-        Some(DataSource { specifier: Some(Specifier::InlineString(text.to_owned())), ..DataSource::default() })
+        Some(DataSource {
+            specifier: Some(Specifier::InlineString(text.to_owned())),
+            ..DataSource::default()
+        })
     };
     let kind = match name {
         "ROOTCA" => secret::Type::ValidationContext(CertificateValidationContext {
@@ -216,23 +229,27 @@ fn cluster_proto(kind: DiscoveryType) -> ClusterProto {
 fn fields_without_support_are_refused_with_their_path() {
     let mut proto = cluster_proto(DiscoveryType::Static);
     proto.lb_config = Some(LbConfig::RingHashLbConfig(RingHashLbConfig::default()));
-    let reason = with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
+    let reason =
+        with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
     assert!(reason.contains("ring_hash_lb_config") && reason.contains("take it out"), "{reason}");
 
     let mut proto = cluster_proto(DiscoveryType::Static);
     proto.set_lb_policy(LbPolicy::Maglev);
-    let reason = with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
+    let reason =
+        with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
     assert!(reason.starts_with("lb_policy: MAGLEV is not supported"), "{reason}");
 
     let unknown = Any { type_url: "type.googleapis.com/acme.Filter".to_owned(), value: Vec::new() };
-    let filter = Filter { name: "acme".to_owned(), config_type: Some(filter::ConfigType::TypedConfig(unknown)) };
+    let filter =
+        Filter { name: "acme".to_owned(), config_type: Some(filter::ConfigType::TypedConfig(unknown)) };
     let proto = ListenerProto {
         name: "l".to_owned(),
         address: Some(address_proto("127.0.0.1", 80)),
         filter_chains: vec![ChainProto { filters: vec![filter], ..ChainProto::default() }],
         ..ListenerProto::default()
     };
-    let reason = with(false, |translator| translator.listener(&proto.encode_to_vec())).unwrap_err().to_string();
+    let reason =
+        with(false, |translator| translator.listener(&proto.encode_to_vec())).unwrap_err().to_string();
     assert_eq!(
         reason,
         "filter_chains[0].filters[0]: skysail-proxy has no network filter \"acme\" of type acme.Filter: take it out"
@@ -343,7 +360,8 @@ fn domains_are_indexed_and_must_be_unique() {
 
 #[test]
 fn path_templates_match_segments() {
-    let matches = |template: &str, path: &str| policy::template_regex(template).unwrap().is_match(path.as_bytes());
+    let matches =
+        |template: &str, path: &str| policy::template_regex(template).unwrap().is_match(path.as_bytes());
     assert!(matches("/a/{*}/c", "/a/b/c") && !matches("/a/{*}/c", "/a/b/b/c"));
     assert!(matches("/a/{**}", "/a/b/c") && !matches("/a/{**}", "/b"));
     assert!(matches("/v{n=*}.x", "/v1.x") && !matches("/v{n=*}.x", "/v1-x"));

@@ -72,6 +72,19 @@ impl TlsContexts {
         names
     }
 
+    /// The certificates of contexts in use that have no name, as they stand in the configuration itself.
+    pub(crate) fn unnamed_identities(&self) -> Vec<Arc<Identity>> {
+        let inner = self.lock();
+        let servers =
+            inner.servers.values().filter(|(context, _)| context.strong_count() > 0).map(|(_, spec)| spec);
+        let clients =
+            inner.clients.values().filter(|(context, _)| context.strong_count() > 0).map(|(_, spec)| spec);
+        let all = servers.chain(clients).flat_map(|spec| &spec.identities);
+        let named =
+            |live: &&Arc<Live<Identity>>| inner.identities.values().any(|named| Arc::ptr_eq(named, live));
+        all.filter(|live| !named(live)).filter_map(|live| live.get()).collect()
+    }
+
     /// The certificates there are, by name.
     pub(crate) fn identities(&self) -> Vec<(SecretName, Option<Arc<Identity>>)> {
         self.lock().identities.iter().map(|(name, live)| (name.clone(), live.get())).collect()

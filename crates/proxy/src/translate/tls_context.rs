@@ -61,7 +61,11 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
 }
 
 /// A context for making connections.
-pub(super) fn client(translator: Translator<'_>, proto: &UpstreamTlsContext) -> Result<Arc<ClientTls>> {
+pub(super) fn client(
+    translator: Translator<'_>,
+    proto: &UpstreamTlsContext,
+    host_name: bool,
+) -> Result<Arc<ClientTls>> {
     let sni = match proto.sni.as_str() {
         "" => None,
         name => Some(server_name(name).at("sni")?),
@@ -70,8 +74,21 @@ pub(super) fn client(translator: Translator<'_>, proto: &UpstreamTlsContext) -> 
     let alpn = common.map(|common| common.alpn_protocols.as_slice()).unwrap_or_default();
     let alpn = alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
     // The server name is no part of the configuration, so clusters that differ in it alone share one.
-    let key = common.map(prost::Message::encode_to_vec).unwrap_or_default();
-    let config = translator.tls.client(key, || spec(translator, common).at("common_tls_context"))?;
+    let mut key = common.map(prost::Message::encode_to_vec).unwrap_or_default();
+    key.push(host_name.into());
+    let config = translator.tls.client(key, || {
+        let mut spec = spec(translator, common).at("common_tls_context")?;
+        match &mut spec.peer {
+            Some(check) => check.host_name = host_name,
+            None if host_name => {
+                return Err(
+                    Reject::new("auto_san_validation needs a trusted_ca").at_field("common_tls_context")
+                );
+            }
+            None => {}
+        }
+        Ok(spec)
+    })?;
     Ok(Arc::new(ClientTls { config, sni, alpn }))
 }
 
@@ -107,10 +124,6 @@ fn spec(translator: Translator<'_>, common: Option<&CommonTlsContext>) -> Result
     Ok(spec)
 }
 
-#[expect(
-    deprecated,
-    reason = "Istio sends the older form of alternative names, and its oneof has deprecated arms"
-)]
 fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) -> Result<Option<PeerCheck>> {
     let check = |roots, names| Some(PeerCheck { roots, names, host_name: false, required: false });
     Ok(match &common.validation_context_type {

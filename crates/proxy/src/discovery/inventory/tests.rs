@@ -1,0 +1,239 @@
+//! What waits for what, and what never happens half.
+
+use prost::Message as _;
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            cluster::v3::{
+                Cluster as ClusterProto,
+                cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
+            },
+            core::v3::{
+                Address, AggregatedConfigSource, ConfigSource, SocketAddress, address,
+                config_source::ConfigSourceSpecifier, socket_address::PortSpecifier,
+            },
+            endpoint::v3::{
+                ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints,
+                lb_endpoint::HostIdentifier,
+            },
+            listener::v3::{Filter, FilterChain, Listener as ListenerProto, filter},
+            route::v3::{
+                Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route, route_action,
+                route_match,
+            },
+        },
+        extensions::filters::{
+            http::router::v3::Router,
+            network::http_connection_manager::v3::{
+                HttpConnectionManager, HttpFilter, Rds, http_connection_manager::RouteSpecifier, http_filter,
+            },
+        },
+    },
+    google::protobuf::Any,
+};
+
+use super::*;
+
+fn inventory() -> Inventory {
+    Inventory::new(Secrets::new(Arc::default()))
+}
+
+fn ads() -> Option<ConfigSource> {
+    let specifier = ConfigSourceSpecifier::Ads(AggregatedConfigSource {});
+    Some(ConfigSource { config_source_specifier: Some(specifier), ..ConfigSource::default() })
+}
+
+fn any<M: prost::Message + prost::Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+}
+
+fn address(port: u32) -> Option<Address> {
+    let port = Some(PortSpecifier::PortValue(port));
+    let socket =
+        SocketAddress { address: "127.0.0.1".to_owned(), port_specifier: port, ..SocketAddress::default() };
+    Some(Address { address: Some(address::Address::SocketAddress(socket)) })
+}
+
+fn cluster(name: &str, choices: u32) -> Received {
+    let eds = EdsClusterConfig { eds_config: ads(), service_name: String::new() };
+    let proto = ClusterProto {
+        name: name.to_owned(),
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
+        eds_cluster_config: Some(eds),
+        // Something to tell versions of it apart.
+        alt_stat_name: choices.to_string(),
+        ..ClusterProto::default()
+    };
+    received(name, &proto)
+}
+
+fn endpoints(name: &str, port: u32) -> Received {
+    let endpoint = EndpointProto { address: address(port), ..EndpointProto::default() };
+    let lb =
+        LbEndpoint { host_identifier: Some(HostIdentifier::Endpoint(endpoint)), ..LbEndpoint::default() };
+    let proto = ClusterLoadAssignment {
+        cluster_name: name.to_owned(),
+        endpoints: vec![LocalityLbEndpoints { lb_endpoints: vec![lb], ..LocalityLbEndpoints::default() }],
+        ..ClusterLoadAssignment::default()
+    };
+    received(name, &proto)
+}
+
+fn routes(name: &str, cluster: &str) -> Received {
+    let prefix = route_match::PathSpecifier::Prefix("/".to_owned());
+    let target = route_action::ClusterSpecifier::Cluster(cluster.to_owned());
+    let route = Route {
+        r#match: Some(RouteMatch { path_specifier: Some(prefix), ..RouteMatch::default() }),
+        action: Some(route::Action::Route(RouteAction {
+            cluster_specifier: Some(target),
+            ..RouteAction::default()
+        })),
+        ..Route::default()
+    };
+    let host = VirtualHost { domains: vec!["*".to_owned()], routes: vec![route], ..VirtualHost::default() };
+    let proto = RouteConfiguration {
+        name: name.to_owned(),
+        virtual_hosts: vec![host],
+        ..RouteConfiguration::default()
+    };
+    received(name, &proto)
+}
+
+fn listener(name: &str, table: &str) -> Received {
+    let router = http_filter::ConfigType::TypedConfig(any(&Router::default()));
+    let manager = HttpConnectionManager {
+        route_specifier: Some(RouteSpecifier::Rds(Rds {
+            config_source: ads(),
+            route_config_name: table.to_owned(),
+        })),
+        http_filters: vec![HttpFilter { config_type: Some(router), ..HttpFilter::default() }],
+        ..HttpConnectionManager::default()
+    };
+    let filter =
+        Filter { config_type: Some(filter::ConfigType::TypedConfig(any(&manager))), ..Filter::default() };
+    let proto = ListenerProto {
+        name: name.to_owned(),
+        address: address(8080),
+        filter_chains: vec![FilterChain { filters: vec![filter], ..FilterChain::default() }],
+        ..ListenerProto::default()
+    };
+    received(name, &proto)
+}
+
+fn received<M: prost::Message>(name: &str, proto: &M) -> Received {
+    Received { name: name.to_owned(), version: "1".to_owned(), body: proto.encode_to_vec().into() }
+}
+
+fn add(inventory: &mut Inventory, kind: Kind, added: Vec<Received>) -> Vec<Rejection> {
+    inventory.apply(&Update { kind, added, removed: Vec::new() })
+}
+
+fn remove(inventory: &mut Inventory, kind: Kind, name: &str) {
+    inventory.apply(&Update { kind, added: Vec::new(), removed: vec![name.to_owned()] });
+}
+
+fn port(snapshot: &Snapshot, cluster: &str) -> u16 {
+    snapshot.clusters[cluster].endpoints.load().priorities[0][0].address.port()
+}
+
+#[test]
+fn a_cluster_waits_for_its_endpoints_and_a_table_for_its_clusters() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    assert!(add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]).is_empty());
+    assert!(add(&mut inventory, Kind::Listener, vec![listener("l", "t")]).is_empty());
+    assert!(!inventory.settle(now), "nothing is warm");
+    let [(_, endpoints_wanted), (_, routes_wanted), _] = inventory.wanted();
+    assert_eq!((endpoints_wanted.len(), routes_wanted.len()), (1, 1));
+
+    add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
+    assert!(!inventory.settle(now), "the table leads to a cluster that is warming");
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    assert!(inventory.settle(now), "now all of it at once");
+    let snapshot = inventory.snapshot();
+    assert_eq!((snapshot.clusters.len(), snapshot.routes.len(), snapshot.listeners.by_name.len()), (1, 1, 1));
+    assert!(inventory.is_warm());
+    assert_eq!(inventory.deadline(), None);
+}
+
+#[test]
+fn the_old_stays_until_the_new_is_warm() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
+    assert!(inventory.settle(now));
+    // The table moves to a cluster that is not ready.
+    add(&mut inventory, Kind::Cluster, vec![cluster("b", 1)]);
+    add(&mut inventory, Kind::Route, vec![routes("t", "b")]);
+    assert!(!inventory.settle(now));
+    assert!(uses::of_table(&inventory.snapshot().routes["t"]).all(|name| &**name == "a"));
+    // The old cluster is taken away meanwhile, and stays while the table in force leads to it.
+    remove(&mut inventory, Kind::Cluster, "a");
+    assert!(!inventory.settle(now));
+    assert_eq!(port(&inventory.snapshot(), "a"), 1);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("b", 2)]);
+    assert!(inventory.settle(now));
+    let snapshot = inventory.snapshot();
+    assert!(uses::of_table(&snapshot.routes["t"]).all(|name| &**name == "b"));
+    assert!(!snapshot.clusters.contains_key("a"));
+    assert_eq!(port(&snapshot, "b"), 2);
+}
+
+#[test]
+fn endpoints_change_without_a_snapshot_and_survive_a_change_of_their_cluster() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    assert!(inventory.settle(now));
+    let snapshot = inventory.snapshot();
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 2)]);
+    assert!(!inventory.settle(now));
+    assert_eq!(port(&snapshot, "a"), 2, "the snapshot published before has them");
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 2)]);
+    assert!(inventory.settle(now));
+    assert_eq!(port(&inventory.snapshot(), "a"), 2);
+    // The same once more changes nothing.
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 2)]);
+    assert!(!inventory.settle(now));
+}
+
+#[test]
+fn one_bad_resource_is_refused_alone() {
+    let mut inventory = inventory();
+    let mut bad = cluster("bad", 1);
+    bad.body = ClusterProto { name: "bad".to_owned(), lb_policy: 5, ..ClusterProto::default() }
+        .encode_to_vec()
+        .into();
+    let rejections = add(&mut inventory, Kind::Cluster, vec![bad, cluster("a", 1)]);
+    assert_eq!(rejections.len(), 1);
+    assert_eq!(rejections[0].name, "bad");
+    assert!(rejections[0].reason.contains("lb_policy"), "{}", rejections[0].reason);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    assert!(inventory.settle(Instant::now()));
+    assert!(inventory.snapshot().clusters.contains_key("a"));
+    assert!(inventory.clusters["bad"].error.is_some());
+}
+
+#[test]
+fn nothing_waits_for_ever() {
+    let mut inventory = inventory();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    assert!(!inventory.settle(Instant::now()));
+    let deadline = inventory.deadline().unwrap();
+    assert!(inventory.settle(deadline));
+    assert!(inventory.snapshot().clusters.contains_key("a"));
+}
+
+#[test]
+fn a_table_that_does_not_exist_holds_up_no_listener() {
+    let mut inventory = inventory();
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    assert!(!inventory.settle(Instant::now()));
+    remove(&mut inventory, Kind::Route, "t");
+    assert!(inventory.settle(Instant::now()));
+    assert!(inventory.snapshot().listeners.by_name.contains_key("l"));
+}
