@@ -245,7 +245,7 @@ impl Story<'_> {
         };
         let reused = upstream.served > 0;
         let safe = hop::is_idempotent(self.head.method());
-        if reused && !safe && !upstream.stream.is_quiet_now() {
+        if !safe && upstream.may_be_stale(self.started) && !upstream.stream.is_quiet_now() {
             return Err(Failure { error: Error::new(Kind::UpstreamClosed), sent: false, stale: true });
         }
         if !reused {

@@ -386,6 +386,12 @@ impl Upstream {
         pool.freed.notify_one();
     }
 
+    /// Whether the peer may well have closed meanwhile, so that it is worth asking the kernel.
+    pub(crate) fn may_be_stale(&self, now: Instant) -> bool {
+        const RECENT: Duration = Duration::from_millis(100);
+        self.served > 0 && now.saturating_duration_since(self.idle_since) > RECENT
+    }
+
     /// The cluster it belongs to.
     pub(crate) fn pool(&self) -> &Rc<Pool> {
         &self.pool

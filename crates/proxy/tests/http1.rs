@@ -10,6 +10,7 @@ mod support;
 
 use std::{sync::Arc, time::Duration};
 
+use skysail_proxy::config::route::Mirror;
 use support::{Client, Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{net::TcpListener, sync::Notify};
 
@@ -367,4 +368,68 @@ async fn a_drain_ends_connections_after_their_requests() {
     };
     let (cut_off, ()) = within(async { tokio::join!(drain, story) }).await;
     assert_eq!(cut_off, 0);
+}
+
+#[tokio::test]
+async fn copies_of_requests_go_elsewhere() {
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let other = server(move |_, mut client| {
+        let tell = tell.clone();
+        async move {
+            let _ = tell.send(client.message().await);
+            client.send("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n").await;
+        }
+    })
+    .await;
+    let mirror = |fraction| Mirror { cluster: "mirror".into(), fraction, keep_host: false };
+    let terminal = http(|_, forward| forward.mirrors = vec![mirror(1_000_000), mirror(0)]);
+    let mut copies = cluster(&[other], None);
+    copies.name = "mirror".into();
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None), copies]).await;
+    let mut client = proxy.connect().await;
+    client.send("POST /x HTTP/1.1\r\nHost: a:80\r\nContent-Length: 4\r\n\r\nbody").await;
+    assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
+    let (head, body) = within(told.recv()).await.unwrap();
+    assert!(head.starts_with("POST /x HTTP/1.1\r\nhost: a-shadow:80\r\n"), "{head}");
+    assert_eq!(body, "body");
+    assert!(told.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn limits_of_a_cluster_hold() {
+    let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, wait) = (arrived.clone(), go.clone());
+    let upstream = server(move |_, mut client: Client| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            loop {
+                client.message().await;
+                tell.notify_one();
+                wait.notified().await;
+                client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            }
+        }
+    })
+    .await;
+    let mut limited = cluster(&[upstream], None);
+    limited.limits.connections = 1;
+    limited.limits.pending = 1;
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![limited]).await;
+    let mut first = proxy.connect().await;
+    first.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    within(arrived.notified()).await;
+    // Of the next two one waits, and the other is turned away.
+    let (mut second, mut third) = (proxy.connect().await, proxy.connect().await);
+    second.send("GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    third.send("GET /3 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let mut waiting = tokio::select! {
+        head = second.head() => { assert!(head.starts_with("HTTP/1.1 503 "), "{head}"); third }
+        head = third.head() => { assert!(head.starts_with("HTTP/1.1 503 "), "{head}"); second }
+    };
+    go.notify_one();
+    assert_eq!(first.message().await.1, "ok");
+    within(arrived.notified()).await;
+    go.notify_one();
+    assert_eq!(waiting.message().await.1, "ok");
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 1);
 }

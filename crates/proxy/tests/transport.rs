@@ -44,14 +44,15 @@ impl Mesh {
     }
 
     fn server(&self, account: &str, accepts: &str) -> Arc<ServerTls> {
-        let config = self.spec(account, accepts, &[b"istio-http/1.1", b"http/1.1"]).server().unwrap();
+        let config =
+            self.spec(account, accepts, &[b"istio-http/1.1", b"istio-peer-exchange"]).server().unwrap();
         Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from(Some(config))) })
     }
 
     fn client(&self, account: &str, accepts: &str) -> Arc<ClientTls> {
         let with = |alpn: &[&[u8]]| self.spec(account, accepts, alpn).client().unwrap();
         let configs = ClientConfigs {
-            own: with(&[]),
+            own: with(&[b"istio-peer-exchange"]),
             istio_http1: with(&[b"istio-http/1.1"]),
             istio_h2: with(&[b"istio-h2"]),
         };
@@ -193,7 +194,14 @@ async fn bytes_pass_and_either_side_may_end_first() {
     let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
     let tls = mesh.client("client", "server");
     let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
-    for proxy in [&plain, &outbound] {
+    // The same with peers that say who they are first.
+    let mut greeting = listener(tcp(), Some(mesh.server("server", "client")));
+    Arc::get_mut(&mut greeting.chains[0]).unwrap().metadata_exchange = true;
+    let greeting = Proxy::start(greeting, vec![cluster(&[server], None)]).await;
+    let mut met = cluster(&[greeting.address], Some(&tls));
+    met.metadata_exchange = true;
+    let meeting = Proxy::start(listener(tcp(), None), vec![met]).await;
+    for proxy in [&plain, &outbound, &meeting] {
         let mut client = proxy.connect().await;
         // The server speaks first.
         assert_eq!(client.exactly(6).await, "hello ");

@@ -35,9 +35,15 @@ pub struct Proxy {
 impl Proxy {
     /// One worker with one listener on a free port.
     pub async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
+        let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
+        let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
         let shared = Shared {
             snapshot: Arc::new(ArcSwap::default()),
-            local: Arc::new(LocalWorkload::default()),
+            local: Arc::new(LocalWorkload::new(
+                "sidecar~127.0.0.1~a.b~b.svc.cluster.local",
+                "a.b",
+                &metadata,
+            )),
             mark: None,
             principal: Arc::new(ArcSwapOption::empty()),
             access_log: Arc::new(AccessLogger::start().unwrap()),
