@@ -11,7 +11,7 @@ use skysail_core::{
 use skysail_identity::{Authority, Verifier};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::{net::TcpListener, task::JoinSet};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
     admin,
@@ -59,12 +59,15 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         Arc::clone(&publisher),
         Arc::clone(&metrics),
     ));
-    let own = OwnCertificate::new(
-        Arc::clone(&authority),
-        authentication.trust_domain(),
-        args.listen,
-        args.cert_ttl,
-    )?;
+    let (domain, mesh) = (authentication.trust_domain(), publisher.trust_domain());
+    if domain != mesh {
+        warn!(
+            domain,
+            mesh,
+            "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
+        );
+    }
+    let own = OwnCertificate::new(Arc::clone(&authority), domain, args.listen, args.cert_ttl)?;
 
     let cluster_id = args.cluster_id.clone();
     let views = Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), cluster_id);

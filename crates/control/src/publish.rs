@@ -54,7 +54,7 @@ struct Compiled {
 struct Client {
     view: ProxyView,
     sender: watch::Sender<Arc<Resources>>,
-    status: ClientStatus,
+    status: SharedStatus,
 }
 
 /// How a proxy gets on, for people.
@@ -100,10 +100,14 @@ pub(crate) struct NewClient {
     pub(crate) form: Form,
 }
 
+/// A proxy's status has a lock of its own, so that streams do not wait while the mesh is compiled.
+type SharedStatus = Arc<Mutex<ClientStatus>>;
+
 /// Keeps a proxy in the list of the connected.
 pub(crate) struct Connected {
     publisher: Arc<Publisher>,
     id: u64,
+    status: SharedStatus,
 }
 
 impl Publisher {
@@ -113,8 +117,7 @@ impl Publisher {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // If a compile panics, the change it was for is lost; the mesh stays as it was.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes changed files in and tells everybody what follows from them. Blocks while it compiles.
@@ -163,12 +166,13 @@ impl Publisher {
             connected_at: now.as_secs(),
             types: BTreeMap::new(),
         };
-        state.clients.insert(id, Client { view, sender, status });
+        let status = Arc::new(Mutex::new(status));
+        state.clients.insert(id, Client { view, sender, status: Arc::clone(&status) });
         if state.views.len() > views {
             state.log_findings();
         }
         count(&self.metrics.connections);
-        Some((receiver, Connected { publisher: Arc::clone(self), id }))
+        Some((receiver, Connected { publisher: Arc::clone(self), id, status }))
     }
 
     /// Ends all streams and lets nobody in any more.
@@ -186,7 +190,7 @@ impl Publisher {
 
     /// Everybody who is connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
-        self.lock().clients.values().map(|client| client.status.clone()).collect()
+        self.lock().clients.values().map(|client| lock(&client.status).clone()).collect()
     }
 
     /// What is wrong with the configuration now.
@@ -207,6 +211,11 @@ impl Publisher {
             root_expiry: 0,
         }
     }
+}
+
+/// Takes a lock even after a panic: if a compile panics, proxies keep what they have.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
@@ -310,30 +319,30 @@ impl Connected {
     /// Records what happened on the proxy's stream.
     pub(crate) fn report(&self, event: Event<'_>) {
         let metrics = &self.publisher.metrics;
-        let mut state = self.publisher.lock();
-        let Some(client) = state.clients.get_mut(&self.id) else { return };
+        let mut status = lock(&self.status);
+        let ClientStatus { proxy, types, .. } = &mut *status;
         match event {
             Event::Asked { kind } => {
                 let status = TypeStatus { synced: true, ..TypeStatus::default() };
-                client.status.types.insert(kind.short(), status);
+                types.insert(kind.short(), status);
             }
             Event::Sent { kind, nonce, bytes, .. } => {
                 count(&metrics.pushes[kind as usize]);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
                 metrics.push_bytes[kind as usize].fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
-                let status = client.status.types.entry(kind.short()).or_default();
+                let status = types.entry(kind.short()).or_default();
                 status.sent = nonce;
                 status.synced = false;
             }
             Event::Acked { kind, nonce } => {
-                let status = client.status.types.entry(kind.short()).or_default();
+                let status = types.entry(kind.short()).or_default();
                 *status =
                     TypeStatus { sent: status.sent, acked: nonce, synced: true, ..TypeStatus::default() };
             }
             Event::Rejected { kind, nonce, reason } => {
                 count(&metrics.rejects[kind as usize]);
-                warn!(proxy = client.status.proxy, %kind, reason, "the proxy refused its configuration");
-                let status = client.status.types.entry(kind.short()).or_default();
+                warn!(%proxy, %kind, reason, "the proxy refused its configuration");
+                let status = types.entry(kind.short()).or_default();
                 status.nacked = nonce;
                 status.error = reason.to_owned();
                 status.synced = false;

@@ -114,11 +114,7 @@ impl Folders {
         })?;
         let mut watched = self.watch_all(&mut watcher);
         loop {
-            let before_watching_all = watched < self.folders.len();
-            settle(&mut events).await;
-            if before_watching_all {
-                watched = self.watch_all(&mut watcher);
-            }
+            // The first look is for what happened between the caller's look and the watching.
             let changed = Arc::clone(&changed);
             let look = move || {
                 let changes = self.look();
@@ -132,6 +128,10 @@ impl Folders {
                 .map_err(|error| notify::Error::generic(&error.to_string()))?;
             if self.folders.iter().any(|folder| !folder.exists()) {
                 watched = 0;
+            }
+            settle(&mut events).await;
+            if watched < self.folders.len() {
+                watched = self.watch_all(&mut watcher);
             }
         }
     }
