@@ -16,7 +16,7 @@ use skysail_xds::{
 };
 
 use super::{
-    Scope, balance, filters,
+    Scope, balance, endpoints, filters,
     listeners::InboundPort,
     pb::{Any, Struct, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
     policy::Effective,
@@ -76,7 +76,8 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     });
     made.common_lb_config = Some(CommonLbConfig::default());
     let rule = scope.rule(port.services[0].0);
-    let services = port.services.iter().map(|(service, _)| *service);
+    let same = port.services.iter().filter(|(_, known)| known.port == port.service_port());
+    let services = same.map(|(service, _)| *service);
     made.metadata = Some(metadata("istio", describe(services, rule.as_deref(), "")));
     let effective = rule
         .as_ref()
@@ -201,15 +202,19 @@ fn apply_tls(
         }
         Some(settings) if settings.mode == TlsMode::Disable => {}
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
-        // The endpoints of such a cluster carry no metadata to choose by.
-        None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {}
-        None if scope.world.mesh().enable_auto_mtls => {
+        None if !scope.world.mesh().enable_auto_mtls => {}
+        // The endpoints of such a cluster carry no metadata to choose by: it is all of them or none.
+        None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {
+            if endpoints::all_take_mtls(scope, service, port) {
+                made.transport_socket = Some(mutual(&name.sni()));
+            }
+        }
+        None => {
             made.transport_socket_matches = vec![
                 socket_match("tlsMode-istio", [("tlsMode", istio::string("istio"))], mutual(&name.sni())),
                 socket_match("tlsMode-disabled", [], tls::plaintext()),
             ];
         }
-        None => {}
     }
 }
 

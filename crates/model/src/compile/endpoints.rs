@@ -93,6 +93,12 @@ fn metadata(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> core::Metada
     core::Metadata { filter_metadata, ..Default::default() }
 }
 
+/// True if a service's port has endpoints and every one takes mutual TLS.
+pub(super) fn all_take_mtls(scope: &Scope<'_>, service: &Typed<Service>, port: &ServicePort) -> bool {
+    let endpoints = scope.world.endpoints(service, port);
+    !endpoints.is_empty() && endpoints.iter().all(|member| takes_mtls(scope, member))
+}
+
 /// It has a sidecar, and no policy forbids mutual TLS on the port.
 fn takes_mtls(scope: &Scope<'_>, member: &Endpoint) -> bool {
     member.has_sidecar()

@@ -180,6 +180,7 @@ fn headless_services_are_reached_pod_by_pod() {
     let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
     assert_eq!(cluster.lb_policy(), cluster::cluster::LbPolicy::ClusterProvided);
     assert!(made.get(Kind::Endpoint, name).is_none());
+    assert!(cluster.transport_socket.is_some(), "its only pod has a sidecar");
 }
 
 #[test]

@@ -188,6 +188,10 @@ fn domains(scope: &Scope<'_>, view: &ProxyView, service: &Typed<Service>) -> Vec
     } else {
         domains.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
     }
+    if service.spec.headless {
+        // Its pods have names under it.
+        domains.extend(domains.clone().iter().map(|domain| format!("*.{domain}")));
+    }
     let reachable = |ip: &&IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
     domains.extend(service.spec.cluster_ips.iter().filter(reachable).map(|ip| host_of(*ip)));
     domains
