@@ -59,7 +59,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             (Start::Mesh(mesh, Box::new(node)), common)
         }
     };
-    LocalSet::new().block_on(&runtime, control(start, common))
+    let local = LocalSet::new();
+    let workers = local.block_on(&runtime, control(start, common))?;
+    // What still refers to the workers, such as open admin pages, ends with the runtime; then they can be joined,
+    // and with the last of them the access log is written out.
+    drop(local);
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    if let Some(workers) = Arc::into_inner(workers) {
+        workers.join();
+    }
+    Ok(())
 }
 
 /// Runs a real Envoy in this sidecar's place.
@@ -82,7 +91,7 @@ enum Start {
 }
 
 /// The thread that carries no traffic: discovery, certificates, the admin page, the end.
-async fn control(start: Start, common: Common) -> anyhow::Result<()> {
+async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     // Before anything else, so that a signal during the start is not lost.
     let terminate = spawn_local(shutdown::terminate());
     let node = match &start {
@@ -141,7 +150,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<()> {
     admin.drain();
     let cut = workers.drain(common.drain).await;
     tracing::info!(cut, "drained");
-    Ok(())
+    Ok(workers)
 }
 
 fn local_workload(node: &Node) -> anyhow::Result<LocalWorkload> {

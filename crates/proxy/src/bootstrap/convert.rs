@@ -97,8 +97,16 @@ fn to_proto(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Resul
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
     match DynamicMessage::deserialize_with_options(descriptor, deserializer, &options) {
         Ok(message) => Ok(prost::Message::encode_to_vec(&message)),
-        Err(error) => bail!("{}: {error}: correct the field or take it out", track.path()),
+        Err(error) => match unknown_type(&error.to_string()) {
+            Some(name) => bail!("{}: skysail-proxy does not support {name}: take it out", track.path()),
+            None => bail!("{}: {error}: correct the field or take it out", track.path()),
+        },
     }
+}
+
+/// The name of a type that the descriptors lack, from the words prost-reflect has for it.
+fn unknown_type(error: &str) -> Option<&str> {
+    error.strip_prefix("message '")?.split_once("' not found").map(|(name, _)| name)
 }
 
 fn to_json(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Result<Vec<u8>> {
