@@ -110,7 +110,9 @@ impl Folders {
         let changed = Arc::new(changed);
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut watcher = notify::recommended_watcher(move |event| {
-            let _ = sender.send(event);
+            if !is_reading(&event) {
+                let _ = sender.send(event);
+            }
         })?;
         let mut watched = self.watch_all(&mut watcher);
         loop {
@@ -149,6 +151,12 @@ impl Folders {
         info!(folders = watched, "watching configuration");
         watched
     }
+}
+
+/// Reading is an event too, our own as well: looking would lead to looking again.
+fn is_reading(event: &notify::Result<Event>) -> bool {
+    let kind = event.as_ref().map(|event| event.kind);
+    matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
 }
 
 /// Waits for an event, then until no more follow and no file is being written.
@@ -252,6 +260,28 @@ mod tests {
 
         fs::remove_dir_all(second.path()).unwrap();
         assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
+    }
+
+    #[tokio::test]
+    async fn looking_does_not_lead_to_looking() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), "a").unwrap();
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut watcher = notify::recommended_watcher(move |event| {
+            let _ = sender.send(event);
+        })
+        .unwrap();
+        watcher.watch(folder.path(), RecursiveMode::Recursive).unwrap();
+        Folders::new(&[folder.path().into()]).unwrap().look();
+        // The end of what reading caused is marked by a change.
+        fs::remove_file(folder.path().join("a.yaml")).unwrap();
+        loop {
+            let event = events.recv().await.unwrap();
+            if matches!(&event, Ok(event) if event.kind.is_remove()) {
+                break;
+            }
+            assert!(is_reading(&event), "{event:?}");
+        }
     }
 
     #[tokio::test]
