@@ -4,7 +4,7 @@
 //! on the client only by what a [`Scope`] holds, so they can be shared between all views of one scope; routes depend
 //! on the client's labels too (`sourceLabels`), listeners on the whole view.
 //!
-//! In the order of the data: [`policy`], [`pool`] and [`balance`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
+//! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`] and [`balance`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
 //! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`].
 
 mod access_log;
