@@ -24,6 +24,7 @@ pub mod http1;
 pub(crate) mod inspect;
 pub(crate) mod listen;
 pub mod matching;
+pub(crate) mod mirror;
 pub mod path;
 pub mod peer;
 pub(crate) mod pick;
@@ -44,4 +45,3 @@ pub mod worker;
 
 pub use app::run;
 pub use args::Args;
-pub(crate) mod mirror;

@@ -49,17 +49,21 @@ pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpL
             Ok((tcp, source)) => {
                 tokio::task::spawn_local(connection::serve(worker.clone(), name.clone(), tcp, source));
             }
-            Err(error) if out_of_descriptors(&error) => {
-                warn!("no connection can be taken on {name}: {error}; raise the limit of open files");
+            // The client gave up while it waited.
+            Err(error) if is_the_clients(&error) => {
+                debug!("a connection to {name} ended before it was taken: {error}");
+            }
+            Err(error) => {
+                warn!(
+                    "no connection can be taken on {name}: {error}; is the limit of open files high enough?"
+                );
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            // The client gave up while it waited.
-            Err(error) => debug!("a connection to {name} ended before it was taken: {error}"),
         }
     }
 }
 
-/// EMFILE and ENFILE.
-fn out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(23 | 24))
+fn is_the_clients(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }

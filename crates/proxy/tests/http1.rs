@@ -366,7 +366,7 @@ async fn a_drain_ends_connections_after_their_requests() {
         assert_eq!(body, "ok");
         assert_eq!(busy.rest().await, "");
     };
-    let (cut_off, ()) = within(async { tokio::join!(drain, story) }).await;
+    let (cut_off, ()) = within(Box::pin(async { tokio::join!(drain, story) })).await;
     assert_eq!(cut_off, 0);
 }
 

@@ -27,14 +27,14 @@ use tokio::{
 };
 
 /// A proxy that runs until it is dropped.
-pub struct Proxy {
-    pub workers: Option<Workers>,
-    pub address: SocketAddr,
+pub(crate) struct Proxy {
+    pub(crate) workers: Option<Workers>,
+    pub(crate) address: SocketAddr,
 }
 
 impl Proxy {
     /// One worker with one listener on a free port.
-    pub async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
+    pub(crate) async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
         let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
         let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
         let shared = Shared {
@@ -54,11 +54,11 @@ impl Proxy {
         Self { workers: Some(workers), address }
     }
 
-    pub fn workers(&self) -> &Workers {
+    pub(crate) fn workers(&self) -> &Workers {
         self.workers.as_ref().unwrap()
     }
 
-    pub async fn connect(&self) -> Client {
+    pub(crate) async fn connect(&self) -> Client {
         Client { stream: TcpStream::connect(self.address).await.unwrap(), unread: Vec::new() }
     }
 }
@@ -72,22 +72,22 @@ impl Drop for Proxy {
 }
 
 /// The end of a connection, as a test drives it.
-pub struct Client {
-    pub stream: TcpStream,
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
     unread: Vec<u8>,
 }
 
 impl Client {
-    pub fn new(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: TcpStream) -> Self {
         Self { stream, unread: Vec::new() }
     }
 
-    pub async fn send(&mut self, text: &str) {
+    pub(crate) async fn send(&mut self, text: &str) {
         self.stream.write_all(text.as_bytes()).await.unwrap();
     }
 
     /// Reads up to and including `end`.
-    pub async fn until(&mut self, end: &str) -> String {
+    pub(crate) async fn until(&mut self, end: &str) -> String {
         let end = end.as_bytes();
         loop {
             if let Some(at) = self.unread.windows(end.len()).position(|window| window == end) {
@@ -102,12 +102,12 @@ impl Client {
     }
 
     /// Reads a head.
-    pub async fn head(&mut self) -> String {
+    pub(crate) async fn head(&mut self) -> String {
         self.until("\r\n\r\n").await
     }
 
     /// Reads a head and a body of the length it says.
-    pub async fn message(&mut self) -> (String, String) {
+    pub(crate) async fn message(&mut self) -> (String, String) {
         let head = self.head().await;
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
@@ -115,7 +115,7 @@ impl Client {
         (head, body)
     }
 
-    pub async fn exactly(&mut self, length: usize) -> String {
+    pub(crate) async fn exactly(&mut self, length: usize) -> String {
         while self.unread.len() < length {
             let mut block = [0; 4096];
             let count = within(self.stream.read(&mut block)).await.unwrap();
@@ -126,19 +126,19 @@ impl Client {
     }
 
     /// Reads to the end of the connection; a reset counts as one.
-    pub async fn rest(&mut self) -> String {
+    pub(crate) async fn rest(&mut self) -> String {
         let _ = within(self.stream.read_to_end(&mut self.unread)).await;
         String::from_utf8(std::mem::take(&mut self.unread)).unwrap()
     }
 }
 
 /// A deadline for what must happen, so that a fault fails a test instead of hanging it.
-pub async fn within<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future).await.expect("nothing happened for 30 s")
 }
 
 /// A server whose every connection is served by `serve`, which gets its number.
-pub async fn server<F, R>(serve: F) -> SocketAddr
+pub(crate) async fn server<F, R>(serve: F) -> SocketAddr
 where
     F: Fn(usize, Client) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
@@ -155,7 +155,7 @@ where
 }
 
 /// A server that answers each request with the connection's number and the request's head.
-pub async fn echo() -> SocketAddr {
+pub(crate) async fn echo() -> SocketAddr {
     server(|number, mut client| async move {
         loop {
             let mut first = [0];
@@ -171,7 +171,7 @@ pub async fn echo() -> SocketAddr {
     .await
 }
 
-pub fn snapshot(listener: Listener, clusters: Vec<Cluster>) -> Snapshot {
+pub(crate) fn snapshot(listener: Listener, clusters: Vec<Cluster>) -> Snapshot {
     let mut snapshot = Snapshot::default();
     let listeners = Arc::make_mut(&mut snapshot.listeners);
     listeners.by_name.insert(listener.name.clone(), Arc::new(listener));
@@ -179,7 +179,7 @@ pub fn snapshot(listener: Listener, clusters: Vec<Cluster>) -> Snapshot {
     snapshot
 }
 
-pub fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Listener {
+pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Listener {
     let chain = FilterChain {
         name: "chain".into(),
         matches: ChainMatch::default(),
@@ -206,7 +206,7 @@ pub fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Listener {
 }
 
 /// HTTP to the cluster `upstream`.
-pub fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Terminal {
+pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Terminal {
     let mut forward = Forward {
         targets: Targets::Single("upstream".into()),
         cluster_not_found: 503,
@@ -288,7 +288,7 @@ fn table(forward: Forward) -> RouteTable {
 }
 
 /// Bytes to the cluster `upstream`.
-pub fn tcp() -> Terminal {
+pub(crate) fn tcp() -> Terminal {
     Terminal::Tcp(Arc::new(TcpProxy {
         stat_prefix: "test".into(),
         targets: Targets::Single("upstream".into()),
@@ -299,7 +299,7 @@ pub fn tcp() -> Terminal {
 }
 
 /// The cluster `upstream`.
-pub fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
+pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
     let endpoint = |address: &SocketAddr| {
         Arc::new(Endpoint { address: *address, weight: 1, tls: tls.cloned(), workload: None, hostname: None })
     };
@@ -326,7 +326,7 @@ pub fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluste
 }
 
 /// Tries again on everything there is.
-pub fn retries(retries: u32) -> Arc<RetryPolicy> {
+pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
     Arc::new(RetryPolicy {
         on: skysail_proxy::config::route::RetryOn {
             gateway_error: true,
