@@ -272,9 +272,9 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
             client_status: ClientResourceStatus::Unknown.into(),
         };
         if warming {
-            dump.dynamic_warming_secrets.push(dynamic)
+            dump.dynamic_warming_secrets.push(dynamic);
         } else {
-            dump.dynamic_active_secrets.push(dynamic)
+            dump.dynamic_active_secrets.push(dynamic);
         }
     };
     for (name, identity) in tls.identities() {

@@ -103,6 +103,7 @@ impl<T> Slot<T> {
         &mut self,
         body: &Bytes,
         version: &str,
+        fixed: bool,
         make: impl FnOnce() -> translate::Result<T>,
     ) -> Result<bool, String> {
         self.absent = false;
@@ -122,7 +123,7 @@ impl<T> Slot<T> {
                     body: body.clone(),
                     version: version.to_owned(),
                     updated: SystemTime::now(),
-                    fixed: false,
+                    fixed,
                     since: Instant::now(),
                     resolved: Arc::default(),
                     looked_up: false,
@@ -167,17 +168,7 @@ impl Inventory {
     /// Takes a resource of the bootstrap file.
     pub(crate) fn add_static(&mut self, kind: Kind, name: &str, body: &Bytes) -> Result<(), String> {
         let received = Received { name: name.to_owned(), version: String::new(), body: body.clone() };
-        self.add(kind, &received, true)?;
-        let fix = |fixed: Option<&mut bool>| fixed.into_iter().for_each(|fixed| *fixed = true);
-        match kind {
-            Kind::Cluster => {
-                fix(self.clusters.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed))
-            }
-            _ => {
-                fix(self.listeners.get_mut(name).and_then(|slot| slot.warming.as_mut()).map(|k| &mut k.fixed))
-            }
-        }
-        Ok(())
+        self.add(kind, &received, true)
     }
 
     /// Takes an update; what is refused is named, everything else is taken.
@@ -194,9 +185,10 @@ impl Inventory {
         rejections
     }
 
-    fn add(&mut self, kind: Kind, received: &Received, strict: bool) -> Result<(), String> {
+    fn add(&mut self, kind: Kind, received: &Received, fixed: bool) -> Result<(), String> {
         let tls = Arc::clone(&self.secrets.tls);
-        let translator = Translator { tls: &tls, strict };
+        // A file was written for us, so nothing in it may be without effect.
+        let translator = Translator { tls: &tls, strict: fixed };
         let (body, version) = (&received.body, received.version.as_str());
         let name: Arc<str> = received.name.as_str().into();
         match kind {
@@ -205,15 +197,21 @@ impl Inventory {
                 if slot.newest().is_some_and(|kept| kept.fixed) {
                     return Err("a cluster of the bootstrap file has this name: choose another".to_owned());
                 }
-                if slot.offer(body, version, || translator.cluster(body))? {
+                if slot.offer(body, version, fixed, || translator.cluster(body))? {
                     self.fill(&name)?;
                 }
             }
             Kind::Listener => {
-                self.listeners.entry(name).or_default().offer(body, version, || translator.listener(body))?;
+                self.listeners
+                    .entry(name)
+                    .or_default()
+                    .offer(body, version, fixed, || translator.listener(body))?;
             }
             Kind::Route => {
-                self.routes.entry(name).or_default().offer(body, version, || translator.routes(body))?;
+                self.routes
+                    .entry(name)
+                    .or_default()
+                    .offer(body, version, fixed, || translator.routes(body))?;
             }
             Kind::Endpoint => {
                 let assignment = Assignment {
@@ -250,7 +248,7 @@ impl Inventory {
                 }
             }
             Kind::Listener => {
-                self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some())
+                self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some());
             }
             // The table in force stays, as listeners still name it.
             Kind::Route => self.routes.entry(name.into()).or_default().absent = true,
