@@ -1,6 +1,7 @@
 //! `skysail`: every program of the project by subcommand, so that one binary is all there is to carry.
 
 mod diagnostics;
+mod load;
 mod pods;
 mod traffic;
 mod up;
@@ -37,6 +38,8 @@ enum Command {
     Control(skysail_control::Args),
     /// Run one sidecar by itself (the same as `skysail-proxy`).
     Proxy(skysail_proxy::Args),
+    /// Measure what sidecars cost on this machine, beside other proxies.
+    Bench(skysail_bench::Args),
     /// Run a program that stands in for a workload.
     #[command(subcommand)]
     Workload(Workload),
@@ -57,6 +60,8 @@ enum Workload {
     Airline(airline::Args),
     #[command(hide = true)]
     Get(pods::Request),
+    #[command(hide = true)]
+    Load(load::Args),
 }
 
 fn main() -> ExitCode {
@@ -80,8 +85,10 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Control(args) => skysail_control::run(args).map(|()| 0),
         Command::Proxy(args) => skysail_proxy::run(args).map(|()| 0),
         Command::Workload(Workload::Airline(args)) => airline::run(args).map(|()| 0),
+        Command::Bench(args) => skysail_bench::run(args).map(|()| 0),
         Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(|()| 0)?),
         Command::Workload(Workload::Get(request)) => pods::get(request),
+        Command::Workload(Workload::Load(args)) => load::run(&args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "skysail", &mut std::io::stdout());
             Ok(0)

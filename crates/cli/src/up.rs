@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use skysail_core::shutdown;
 use skysail_sandbox::{
-    isolate,
-    mesh::{self, Report, Settings, Started},
+    Settings, isolate,
+    mesh::{self, Report, Started},
     rundir::{self, State},
 };
 use tokio::task::JoinSet;

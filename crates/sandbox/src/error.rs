@@ -6,22 +6,22 @@ use std::{fmt::Display, io};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine lacks, or forbids, something the sandbox needs.
-    #[error("this machine does not give the mesh {what} ({source}). {remedy}")]
+    #[error("this machine does not give the mesh {what} ({cause}). {remedy}")]
     Missing {
         /// The thing.
         what: &'static str,
         /// How to get it.
         remedy: String,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A system call failed that has no reason to.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     System {
         /// What was being done.
         what: String,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The request makes no sense in this state.
     #[error("{0}")]
@@ -36,6 +36,6 @@ pub(crate) trait Context<T> {
 
 impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
     fn context(self, what: impl Display) -> Result<T, Error> {
-        self.map_err(|error| Error::System { what: what.to_string(), source: error.into() })
+        self.map_err(|error| Error::System { what: what.to_string(), cause: error.into() })
     }
 }

@@ -154,5 +154,5 @@ fn forbidden_by(source: io::Error) -> Error {
         "The kernel or a container's seccomp filter forbids it; in a container, start it with `--privileged` \
          or `--security-opt seccomp=unconfined --cap-add SYS_ADMIN --cap-add NET_ADMIN`"
     };
-    Error::Missing { what: "namespaces of its own", remedy: remedy.to_owned(), source }
+    Error::Missing { what: "namespaces of its own", remedy: remedy.to_owned(), cause: source }
 }

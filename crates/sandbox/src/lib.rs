@@ -19,8 +19,10 @@ mod objects;
 mod plan;
 mod pod;
 mod process;
+mod programs;
 mod rules;
 pub mod rundir;
 mod token;
 
 pub use error::Error;
+pub use programs::Settings;

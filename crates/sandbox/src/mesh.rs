@@ -7,35 +7,32 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs, io,
     net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
 use nix::net::if_::if_nametoindex;
-use serde::{Deserialize, Serialize};
-use skysail_core::names::{CONTROL_ADMIN_PORT, DISCOVERY_TLS_PORT};
+use skysail_core::names::CONTROL_ADMIN_PORT;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep},
 };
 
 use crate::{
-    containers::{self, Images},
     dns::{self, DOMAIN, Table},
     error::{Context as _, Error},
     http, isolate, links,
     netlink::Socket,
-    objects::{Objects, Probe, Reader, Workload, fnv, letters},
+    objects::{Objects, Reader, Workload, fnv, letters},
     plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
-    pod::{Blueprint, Check, Event, Order, Running},
-    process::{self, Outcome, Program},
+    pod::{Blueprint, Event, Order, Running},
+    process::{self, Outcome},
+    programs::{self, MARK, Settings},
     rules::{self, Exceptions, Rules, VirtualPort},
     rundir::{self, PodState, ProgramState, State},
     token::Issuer,
 };
 
-/// Marks the sockets of sidecars, whose connections are not intercepted.
-const MARK: u32 = 0x5111;
 /// Files are looked at this often.
 const LOOK: Duration = Duration::from_millis(100);
 /// What a pod that is to go waits until nobody sends to it any more.
@@ -44,27 +41,6 @@ const UNPUBLISHED: Duration = Duration::from_secs(2);
 const GRACE: u64 = 30;
 /// A bridge takes 1,023 links (linux/br_private.h).
 const MOST_PODS: usize = 1000;
-
-/// What to run, and with which programs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Settings {
-    /// The mesh's name.
-    pub name: String,
-    /// The mesh's folder, from [`rundir::create`].
-    pub folder: PathBuf,
-    /// The user's YAML.
-    pub config: Vec<PathBuf>,
-    /// The programs that stand for images.
-    pub images: BTreeMap<String, Vec<String>>,
-    /// The program that stands in for images not named there.
-    pub stand_in: Vec<String>,
-    /// The control plane's program; none runs if it is empty.
-    pub control: Vec<String>,
-    /// The sidecar's program; pods have none if it is empty.
-    pub proxy: Vec<String>,
-    /// Worker threads of a sidecar.
-    pub concurrency: u32,
-}
 
 /// What a mesh tells while it runs.
 #[derive(Debug)]
@@ -127,7 +103,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     links::bridge(&mut socket, BRIDGE, POD_NETWORK.1).map_err(|source| Error::Missing {
         what: "a bridge between pods",
         remedy: "The kernel needs bridges built in or as a module: try `sudo modprobe bridge`".to_owned(),
-        source,
+        cause: source,
     })?;
     let issuer = Issuer::new().context("making the key for service account tokens")?;
     let generated = settings.folder.join("generated");
@@ -163,7 +139,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     tokio::spawn(async move {
         if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), names).await {
             let what = "the mesh's DNS server".to_owned();
-            let _ = failing.send(Report::Failed(Error::System { what, source }));
+            let _ = failing.send(Report::Failed(Error::System { what, cause: source }));
         }
     });
     mesh.publish();
@@ -176,7 +152,7 @@ impl Mesh {
     async fn run(mut self, mut reader: Reader, mut told: mpsc::UnboundedReceiver<((String, String), Event)>) {
         let (control_tell, mut control_told) = mpsc::unbounded_channel();
         let (_running, stop) = watch::channel(None);
-        if let Some(control) = self.control() {
+        if let Some(control) = programs::control(&self.settings) {
             tokio::spawn(async move {
                 process::keep(&control, stop, |outcome| {
                     let _ = control_tell.send(outcome);
@@ -209,23 +185,6 @@ impl Mesh {
             }
             self.settle();
         }
-    }
-
-    fn control(&self) -> Option<Program> {
-        let Settings { control, folder, config, .. } = &self.settings;
-        if control.is_empty() {
-            return None;
-        }
-        let path = |path: &Path| path.to_string_lossy().into_owned();
-        let mut command = control.clone();
-        for folder in config.iter().chain([&folder.join("generated")]) {
-            command.extend(["--config".to_owned(), path(folder)]);
-        }
-        command.extend(["--listen".to_owned(), BRIDGE.to_string()]);
-        command.extend(["--ca-dir".to_owned(), path(&folder.join("ca"))]);
-        command.extend(["--token-key".to_owned(), path(&folder.join("token-key.pem"))]);
-        let log = folder.join("logs/control.log");
-        Some(Program { name: "control plane".to_owned(), command, environment: BTreeMap::new(), log })
     }
 
     async fn wait_for_control(&mut self, told: &mut mpsc::UnboundedReceiver<Outcome>) {
@@ -408,7 +367,8 @@ impl Mesh {
         if !pod.spec.init_containers.is_empty() {
             self.note(format!("{about}: initContainers are not run here"));
         }
-        let (programs, probes) = self.programs(&pod, &logs);
+        let (programs, probes, notes) = programs::containers(&self.settings, &self.objects, &pod, &logs);
+        notes.into_iter().for_each(|note| self.note(note));
         let rules =
             if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
         let blueprint = Blueprint {
@@ -422,7 +382,7 @@ impl Mesh {
             domain: DOMAIN,
             issuer: self.issuer.clone(),
             rules: self.with_services(&pod, rules),
-            sidecar: self.sidecar(&pod, &folder, &logs)?,
+            sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
             programs,
             probes,
             folder,
@@ -444,53 +404,6 @@ impl Mesh {
         let member = Member { pod, running, state, leaving: None, told: false, failures: VecDeque::new() };
         self.pods.insert(key, member);
         Ok(())
-    }
-
-    fn programs(&mut self, pod: &Pod, logs: &Path) -> (Vec<Program>, Vec<Check>) {
-        let (mut programs, mut checks, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let images = Images { known: &self.settings.images, stand_in: &self.settings.stand_in };
-        for container in &pod.spec.containers {
-            let ports = pod.ports(container, &self.objects);
-            let (program, said) = containers::program(container, pod, &ports, &self.objects, images, logs);
-            programs.push(program);
-            notes.extend(said);
-            let stand_in = !containers::is_known(images, &container.image);
-            let probe = container.readiness_probe.as_ref();
-            checks.extend(probe.and_then(|probe| check(probe, pod, stand_in)));
-            // Without a probe, a container is ready when its first port accepts.
-            if probe.is_none()
-                && let Some(port) = ports.first()
-            {
-                checks.push(Check { port: *port, ..Check::default() });
-            }
-        }
-        notes.into_iter().for_each(|note| self.note(note));
-        (programs, checks)
-    }
-
-    fn sidecar(&self, pod: &Pod, folder: &Path, logs: &Path) -> Result<Option<Program>, Error> {
-        if !pod.sidecar {
-            return Ok(None);
-        }
-        fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
-        let node = folder.join("node.json");
-        let concurrency = self.settings.concurrency;
-        rundir::replace(&node, pod.node(concurrency).to_string().as_bytes())
-            .context("describing the sidecar")?;
-        let path = |path: &Path| path.to_string_lossy().into_owned();
-        let mut command = self.settings.proxy.clone();
-        for (name, value) in [
-            ("--discovery", format!("{BRIDGE}:{DISCOVERY_TLS_PORT}")),
-            ("--ca-root", path(&self.settings.folder.join("ca/root-cert.pem"))),
-            ("--token", path(&folder.join("token"))),
-            ("--node", path(&node)),
-            ("--concurrency", concurrency.to_string()),
-            ("--interception-mark", MARK.to_string()),
-        ] {
-            command.extend([name.to_owned(), value]);
-        }
-        let log = logs.join("proxy.log");
-        Ok(Some(Program { name: "proxy".to_owned(), command, environment: BTreeMap::new(), log }))
     }
 
     /// Adds virtual addresses to a pod's rules: all where there is no sidecar, and else UDP, which sidecars leave.
@@ -567,20 +480,6 @@ impl Mesh {
     fn say(&self, text: String) {
         let _ = self.reports.send(Report::Note(text));
     }
-}
-
-/// How to check a container by its probe. Stand-ins have no pages of their own, so their port must do.
-fn check(probe: &Probe, pod: &Pod, stand_in: bool) -> Option<Check> {
-    let target = probe.http_get.as_ref().or(probe.tcp_socket.as_ref())?;
-    let path = probe.http_get.as_ref().filter(|_| !stand_in);
-    let default = Check::default();
-    Some(Check {
-        port: target.port.resolve(&pod.spec.containers)?,
-        path: path.map(|target| target.path.clone().unwrap_or_else(|| "/".to_owned())),
-        period: probe.period_seconds.map_or(default.period, Duration::from_secs),
-        limit: probe.timeout_seconds.map_or(default.limit, Duration::from_secs),
-        failures: probe.failure_threshold.unwrap_or(default.failures),
-    })
 }
 
 /// Objects as a stream of YAML documents, each of which is JSON.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     dns::{Answer, DOMAIN, Names},
-    objects::{Container, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
+    objects::{Container, ContainerPort, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
     rules::VirtualPort,
 };
 
@@ -121,13 +121,8 @@ impl Pod {
     /// How the sidecar introduces itself to the control plane: Envoy's `Node` with Istio's metadata.
     pub(crate) fn node(&self, concurrency: u32) -> Value {
         let Self { name, namespace, address, workload, .. } = self;
-        let ports: Vec<Value> = (self.spec.containers.iter())
-            .flat_map(|container| &container.ports)
-            .map(|port| {
-                json!({ "containerPort": port.container_port, "name": port.name,
-                                "protocol": port.protocol.as_deref().unwrap_or("TCP") })
-            })
-            .collect();
+        let ports =
+            self.spec.containers.iter().flat_map(|container| &container.ports).map(port_object).collect();
         let containers: Vec<&str> =
             self.spec.containers.iter().map(|container| container.name.as_str()).collect();
         let plural = format!("{}s", self.kind.to_lowercase());
@@ -184,9 +179,10 @@ impl Pod {
     }
 
     /// The ports a stand-in for the container should listen on: those it names, and if it names none, those that
-    /// services send to.
+    /// services send to. TCP only.
     pub(crate) fn ports(&self, container: &Container, objects: &Objects) -> BTreeSet<u16> {
-        let named: BTreeSet<u16> = container.ports.iter().map(|port| port.container_port).collect();
+        let tcp = container.ports.iter().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
+        let named: BTreeSet<u16> = tcp.map(|port| port.container_port).collect();
         if !named.is_empty() || self.spec.containers.len() > 1 {
             return named;
         }
@@ -215,17 +211,18 @@ fn injected(labels: &Labels, annotations: &Labels, namespace: Option<&Labels>) -
 }
 
 fn container_object(container: &Container) -> Value {
-    let ports: Vec<Value> = (container.ports.iter())
-        .map(|port| {
-            let mut object = json!({ "containerPort": port.container_port,
-                                     "protocol": port.protocol.as_deref().unwrap_or("TCP") });
-            if let Some(name) = &port.name {
-                object["name"] = json!(name);
-            }
-            object
-        })
-        .collect();
+    let ports: Vec<Value> = container.ports.iter().map(port_object).collect();
     json!({ "name": container.name, "image": container.image, "ports": ports })
+}
+
+fn port_object(port: &ContainerPort) -> Value {
+    let protocol = port.protocol.as_deref().unwrap_or("TCP");
+    let mut object = json!({ "containerPort": port.container_port, "protocol": protocol });
+    // Readers of this want a text or nothing, never a null.
+    if let Some(name) = &port.name {
+        object["name"] = json!(name);
+    }
+    object
 }
 
 /// Virtual addresses: each service keeps the one it got first.
@@ -362,7 +359,7 @@ mod tests {
     fn workload(labels: &[(&str, &str)]) -> Workload {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let spec = json!({ "containers": [{ "name": "c", "image": "i",
-            "ports": [{ "name": "http", "containerPort": 8080 }] }] });
+            "ports": [{ "name": "http", "containerPort": 8080 }, { "containerPort": 9 }] }] });
         Workload {
             kind: "Deployment".to_owned(),
             namespace: "default".to_owned(),
@@ -436,6 +433,7 @@ mod tests {
         assert_eq!(object["metadata"]["ownerReferences"][0]["name"], "a-v1-hash");
         assert_eq!(object["metadata"]["labels"][TLS_MODE.0], "istio");
         assert_eq!(pod.node(1)["id"], "sidecar~10.244.0.2~a-v1-hash-x.default~default.svc.cluster.local");
+        assert!(!pod.node(1)["metadata"]["POD_PORTS"].as_str().unwrap().contains("null"));
         assert_eq!(pod.field("metadata.labels['version']").as_deref(), Some("v1"));
         assert_eq!(pod.field("spec.nothing"), None);
     }

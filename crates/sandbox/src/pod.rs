@@ -183,7 +183,7 @@ fn missing(what: &'static str, module: &str, source: io::Error) -> Error {
     let remedy = format!(
         "The kernel needs it built in or as a module: try `sudo modprobe {module}`, or take a distribution's kernel"
     );
-    Error::Missing { what, remedy, source }
+    Error::Missing { what, remedy, cause: source }
 }
 
 fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Error> {
@@ -219,7 +219,7 @@ fn write_files(pod: &Blueprint) -> Result<(), Error> {
         mount(Some(&own), &place, nothing, MsFlags::MS_BIND, nothing).map_err(|errno| {
             let remedy =
                 format!("Make sure that the file {} is there (an empty one will do)", place.display());
-            Error::Missing { what: "its own view of name resolution", remedy, source: errno.into() }
+            Error::Missing { what: "its own view of name resolution", remedy, cause: errno.into() }
         })?;
     }
     Ok(())

@@ -111,7 +111,7 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
         Errno::EWOULDBLOCK => {
             Error::Refused(format!("a mesh named {name} is running already; give this one another --name"))
         }
-        errno => Error::System { what: format!("locking {}", path.display()), source: errno.into() },
+        errno => Error::System { what: format!("locking {}", path.display()), cause: errno.into() },
     })?;
     let folder = root.join(name);
     remove(&folder).context(format!("clearing {}", folder.display()))?;
