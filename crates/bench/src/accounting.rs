@@ -1,0 +1,143 @@
+//! What the kernel says about processes: CPU time, memory, what else the machine is busy with.
+
+use std::{collections::BTreeMap, fs};
+
+use serde::Serialize;
+
+/// Memory of a process and its descendants, in kilobytes as the kernel counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Memory {
+    /// Resident set: pages present, shared ones in full.
+    pub(crate) rss_kb: u64,
+    /// Proportional set: shared pages divided by the number of processes that share them.
+    pub(crate) pss_kb: u64,
+    /// Pages of nobody else.
+    pub(crate) private_kb: u64,
+    /// Threads.
+    pub(crate) threads: u64,
+}
+
+/// Ticks of all CPUs since boot, from /proc/stat.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ticks {
+    pub(crate) busy: u64,
+    pub(crate) all: u64,
+    pub(crate) stolen: u64,
+}
+
+/// The process and all its descendants.
+pub(crate) fn family(root: i32) -> Vec<i32> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        if let Some(parent) =
+            fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|text| parent(&text))
+        {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut family = vec![root];
+    let mut at = 0;
+    while let Some(pid) = family.get(at) {
+        family.extend(children.remove(pid).unwrap_or_default());
+        at += 1;
+    }
+    family
+}
+
+/// Nanoseconds on a CPU of all threads of these processes.
+pub(crate) fn cpu(pids: &[i32]) -> u64 {
+    let threads =
+        pids.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
+    threads.filter_map(|thread| on_cpu(&fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
+}
+
+/// Nanoseconds on a CPU of one thread of this process.
+pub(crate) fn thread_cpu(tid: i32) -> u64 {
+    fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))
+        .ok()
+        .and_then(|text| on_cpu(&text))
+        .unwrap_or_default()
+}
+
+/// The memory of these processes together.
+pub(crate) fn memory(pids: &[i32]) -> Memory {
+    let mut sum = Memory::default();
+    for pid in pids {
+        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let one = memory_of(&text);
+        sum.rss_kb += one.rss_kb;
+        sum.pss_kb += one.pss_kb;
+        sum.private_kb += one.private_kb;
+        sum.threads += fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.count() as u64);
+    }
+    sum
+}
+
+/// The machine's ticks now.
+pub(crate) fn ticks() -> Ticks {
+    ticks_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
+/// Whether the kernel accounts CPU time by thread.
+pub(crate) fn available() -> bool {
+    fs::metadata("/proc/self/schedstat").is_ok()
+}
+
+/// Field 4 of proc_pid_stat(5); the name in field 2 may hold anything, parentheses too.
+fn parent(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn on_cpu(schedstat: &str) -> Option<u64> {
+    schedstat.split_ascii_whitespace().next()?.parse().ok()
+}
+
+fn memory_of(rollup: &str) -> Memory {
+    let mut memory = Memory::default();
+    for line in rollup.lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let kb: u64 = value.trim().trim_end_matches(" kB").parse().unwrap_or_default();
+        match name {
+            "Rss" => memory.rss_kb = kb,
+            "Pss" => memory.pss_kb = kb,
+            "Private_Clean" | "Private_Dirty" => memory.private_kb += kb,
+            _ => {}
+        }
+    }
+    memory
+}
+
+fn ticks_of(stat: &str) -> Ticks {
+    // user nice system idle iowait irq softirq steal; guest time is in user already.
+    let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
+    let fields: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
+    let at = |index: usize| fields.get(index).copied().unwrap_or_default();
+    let all = fields.iter().sum();
+    Ticks { busy: all - at(3) - at(4), all, stolen: at(7) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_files_are_understood() {
+        assert_eq!(parent("42 (a) b (c) S 7 42 42 0"), Some(7));
+        assert_eq!(on_cpu("123456 789 3\n"), Some(123_456));
+        let rollup = "5500-7ffd ---p 00000000 00:00 0 [rollup]\nRss:   2048 kB\nPss:   1024 kB\n\
+                      Private_Clean:  100 kB\nPrivate_Dirty:  200 kB\nSwap: 1 kB\n";
+        let expected = Memory { rss_kb: 2048, pss_kb: 1024, private_kb: 300, threads: 0 };
+        assert_eq!(memory_of(rollup), expected);
+        let ticks = ticks_of("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n");
+        assert_eq!(ticks, Ticks { busy: 81, all: 531, stolen: 8 });
+    }
+
+    #[test]
+    fn this_process_has_memory_and_used_a_cpu() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert!(family(me).contains(&me));
+        assert!(memory(&[me]).rss_kb > 0);
+        assert!(cpu(&[me]) > 0);
+    }
+}

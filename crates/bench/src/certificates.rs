@@ -1,0 +1,85 @@
+//! Certificates for one benchmark: an authority, a client and a server, ECDSA P-256 as in a mesh.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+
+/// Who a sidecar is, as files and names.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// SPIFFE id, in the certificate's URI name.
+    pub(crate) id: String,
+    /// DNS name, for peers that check nothing else.
+    pub(crate) dns: String,
+    /// The certificate, PEM.
+    pub(crate) certificate: PathBuf,
+    /// The key, PEM.
+    pub(crate) key: PathBuf,
+    /// Certificate and key in one file.
+    pub(crate) bundle: PathBuf,
+}
+
+/// Everything that the two sidecars of a benchmark need to trust each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Certificates {
+    /// The authority's certificate, PEM.
+    pub(crate) root: PathBuf,
+    pub(crate) client: Identity,
+    pub(crate) server: Identity,
+}
+
+impl Certificates {
+    /// Makes them in this folder.
+    pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "skysail bench");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let authority =
+            CertifiedIssuer::self_signed(params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?;
+        let root = folder.join("root.pem");
+        fs::write(&root, authority.pem()).with_context(|| format!("writing {}", root.display()))?;
+        Ok(Self {
+            root,
+            client: identity("client", &authority, folder)?,
+            server: identity("server", &authority, folder)?,
+        })
+    }
+}
+
+fn identity(name: &str, authority: &CertifiedIssuer<'_, KeyPair>, folder: &Path) -> anyhow::Result<Identity> {
+    let identity = Identity {
+        id: format!("spiffe://cluster.local/ns/default/sa/{name}"),
+        dns: format!("{name}.mesh.local"),
+        certificate: folder.join(format!("{name}.crt")),
+        key: folder.join(format!("{name}.key")),
+        bundle: folder.join(format!("{name}.pem")),
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = vec![
+        SanType::URI(identity.id.as_str().try_into()?),
+        SanType::DnsName(identity.dns.as_str().try_into()?),
+    ];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let certificate = params.signed_by(&key, authority)?.pem();
+    let key = key.serialize_pem();
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    };
+    write(&identity.certificate, &certificate)?;
+    write(&identity.key, &key)?;
+    write(&identity.bundle, &format!("{certificate}{key}"))?;
+    Ok(identity)
+}

@@ -1,0 +1,133 @@
+//! Processes under measurement: started with one schedule for all, ended with this one.
+//!
+//! Real-time scheduling (`SCHED_RR`, as low as it gets) keeps other work of the machine from delaying a wake-up by a
+//! whole time slice, which would be most of what a latency benchmark on a shared machine shows.
+#![allow(unsafe_code, reason = "sched_setscheduler has no safe wrapper, and pre_exec is unsafe to call")]
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use nix::{
+    libc,
+    sys::{
+        prctl,
+        signal::{Signal, kill, killpg},
+    },
+    unistd::Pid,
+};
+use tokio::process::{Child, Command};
+
+/// The priority of everything that takes part in a measurement.
+pub(crate) const PARTICIPANT: i32 = 1;
+/// The priority of what takes the measurements: it sleeps most of the time and must not be late.
+pub(crate) const OBSERVER: i32 = 2;
+
+/// How long a process may take to end by itself.
+const GRACE: Duration = Duration::from_secs(4);
+
+/// Asks for real-time scheduling of the calling thread.
+pub(crate) fn set_realtime(priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the pointer is to a live sched_param, which the kernel only reads; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A running process and all that it starts; ended when this is dropped.
+pub(crate) struct Running {
+    child: Child,
+    pid: Pid,
+    /// What messages call it.
+    pub(crate) name: String,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Starts a program with its output in `NAME.log` below the folder.
+    pub(crate) fn start(
+        name: &str,
+        command: &[OsString],
+        folder: &Path,
+        realtime: bool,
+    ) -> anyhow::Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let output = File::create(&log)?;
+        let (program, arguments) =
+            command.split_first().ok_or_else(|| anyhow::anyhow!("the command of {name} is empty"))?;
+        let mut prepared = Command::new(program);
+        prepared
+            .args(arguments)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            // A Ctrl-C on the terminal is for the benchmark alone, which then ends its processes.
+            .process_group(0)
+            .kill_on_drop(true);
+        // SAFETY: between fork and exec the closure only makes two system calls and allocates nothing.
+        unsafe {
+            prepared.pre_exec(move || {
+                // SIGTERM and not SIGKILL, so that a master process ends its workers.
+                prctl::set_pdeathsig(Signal::SIGTERM)?;
+                if realtime { set_realtime(PARTICIPANT) } else { Ok(()) }
+            });
+        }
+        let child = prepared
+            .spawn()
+            .map_err(|error| anyhow::anyhow!("cannot start {}: {error}", Path::new(program).display()))?;
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        let id = id.ok_or_else(|| anyhow::anyhow!("{name} ended at once"))?;
+        Ok(Self { child, pid: Pid::from_raw(id), name: name.to_owned(), log })
+    }
+
+    /// The process's number.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Waits until something listens on the port.
+    pub(crate) async fn ready(&mut self, port: u16) -> anyhow::Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(20);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                anyhow::bail!("{} ended with {status} before it listened: {}", self.name, self.last_words());
+            }
+            if tokio::time::Instant::now() > deadline {
+                anyhow::bail!("{} does not listen after {PATIENCE:?}: {}", self.name, self.last_words());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// The end of what the process wrote.
+    pub(crate) fn last_words(&self) -> String {
+        const MOST: usize = 600;
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(MOST)..]).trim().to_owned();
+        if text.is_empty() { "it wrote nothing".to_owned() } else { text }
+    }
+
+    /// Asks the process to end and waits until it has.
+    pub(crate) async fn stop(mut self) {
+        // It fails only when the process is gone already.
+        let _ = kill(self.pid, Signal::SIGTERM);
+        let _ = tokio::time::timeout(GRACE, self.child.wait()).await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group, so that workers go too. Its number stays taken while any of them lives.
+        let _ = killpg(self.pid, Signal::SIGKILL);
+    }
+}

@@ -1,0 +1,189 @@
+//! An Envoy bootstrap as rich as that of a sidecar of a mesh.
+//!
+//! The server's sidecar is PERMISSIVE: two filter chains, told apart by the TLS inspector. It checks a policy, counts
+//! gRPC, and has the fault and CORS filters that are there for every route. The client's sidecar retries as a mesh does
+//! by default. Both keep metrics and have an admin page.
+
+use serde_json::{Value, json};
+
+use crate::peers::{Node, Role};
+
+const TYPES: &str = "type.googleapis.com/";
+
+/// The bootstrap of this sidecar.
+pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
+    json!({
+        "node": { "id": "sidecar~10.0.0.1~a.default~default.svc.cluster.local", "cluster": "a.default" },
+        "admin": { "address": address(node.admin) },
+        "static_resources": { "listeners": [listener(node)], "clusters": [cluster(node)] },
+    })
+}
+
+fn listener(node: &Node<'_>) -> Value {
+    let filters = json!([http_connection_manager(node)]);
+    match node.role {
+        Role::Client => json!({
+            "name": "outbound", "address": address(node.listen), "filter_chains": [{ "filters": filters }],
+        }),
+        Role::Server => json!({
+            "name": "inbound",
+            "address": address(node.listen),
+            "listener_filters": [{
+                "name": "envoy.filters.listener.tls_inspector",
+                "typed_config": typed("filters.listener.tls_inspector.v3.TlsInspector", json!({})),
+            }],
+            "filter_chains": [
+                {
+                    "filter_chain_match": { "transport_protocol": "tls" },
+                    "transport_socket": tls(node, "DownstreamTlsContext", json!({ "require_client_certificate": true })),
+                    "filters": filters,
+                },
+                { "filter_chain_match": { "transport_protocol": "raw_buffer" }, "filters": filters },
+            ],
+        }),
+    }
+}
+
+fn cluster(node: &Node<'_>) -> Value {
+    let many = 100_000;
+    let mut cluster = json!({
+        "name": "up",
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "alt_stat_name": "outbound|8080||server.mesh.local",
+        "lb_policy": "LEAST_REQUEST",
+        "load_assignment": {
+            "cluster_name": "up",
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(node.upstream) } }] }],
+        },
+        "circuit_breakers": { "thresholds": [{
+            "max_connections": many, "max_pending_requests": many, "max_requests": many, "max_retries": many,
+        }] },
+    });
+    if node.tls_out() {
+        cluster["transport_socket"] = tls(node, "UpstreamTlsContext", json!({ "sni": node.other().dns }));
+    }
+    cluster
+}
+
+fn http_connection_manager(node: &Node<'_>) -> Value {
+    let mut route = json!({
+        "name": "default",
+        "match": { "prefix": "/" },
+        "route": { "cluster": "up", "timeout": "0s" },
+        "decorator": { "operation": "server.mesh.local:8080/*" },
+    });
+    let mut manager = json!({
+        "codec_type": "AUTO",
+        "stat_prefix": "outbound_0.0.0.0_8080",
+        "server_name": "istio-envoy",
+        "use_remote_address": false,
+        "normalize_path": true,
+        "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
+        "stream_idle_timeout": "0s",
+        "upgrade_configs": [{ "upgrade_type": "websocket" }],
+        "request_id_extension": { "typed_config":
+            typed("request_id.uuid.v3.UuidRequestIdConfig", json!({ "use_request_id_for_trace_sampling": true })) },
+        "http_filters": http_filters(node),
+    });
+    match node.role {
+        Role::Server => {
+            manager["stat_prefix"] = json!("inbound_0.0.0.0_8080");
+            manager["forward_client_cert_details"] = json!("APPEND_FORWARD");
+            manager["set_current_client_cert_details"] = json!({ "subject": true, "dns": true, "uri": true });
+        }
+        Role::Client => {
+            route["route"]["max_grpc_timeout"] = json!("0s");
+            route["route"]["retry_policy"] = json!({
+                "retry_on": "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
+                "num_retries": 2,
+                "retry_host_predicate": [{
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": typed("retry.host.previous_hosts.v3.PreviousHostsPredicate", json!({})),
+                }],
+                "host_selection_retry_max_attempts": "5",
+                "retriable_status_codes": [503],
+            });
+        }
+    }
+    manager["route_config"] = json!({
+        "name": "r",
+        "virtual_hosts": [{ "name": "inbound|http|8080", "domains": ["*"], "routes": [route] }],
+        "validate_clusters": false,
+    });
+    json!({
+        "name": "envoy.filters.network.http_connection_manager",
+        "typed_config": typed("filters.network.http_connection_manager.v3.HttpConnectionManager", manager),
+    })
+}
+
+fn http_filters(node: &Node<'_>) -> Vec<Value> {
+    let filter = |name: &str, message: &str, settings: Value| {
+        json!({ "name": format!("envoy.filters.http.{name}"),
+                "typed_config": typed(&format!("filters.http.{name}.v3.{message}"), settings) })
+    };
+    let mut filters = Vec::new();
+    if node.role == Role::Server {
+        filters.push(filter("rbac", "RBAC", policy(node)));
+    }
+    filters.push(filter(
+        "grpc_stats",
+        "FilterConfig",
+        json!({ "emit_filter_state": true, "stats_for_all_methods": false }),
+    ));
+    filters.push(filter("fault", "HTTPFault", json!({})));
+    filters.push(filter("cors", "Cors", json!({})));
+    filters.push(filter("router", "Router", json!({})));
+    filters
+}
+
+/// The form in which a mesh writes "this caller may GET and POST below /echo".
+fn policy(node: &Node<'_>) -> Value {
+    let who = if node.tls_in() {
+        json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })
+    } else {
+        json!({ "direct_remote_ip": { "address_prefix": "127.0.0.0", "prefix_len": 8 } })
+    };
+    let any = |rules: Value| json!({ "or_rules": { "rules": rules } });
+    let method = |name: &str| json!({ "header": { "name": ":method", "string_match": { "exact": name } } });
+    json!({ "rules": { "action": "ALLOW", "policies": { "ns[default]-policy[echo]-rule[0]": {
+        "permissions": [{ "and_rules": { "rules": [
+            any(json!([{ "url_path": { "path": { "prefix": "/echo" } } }])),
+            any(json!([method("POST"), method("GET")])),
+        ] } }],
+        "principals": [{ "and_ids": { "ids": [{ "or_ids": { "ids": [who] } }] } }],
+    } } } })
+}
+
+fn tls(node: &Node<'_>, kind: &str, mut settings: Value) -> Value {
+    let own = node.own();
+    settings["common_tls_context"] = json!({
+        "tls_params": {
+            "tls_minimum_protocol_version": "TLSv1_3",
+            "tls_maximum_protocol_version": "TLSv1_3",
+            "ecdh_curves": ["X25519"],
+        },
+        "tls_certificates": [{
+            "certificate_chain": { "filename": own.certificate },
+            "private_key": { "filename": own.key },
+        }],
+        "validation_context": {
+            "trusted_ca": { "filename": node.certificates.root },
+            "match_typed_subject_alt_names": [{ "san_type": "URI", "matcher": { "exact": node.other().id } }],
+        },
+        "alpn_protocols": ["http/1.1"],
+    });
+    json!({
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": typed(&format!("transport_sockets.tls.v3.{kind}"), settings),
+    })
+}
+
+fn address(port: u16) -> Value {
+    json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } })
+}
+
+fn typed(message: &str, mut settings: Value) -> Value {
+    settings["@type"] = json!(format!("{TYPES}envoy.extensions.{message}"));
+    settings
+}

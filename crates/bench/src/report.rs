@@ -1,0 +1,302 @@
+//! The result: every turn as it was, medians and ranges over the rounds, peers beside each other, tables.
+//!
+//! Added latency and the ratio of two peers are taken within a round and summarized then: a machine drifts, and
+//! what it does to one turn it does to the next one, too.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use serde::Serialize;
+
+use crate::topology::Measurement;
+
+/// The result file. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Raised when a field changes its meaning.
+    pub(crate) format: u32,
+    pub(crate) benchmark: &'static str,
+    pub(crate) version: &'static str,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    /// Whether it was ended before all turns were taken.
+    pub(crate) interrupted: bool,
+    pub(crate) machine: Machine,
+    pub(crate) settings: Settings,
+    pub(crate) peers: BTreeMap<&'static str, Program>,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) summary: Vec<Row>,
+    pub(crate) comparisons: Vec<Comparison>,
+}
+
+/// Where it ran.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) kernel: String,
+    pub(crate) cpu: String,
+    pub(crate) cpus: usize,
+    /// Load average at the start.
+    pub(crate) load: f64,
+    /// `own namespace`, or why not.
+    pub(crate) network: String,
+    pub(crate) congestion_control: String,
+    /// `SCHED_RR`, or why not.
+    pub(crate) scheduling: String,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Settings {
+    pub(crate) topologies: Vec<&'static str>,
+    pub(crate) connections: Vec<usize>,
+    pub(crate) qps: u32,
+    pub(crate) seconds: f64,
+    pub(crate) warmup: f64,
+    pub(crate) payload: usize,
+    pub(crate) rounds: u32,
+    pub(crate) workers: u32,
+}
+
+/// A peer's program.
+#[derive(Debug, Serialize)]
+pub(crate) struct Program {
+    pub(crate) file: String,
+    pub(crate) version: String,
+}
+
+/// One turn.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Run {
+    pub(crate) round: u32,
+    pub(crate) topology: &'static str,
+    /// Absent where no proxy takes part.
+    pub(crate) peer: Option<&'static str>,
+    pub(crate) connections: usize,
+    #[serde(flatten)]
+    pub(crate) measurement: Option<Measurement>,
+    pub(crate) error: Option<String>,
+}
+
+/// A value over the rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+/// One setting over the rounds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) topology: &'static str,
+    pub(crate) peer: Option<&'static str>,
+    pub(crate) connections: usize,
+    /// Turns that count, and turns that failed.
+    pub(crate) rounds: usize,
+    pub(crate) failed: usize,
+    pub(crate) metrics: BTreeMap<String, Spread>,
+}
+
+/// The first peer beside another one: its value divided by the other's, round by round.
+#[derive(Debug, Serialize)]
+pub(crate) struct Comparison {
+    pub(crate) topology: &'static str,
+    pub(crate) connections: usize,
+    pub(crate) peer: &'static str,
+    pub(crate) other: &'static str,
+    pub(crate) ratios: BTreeMap<String, Spread>,
+}
+
+const COMPARED: [&str; 4] = ["cpu_proxies_us_per_request", "rss_proxies_kb", "added_p50_us", "added_p99_us"];
+const BASELINE: &str = "baseline";
+
+type Setting = (&'static str, usize, Option<&'static str>);
+
+impl Report {
+    /// Makes summary and comparisons of the turns so far.
+    pub(crate) fn summarize(&mut self) {
+        let mut settings: Vec<Setting> = Vec::new();
+        for run in &self.runs {
+            let setting = (run.topology, run.connections, run.peer);
+            if !settings.contains(&setting) {
+                settings.push(setting);
+            }
+        }
+        let order = &self.settings.topologies;
+        settings.sort_by_key(|(topology, connections, _)| {
+            (order.iter().position(|name| name == topology), *connections)
+        });
+        self.summary = settings.iter().map(|setting| self.row(*setting)).collect();
+        self.comparisons =
+            settings.iter().filter_map(|setting| self.comparison(*setting, &settings)).collect();
+    }
+
+    fn row(&self, (topology, connections, peer): Setting) -> Row {
+        let rounds = self.metrics_by_round((topology, connections, peer));
+        let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+        for (name, value) in rounds.values().flatten() {
+            values.entry(name).or_default().push(*value);
+        }
+        let metrics = values.into_iter().filter_map(|(name, values)| Some((name.clone(), spread(values)?)));
+        let failed = self.runs_of((topology, connections, peer)).filter(|run| run.error.is_some()).count();
+        Row { topology, peer, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
+    }
+
+    /// Compares the first peer of this setting with the setting's own.
+    fn comparison(&self, setting: Setting, settings: &[Setting]) -> Option<Comparison> {
+        let (topology, connections, other) = setting;
+        let other = other?;
+        let first = settings.iter().find(|(t, c, _)| (*t, *c) == (topology, connections))?.2?;
+        if first == other {
+            return None;
+        }
+        let own = self.metrics_by_round((topology, connections, Some(first)));
+        let others = self.metrics_by_round(setting);
+        let ratio = |name: &str| {
+            let in_round = |(round, metrics): (&u32, &BTreeMap<String, f64>)| {
+                let other = *others.get(round)?.get(name)?;
+                (other > 0.0).then_some(*metrics.get(name)? / other)
+            };
+            spread(own.iter().filter_map(in_round).collect())
+        };
+        let ratios = COMPARED.iter().filter_map(|name| Some(((*name).to_owned(), ratio(name)?))).collect();
+        Some(Comparison { topology, connections, peer: first, other, ratios })
+    }
+
+    fn runs_of(&self, (topology, connections, peer): Setting) -> impl Iterator<Item = &Run> {
+        self.runs
+            .iter()
+            .filter(move |run| (run.topology, run.connections, run.peer) == (topology, connections, peer))
+    }
+
+    fn metrics_by_round(&self, setting: Setting) -> BTreeMap<u32, BTreeMap<String, f64>> {
+        self.runs_of(setting)
+            .filter_map(|run| {
+                let baseline = self.runs_of((BASELINE, run.connections, None)).find(|b| b.round == run.round);
+                let baseline =
+                    baseline.filter(|_| run.peer.is_some()).and_then(|run| run.measurement.as_ref());
+                Some((run.round, metrics(run.measurement.as_ref()?, baseline)))
+            })
+            .collect()
+    }
+
+    /// Tables for people, in Markdown.
+    pub(crate) fn tables(&self) -> String {
+        let mut text = String::new();
+        for topology in &self.settings.topologies {
+            let rows: Vec<&Row> = self.summary.iter().filter(|row| row.topology == *topology).collect();
+            if !rows.is_empty() {
+                // Writing to a String cannot fail.
+                let _ = write!(text, "### {topology}\n\n{}\n\n", table(&rows));
+            }
+        }
+        for one in &self.comparisons {
+            let mut parts = Vec::new();
+            for (name, what) in [
+                ("cpu_proxies_us_per_request", "CPU"),
+                ("rss_proxies_kb", "RSS"),
+                ("added_p50_us", "added P50"),
+            ] {
+                parts.extend(one.ratios.get(name).map(|ratio| format!("{what} {}", cell(ratio, 1.0, 2))));
+            }
+            let Comparison { topology, connections, peer, other, .. } = one;
+            let _ = writeln!(
+                text,
+                "{peer} / {other}, {topology}, {connections} connections: {}",
+                parts.join(", ")
+            );
+        }
+        text
+    }
+}
+
+/// What a turn's figures are called in summaries.
+fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String, f64> {
+    let mut metrics = BTreeMap::new();
+    let quantiles = |run: &Measurement| {
+        let l = &run.latency_us;
+        [("p50", l.p50), ("p90", l.p90), ("p99", l.p99), ("p99_9", l.p99_9)]
+    };
+    for (name, value) in quantiles(run) {
+        metrics.insert(format!("latency_{name}_us"), value);
+    }
+    if let Some(baseline) = baseline {
+        for ((name, value), (_, without)) in quantiles(run).into_iter().zip(quantiles(baseline)) {
+            metrics.insert(format!("added_{name}_us"), value - without);
+        }
+    }
+    let mut add = |name: String, value: f64| *metrics.entry(name).or_default() += value;
+    for (part, cost) in &run.parts {
+        let proxy = part.ends_with("-proxy");
+        for name in [part.replace('-', "_"), if proxy { "proxies" } else { "ends" }.to_owned()] {
+            add(format!("cpu_{name}_us_per_request"), cost.cpu_us_per_request);
+            if let Some(memory) = cost.memory.filter(|_| proxy) {
+                add(format!("rss_{name}_kb"), memory.rss_kb as f64);
+                add(format!("pss_{name}_kb"), memory.pss_kb as f64);
+            }
+        }
+    }
+    add("answers_per_second".to_owned(), run.answers_per_second);
+    add("other_cpus".to_owned(), run.other_cpus);
+    metrics
+}
+
+/// Median, least and greatest; of an even number of values the median is between the two in the middle.
+fn spread(mut values: Vec<f64>) -> Option<Spread> {
+    values.sort_by(f64::total_cmp);
+    let (min, max) = (*values.first()?, *values.last()?);
+    let middle = values.len() / 2;
+    let median = if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    };
+    Some(Spread { median, min, max })
+}
+
+const COLUMNS: [(&str, &str, f64, usize); 12] = [
+    ("P50 µs", "latency_p50_us", 1.0, 0),
+    ("P90", "latency_p90_us", 1.0, 0),
+    ("P99", "latency_p99_us", 1.0, 0),
+    ("P99.9", "latency_p99_9_us", 1.0, 0),
+    ("added P50", "added_p50_us", 1.0, 0),
+    ("added P99", "added_p99_us", 1.0, 0),
+    ("CPU µs/request: proxies", "cpu_proxies_us_per_request", 1.0, 1),
+    ("client + server", "cpu_ends_us_per_request", 1.0, 1),
+    ("RSS MB: client's proxy", "rss_client_proxy_kb", 1024.0, 1),
+    ("server's proxy", "rss_server_proxy_kb", 1024.0, 1),
+    ("PSS MB: server's proxy", "pss_server_proxy_kb", 1024.0, 1),
+    ("others' CPUs", "other_cpus", 1.0, 2),
+];
+
+fn table(rows: &[&Row]) -> Table {
+    let columns: Vec<_> = COLUMNS
+        .iter()
+        .filter(|(_, name, ..)| rows.iter().any(|row| row.metrics.contains_key(*name)))
+        .collect();
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    let titles = columns.iter().map(|(title, ..)| *title);
+    table.set_header(["connections", "peer"].into_iter().chain(titles).chain(["failed"]));
+    for row in rows {
+        let cells = columns.iter().map(|(_, name, unit, digits)| {
+            row.metrics.get(*name).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
+        });
+        let start = [row.connections.to_string(), row.peer.unwrap_or("-").to_owned()];
+        let failed = format!("{}/{}", row.failed, row.failed + row.rounds);
+        table.add_row(start.into_iter().chain(cells).chain([failed]));
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn cell(spread: &Spread, unit: f64, digits: usize) -> String {
+    let number = |value: f64| format!("{:.digits$}", value / unit);
+    let (min, max) = (number(spread.min), number(spread.max));
+    if min == max { min } else { format!("{} ({min}–{max})", number(spread.median)) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+use super::*;
+use crate::{
+    accounting::Memory,
+    topology::{Cost, Latencies},
+};
+
+fn measurement(p50: f64, cpu: f64) -> Measurement {
+    let latencies =
+        Latencies { mean: p50, p50, p90: 2.0 * p50, p99: 3.0 * p50, p99_9: 4.0 * p50, max: 5.0 * p50 };
+    let memory = Memory { rss_kb: 2048, pss_kb: 1024, private_kb: 512, threads: 3 };
+    let cost = |cpu_us_per_request| Cost { cpu_us_per_request, memory: Some(memory) };
+    let parts = [("client", 1.0), ("server", 2.0), ("client-proxy", cpu), ("server-proxy", cpu)];
+    Measurement {
+        requests: 1_000,
+        unanswered: 0,
+        refused: 0,
+        answers_per_second: 1_000.0,
+        latency_us: latencies.clone(),
+        latency_since_sent_us: latencies,
+        parts: parts.map(|(name, cpu)| (name.to_owned(), cost(cpu))).into(),
+        other_cpus: 0.0,
+        stolen_cpus: 0.0,
+    }
+}
+
+fn report(runs: Vec<Run>) -> Report {
+    let settings = Settings {
+        topologies: vec!["baseline", "both-sidecars"],
+        connections: vec![16],
+        qps: 1_000,
+        seconds: 5.0,
+        warmup: 1.5,
+        payload: 1024,
+        rounds: 3,
+        workers: 2,
+    };
+    let machine = Machine {
+        kernel: "6".to_owned(),
+        cpu: "x".to_owned(),
+        cpus: 2,
+        load: 0.0,
+        network: "own namespace".to_owned(),
+        congestion_control: "reno".to_owned(),
+        scheduling: "SCHED_RR".to_owned(),
+    };
+    let mut report = Report {
+        format: 1,
+        benchmark: "latency",
+        version: "0",
+        started: 0,
+        interrupted: false,
+        machine,
+        settings,
+        peers: BTreeMap::new(),
+        runs,
+        summary: Vec::new(),
+        comparisons: Vec::new(),
+    };
+    report.summarize();
+    report
+}
+
+fn run(round: u32, peer: Option<&'static str>, p50: f64, cpu: f64) -> Run {
+    let topology = if peer.is_some() { "both-sidecars" } else { "baseline" };
+    Run { round, topology, peer, connections: 16, measurement: Some(measurement(p50, cpu)), error: None }
+}
+
+#[test]
+fn medians_and_ranges() {
+    assert_eq!(spread(vec![]), None);
+    assert_eq!(spread(vec![3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
+    assert_eq!(spread(vec![4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
+}
+
+#[test]
+fn added_latency_is_over_the_baseline_of_the_same_round() {
+    let report = report(vec![
+        run(1, None, 100.0, 0.0),
+        run(1, Some("envoy"), 400.0, 100.0),
+        run(2, None, 200.0, 0.0),
+        run(2, Some("envoy"), 520.0, 120.0),
+    ]);
+    assert_eq!(report.summary.len(), 2);
+    assert!(!report.summary[0].metrics.contains_key("added_p50_us"), "nothing is added to the baseline");
+    let envoy = &report.summary[1];
+    assert_eq!(envoy.metrics["added_p50_us"], Spread { median: 310.0, min: 300.0, max: 320.0 });
+    assert_eq!(envoy.metrics["cpu_proxies_us_per_request"].median, 220.0);
+    assert_eq!(envoy.metrics["cpu_ends_us_per_request"].median, 3.0);
+    assert_eq!(envoy.metrics["rss_server_proxy_kb"].median, 2048.0);
+    assert_eq!(envoy.metrics["rss_proxies_kb"].median, 4096.0);
+}
+
+#[test]
+fn peers_are_compared_within_rounds_and_failures_counted() {
+    let mut failed = run(3, Some("envoy"), 0.0, 0.0);
+    failed.measurement = None;
+    failed.error = Some("ended".to_owned());
+    let report = report(vec![
+        run(1, Some("skysail"), 100.0, 40.0),
+        run(1, Some("envoy"), 100.0, 100.0),
+        run(2, Some("skysail"), 100.0, 120.0),
+        run(2, Some("envoy"), 100.0, 200.0),
+        run(3, Some("skysail"), 100.0, 1.0),
+        failed,
+    ]);
+    let [comparison] = report.comparisons.as_slice() else { panic!("{:?}", report.comparisons) };
+    assert_eq!((comparison.peer, comparison.other), ("skysail", "envoy"));
+    let cpu = comparison.ratios["cpu_proxies_us_per_request"];
+    assert!((cpu.median - 0.5).abs() < 1e-9 && (cpu.max - 0.6).abs() < 1e-9, "{cpu:?}");
+    let envoy = report.summary.iter().find(|row| row.peer == Some("envoy")).unwrap();
+    assert_eq!((envoy.rounds, envoy.failed), (2, 1));
+    let text = report.tables();
+    assert!(text.contains(" 1/3 |"), "{text}");
+    assert!(
+        text.contains("skysail / envoy, both-sidecars, 16 connections: CPU 0.50 (0.40–0.60), RSS 1.00"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_result_file_has_one_flat_object_a_turn() {
+    let json = serde_json::to_value(report(vec![run(1, None, 100.0, 0.0)])).unwrap();
+    let turn = &json["runs"][0];
+    assert_eq!(turn["topology"], "baseline");
+    assert_eq!(turn["peer"], serde_json::Value::Null);
+    assert_eq!(turn["latency_us"]["p99_9"], 400.0);
+    assert_eq!(turn["parts"]["server-proxy"]["rss_kb"], 2048);
+    assert_eq!(json["summary"][0]["metrics"]["latency_p50_us"]["median"], 100.0);
+}

@@ -1,0 +1,75 @@
+//! When requests are due: evenly spaced, fixed before the first one is sent.
+//!
+//! A request that has to wait because the system is slow still counts from the moment it was due. A generator
+//! that waits for answers instead would measure least when the system is slowest.
+
+use std::time::Duration;
+
+/// Evenly spaced moments, counted in nanoseconds from the schedule's start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    interval: u64,
+}
+
+impl Schedule {
+    /// So many requests a second. The interval is a whole number of nanoseconds, since the kernel's periodic
+    /// timer has to go the same way for hours.
+    pub(crate) fn per_second(rate: u32) -> Self {
+        let rate = u64::from(rate.max(1));
+        Self { interval: (1_000_000_000 + rate / 2) / rate }
+    }
+
+    /// Nanoseconds between two requests.
+    pub(crate) fn interval(self) -> u64 {
+        self.interval
+    }
+
+    /// When this request is due; the first one, number 0, is due at once.
+    pub(crate) fn due(self, number: u64) -> u64 {
+        number * self.interval
+    }
+
+    /// How many requests are due before this moment.
+    pub(crate) fn due_before(self, moment: Duration) -> u64 {
+        nanoseconds(moment).div_ceil(self.interval)
+    }
+}
+
+/// A duration in nanoseconds; more than 584 years are as many.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_evenly_spaced() {
+        let schedule = Schedule::per_second(1_000);
+        assert_eq!(schedule.interval(), 1_000_000);
+        assert_eq!(schedule.due(0), 0);
+        assert_eq!(schedule.due(3), 3_000_000);
+    }
+
+    #[test]
+    fn the_end_of_a_window_belongs_to_the_next() {
+        let schedule = Schedule::per_second(1_000);
+        assert_eq!(schedule.due_before(Duration::ZERO), 0);
+        assert_eq!(schedule.due_before(Duration::from_nanos(1)), 1);
+        assert_eq!(schedule.due_before(Duration::from_millis(1)), 1);
+        assert_eq!(schedule.due_before(Duration::from_secs(5)), 5_000);
+    }
+
+    #[test]
+    fn counts_and_moments_agree_at_odd_rates() {
+        for rate in [1, 3, 7, 999, 3_000, 44_100, 1_000_000] {
+            let schedule = Schedule::per_second(rate);
+            let end = Duration::from_secs(2);
+            let count = schedule.due_before(end);
+            assert!(schedule.due(count - 1) < nanoseconds(end), "{rate}");
+            assert!(schedule.due(count) >= nanoseconds(end), "{rate}");
+            assert!(count.abs_diff(2 * u64::from(rate)) <= 1 + u64::from(rate) / 1_000, "{rate}: {count}");
+        }
+    }
+}

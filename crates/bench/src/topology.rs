@@ -1,0 +1,333 @@
+//! One turn: start a server and the sidecars in front of it, apply the load, see what it cost, end everything.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use hdrhistogram::Histogram;
+use nix::{sys::prctl, unistd::gettid};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::{
+    accounting::{self, Memory, Ticks},
+    certificates::Certificates,
+    child::{self, Running},
+    clock,
+    load::{self, Load, Moment, Outcome},
+    peers::{Node, Peer, Role},
+};
+
+/// What is between client and server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(crate) enum Topology {
+    /// Nothing.
+    Baseline,
+    /// The server's sidecar; the client speaks plain HTTP to it.
+    ServerSidecar,
+    /// The client's sidecar and the server's, with mutual TLS between them.
+    BothSidecars,
+}
+
+impl Topology {
+    pub(crate) const ALL: [Self; 3] = [Self::Baseline, Self::ServerSidecar, Self::BothSidecars];
+
+    /// Its name on the command line and in result files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::ServerSidecar => "server-sidecar",
+            Self::BothSidecars => "both-sidecars",
+        }
+    }
+
+    /// The sidecars, in the order of a request's way.
+    fn sidecars(self) -> &'static [Role] {
+        match self {
+            Self::Baseline => &[],
+            Self::ServerSidecar => &[Role::Server],
+            Self::BothSidecars => &[Role::Client, Role::Server],
+        }
+    }
+}
+
+/// What is the same in every turn.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    /// This program, which is the server, too.
+    pub(crate) executable: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) certificates: Certificates,
+    /// Whether to ask for real-time scheduling.
+    pub(crate) realtime: bool,
+    pub(crate) workers: u32,
+}
+
+/// Latencies of one turn in microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Latencies {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p99_9: f64,
+    pub(crate) max: f64,
+}
+
+/// What one process cost.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cost {
+    pub(crate) cpu_us_per_request: f64,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<Memory>,
+}
+
+/// What one turn showed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Measurement {
+    /// Requests due in the window.
+    pub(crate) requests: u64,
+    pub(crate) unanswered: u64,
+    pub(crate) refused: u64,
+    pub(crate) answers_per_second: f64,
+    /// From when a request was due.
+    pub(crate) latency_us: Latencies,
+    /// From when it was sent.
+    pub(crate) latency_since_sent_us: Latencies,
+    /// By part: client, server, client-proxy, server-proxy.
+    pub(crate) parts: BTreeMap<String, Cost>,
+    /// CPUs busy with what is no part of the benchmark.
+    pub(crate) other_cpus: f64,
+    /// CPUs' time that the hypervisor gave to others.
+    pub(crate) stolen_cpus: f64,
+}
+
+/// More lost requests than this make a turn worthless.
+const TOLERATED: f64 = 0.01;
+/// For the sidecars to end their start-up work.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// Takes one turn. `peer` is the proxy and its program; a topology without sidecars needs none.
+pub(crate) async fn measure(
+    setup: &Setup,
+    topology: Topology,
+    peer: Option<(Peer, &Path)>,
+    load: Load,
+) -> anyhow::Result<Measurement> {
+    let ports = free_ports(5)?;
+    let mut parts = vec![start_server(setup, ports[0]).await?];
+    let mut upstream = ports[0];
+    for (index, role) in topology.sidecars().iter().rev().enumerate() {
+        let Some((peer, program)) = peer else { bail!("{} needs a peer", topology.name()) };
+        let node = Node {
+            role: *role,
+            listen: ports[1 + 2 * index],
+            upstream,
+            admin: ports[2 + 2 * index],
+            mtls: topology == Topology::BothSidecars,
+            workers: setup.workers,
+            certificates: &setup.certificates,
+            folder: &setup.folder,
+        };
+        let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
+        let mut proxy = Running::start(name, &peer.command(program, &node)?, &setup.folder, setup.realtime)?;
+        proxy.ready(node.listen).await?;
+        upstream = node.listen;
+        parts.push(proxy);
+    }
+    tokio::time::sleep(SETTLE).await;
+    let load = Load { target: SocketAddr::from((Ipv4Addr::LOCALHOST, upstream)), ..load };
+    let measured = observe(setup, load, &parts).await;
+    let measured = measured.map_err(|error| match parts.last() {
+        Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.last_words())),
+        None => error,
+    });
+    for part in parts.into_iter().rev() {
+        part.stop().await;
+    }
+    measured
+}
+
+async fn start_server(setup: &Setup, port: u16) -> anyhow::Result<Running> {
+    let mut command = vec![setup.executable.clone().into_os_string()];
+    command.extend(["bench", "serve", "--listen"].map(OsString::from));
+    command.push(format!("127.0.0.1:{port}").into());
+    let mut server = Running::start("server", &command, &setup.folder, setup.realtime)?;
+    server.ready(port).await?;
+    Ok(server)
+}
+
+/// Ports that nobody listens on now. In a namespace of the benchmark's own nobody will.
+fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
+    let listeners: Result<Vec<_>, _> =
+        (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
+    let ports: Result<Vec<_>, _> =
+        listeners.context("no free port")?.iter().map(TcpListener::local_addr).collect();
+    Ok(ports?.iter().map(SocketAddr::port).collect())
+}
+
+/// What the load's thread tells.
+enum Told {
+    /// Its number.
+    Thread(i32),
+    Moment(Moment),
+}
+
+/// The state of all parts at one moment.
+struct Sample {
+    at: u64,
+    cpu: Vec<u64>,
+    client: u64,
+    ticks: Ticks,
+}
+
+async fn observe(setup: &Setup, load: Load, parts: &[Running]) -> anyhow::Result<Measurement> {
+    let families: Vec<Vec<i32>> = parts.iter().map(|part| accounting::family(part.pid())).collect();
+    let sample = |thread: i32| Sample {
+        at: clock::now(),
+        cpu: families.iter().map(|pids| accounting::cpu(pids)).collect(),
+        client: accounting::thread_cpu(thread),
+        ticks: accounting::ticks(),
+    };
+    let (told, mut news) = mpsc::unbounded_channel();
+    let realtime = setup.realtime;
+    let driver = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
+        if realtime {
+            child::set_realtime(child::PARTICIPANT)?;
+        }
+        prctl::set_timerslack(1)?;
+        // Nobody listens any more when the benchmark is being ended.
+        let _ = told.send(Told::Thread(gettid().as_raw()));
+        load::drive(&load, |moment| drop(told.send(Told::Moment(moment))))
+    })?;
+    let (mut thread, mut begin, mut end, mut memory) = (0, None, None, Vec::new());
+    while let Some(news) = news.recv().await {
+        match news {
+            Told::Thread(tid) => thread = tid,
+            Told::Moment(Moment::Begin) => begin = Some(sample(thread)),
+            Told::Moment(Moment::End) => {
+                end = Some(sample(thread));
+                memory = families.iter().map(|pids| accounting::memory(pids)).collect();
+            }
+        }
+    }
+    let outcome = driver.join().map_err(|_| anyhow::anyhow!("the load generator failed"))??;
+    let (Some(begin), Some(end)) = (begin, end) else { bail!("the load generator ended early") };
+    let lost = outcome.unanswered + outcome.refused;
+    if lost as f64 > TOLERATED * outcome.requests as f64 {
+        bail!(
+            "of {} requests {} were not answered and {} not with 200",
+            outcome.requests,
+            outcome.unanswered,
+            outcome.refused
+        );
+    }
+    let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    Ok(summarize(&outcome, &begin, &end, &names, &memory))
+}
+
+fn summarize(
+    outcome: &Outcome,
+    begin: &Sample,
+    end: &Sample,
+    names: &[&str],
+    memory: &[Memory],
+) -> Measurement {
+    let seconds = (end.at - begin.at) as f64 / 1e9;
+    let answers = outcome.answered_in_window.max(1) as f64;
+    let mut parts = BTreeMap::new();
+    let client = end.client.saturating_sub(begin.client);
+    parts.insert(
+        "client".to_owned(),
+        Cost { cpu_us_per_request: client as f64 / 1e3 / answers, memory: None },
+    );
+    let mut ours = client;
+    for (index, name) in names.iter().enumerate() {
+        let used = end.cpu[index].saturating_sub(begin.cpu[index]);
+        ours += used;
+        let cost =
+            Cost { cpu_us_per_request: used as f64 / 1e3 / answers, memory: memory.get(index).copied() };
+        parts.insert((*name).to_owned(), cost);
+    }
+    let all = (end.ticks.all - begin.ticks.all).max(1) as f64;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let share = |ticks: u64| ticks as f64 / all * cpus;
+    let busy = share(end.ticks.busy.saturating_sub(begin.ticks.busy));
+    Measurement {
+        requests: outcome.requests,
+        unanswered: outcome.unanswered,
+        refused: outcome.refused,
+        answers_per_second: outcome.answered_in_window as f64 / seconds,
+        latency_us: latencies(&outcome.due),
+        latency_since_sent_us: latencies(&outcome.sent),
+        parts,
+        other_cpus: (busy - ours as f64 / 1e9 / seconds).max(0.0),
+        stolen_cpus: share(end.ticks.stolen.saturating_sub(begin.ticks.stolen)),
+    }
+}
+
+/// The quantiles of a histogram of nanoseconds.
+fn latencies(histogram: &Histogram<u64>) -> Latencies {
+    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
+    Latencies {
+        mean: histogram.mean() / 1e3,
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p99_9: at(0.999),
+        max: histogram.max() as f64 / 1e3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_the_values_in_microseconds() {
+        let mut histogram = load::histogram().unwrap();
+        for value in 1..=1_000_u64 {
+            histogram.record(value * 1_000_000).unwrap();
+        }
+        let got = latencies(&histogram);
+        for (got, expected) in
+            [(got.p50, 500e3), (got.p90, 900e3), (got.p99, 990e3), (got.p99_9, 999e3), (got.max, 1e6)]
+        {
+            assert!((got - expected).abs() <= expected * 0.001, "{got} {expected}");
+        }
+        assert!((got.mean - 500.5e3).abs() < 1e3);
+    }
+
+    #[test]
+    fn cost_is_cpu_time_by_answers_within_the_window() {
+        let outcome = Outcome {
+            due: load::histogram().unwrap(),
+            sent: load::histogram().unwrap(),
+            requests: 1_000,
+            unanswered: 0,
+            refused: 0,
+            answered_in_window: 2_000,
+        };
+        let sample = |at: u64, cpu: u64, client: u64, busy: u64, all: u64| Sample {
+            at,
+            cpu: vec![cpu, 2 * cpu],
+            client,
+            ticks: Ticks { busy, all, stolen: 0 },
+        };
+        let begin = sample(0, 1_000_000, 0, 0, 0);
+        let end = sample(2_000_000_000, 101_000_000, 50_000_000, 400, 400);
+        let memory = [Memory { rss_kb: 1, ..Memory::default() }; 2];
+        let got = summarize(&outcome, &begin, &end, &["server", "server-proxy"], &memory);
+        let cpu = |part: &str| got.parts[part].cpu_us_per_request;
+        assert_eq!((cpu("client"), cpu("server"), cpu("server-proxy")), (25.0, 50.0, 100.0));
+        assert_eq!(got.answers_per_second, 1_000.0);
+        assert!(got.parts["client"].memory.is_none() && got.parts["server"].memory.is_some());
+        let cpus = std::thread::available_parallelism().unwrap().get() as f64;
+        assert!((got.other_cpus - (cpus - 0.175)).abs() < 1e-9, "{}", got.other_cpus);
+    }
+}
