@@ -1,0 +1,57 @@
+//! `skysail bench` as its users run it: one short baseline, its result file, its refusals.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+fn bench(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_skysail"))
+        .args(["bench", "latency"])
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("SKYSAIL_ENVOY")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn half_a_second_of_baseline_gives_a_result_file_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "--peers skysail --topologies baseline --connections 2,4 --qps 200 --seconds 0.5 --warmup 0.1 \
+                     --rounds 1 --output json --no-realtime";
+    let output = bench(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("[2/2, 0 s left] round 1, 4 connections, baseline"), "{errors}");
+
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written = std::fs::read(folder.path().join("skysail-bench-latency.json")).unwrap();
+    assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    assert_eq!(printed["benchmark"], "latency");
+    assert_eq!(printed["interrupted"], false);
+    let runs = printed["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        assert_eq!((&run["requests"], &run["unanswered"]), (&100.into(), &0.into()), "{run}");
+        let latency = |name: &str| run["latency_us"][name].as_f64().unwrap();
+        assert!(0.0 < latency("p50") && latency("p50") <= latency("p99") && latency("p99") <= latency("max"));
+        assert!(run["parts"]["client"]["cpu_us_per_request"].as_f64().unwrap() > 0.0, "{run}");
+        assert!(run["parts"]["server"]["rss_kb"].as_u64().unwrap() > 0, "{run}");
+    }
+    assert_eq!(printed["summary"][1]["connections"], 4);
+}
+
+#[test]
+fn a_peer_that_is_not_installed_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bench(folder.path(), &["--peers", "envoy", "--envoy", "no-such-envoy"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(errors.starts_with("skysail: --envoy no-such-envoy: "), "{errors}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
