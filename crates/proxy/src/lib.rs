@@ -40,6 +40,7 @@ pub(crate) mod tcp;
 pub mod telemetry;
 pub(crate) mod timer;
 pub(crate) mod translate;
+pub(crate) mod trim;
 pub(crate) mod upstream;
 pub mod worker;
 

@@ -32,6 +32,7 @@ use crate::{
     remote::Remote,
     secrets::Secrets,
     translate::{TlsContexts, Translator},
+    trim,
     worker::Workers,
 };
 
@@ -242,6 +243,7 @@ impl Configuration {
                 clusters = inventory.clusters.len(),
                 "ready: the first configuration is in force"
             );
+            trim::startup_code();
         }
         failed
     }
