@@ -57,6 +57,13 @@ pub(crate) struct Args {
     /// How long the workloads get to become ready; after that, the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     ready_within: Duration,
+    /// Give a workload an Envoy in the sidecar's place, with the same configuration; may be given several times.
+    /// Any public build will do.
+    #[arg(long = "envoy", value_name = "NAMESPACE/WORKLOAD=PROGRAM", value_parser = envoy)]
+    envoys: Vec<(String, PathBuf)>,
+    /// A further argument for the control plane, such as --control-arg=--cert-ttl=1h; may be given several times.
+    #[arg(long = "control-arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    control_arguments: Vec<String>,
     /// Run the pods and services only: no control plane and no sidecars.
     #[arg(long)]
     plain: bool,
@@ -91,6 +98,13 @@ fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| format!("{text:?} is not a time such as 30s, 5m or 500ms"))
 }
 
+fn envoy(text: &str) -> Result<(String, PathBuf), String> {
+    let parts = text.split_once('=').filter(|(workload, _)| workload.contains('/'));
+    let (workload, program) = parts.ok_or("write NAMESPACE/WORKLOAD=PROGRAM")?;
+    let program = PathBuf::from(program).canonicalize().map_err(|error| format!("{program}: {error}"))?;
+    Ok((workload.to_owned(), program))
+}
+
 pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let mut config = Vec::new();
     for path in &args.config {
@@ -123,6 +137,8 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         control: if args.plain { Vec::new() } else { program(&["control"]) },
         proxy: if args.plain { Vec::new() } else { program(&["proxy"]) },
         concurrency: args.concurrency,
+        envoys: args.envoys.into_iter().collect(),
+        control_arguments: args.control_arguments,
     };
     let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
     let order = serde_json::to_string(&order)?;

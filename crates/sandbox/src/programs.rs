@@ -42,6 +42,10 @@ pub struct Settings {
     pub proxy: Vec<String>,
     /// Worker threads of a sidecar.
     pub concurrency: u32,
+    /// Workloads (`NAMESPACE/NAME`) that have an Envoy in the sidecar's place, and its program.
+    pub envoys: BTreeMap<String, PathBuf>,
+    /// Further arguments for the control plane.
+    pub control_arguments: Vec<String>,
 }
 
 /// The control plane, if there is to be one.
@@ -58,6 +62,7 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     command.extend(["--listen".to_owned(), BRIDGE.to_string()]);
     command.extend(["--ca-dir".to_owned(), text(&folder.join("ca"))]);
     command.extend(["--token-key".to_owned(), text(&folder.join("token-key.pem"))]);
+    command.extend(settings.control_arguments.iter().cloned());
     let log = folder.join("logs/control.log");
     Some(Program { name: "control plane".to_owned(), command, environment: BTreeMap::new(), log })
 }
@@ -86,6 +91,9 @@ pub(crate) fn sidecar(
         ("--interception-mark", MARK.to_string()),
     ] {
         command.extend([name.to_owned(), value]);
+    }
+    if let Some(envoy) = settings.envoys.get(&format!("{}/{}", pod.namespace, pod.workload)) {
+        command.extend(["--envoy".to_owned(), text(envoy)]);
     }
     let log = logs.join("proxy.log");
     Ok(Some(Program { name: "proxy".to_owned(), command, environment: BTreeMap::new(), log }))
