@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
+use skysail_core::SpiffeId;
 
 /// From workload to workload, each `NAMESPACE/NAME`.
 pub(crate) type Route = (String, String);
@@ -118,8 +119,11 @@ impl Traffic {
         }
         let label = |name: &str| sample.labels.get(name).copied().unwrap_or("unknown");
         let place = |side: &str| match label(&format!("{side}_workload")) {
-            "unknown" | "" if side == "destination" => label("destination_service_name").to_owned(),
-            "unknown" | "" => "outside".to_owned(),
+            // A call that reached no workload, or one whose sidecar tells nothing of itself.
+            "unknown" | "" if side == "destination" => {
+                format!("{}/{}", label("destination_service_namespace"), label("destination_service_name"))
+            }
+            "unknown" | "" => caller(label("source_principal")),
             name => format!("{}/{name}", label(&format!("{side}_workload_namespace"))),
         };
         let reports = step.entry((place("source"), place("destination"))).or_default();
@@ -140,6 +144,12 @@ impl Traffic {
             "none" => counts.plain += more,
             _ => {}
         }
+    }
+
+    /// Forgets what was seen, but not how far the counters were.
+    pub(crate) fn forget(&mut self) {
+        self.total.clear();
+        self.window.clear();
     }
 
     /// The edges of the last seconds, with those that were busy before.
@@ -163,6 +173,14 @@ impl Traffic {
     pub(crate) fn total(&self, span: Duration) -> Vec<Edge> {
         edges(&self.total, span)
     }
+}
+
+/// A caller whose sidecar does not name its workload, by its identity if it has one.
+fn caller(principal: &str) -> String {
+    principal.parse::<SpiffeId>().map_or_else(
+        |_| "outside".to_owned(),
+        |id| format!("{}/sa:{}", id.namespace, id.service_account),
+    )
 }
 
 fn edges(reports: &BTreeMap<Route, Reports>, span: Duration) -> Vec<Edge> {

@@ -176,6 +176,8 @@ struct Show {
     announced: BTreeSet<String>,
     findings: Vec<Diagnostic>,
     traffic: Traffic,
+    /// Since when traffic counts.
+    counting: Option<Instant>,
     /// Lines of the table on the terminal, to be drawn over.
     drawn: usize,
     printed: Instant,
@@ -193,6 +195,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         announced: BTreeSet::new(),
         findings: Vec::new(),
         traffic: Traffic::default(),
+        counting: None,
         drawn: 0,
         printed: Instant::now(),
         plain,
@@ -287,6 +290,11 @@ impl Show {
         }
         let answers: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
         self.traffic.look(Instant::now(), &answers);
+        if self.ready.is_some() && self.counting.is_none() {
+            // Calls to workloads that were not there yet say nothing about the mesh.
+            self.traffic.forget();
+            self.counting = Some(Instant::now());
+        }
         if self.output == Output::Text && self.ready.is_some() {
             self.draw();
         }
@@ -327,7 +335,7 @@ impl Show {
 
     /// Prints the result and says by the exit code whether the mesh was healthy.
     fn finish(&mut self, state: &State) -> anyhow::Result<u8> {
-        let span = self.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
+        let span = self.counting.map_or(Duration::ZERO, |since| since.elapsed());
         let edges = self.traffic.total(span);
         let problems = self.problems(state, &edges);
         match self.output {
