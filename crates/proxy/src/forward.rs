@@ -298,12 +298,7 @@ impl Story<'_> {
             return;
         }
         if self.downstream.listener.direction == Direction::Inbound {
-            if self.told.asked {
-                let local = &self.worker.shared.local;
-                self.response.set(METADATA, local.metadata.as_bytes());
-                self.response.set(METADATA_ID, local.node_id.as_bytes());
-                self.response.set(METADATA_KEPT, b"1");
-            }
+            self.introduce();
             return;
         }
         let Some(upstream) = &mut self.told.upstream else { return };
@@ -316,6 +311,16 @@ impl Story<'_> {
         self.response.remove_if(|name, _| {
             [METADATA, METADATA_ID, METADATA_KEPT].iter().any(|taken| name == taken.as_bytes())
         });
+    }
+
+    /// Says to the client's sidecar who we are, if it wants to know.
+    pub(crate) fn introduce(&mut self) {
+        if self.told.asked {
+            let local = &self.worker.shared.local;
+            self.response.set(METADATA, local.metadata.as_bytes());
+            self.response.set(METADATA_ID, local.node_id.as_bytes());
+            self.response.set(METADATA_KEPT, b"1");
+        }
     }
 
     /// Passes the answer on.

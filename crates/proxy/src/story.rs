@@ -328,6 +328,7 @@ impl<'a> Story<'a> {
             self.keep = false;
         }
         hop::finish_response(self.worker, self.manager, self.response, Instant::now());
+        self.introduce();
         let (method, persistence) = (self.head.method(), self.persistence());
         let out = &mut self.downstream.stream.output;
         let framing = match content.len() as u64 {

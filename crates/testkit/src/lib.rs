@@ -1,1 +1,14 @@
-//! Parts for tests
+//! What the whole-mesh tests stand on: a mesh that ends with the test ([`Mesh`]), calls from inside it, load that
+//! counts its answers ([`Load`]), and the one way to wait ([`eventually`]).
+//!
+//! Everything here panics when something is not as a test needs it: the panic is the test's failure.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panic")]
+
+mod load;
+mod mesh;
+mod wait;
+
+pub use load::{Load, Report};
+pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
+pub use wait::eventually;

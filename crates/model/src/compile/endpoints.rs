@@ -108,11 +108,11 @@ fn takes_mtls(scope: &Scope<'_>, member: &Endpoint) -> bool {
         })
 }
 
-/// `POD;NAMESPACE;CANONICAL NAME;CANONICAL REVISION;CLUSTER`, in which istiod writes no `latest`.
+/// `WORKLOAD;NAMESPACE;CANONICAL NAME;CANONICAL REVISION;CLUSTER`, in which istiod writes no `latest`.
 fn workload(scope: &Scope<'_>, member: &Endpoint) -> String {
     let Some(pod) = &member.pod else { return format!(";;;;{}", scope.cluster_id) };
     let revision = pod.canonical_revision();
     let revision = if revision == "latest" { "" } else { revision };
-    let (name, namespace) = (&pod.meta.name, &pod.meta.namespace);
+    let (name, namespace) = (&pod.spec.workload.name, &pod.meta.namespace);
     format!("{name};{namespace};{};{revision};{}", pod.canonical_name(), scope.cluster_id)
 }

@@ -1,0 +1,352 @@
+//! A mesh that runs as long as its test.
+
+use std::{
+    fs, io,
+    os::unix::{fs::chown, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{load::Load, wait::eventually};
+
+/// How to start a mesh.
+#[derive(Debug)]
+pub struct Setup {
+    binary: PathBuf,
+    /// Holds `config`, which the mesh runs, and `run`, where it keeps its files.
+    folder: TempDir,
+    arguments: Vec<String>,
+    user: Option<u32>,
+}
+
+/// A running mesh. It is ended with its test, whatever becomes of that.
+#[derive(Debug)]
+pub struct Mesh {
+    setup: Setup,
+    child: Option<Child>,
+    output: Arc<Mutex<Text>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Text {
+    stdout: String,
+    stderr: String,
+}
+
+/// What a mesh left when it ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub stdout: String,
+    /// What it told besides.
+    pub stderr: String,
+}
+
+/// What came back to a call.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status; none if there was no answer.
+    pub status: Option<u16>,
+    /// The body; without an answer, why there is none.
+    pub body: String,
+}
+
+impl Setup {
+    /// A mesh of the files in `config`, which are copied, so that a test may change them.
+    pub fn of_folder(binary: &str, config: &Path) -> Self {
+        let setup = Self::empty(binary);
+        copy_folder(config, &setup.config());
+        setup
+    }
+
+    /// A mesh of this text.
+    pub fn of_text(binary: &str, text: &str) -> Self {
+        let setup = Self::empty(binary);
+        fs::create_dir(setup.config()).unwrap();
+        fs::write(setup.config().join("mesh.yaml"), text).unwrap();
+        setup
+    }
+
+    fn empty(binary: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix("skysail-test-").tempdir().unwrap();
+        fs::create_dir(folder.path().join("run")).unwrap();
+        Self { binary: binary.into(), folder, arguments: Vec::new(), user: None }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("config")
+    }
+
+    /// Adds a file to its configuration.
+    pub fn add(&self, file: &Path) {
+        fs::copy(file, self.config().join(file.file_name().unwrap())).unwrap();
+    }
+
+    /// Further arguments of `skysail up`.
+    #[must_use]
+    pub fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self
+    }
+
+    /// Runs it as this user; who is not root can only run it as oneself.
+    #[must_use]
+    pub fn as_user(mut self, user: u32) -> Self {
+        // Where this user cannot go, it cannot start a program either.
+        let copy = self.folder.path().join("skysail");
+        fs::copy(&self.binary, &copy).unwrap();
+        self.binary = copy;
+        own(self.folder.path(), user).unwrap();
+        self.user = Some(user);
+        self
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.folder.path().join("run"));
+        command.current_dir(self.folder.path());
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+
+    /// Starts it.
+    pub fn start(self) -> Mesh {
+        let config = self.config();
+        let mut command = self.command(&["up", &config.to_string_lossy()]);
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let output = Arc::new(Mutex::new(Text::default()));
+        let readers = vec![
+            read(child.stdout.take().unwrap(), &output, |text| &mut text.stdout),
+            read(child.stderr.take().unwrap(), &output, |text| &mut text.stderr),
+        ];
+        Mesh { setup: self, child: Some(child), output, readers }
+    }
+
+    /// Starts it and waits until all of it is ready.
+    pub fn ready(self) -> Mesh {
+        let mesh = self.start();
+        mesh.wait_ready();
+        mesh
+    }
+}
+
+impl Mesh {
+    /// Waits until every workload is ready.
+    pub fn wait_ready(&self) {
+        self.wait_said("workloads are ready");
+    }
+
+    /// Waits until it has said this.
+    pub fn wait_said(&self, what: &str) {
+        self.wait(&format!("the mesh says {what:?}"), |said| {
+            if said.contains(what) { Ok(()) } else { Err(format!("it said:\n{said}")) }
+        });
+    }
+
+    /// Waits for something in what it said so far.
+    pub fn wait<T>(&self, what: &str, mut look: impl FnMut(&str) -> Result<T, String>) -> T {
+        eventually(what, || look(&self.said()))
+    }
+
+    /// All it said so far.
+    pub fn said(&self) -> String {
+        let text = self.output.lock().unwrap();
+        format!("{}{}", text.stdout, text.stderr)
+    }
+
+    /// The folder of its configuration.
+    pub fn config(&self) -> PathBuf {
+        self.setup.config()
+    }
+
+    /// The folder under which it keeps its files.
+    pub fn run_folder(&self) -> PathBuf {
+        self.setup.folder.path().join("run/skysail")
+    }
+
+    /// The process number of `skysail up`.
+    pub fn process(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    /// Replaces text in a file of the configuration.
+    pub fn edit(&self, file: &str, from: &str, to: &str) {
+        let path = self.config().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{file} has no {from:?}");
+        self.put(file, &text.replacen(from, to, 1));
+    }
+
+    /// Writes a file of the configuration as editors do: beside it, then in its place.
+    pub fn put(&self, file: &str, text: &str) {
+        let path = self.config().join(file);
+        let new = self.config().join(format!(".{file}.swp"));
+        fs::write(&new, text).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    /// Runs `skysail` against this mesh.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.setup.command(arguments)
+    }
+
+    /// `skysail status`, as JSON.
+    pub fn status(&self) -> Value {
+        let output = self.run(&["status", "--output", "json"]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// The ready pods of a workload, and how many there are in all.
+    pub fn pods(&self, workload: &str) -> (usize, usize) {
+        let status = self.status();
+        let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == workload);
+        pods.fold((0, 0), |(ready, all), pod| {
+            (ready + usize::from(pod["ready"].get("Ok").is_some()), all + 1)
+        })
+    }
+
+    /// Makes one request from inside a workload.
+    pub fn call(&self, workload: &str, url: &str, arguments: &[&str]) -> Answer {
+        let output = self.run(&[&["call", workload, url], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        match said.trim().parse() {
+            Ok(status) => {
+                let body = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+                Answer { status: Some(status), body }
+            }
+            Err(_) => Answer { status: None, body: said.into_owned() },
+        }
+    }
+
+    /// Waits until a call gets this status. Pods are ready a moment before everybody has heard of it.
+    pub fn wait_status(&self, workload: &str, url: &str, arguments: &[&str], status: u16) {
+        eventually(&format!("{url} answers {workload} with {status}"), || {
+            let answer = self.call(workload, url, arguments);
+            if answer.status == Some(status) { Ok(()) } else { Err(format!("{answer:?}")) }
+        });
+    }
+
+    /// Starts load from inside a workload; the arguments are those of `skysail workload load`.
+    pub fn load(&self, workload: &str, arguments: &[&str]) -> Load {
+        let binary = self.setup.binary.to_string_lossy();
+        let command =
+            self.command(&[&["exec", workload, "--", &binary, "workload", "load"], arguments].concat());
+        Load::start(command)
+    }
+
+    /// Sends a signal to `skysail up`.
+    pub fn signal(&self, signal: Signal) {
+        let process = i32::try_from(self.process()).unwrap();
+        kill(Pid::from_raw(process), signal).unwrap();
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub fn interrupt(mut self) -> Ended {
+        self.signal(Signal::SIGINT);
+        self.ended()
+    }
+
+    /// Waits for it to end.
+    pub fn ended(&mut self) -> Ended {
+        let mut child = self.child.take().expect("it runs");
+        let status = eventually("the mesh ends", || match child.try_wait().unwrap() {
+            Some(status) => Ok(status),
+            None => Err(self.said()),
+        });
+        for reader in self.readers.drain(..) {
+            reader.join().unwrap();
+        }
+        let text = self.output.lock().unwrap();
+        Ended { status, stdout: text.stdout.clone(), stderr: text.stderr.clone() }
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // Everything in the mesh ends with its starter.
+        let _ = child.kill();
+        let _ = child.wait();
+        if thread::panicking() {
+            eprintln!("the mesh said:\n{}", self.said());
+            show_logs(&self.run_folder());
+        }
+    }
+}
+
+impl Answer {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+/// The ends of all logs, for a test that failed.
+fn show_logs(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            show_logs(&path);
+        } else if path.extension().is_some_and(|end| end == "log") {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            eprintln!("--- {}\n{}", path.display(), lines[lines.len().saturating_sub(20)..].join("\n"));
+        }
+    }
+}
+
+/// Copies a folder's files.
+pub fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+}
+
+fn own(path: &Path, user: u32) -> io::Result<()> {
+    chown(path, Some(user), Some(user))?;
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            own(&entry?.path(), user)?;
+        }
+    }
+    Ok(())
+}
+
+fn read(
+    mut from: impl io::Read + Send + 'static,
+    output: &Arc<Mutex<Text>>,
+    part: fn(&mut Text) -> &mut String,
+) -> JoinHandle<()> {
+    let output = Arc::clone(output);
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            part(&mut output.lock().unwrap()).push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+    })
+}

@@ -1,0 +1,138 @@
+//! Programs nobody has here are stood in for, and what they report shows what the mesh does: who called, who may
+//! not, what a command inside sees. Also as an ordinary user, who needs no more rights than to make namespaces.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use nix::unistd::Uid;
+use skysail_testkit::{Mesh, Setup};
+
+/// A shop whose images are on no machine, and one caller that is no part of the mesh.
+const SHOP: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: front, namespace: shop}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: front, namespace: shop}
+spec:
+  selector: {matchLabels: {app: front}}
+  template:
+    metadata: {labels: {app: front}}
+    spec:
+      serviceAccountName: front
+      containers: [{name: web, image: registry.example/shop/front:7, ports: [{containerPort: 8080}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec:
+  selector: {app: stock}
+  ports: [{name: http, port: 80, targetPort: web}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: stock, namespace: shop}
+spec:
+  selector: {matchLabels: {app: stock}}
+  template:
+    metadata: {labels: {app: stock, version: v3}}
+    spec:
+      containers: [{name: stock, image: registry.example/shop/stock:3, ports: [{name: web, containerPort: 9090}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: stranger
+  namespace: shop
+  labels: {sidecar.istio.io/inject: "false"}
+spec:
+  containers: [{name: shell, image: registry.example/shell}]
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+"#;
+
+const STOCK: &str = "http://stock.shop";
+
+#[test]
+fn a_stand_in_reports_what_it_got_and_from_whom() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
+    calls_are_reported(&mesh);
+    the_stranger_is_refused(&mesh);
+    commands_run_inside(&mesh);
+    logs_and_status_are_there(&mesh);
+    let ended = mesh.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+}
+
+#[test]
+fn an_ordinary_user_can_run_a_mesh() {
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP);
+    let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
+    calls_are_reported(&mesh);
+    the_stranger_is_refused(&mesh);
+    commands_run_inside(&mesh);
+    let ended = mesh.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+}
+
+fn calls_are_reported(mesh: &Mesh) {
+    mesh.wait_status("front", STOCK, &[], 200);
+    let answer =
+        mesh.call("front", &format!("{STOCK}/a/b?c=d"), &["-X", "PUT", "-H", "x-one: 1", "-d", "hello"]);
+    assert_eq!(answer.status, Some(200), "{answer:?}");
+    let report = answer.json();
+    assert_eq!(report["method"], "PUT");
+    assert_eq!(report["path"], "/a/b?c=d");
+    assert_eq!(report["headers"]["x-one"], "1");
+    assert_eq!(report["body"], "hello");
+    assert_eq!(report["caller"], "spiffe://cluster.local/ns/shop/sa/front", "{report:#}");
+    assert_eq!(report["pod"]["namespace"], "shop");
+    assert_eq!(report["pod"]["version"], "v3");
+    assert!(report["pod"]["name"].as_str().unwrap().starts_with("stock-"), "{report:#}");
+    // How sidecars know each other is nothing to applications.
+    let headers = report["headers"].as_object().unwrap();
+    assert!(!headers.keys().any(|name| name.contains("peer-metadata")), "{report:#}");
+    assert_eq!(mesh.call("front", &format!("{STOCK}/status/418"), &[]).status, Some(418));
+}
+
+/// STRICT: who shows no certificate gets no answer, by name or by address.
+fn the_stranger_is_refused(mesh: &Mesh) {
+    let status = mesh.status();
+    let pods = status["pods"].as_array().unwrap();
+    let stock = pods.iter().find(|pod| pod["workload"] == "stock").unwrap();
+    let address = format!("http://{}:9090", stock["address"].as_str().unwrap());
+    for url in [STOCK, &address] {
+        let refused = mesh.call("stranger", url, &[]);
+        assert_eq!(refused.status, None, "{refused:?}");
+        assert!(!refused.body.contains("pod"), "{refused:?}");
+    }
+}
+
+fn commands_run_inside(mesh: &Mesh) {
+    let output =
+        mesh.run(&["exec", "shop/front", "--", "sh", "-c", "hostname; cat /etc/resolv.conf; exit 7"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(text.starts_with("front-") && text.contains("search shop.svc.cluster.local"), "{text}");
+    let unknown = mesh.run(&["exec", "nobody", "--", "true"]);
+    let told = String::from_utf8_lossy(&unknown.stderr);
+    assert!(!unknown.status.success() && told.contains("shop/front"), "{told}");
+}
+
+fn logs_and_status_are_there(mesh: &Mesh) {
+    let log = mesh.run(&["logs", "stock", "--container", "proxy"]);
+    assert!(String::from_utf8_lossy(&log.stdout).contains("certificate obtained"), "{log:?}");
+    let log = mesh.run(&["logs", "control"]);
+    assert!(String::from_utf8_lossy(&log.stdout).contains("certificate issued"), "{log:?}");
+    let status = mesh.run(&["status"]);
+    let table = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(status.status.success() && table.contains("stranger") && table.contains("stock-"), "{table}");
+}

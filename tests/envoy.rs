@@ -1,0 +1,111 @@
+//! A real Envoy takes what our control plane sends, and does with it what our sidecar does.
+//!
+//! Two clients of one identity send the same requests; one has a real Envoy in the sidecar's place. So has one of
+//! the two servers. Every outcome must be the same: status, body, and what the server says it received.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use skysail_testkit::{Answer, Mesh, Setup, eventually};
+
+/// What is asked, and the status that both must get.
+const REQUESTS: &[(&str, &[&str], u16)] = &[
+    ("http://target:8080/", &[], 200),
+    ("http://target:8080/?a=b&c", &["-H", "x-kept: yes"], 200),
+    ("http://target:8080/", &["-H", "x-to: envoy"], 200),
+    ("http://target:8080/", &["-X", "POST", "-d", "a body", "-H", "x-to: envoy"], 200),
+    ("http://target.airline.svc.cluster.local:8080/full/name", &[], 200),
+    ("http://target:8080/direct", &[], 418),
+    ("http://target:8080/old/page", &[], 308),
+    ("http://target:8080/", &["-H", "x-abort: yes"], 429),
+    ("http://target:8080/api/things?q=1", &["-H", "x-remove: me", "-H", "x-add: 1"], 200),
+    ("http://target:8080/api/things", &["-X", "PUT", "-d", "x"], 200),
+    ("http://target:8080/42/items", &[], 200),
+    ("http://target:8080/x42/items", &[], 200),
+    ("http://target:8080/nowhere", &[], 503),
+    ("http://target:8080/delay/3s", &[], 504),
+    ("http://target:8080/status/500", &[], 500),
+    ("http://target:8080/secret/plans", &[], 403),
+    ("http://target:8080/secret/plans", &["-H", "x-to: envoy"], 403),
+    ("http://target:8080/", &["-X", "DELETE"], 403),
+    ("http://target:8080/", &["-X", "DELETE", "-H", "x-to: envoy"], 403),
+    ("http://flight:9080/flight/config/countFlightSegments", &[], 200),
+    ("http://flight:9080/flight/config/countFlightSegments", &["-H", "x-canary: always"], 200),
+    ("http://customer:9080/customer/internal/validateid", &["-X", "POST"], 403),
+    ("http://main:9080/no/such/page", &[], 404),
+];
+
+#[test]
+fn an_envoy_and_our_sidecar_do_the_same() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let envoy = envoy();
+    let instead = |workload: &str| format!("airline/{workload}={}", envoy.display());
+    let setup = Setup::of_folder(env!("CARGO_BIN_EXE_skysail"), &folder.join("examples/airline"));
+    setup.add(&folder.join("tests/envoy/probes.yaml"));
+    let arguments = ["--envoy", &instead("by-envoy"), "--envoy", &instead("target-envoy")];
+    let mesh = setup.with(&arguments).ready();
+    for client in ["by-envoy", "by-skysail"] {
+        mesh.wait_status(client, "http://target:8080/", 200);
+        mesh.wait_status(client, "http://target:8080/42/items", 200);
+    }
+
+    let mut different = Vec::new();
+    for (url, arguments, status) in REQUESTS {
+        let ask = |client: &str| outcome(&mesh.call(client, url, arguments));
+        let (theirs, ours) = (ask("by-envoy"), ask("by-skysail"));
+        if theirs != ours || theirs.0 != Some(*status) {
+            different.push(format!("{url} {arguments:?}\n  Envoy:   {theirs:?}\n  Skysail: {ours:?}"));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    canary_is_met_by_both(&mesh);
+    nothing_is_refused(&mesh);
+    let ended = mesh.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+}
+
+/// What a client sees, without what must differ from request to request.
+fn outcome(answer: &Answer) -> (Option<u16>, Value) {
+    let mut body = serde_json::from_str(&answer.body).unwrap_or_else(|_| Value::from(answer.body.as_str()));
+    if let Some(headers) = body.get_mut("headers").and_then(Value::as_object_mut) {
+        // Made for each request, or by whom the connection is.
+        for name in ["x-request-id", "x-forwarded-client-cert", "x-envoy-attempt-count"] {
+            headers.remove(name);
+        }
+    }
+    (answer.status, body)
+}
+
+/// The weights are met through either: 90 to 10, within 3 points.
+fn canary_is_met_by_both(mesh: &Mesh) {
+    let url = "http://flight:9080/flight/config/countFlightSegments";
+    for client in ["by-envoy", "by-skysail"] {
+        let report = mesh.load(client, &[url, "-n", "2000", "-c", "4", "--count", "x-flight-version"]).finish();
+        report.assert_all_good();
+        assert!((140..=260).contains(&report.count("v2")), "{client}: {report:?}");
+    }
+}
+
+/// The control plane knows of both, and no proxy has refused anything.
+fn nothing_is_refused(mesh: &Mesh) {
+    eventually("every proxy has taken everything", || {
+        let proxies: Value = mesh.call("main", "http://10.244.0.1:15014/debug/syncz", &[]).json();
+        let text = proxies.to_string();
+        let refused = proxies.as_array().is_some_and(|all| all.len() >= 11) && !text.contains("\"error\":\"");
+        if refused { Ok(()) } else { Err(text) }
+    });
+}
+
+/// The Envoy that `test.sh` fetches.
+fn envoy() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
+    let path = std::env::var_os("SKYSAIL_ENVOY")
+        .map(PathBuf::from)
+        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
+        .unwrap();
+    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
+    path
+}
