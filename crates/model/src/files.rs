@@ -2,7 +2,7 @@
 //! broken.
 //!
 //! Files lie in layers; an object of a higher layer takes the place of a lower one's in silence. Within a layer the
-//! first file in order wins and the other is reported. A new version of an object that is refused leaves the old one in
+//! last in order of the files' names wins, as with `kubectl apply -f FOLDER`, and the others are reported. A new version of an object that is refused leaves the old one in
 //! place, and so does a document that cannot be read at all: the mesh goes on with the last good state.
 
 use std::{
@@ -100,7 +100,7 @@ impl Files {
         changes
     }
 
-    /// The object that counts for a key: the highest layer's, and the first file's there.
+    /// The object that counts for a key: the highest layer's, and the last file's there.
     fn winner<'a>(
         &'a self,
         key: &ObjectKey,
@@ -110,22 +110,17 @@ impl Files {
         let others = self.files.iter().map(|((layer, path), file)| ((*layer, &**path), file));
         let having =
             others.chain([(place, file)]).filter_map(|(place, file)| Some((place, file.objects.get(key)?)));
-        having
-            .min_by(|((layer, path), _), ((other, rival), _)| other.cmp(layer).then(path.cmp(rival)))
-            .map(|(_, o)| o)
+        having.max_by_key(|(place, _)| *place).map(|(_, object)| object)
     }
 
     /// Objects that stand in several files of one layer.
     fn duplicates(&self) -> Vec<Diagnostic> {
-        let mut first: BTreeMap<(usize, &ObjectKey), &Origin> = BTreeMap::new();
+        let mut last: BTreeMap<(usize, &ObjectKey), &Origin> = BTreeMap::new();
         let mut diagnostics = Vec::new();
         for ((layer, _), file) in &self.files {
             for (key, (_, origin)) in &file.objects {
-                match first.get(&(*layer, key)) {
-                    Some(winner) => diagnostics.push(duplicate(key, origin, winner)),
-                    None => {
-                        first.insert((*layer, key), origin);
-                    }
+                if let Some(loser) = last.insert((*layer, key), origin) {
+                    diagnostics.push(duplicate(key, loser, origin));
                 }
             }
         }
@@ -139,11 +134,8 @@ impl File {
         let mut file = Self { diagnostics: parsed.diagnostics, ..Self::default() };
         for (object, origin) in parsed.objects {
             let key = object.key();
-            match file.objects.get(&key) {
-                Some((_, winner)) => file.diagnostics.push(duplicate(&key, &origin, winner)),
-                None => {
-                    file.objects.insert(key, (object, origin));
-                }
+            if let Some((_, loser)) = file.objects.insert(key.clone(), (object, origin.clone())) {
+                file.diagnostics.push(duplicate(&key, &loser, &origin));
             }
         }
         for (key, kept) in &before.objects {
@@ -158,10 +150,9 @@ impl File {
     }
 }
 
-fn duplicate(key: &ObjectKey, origin: &Origin, winner: &Origin) -> Diagnostic {
-    let message =
-        format!("stands a second time and is ignored here; the first is {}:{}", winner.file, winner.line);
-    Diagnostic::new(Severity::Error, &origin.file, origin.line, message)
+fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Diagnostic {
+    let message = format!("has no effect: {}:{} has it again, and the last counts", winner.file, winner.line);
+    Diagnostic::new(Severity::Warning, &loser.file, loser.line, message)
         .object(key)
         .remedy("remove one of them")
 }
@@ -208,15 +199,18 @@ mod tests {
     }
 
     #[test]
-    fn within_a_layer_the_first_file_wins_whatever_came_first() {
+    fn within_a_layer_the_last_file_wins_whatever_came_first() {
         let (world, files) = play(&[(0, "y", Some(rule("r", "b"))), (0, "x", Some(rule("r", "a")))]);
-        assert_eq!(hosts(&world), ["a"]);
+        assert_eq!(hosts(&world), ["b"]);
         let said = files.diagnostics();
         assert_eq!(said.len(), 1);
         assert_eq!(
             said[0].to_string(),
-            "y:1: error: DestinationRule default/r: stands a second time and is ignored here; the first is x:1; remove one of them"
+            "x:1: warning: DestinationRule default/r: has no effect: y:1 has it again, and the last counts; remove one of them"
         );
+        let (world, files) = play(&[(0, "x", Some(format!("{}---\n{}", rule("r", "a"), rule("r", "b"))))]);
+        assert_eq!(hosts(&world), ["b"]);
+        assert_eq!(files.diagnostics().len(), 1);
     }
 
     #[test]
