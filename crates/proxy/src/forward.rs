@@ -145,11 +145,11 @@ impl Story<'_> {
             }
         }
         match way.host {
-            Some(HostRewrite::Literal(host)) => self.head.set_authority(host),
+            Some(HostRewrite::Literal(host)) => self.rename_host(host),
             Some(HostRewrite::Header(name)) => {
                 let host = self.head.header(name).map(|value| String::from_utf8_lossy(value).into_owned());
                 if let Some(host) = host {
-                    self.head.set_authority(&host);
+                    self.rename_host(&host);
                 }
             }
             Some(HostRewrite::Auto) | None => {}
@@ -166,6 +166,15 @@ impl Story<'_> {
         }
     }
 
+    /// Gives the request another authority, and tells the upstream which one the client asked for.
+    fn rename_host(&mut self, host: &str) {
+        if !self.head.has("x-envoy-original-host") {
+            let original = self.head.authority().to_owned();
+            self.head.append("x-envoy-original-host", original.as_bytes());
+        }
+        self.head.set_authority(host);
+    }
+
     /// Tries until there is an answer to pass on, or no more tries. Says also whether the request is complete.
     async fn tries(
         &mut self,
@@ -177,6 +186,8 @@ impl Story<'_> {
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used.
         let mut fresh = way.upgrade;
+        // Counts the retry until it is over.
+        let mut _counted = None;
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
@@ -187,7 +198,7 @@ impl Story<'_> {
                 Avoid { hosts: &tried, attempts: avoided.map_or(0, |retry| retry.host_selection_attempts) };
             let host = pick::endpoint(self.worker, &way.pool, self.downstream.destination, avoid)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
-                self.head.set_authority(name);
+                self.rename_host(name);
             }
             let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
             let replayable = body.is_whole();
@@ -206,8 +217,10 @@ impl Story<'_> {
                 return attempt.map_err(|failure| failure.error);
             };
             let spent = self.told.attempts > retry.retries;
-            let counted = if spent { None } else { way.pool.retry() };
-            if counted.is_none() {
+            // The last one is over, and makes place for the next.
+            _counted = None;
+            _counted = if spent { None } else { way.pool.retry() };
+            if _counted.is_none() {
                 self.told.flags.insert(if spent { Flags::URX } else { Flags::UO });
                 return attempt.map_err(|failure| failure.error);
             }

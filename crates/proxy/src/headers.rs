@@ -103,6 +103,8 @@ pub fn receive(
     if !head.has("x-forwarded-proto") {
         head.append("x-forwarded-proto", if hop.tls { b"https" } else { b"http" });
     }
+    // The span name of the hop before, which ends here.
+    head.remove("x-envoy-decorator-operation");
     forward_client_cert(manager.client_cert.forward, hop, head);
     if manager.generate_request_id && !head.has("x-request-id") {
         head.append("x-request-id", &request_id(dice));

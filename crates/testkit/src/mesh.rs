@@ -19,11 +19,11 @@ use tempfile::TempDir;
 use crate::{load::Load, wait::eventually};
 
 /// How to start a mesh.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Setup {
     binary: PathBuf,
     /// Holds `config`, which the mesh runs, and `run`, where it keeps its files.
-    folder: TempDir,
+    folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
 }
@@ -82,7 +82,7 @@ impl Setup {
     fn empty(binary: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("skysail-test-").tempdir().unwrap();
         fs::create_dir(folder.path().join("run")).unwrap();
-        Self { binary: binary.into(), folder, arguments: Vec::new(), user: None }
+        Self { binary: binary.into(), folder: Arc::new(folder), arguments: Vec::new(), user: None }
     }
 
     fn config(&self) -> PathBuf {
@@ -265,6 +265,12 @@ impl Mesh {
     pub fn interrupt(mut self) -> Ended {
         self.signal(Signal::SIGINT);
         self.ended()
+    }
+
+    /// Starts the same once more, after it has ended.
+    pub fn again(&self) -> Mesh {
+        assert!(self.child.is_none(), "it still runs");
+        self.setup.clone().start()
     }
 
     /// Waits for it to end.
