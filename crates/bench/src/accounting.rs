@@ -52,14 +52,6 @@ pub(crate) fn cpu(pids: &[i32]) -> u64 {
     threads.filter_map(|thread| on_cpu(&fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
 }
 
-/// Nanoseconds on a CPU of one thread of this process.
-pub(crate) fn thread_cpu(tid: i32) -> u64 {
-    fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))
-        .ok()
-        .and_then(|text| on_cpu(&text))
-        .unwrap_or_default()
-}
-
 /// The memory of these processes together.
 pub(crate) fn memory(pids: &[i32]) -> Memory {
     let mut sum = Memory::default();

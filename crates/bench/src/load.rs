@@ -77,14 +77,8 @@ pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
 /// Applies the load; `tell` is called on this thread when the measured window begins and ends.
 pub(crate) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
     let mut generator = Generator::connect(load)?;
-    let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
-    // Edge-triggered, so each tick is told once and never has to be read.
-    let ticks = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-    generator.epoll.add(timer.as_fd(), EpollEvent::new(ticks, TIMER))?;
     let start = clock::now() + 50_000_000;
-    let period = clock::timespec(load.schedule.interval());
-    let first = Expiration::IntervalDelayed(clock::timespec(start), period);
-    timer.set(first, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    let timer = ticks(&generator.epoll, start, load.schedule)?;
     generator.start = start;
 
     let begin = start + nanoseconds(load.warmup);
@@ -121,11 +115,23 @@ pub(crate) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
             count => count?,
         };
         for event in &events[..count] {
-            if event.data() != TIMER {
+            if event.data() == TIMER {
+                timer.wait()?;
+            } else {
                 generator.ready(usize::try_from(event.data())?, event.events())?;
             }
         }
     }
+}
+
+/// A timer that wakes epoll whenever a request is due. It goes on only once each tick is read.
+fn ticks(epoll: &Epoll, start: u64, schedule: Schedule) -> anyhow::Result<TimerFd> {
+    let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+    epoll.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+    let period = clock::timespec(schedule.interval());
+    let first = Expiration::IntervalDelayed(clock::timespec(start), period);
+    timer.set(first, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    Ok(timer)
 }
 
 struct Generator<'a> {
@@ -370,6 +376,18 @@ mod tests {
             payload: 1024,
             warmup: Duration::from_millis(100),
             window: Duration::from_millis(400),
+        }
+    }
+
+    #[test]
+    fn the_timer_ticks_again_and_again() {
+        let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+        let timer = ticks(&epoll, clock::now(), Schedule::per_second(1_000)).unwrap();
+        for _ in 0..3 {
+            let mut events = [EpollEvent::empty(); 2];
+            assert_eq!(epoll.wait(&mut events, EpollTimeout::from(10_000_u16)), Ok(1));
+            assert_eq!(events[0].data(), TIMER);
+            timer.wait().unwrap();
         }
     }
 

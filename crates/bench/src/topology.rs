@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
-use nix::{sys::prctl, unistd::gettid};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -171,13 +170,6 @@ fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
     Ok(ports?.iter().map(SocketAddr::port).collect())
 }
 
-/// What the load's thread tells.
-enum Told {
-    /// Its number.
-    Thread(i32),
-    Moment(Moment),
-}
-
 /// The state of all parts at one moment.
 struct Sample {
     at: u64,
@@ -188,10 +180,10 @@ struct Sample {
 
 async fn observe(setup: &Setup, load: Load, parts: &[Running]) -> anyhow::Result<Measurement> {
     let families: Vec<Vec<i32>> = parts.iter().map(|part| accounting::family(part.pid())).collect();
-    let sample = |thread: i32| Sample {
+    let sample = |client: u64| Sample {
         at: clock::now(),
         cpu: families.iter().map(|pids| accounting::cpu(pids)).collect(),
-        client: accounting::thread_cpu(thread),
+        client,
         ticks: accounting::ticks(),
     };
     let (told, mut news) = mpsc::unbounded_channel();
@@ -200,18 +192,17 @@ async fn observe(setup: &Setup, load: Load, parts: &[Running]) -> anyhow::Result
         if realtime {
             child::set_realtime(child::PARTICIPANT)?;
         }
-        prctl::set_timerslack(1)?;
-        // Nobody listens any more when the benchmark is being ended.
-        let _ = told.send(Told::Thread(gettid().as_raw()));
-        load::drive(&load, |moment| drop(told.send(Told::Moment(moment))))
+        load::drive(&load, |moment| {
+            // Nobody listens any more when the benchmark is being ended.
+            let _ = told.send((moment, clock::thread_cpu()));
+        })
     })?;
-    let (mut thread, mut begin, mut end, mut memory) = (0, None, None, Vec::new());
-    while let Some(news) = news.recv().await {
-        match news {
-            Told::Thread(tid) => thread = tid,
-            Told::Moment(Moment::Begin) => begin = Some(sample(thread)),
-            Told::Moment(Moment::End) => {
-                end = Some(sample(thread));
+    let (mut begin, mut end, mut memory) = (None, None, Vec::new());
+    while let Some((moment, client)) = news.recv().await {
+        match moment {
+            Moment::Begin => begin = Some(sample(client)),
+            Moment::End => {
+                end = Some(sample(client));
                 memory = families.iter().map(|pids| accounting::memory(pids)).collect();
             }
         }
