@@ -1,0 +1,116 @@
+//! Editing the YAML of a mesh under load: it takes effect, and no request is lost.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use skysail_testkit::{Load, Mesh, Setup, eventually};
+
+const STOCK: &str = "http://stock.shop/";
+
+fn shop() -> Mesh {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml")).ready();
+    mesh.wait_status("front", STOCK, &[], 200);
+    mesh.wait_status("front", STOCK, &["-H", "x-want: v2"], 200);
+    mesh
+}
+
+fn load(mesh: &Mesh) -> Load {
+    let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300", "--count", "x-version"]);
+    load.wait_more(100);
+    load
+}
+
+#[test]
+fn new_weights_take_effect_and_lose_no_request() {
+    let mesh = shop();
+    let load = load(&mesh);
+    let text = fs::read_to_string(mesh.config().join("mesh.yaml")).unwrap();
+    let swapped = text.replace("weight: 100", "weight: X").replace("weight: 0", "weight: 100");
+    let swapped = swapped.replace("weight: X", "weight: 0");
+    let mut longest = Duration::ZERO;
+    for turn in 0..10 {
+        let (new, old) = if turn % 2 == 0 { ("v2", "v1") } else { ("v1", "v2") };
+        let text = if turn % 2 == 0 { &swapped } else { &text };
+        let before = load.report();
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        if turn < 5 {
+            mesh.put("mesh.yaml", text);
+        } else {
+            // Not every editor writes beside the file first.
+            fs::write(mesh.config().join("mesh.yaml"), text).unwrap();
+        }
+        load.wait("the new version answers", |now| now.count(new) >= before.count(new) + 50);
+        // Once nobody gets the old version any more, the last who got it tells how long the change took.
+        let after = eventually("the old version rests", || {
+            let first = load.report();
+            let second = load.wait_more(50);
+            if first.count(old) == second.count(old) { Ok(second) } else { Err(format!("{second:?}")) }
+        });
+        let last = Duration::from_micros(u64::try_from(after.values[old].last).unwrap());
+        longest = longest.max(last.saturating_sub(began));
+    }
+    load.finish().assert_all_good();
+    // Past the capture of test output: a figure to look at, no verdict.
+    writeln!(io::stderr(), "the slowest of 10 edits took effect after {longest:?}").unwrap();
+}
+
+#[test]
+fn replicas_come_and_go_without_a_lost_request() {
+    let mesh = shop();
+    let load = load(&mesh);
+    let scale = |from: u32, to: u32| {
+        mesh.edit(
+            "mesh.yaml",
+            &format!("replicas: {from} # stock-v1"),
+            &format!("replicas: {to} # stock-v1"),
+        );
+        let pods = usize::try_from(to).unwrap();
+        eventually("the pods are there", || match mesh.pods("stock-v1") {
+            counts if counts == (pods, pods) => Ok(()),
+            counts => Err(format!("{counts:?}")),
+        });
+    };
+    scale(1, 3);
+    eventually("a new pod answers", || {
+        let pods: Vec<_> =
+            (0..20).map(|_| mesh.call("front", STOCK, &[]).json()["pod"]["name"].clone()).collect();
+        if pods.iter().any(|pod| *pod != pods[0]) { Ok(()) } else { Err(format!("only {}", pods[0])) }
+    });
+    let three = names(&mesh);
+    scale(3, 1);
+    gone(&mesh, &three);
+    // A new template replaces every pod.
+    let one = names(&mesh);
+    mesh.edit("mesh.yaml", "image: registry.example/shop/stock,", "image: registry.example/shop/stock:2,");
+    eventually("the pod is another one", || {
+        let now = names(&mesh);
+        if now.len() == 1 && now != one { Ok(()) } else { Err(format!("{now:?}")) }
+    });
+    gone(&mesh, &one);
+    load.wait_more(100);
+    load.finish().assert_all_good();
+}
+
+/// The pods of stock-v1.
+fn names(mesh: &Mesh) -> Vec<String> {
+    let status = mesh.status();
+    let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == "stock-v1");
+    pods.map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until the pods that are no longer named have ended: their sidecars' last log lines say so.
+fn gone(mesh: &Mesh, before: &[String]) {
+    let now = names(mesh);
+    for name in before.iter().filter(|name| !now.contains(name)) {
+        let log = mesh.run_folder().join(format!("config/logs/shop/{name}/proxy.log"));
+        eventually("the pod has ended", || {
+            let text = fs::read_to_string(&log).unwrap();
+            if text.contains("drained") { Ok(()) } else { Err(text) }
+        });
+    }
+}

@@ -1,0 +1,96 @@
+//! When a mesh ends, however it ends, nothing of it is left: no process, no network link, no mount.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use nix::sys::signal::Signal;
+use skysail_testkit::{Mesh, Setup, eventually};
+
+fn shop(name: &str) -> Setup {
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"));
+    setup.with(&["--name", name])
+}
+
+#[test]
+fn nothing_is_left_after_ctrl_c() {
+    let links = links();
+    let mesh = shop("interrupted").ready();
+    let (namespaces, folder) = (namespaces(&mesh), mesh.run_folder());
+    let ended = mesh.interrupt();
+    assert!(ended.status.success() && ended.stdout.contains("healthy"), "{ended:?}");
+    all_gone(&namespaces);
+    assert_eq!(self::links(), links);
+    assert!(!folder.join("interrupted").exists());
+}
+
+#[test]
+fn nothing_is_left_after_a_crash() {
+    let links = links();
+    let mut mesh = shop("crashed").ready();
+    let namespaces = namespaces(&mesh);
+    mesh.signal(Signal::SIGKILL);
+    mesh.ended();
+    all_gone(&namespaces);
+    assert_eq!(self::links(), links);
+    // Its folder is there for whoever wants to know why, and in nobody's way.
+    let status = mesh.run(&["status"]);
+    assert!(String::from_utf8_lossy(&status.stderr).contains("no mesh is running"), "{status:?}");
+    let mesh = mesh.again();
+    mesh.wait_ready();
+    assert!(mesh.interrupt().status.success());
+}
+
+/// The PID and network namespaces of all processes that the mesh started.
+fn namespaces(mesh: &Mesh) -> BTreeSet<PathBuf> {
+    let own = BTreeSet::from(["pid", "net"].map(|kind| of("self", kind).unwrap()));
+    let mut found = BTreeSet::new();
+    let mut parents = BTreeSet::from([mesh.process().to_string()]);
+    // Parents have mostly lower numbers than children, but need not.
+    loop {
+        let known = parents.len();
+        for process in processes() {
+            if parent(&process).is_some_and(|parent| parents.contains(&parent)) {
+                found.extend(["pid", "net"].iter().filter_map(|kind| of(&process, kind)));
+                parents.insert(process);
+            }
+        }
+        if parents.len() == known {
+            break;
+        }
+    }
+    found.retain(|namespace| !own.contains(namespace));
+    // The mesh's own two, and a network for each of three pods.
+    assert!(found.len() >= 5, "{found:?}");
+    found
+}
+
+fn all_gone(namespaces: &BTreeSet<PathBuf>) {
+    eventually("every process of the mesh has ended", || {
+        let left = processes().filter(|process| {
+            ["pid", "net"].iter().any(|kind| of(process, kind).is_some_and(|it| namespaces.contains(&it)))
+        });
+        let left: Vec<String> = left.collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("processes {left:?} are left")) }
+    });
+}
+
+fn processes() -> impl Iterator<Item = String> {
+    let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn of(process: &str, kind: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()
+}
+
+fn parent(process: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    Some(status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().to_owned())
+}
+
+/// This machine's network links.
+fn links() -> BTreeSet<String> {
+    let entries = fs::read_dir("/sys/class/net").unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}

@@ -1,0 +1,80 @@
+//! What may fail without anybody noticing: the control plane, and the life of certificates.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use serde_json::Value;
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const STOCK: &str = "http://stock.shop/";
+
+fn shop(arguments: &[&str]) -> Mesh {
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"));
+    let mesh = setup.with(arguments).ready();
+    mesh.wait_status("front", STOCK, &[], 200);
+    mesh.wait_status("front", STOCK, &["-H", "x-want: v2"], 200);
+    mesh
+}
+
+#[test]
+fn the_control_plane_may_die_and_come_back() {
+    let mesh = shop(&[]);
+    let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300", "--count", "x-version"]);
+    load.wait_more(100);
+    for signal in ["KILL", "TERM", "KILL"] {
+        let old = mesh.status()["control"].clone();
+        let kill = mesh.run(&["exec", "front", "--", "sh", "-c", &format!("kill -{signal} {old}")]);
+        assert!(kill.status.success(), "{kill:?}");
+        load.wait_more(100);
+        eventually("another control plane runs", || match mesh.status()["control"].clone() {
+            Value::Null => Err("none runs".to_owned()),
+            new if new == old => Err("the old one runs".to_owned()),
+            _ => Ok(()),
+        });
+    }
+    // The new one knows its sidecars and they it: an edit arrives, and a pod made now gets its certificate.
+    mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 2 # stock-v1");
+    mesh.edit("mesh.yaml", "weight: 0", "weight: 50");
+    mesh.edit("mesh.yaml", "weight: 100", "weight: 50");
+    load.wait("the edit arrives", |report| report.count("v2") >= 50);
+    eventually("the new pod is ready", || match mesh.pods("stock-v1") {
+        (2, 2) => Ok(()),
+        counts => Err(format!("{counts:?}")),
+    });
+    load.finish().assert_all_good();
+}
+
+#[test]
+fn certificates_are_renewed_under_load() {
+    let mesh = shop(&["--control-arg=--cert-ttl=6s"]);
+    let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300"]);
+    let issued = || {
+        let log = mesh.run(&["logs", "control"]);
+        String::from_utf8_lossy(&log.stdout).matches("certificate issued").count()
+    };
+    // Three sidecars; after this many, none of them has one of its first two.
+    eventually("all certificates are renewed", || match issued() {
+        15.. => Ok(()),
+        count => Err(format!("{count} certificates")),
+    });
+    // The connections are older than the certificates. New pods on both sides make new ones with what there is now.
+    mesh.edit("mesh.yaml", "replicas: 1 # front", "replicas: 2 # front");
+    mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 2 # stock-v1");
+    for workload in ["front", "stock-v1"] {
+        eventually("the new pods are ready", || match mesh.pods(workload) {
+            (2, 2) => Ok(()),
+            counts => Err(format!("{counts:?}")),
+        });
+    }
+    let status = mesh.status();
+    let fronts = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == "front");
+    for front in fronts {
+        let name = front["name"].as_str().unwrap();
+        mesh.wait_status(name, STOCK, &[], 200);
+        for _ in 0..10 {
+            let answer = mesh.call(name, STOCK, &[]);
+            assert_eq!(answer.json()["caller"], "spiffe://cluster.local/ns/shop/sa/default", "{answer:?}");
+        }
+    }
+    load.wait_more(100);
+    load.finish().assert_all_good();
+}
