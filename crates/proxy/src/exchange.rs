@@ -11,6 +11,7 @@ use std::{
 };
 
 use crate::{
+    buffer::BLOCK,
     connection::Downstream,
     error::{Error, Kind},
     head::ResponseHead,
@@ -72,11 +73,16 @@ impl Deadlines {
         Self { timeout, try_timeout, request, idle_timeout, ..Self::default() }
     }
 
-    /// Starts the clocks that run from the end of the request.
-    pub(crate) fn start(&mut self, now: Instant) {
+    /// Starts the clock of the whole answer: the request is here, though it may still wait for a connection.
+    fn received(&mut self, now: Instant) {
         if self.answer.is_none() {
             self.answer = self.timeout.map(|timeout| now + timeout);
         }
+    }
+
+    /// Starts the clocks that run from the end of the request, once it is sent.
+    fn start(&mut self, now: Instant) {
+        self.received(now);
         self.this_try = self.try_timeout.map(|timeout| now + timeout);
     }
 
@@ -149,6 +155,9 @@ impl<'a> Client<'a> {
             if is_gone(cx, self.stream) {
                 return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
             }
+            if self.body.has_arrived(self.stream) {
+                self.deadlines.received(Instant::now());
+            }
             self.deadlines.poll(cx, self.timer, false, true).map(|kind| Err(Error::new(kind)))
         })
         .await
@@ -166,6 +175,14 @@ impl<'a> Client<'a> {
             let before = upstream.stream.received;
             self.poll_request(cx, &mut upstream.stream)?;
             loop {
+                // Interim answers are taken only as fast as the client takes them.
+                if self.stream.output.len() >= BLOCK {
+                    match self.stream.poll_flush(cx) {
+                        Poll::Pending => break,
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(_)) => return failed(Kind::DownstreamClosed),
+                    }
+                }
                 match scan.end(upstream.stream.input.bytes(), &RESPONSE_LIMITS) {
                     Err(_) => return failed(Kind::UpstreamProtocol),
                     Ok(Some(end)) => {

@@ -186,8 +186,6 @@ impl Story<'_> {
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used.
         let mut fresh = way.upgrade;
-        // Counts the retry until it is over.
-        let mut _counted = None;
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
@@ -218,9 +216,9 @@ impl Story<'_> {
             };
             let spent = self.told.attempts > retry.retries;
             // The last one is over, and makes place for the next.
-            _counted = None;
-            _counted = if spent { None } else { way.pool.retry() };
-            if _counted.is_none() {
+            self.told.retry = None;
+            self.told.retry = if spent { None } else { way.pool.retry() };
+            if self.told.retry.is_none() {
                 self.told.flags.insert(if spent { Flags::URX } else { Flags::UO });
                 return attempt.map_err(|failure| failure.error);
             }

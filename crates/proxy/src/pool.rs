@@ -48,8 +48,8 @@ pub(crate) struct Pool {
     hosts: RefCell<HashMap<SocketAddr, Rc<Host>>>,
     /// The cluster has been replaced or removed: connections end with the request they serve.
     gone: Cell<bool>,
-    /// Told when a connection or its place becomes free.
-    pub(crate) freed: Notify,
+    /// Told when there is a place for another connection, to whichever endpoint.
+    pub(crate) room: Notify,
 }
 
 /// One endpoint as this worker uses it.
@@ -57,9 +57,12 @@ pub(crate) struct Host {
     /// What the configuration says of it.
     pub(crate) endpoint: Arc<Endpoint>,
     idle: RefCell<Vec<Upstream>>,
+    /// Told when a connection becomes idle.
+    pub(crate) freed: Notify,
     gone: Cell<bool>,
     /// Requests under way.
     pub(crate) requests: Cell<u32>,
+    /// Connections open or about to be.
     connections: Cell<u32>,
     /// Figures for `/clusters`.
     pub(crate) totals: Totals,
@@ -107,9 +110,15 @@ pub(crate) struct Upstream {
     /// The peer remembers who we are, so it need not be told with every request.
     pub(crate) introduced: bool,
     pub(crate) local: Option<SocketAddr>,
+    idle_since: Instant,
+    place: Place,
+}
+
+/// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
+pub(crate) struct Place {
+    host: Rc<Host>,
     pool: Rc<Pool>,
     limited: bool,
-    idle_since: Instant,
 }
 
 /// No connection may be opened now: one must be waited for.
@@ -143,7 +152,7 @@ impl Clusters {
             pick: RefCell::default(),
             hosts: RefCell::default(),
             gone: Cell::new(false),
-            freed: Notify::new(),
+            room: Notify::new(),
         });
         used.insert(cluster.name.clone(), pool.clone());
         Some(pool)
@@ -199,6 +208,7 @@ impl Pool {
         let host = Rc::new(Host {
             endpoint: endpoint.clone(),
             idle: RefCell::default(),
+            freed: Notify::new(),
             gone: Cell::new(false),
             requests: Cell::new(0),
             connections: Cell::new(0),
@@ -239,57 +249,40 @@ impl Pool {
         }
     }
 
-    /// Whether another connection to this endpoint may be opened; counts it if so.
-    pub(crate) fn admit(&self, host: &Host) -> Result<bool, Full> {
-        let limits = &self.cluster.limits;
-        if limits.connections == u32::MAX {
-            return Ok(false);
+    /// A place for another connection to this endpoint, if one may be opened now.
+    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<Place, Full> {
+        let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
+        let limited = limit != u32::MAX;
+        if limited && !claim(used, limit) {
+            if host.connections.get() > 0 {
+                return Err(Full);
+            }
+            used.fetch_add(1, Relaxed);
         }
-        if claim(&self.cluster.usage.connections, limits.connections) {
-            return Ok(true);
-        }
-        if host.connections.get() == 0 {
-            self.cluster.usage.connections.fetch_add(1, Relaxed);
-            return Ok(true);
-        }
-        Err(Full)
+        host.connections.set(host.connections.get() + 1);
+        Ok(Place { host: host.clone(), pool: self.clone(), limited })
     }
 
-    /// Gives back what [`Self::admit`] counted, when the connection did not come about.
-    pub(crate) fn dismiss(&self, limited: bool) {
-        if limited {
-            self.cluster.usage.connections.fetch_sub(1, Relaxed);
-        }
-        self.freed.notify_one();
-    }
-
-    /// A new connection; `limited` is what [`Self::admit`] said.
+    /// A new connection, at the place that [`Self::admit`] gave.
     pub(crate) fn opened(
-        self: &Rc<Self>,
-        host: &Rc<Host>,
+        place: Place,
         stream: Stream,
         peer: Peer,
         config: Option<Arc<rustls::ClientConfig>>,
-        limited: bool,
     ) -> Upstream {
-        host.connections.set(host.connections.get() + 1);
-        bump(&host.totals.connections);
-        self.stats.cx_total.inc();
-        self.stats.cx_active.inc();
-        let local = stream.local_address();
-        let (host, pool) = (host.clone(), self.clone());
-        let idle_since = Instant::now();
+        bump(&place.host.totals.connections);
+        place.pool.stats.cx_total.inc();
+        place.pool.stats.cx_active.inc();
         Upstream {
+            local: stream.local_address(),
             stream,
-            host,
+            host: place.host.clone(),
             peer,
             config,
             served: 0,
             introduced: false,
-            local,
-            pool,
-            limited,
-            idle_since,
+            idle_since: Instant::now(),
+            place,
         }
     }
 
@@ -345,7 +338,7 @@ impl Pool {
         for host in self.hosts.borrow().values() {
             host.retire();
         }
-        self.freed.notify_waiters();
+        self.room.notify_waiters();
     }
 }
 
@@ -374,16 +367,16 @@ impl Upstream {
     /// Gives the connection back for another request, or closes it if it cannot serve one.
     pub(crate) fn give_back(mut self) {
         self.served += 1;
-        let most = self.pool.cluster.max_requests_per_connection.unwrap_or(u32::MAX);
-        let usable = !self.pool.gone.get() && !self.host.gone.get() && self.served < most;
+        let most = self.place.pool.cluster.max_requests_per_connection.unwrap_or(u32::MAX);
+        let usable = !self.place.pool.gone.get() && !self.host.gone.get() && self.served < most;
         if !usable || !self.stream.input.is_empty() || !self.stream.output.is_empty() {
             return;
         }
         self.stream.rest();
         self.idle_since = Instant::now();
-        let (host, pool) = (self.host.clone(), self.pool.clone());
+        let host = self.host.clone();
         host.idle.borrow_mut().push(self);
-        pool.freed.notify_one();
+        host.freed.notify_one();
     }
 
     /// Whether the peer may well have closed meanwhile, so that it is worth asking the kernel.
@@ -394,15 +387,23 @@ impl Upstream {
 
     /// The cluster it belongs to.
     pub(crate) fn pool(&self) -> &Rc<Pool> {
-        &self.pool
+        &self.place.pool
     }
 }
 
 impl Drop for Upstream {
     fn drop(&mut self) {
+        self.place.pool.stats.cx_active.dec();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
         self.host.connections.set(self.host.connections.get().saturating_sub(1));
-        self.pool.stats.cx_active.dec();
-        self.pool.dismiss(self.limited);
+        if self.limited {
+            self.pool.cluster.usage.connections.fetch_sub(1, Relaxed);
+            self.pool.room.notify_waiters();
+        }
     }
 }
 

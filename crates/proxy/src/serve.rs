@@ -5,7 +5,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::Poll,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     },
     story::Story,
     telemetry::{self, Record},
+    timer::earlier,
 };
 
 /// Serves a connection.
@@ -82,7 +83,8 @@ async fn next(
 ) -> Next {
     let limits = hop::limits(manager);
     let mut scan = Scan::default();
-    let mut deadline = None;
+    // Between requests a connection may idle for long, but a head that has begun must come to its end.
+    let (mut idle, mut begun) = (None, None);
     let Downstream { stream, timer, .. } = downstream;
     poll_fn(|cx| {
         loop {
@@ -113,10 +115,14 @@ async fn next(
                 return Poll::Ready(Next::End);
             }
         }
-        if deadline.is_none() {
-            deadline = manager.idle_timeout.map(|timeout| Instant::now() + timeout);
+        let after = |timeout: Option<Duration>| timeout.map(|timeout| Instant::now() + timeout);
+        if idle.is_none() {
+            idle = after(manager.idle_timeout);
         }
-        timer.poll(cx, deadline).map(|()| Next::End)
+        if begun.is_none() && !stream.input.is_empty() {
+            begun = after(earlier(manager.stream_idle_timeout, manager.request_timeout));
+        }
+        timer.poll(cx, earlier(idle, begun)).map(|()| Next::End)
     })
     .await
 }

@@ -214,7 +214,7 @@ impl Session {
             ready!(self.poll_more(tcp, cx))?;
             if self.rustls.wants_write() {
                 // An answer to a key update. If it cannot go now, it goes with the next data.
-                let _ = self.poll_flush(tcp, cx)?;
+                let _ = self.poll_flush(tcp, cx);
             }
         }
         let count = self.rustls.reader().read(input.spare())?;

@@ -6,8 +6,10 @@
 
 use std::{
     borrow::Cow,
+    future::poll_fn,
     net::IpAddr,
     rc::Rc,
+    task::Poll,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -36,7 +38,7 @@ use crate::{
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
     policy::{self, Subject, Tally, Verdict},
-    pool::{Busy, Host, Pool, Upstream, bump},
+    pool::{Busy, Counted, Host, Pool, Upstream, bump},
     route::{self, Found},
     telemetry::{self, Record},
 };
@@ -77,6 +79,8 @@ pub(crate) struct Told<'a> {
     pub(crate) upstream: Option<Upstream>,
     /// Counts the request at its upstream until it is over.
     pub(crate) busy: Option<Busy>,
+    /// Counts the retry until it is over.
+    pub(crate) retry: Option<Counted>,
     /// The upstream connection is good for another request.
     pub(crate) reusable: bool,
     /// The client's sidecar wants to know who we are.
@@ -119,7 +123,7 @@ impl<'a> Story<'a> {
         if let Err(error) = self.serve(&mut body, connection.upgrade).await {
             self.fail(&error, &mut body).await;
         }
-        self.told.received = body.bytes;
+        self.told.received += body.bytes;
         self.report();
         if let Some(upstream) = self.told.upstream.take()
             && self.told.reusable
@@ -341,10 +345,18 @@ impl<'a> Story<'a> {
             self.told.sent = content.len() as u64;
         }
         self.told.status = self.response.status();
-        self.downstream.stream.flush().await.map_err(|_| {
-            self.keep = false;
-            Error::new(Kind::DownstreamClosed).after_response_started()
-        })
+        let Downstream { stream, timer, .. } = &mut *self.downstream;
+        let deadline = self.manager.stream_idle_timeout.map(|timeout| Instant::now() + timeout);
+        let written = poll_fn(|cx| match stream.poll_flush(cx) {
+            Poll::Ready(result) => Poll::Ready(result.is_ok()),
+            // A client that reads nothing gets no more time than while a request is under way.
+            Poll::Pending => timer.poll(cx, deadline).map(|()| false),
+        });
+        if written.await {
+            return Ok(());
+        }
+        self.keep = false;
+        Err(Error::new(Kind::DownstreamClosed).after_response_started())
     }
 
     /// Header operations on the answer, in Envoy's order.

@@ -52,6 +52,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy:
             return;
         }
     };
+    // A connection may last long, and needs no more of the configuration it began with.
+    downstream.snapshot = Rc::default();
     let mut counted = (0, 0);
     let mut tunnel = Tunnel::default();
     let greeting = &worker.shared.local.greeting;
@@ -244,14 +246,21 @@ impl Tunnel {
 impl Way {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
-            ready!(to.poll_flush(cx))?;
+            if ready!(to.poll_flush(cx)).is_err() {
+                // Nothing more gets there, but what came from there may still be on its way.
+                to.output.clear();
+                self.state = State::Done;
+            }
+            if self.state == State::Done {
+                return Poll::Ready(Ok(()));
+            }
             if !self.greet(from)? && !from.input.is_empty() {
                 // Blocks change hands; nothing is copied.
                 std::mem::swap(&mut to.output, &mut from.input);
                 continue;
             }
             match self.state {
-                State::Done => return Poll::Ready(Ok(())),
+                State::Done => {}
                 State::Ending => {
                     ready!(to.poll_shutdown(cx))?;
                     self.state = State::Done;

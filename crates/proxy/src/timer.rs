@@ -39,8 +39,8 @@ impl Timer {
     }
 }
 
-/// The earlier of two deadlines that may not be there.
-pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+/// The lesser of two deadlines, or of two times, that may not be there.
+pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -16,7 +16,7 @@ use crate::{
     context::Shared,
     error::{Error, Kind},
     peer::Peer,
-    pool::{Full, Host, Pool, Upstream, bump},
+    pool::{Full, Host, Place, Pool, Upstream, bump},
     socket::Stream,
 };
 
@@ -46,15 +46,18 @@ pub(crate) async fn get(
     let config = client_config(host.endpoint.tls.as_deref(), offer)?;
     let mut waiting = None;
     loop {
-        let freed = pool.freed.notified();
+        let (freed, room) = (host.freed.notified(), pool.room.notified());
         match pool.admit(host) {
-            Ok(limited) => return open(pool, host, config, shared, limited).await,
+            Ok(place) => return open(pool, host, config, shared, place).await,
             Err(Full) if waiting.is_none() => {
                 waiting = Some(pool.pending().ok_or_else(|| Error::new(Kind::Overflow))?);
             }
             Err(Full) => {}
         }
-        freed.await;
+        tokio::select! {
+            () = freed => {}
+            () = room => {}
+        }
         if let Some(upstream) = pool.take(host, config.as_ref()).filter(|_| !fresh) {
             return Ok(upstream);
         }
@@ -66,17 +69,11 @@ async fn open(
     host: &Rc<Host>,
     config: Option<Arc<rustls::ClientConfig>>,
     shared: &Shared,
-    limited: bool,
+    place: Place,
 ) -> Result<Upstream, Error> {
-    // Counted until it is a connection, also if the caller stops waiting.
-    let admitted = Admitted { pool, limited, done: false };
     let connect = establish(&host.endpoint, config.clone(), pool.cluster.source, shared);
     let result = match tokio::time::timeout(pool.cluster.connect_timeout, connect).await {
-        Ok(Ok((stream, peer))) => {
-            let upstream = pool.opened(host, stream, peer, config, limited);
-            admitted.keep();
-            return Ok(upstream);
-        }
+        Ok(Ok((stream, peer))) => return Ok(Pool::opened(place, stream, peer, config)),
         Ok(Err(error)) => error,
         Err(_) => Error::new(Kind::ConnectTimeout),
     };
@@ -86,26 +83,6 @@ async fn open(
         pool.stats.cx_connect_timeout.inc();
     }
     Err(result)
-}
-
-struct Admitted<'a> {
-    pool: &'a Rc<Pool>,
-    limited: bool,
-    done: bool,
-}
-
-impl Admitted<'_> {
-    fn keep(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Admitted<'_> {
-    fn drop(&mut self) {
-        if !self.done {
-            self.pool.dismiss(self.limited);
-        }
-    }
 }
 
 async fn establish(

@@ -433,3 +433,169 @@ async fn limits_of_a_cluster_hold() {
     assert_eq!(waiting.message().await.1, "ok");
     assert_eq!(proxy.workers().clusters().await[0].connections_total, 1);
 }
+
+#[tokio::test]
+async fn limits_hold_in_a_burst() {
+    let go = Arc::new(Notify::new());
+    let wait = go.clone();
+    let upstream = server(move |_, mut client: Client| {
+        let wait = wait.clone();
+        async move {
+            client.message().await;
+            wait.notified().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            client.rest().await;
+        }
+    })
+    .await;
+    let mut limited = cluster(&[upstream], None);
+    limited.limits.connections = 1;
+    limited.limits.pending = 0;
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![limited]).await;
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        clients.push(proxy.connect().await);
+    }
+    for client in &mut clients {
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    }
+    // While the first still waits for its connection, the others are many already.
+    let mut answers: tokio::task::JoinSet<_> =
+        clients.into_iter().map(|mut client| async move { client.message().await.0 }).collect();
+    for _ in 0..9 {
+        let head = within(answers.join_next()).await.unwrap().unwrap();
+        assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+    }
+    go.notify_one();
+    assert!(within(answers.join_next()).await.unwrap().unwrap().starts_with("HTTP/1.1 200 "));
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 1);
+}
+
+#[tokio::test]
+async fn who_waits_is_told_of_the_endpoint_it_waits_for() {
+    let (tell, mut arrived) = tokio::sync::mpsc::unbounded_channel();
+    let serve = move |name: &'static str, answers: bool| {
+        let tell = tell.clone();
+        move |_, mut client: Client| {
+            let tell = tell.clone();
+            async move {
+                loop {
+                    let mut first = [0];
+                    if !matches!(client.stream.peek(&mut first).await, Ok(1)) {
+                        return;
+                    }
+                    client.message().await;
+                    let (answer, go) = tokio::sync::oneshot::channel::<()>();
+                    let _ = tell.send((name, answer));
+                    if !answers || go.await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na").await;
+                }
+            }
+        }
+    };
+    let endpoints = [server(serve("a", true)).await, server(serve("b", false)).await];
+    let mut limited = cluster(&endpoints, None);
+    limited.limits.connections = 1;
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![limited]).await;
+    let mut clients = Vec::new();
+    let mut go = Vec::new();
+    // Two requests under way, one at each endpoint; behind each, by turns, two that wait.
+    for _ in 0..2 {
+        let mut client = proxy.connect().await;
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        go.push(within(arrived.recv()).await.unwrap());
+        clients.push(client);
+    }
+    for _ in 0..4 {
+        let mut client = proxy.connect().await;
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        clients.push(client);
+    }
+    // Endpoint b never answers, which must not hold up those who wait for a.
+    let mut next = go.into_iter().find(|(name, _)| *name == "a").unwrap().1;
+    for _ in 0..2 {
+        next.send(()).unwrap();
+        next = within(arrived.recv()).await.unwrap().1;
+    }
+    next.send(()).unwrap();
+    let mut answers: tokio::task::JoinSet<_> =
+        clients.into_iter().map(|mut client| async move { client.message().await.1 }).collect();
+    for _ in 0..3 {
+        assert_eq!(within(answers.join_next()).await.unwrap().unwrap(), "a");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_is_not_waited_for() {
+    let terminal = http(|manager, _| manager.stream_idle_timeout = Some(Duration::from_millis(50)));
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ").await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn interim_answers_come_only_as_fast_as_they_are_read() {
+    let upstream = server(|_, mut client| async move {
+        client.message().await;
+        let interim = "HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n".repeat(1_000);
+        for _ in 0..50 {
+            client.send(&interim).await;
+        }
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let mut interim = 0;
+    loop {
+        let head = client.head().await;
+        if head.starts_with("HTTP/1.1 200 ") {
+            break;
+        }
+        assert!(head.starts_with("HTTP/1.1 103 "), "{head}");
+        interim += 1;
+    }
+    assert_eq!(interim, 50_000);
+    assert_eq!(client.exactly(2).await, "ok");
+}
+
+#[tokio::test]
+async fn a_retry_counts_until_it_is_answered() {
+    let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, wait) = (arrived.clone(), go.clone());
+    let upstream = server(move |_, mut client: Client| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            let (head, _) = client.message().await;
+            if head.contains("x-envoy-attempt-count: 1\r\n") {
+                client.send("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").await;
+            } else {
+                tell.notify_one();
+                wait.notified().await;
+                client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+            }
+        }
+    })
+    .await;
+    let mut limited = cluster(&[upstream], None);
+    limited.limits.retries = 1;
+    let terminal = http(|_, forward| forward.retry = Some(retries(1)));
+    let proxy = Proxy::start(listener(terminal, None), vec![limited]).await;
+    let (mut first, mut second) = (proxy.connect().await, proxy.connect().await);
+    first.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    within(arrived.notified()).await;
+    second.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(second.head().await.starts_with("HTTP/1.1 503 "));
+    go.notify_one();
+    assert!(first.head().await.starts_with("HTTP/1.1 200 "));
+    // Now there is place for another.
+    second.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    within(arrived.notified()).await;
+    go.notify_one();
+    assert!(second.head().await.starts_with("HTTP/1.1 200 "));
+}

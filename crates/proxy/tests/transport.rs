@@ -244,3 +244,25 @@ async fn listeners_that_cannot_be_bound_are_named() {
         errors[0]
     );
 }
+
+#[tokio::test]
+async fn a_route_s_timeout_holds_while_connecting() {
+    // Accepts connections, but never answers a handshake.
+    let silent = server(|_, mut client| async move { drop(client.rest().await) }).await;
+    let mesh = Mesh::new();
+    let terminal = http(|_, forward| forward.timeout = Some(Duration::from_millis(50)));
+    let tls = mesh.client("client", "server");
+    let mut slow = cluster(&[silent], Some(&tls));
+    slow.connect_timeout = Duration::from_secs(600);
+    let proxy = Proxy::start(listener(terminal, None), vec![slow]).await;
+    for request in
+        ["GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"]
+    {
+        let mut client = proxy.connect().await;
+        client.send(request).await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 504 "), "{head}");
+        assert_eq!(body, "upstream request timeout");
+    }
+    assert_eq!(proxy.workers().clusters().await[0].connections, 0);
+}

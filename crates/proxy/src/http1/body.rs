@@ -63,6 +63,15 @@ impl Decoder {
         self.state == State::End
     }
 
+    /// How many bytes of content are still to come, if that is known.
+    pub fn left(&self) -> Option<u64> {
+        match self.state {
+            State::End => Some(0),
+            State::Length(left) => Some(left),
+            _ => None,
+        }
+    }
+
     /// Says that the connection has ended; true if the body may end so.
     pub fn close(&mut self) -> bool {
         if self.state == State::UntilClose {

@@ -20,6 +20,8 @@ pub(crate) struct Flow {
     pub(crate) bytes: u64,
     /// All that was written so far, to be written again; `None` once it is too much.
     kept: Option<Vec<u8>>,
+    /// Some of it cannot be written again.
+    lost: bool,
     ended: bool,
 }
 
@@ -39,12 +41,17 @@ impl Flow {
     pub(crate) fn new(from: Framing, to: Framing, limits: Limits, keep: bool) -> Self {
         let decoder = Decoder::new(from);
         let ended = decoder.is_done();
-        Self { decoder, framing: to, limits, bytes: 0, kept: keep.then(Vec::new), ended }
+        Self { decoder, framing: to, limits, bytes: 0, kept: keep.then(Vec::new), lost: false, ended }
     }
 
     /// Whether all of the body has been read and handed to the receiver's output.
     pub(crate) fn is_read(&self) -> bool {
         self.ended
+    }
+
+    /// Whether all of the body is here, be it handed on or waiting in the sender's input.
+    pub(crate) fn has_arrived(&self, from: &Stream) -> bool {
+        self.ended || self.decoder.left().is_some_and(|left| left <= from.input.len() as u64)
     }
 
     /// What was written so far, if it is all still there.
@@ -54,7 +61,7 @@ impl Flow {
 
     /// Whether all that was taken of the body so far could be sent again.
     pub(crate) fn is_whole(&self) -> bool {
-        self.kept.is_some() || self.bytes == 0
+        !self.lost
     }
 
     /// How it goes out.
@@ -64,7 +71,7 @@ impl Flow {
 
     /// Stops keeping what is written.
     pub(crate) fn forget(&mut self) {
-        self.kept = None;
+        self.lost |= self.kept.take().is_some();
     }
 
     /// Moves what can be moved; ready when the kernel has the whole body (and whatever else was in the output).
@@ -135,6 +142,7 @@ impl Flow {
         if let Some(kept) = &mut self.kept {
             if kept.len() + written.len() > KEPT {
                 self.kept = None;
+                self.lost = true;
             } else {
                 kept.extend_from_slice(written);
             }
