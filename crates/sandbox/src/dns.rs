@@ -13,7 +13,7 @@ use std::{
 };
 
 use hickory_proto::{
-    op::{Message, OpCode, ResponseCode},
+    op::{Message, MessageType, OpCode, ResponseCode},
     rr::{
         Name, RData, Record, RecordType,
         rdata::{A, CNAME},
@@ -32,6 +32,8 @@ const TTL: u32 = 5;
 const LONGEST_UDP: usize = 512;
 /// A TCP client that says nothing for this long is let go.
 const IDLE: Duration = Duration::from_secs(10);
+/// After a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,18 @@ impl Table {
     /// Replaces all names.
     pub(crate) fn replace(&self, names: Names) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    /// The reply to a message, cut short if it is longer than this; the client then asks again by TCP. What is no
+    /// question gets none, or two servers could talk forever.
+    pub(crate) fn reply(&self, message: &[u8], longest: usize) -> Option<Vec<u8>> {
+        let request = Message::from_vec(message).ok()?;
+        if request.metadata.message_type != MessageType::Query {
+            return None;
+        }
+        let response = self.answer(&request);
+        let bytes = response.to_vec().ok()?;
+        if bytes.len() > longest { response.truncate().to_vec().ok() } else { Some(bytes) }
     }
 
     fn answer(&self, request: &Message) -> Message {
@@ -115,13 +129,7 @@ async fn serve_udp(socket: UdpSocket, table: &Table) -> io::Result<()> {
     let mut buffer = [0; 4096];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).await?;
-        let Ok(request) = Message::from_vec(&buffer[..length]) else { continue };
-        let response = table.answer(&request);
-        let Ok(mut bytes) = response.to_vec() else { continue };
-        if bytes.len() > LONGEST_UDP {
-            // The client then asks again by TCP.
-            bytes = response.truncate().to_vec().unwrap_or_default();
-        }
+        let Some(bytes) = table.reply(&buffer[..length], LONGEST_UDP) else { continue };
         // A client that is gone is no reason to stop.
         let _ = socket.send_to(&bytes, from).await;
     }
@@ -129,7 +137,11 @@ async fn serve_udp(socket: UdpSocket, table: &Table) -> io::Result<()> {
 
 async fn serve_tcp(listener: TcpListener, table: &Table) -> io::Result<()> {
     loop {
-        let (stream, _) = listener.accept().await?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // A client that left at once, or no file descriptor free; other names are still asked for.
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
         let table = table.clone();
         tokio::spawn(async move {
             let _ = serve_stream(stream, &table).await;
@@ -142,8 +154,7 @@ async fn serve_stream(mut stream: TcpStream, table: &Table) -> io::Result<()> {
         let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
         let mut bytes = vec![0; usize::from(length)];
         tokio::time::timeout(IDLE, stream.read_exact(&mut bytes)).await??;
-        let request = Message::from_vec(&bytes).map_err(io::Error::other)?;
-        let answer = table.answer(&request).to_vec().map_err(io::Error::other)?;
+        let Some(answer) = table.reply(&bytes, usize::from(u16::MAX)) else { return Ok(()) };
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
         stream.write_all(&[&length.to_be_bytes(), answer.as_slice()].concat()).await?;
     }
@@ -180,5 +191,21 @@ mod tests {
         let code = |name| ask(&table, name, RecordType::A).metadata.response_code;
         assert_eq!(code("c.default.svc.cluster.local."), ResponseCode::NXDomain);
         assert_eq!(code("example.com."), ResponseCode::Refused);
+    }
+
+    #[test]
+    fn answers_are_not_answered_and_long_ones_are_cut() {
+        let table = Table::default();
+        let many = (0..100).map(|host| Ipv4Addr::new(10, 0, 0, host)).collect();
+        table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]));
+        let mut message = Message::query();
+        message.add_query(Query::query(Name::from_ascii("a.cluster.local.").unwrap(), RecordType::A));
+        let question = message.to_vec().unwrap();
+        let cut = Message::from_vec(&table.reply(&question, LONGEST_UDP).unwrap()).unwrap();
+        assert!(cut.metadata.truncation && cut.answers.is_empty());
+        let whole = table.reply(&question, usize::from(u16::MAX)).unwrap();
+        assert_eq!(Message::from_vec(&whole).unwrap().answers.len(), 100);
+        assert_eq!(table.reply(&whole, LONGEST_UDP), None);
+        assert_eq!(table.reply(b"", LONGEST_UDP), None);
     }
 }

@@ -9,6 +9,8 @@ mod dns;
 pub mod echo;
 pub mod enter;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod http;
 pub mod isolate;
 mod links;

@@ -12,6 +12,8 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 const MAX_NODES: usize = 1_000_000;
 /// Deeper than anything people write, and far less than a stack holds.
 const MAX_DEPTH: usize = 100;
+/// More keys than people give one mapping; each new one is compared with all before.
+const MAX_KEYS: usize = 10_000;
 
 /// A value and the line it starts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,9 +191,14 @@ fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, 
             }
         }
         Event::Alias(anchor) => {
-            let Some(node) = tree.anchors.get(&anchor).cloned() else {
+            let Some(node) = tree.anchors.get(&anchor) else {
                 return Err(tree.error(line, "an alias (`*name`) without its anchor (`&name`)"));
             };
+            // Each level of aliases may add a whole depth to the one before.
+            if tree.open.len() + depth(node) > MAX_DEPTH {
+                return Err(tree.too_deep(line));
+            }
+            let node = node.clone();
             tree.nodes += count(&node);
             tree.close(node, 0)?;
         }
@@ -215,7 +222,7 @@ impl Tree {
 
     fn open(&mut self, line: u32, anchor: usize, items: Items) -> Result<(), SyntaxError> {
         if self.open.len() >= MAX_DEPTH {
-            return Err(self.error(line, format!("lists and mappings nested more than {MAX_DEPTH} deep")));
+            return Err(self.too_deep(line));
         }
         self.open.push(Open { line, anchor, items });
         Ok(())
@@ -223,7 +230,8 @@ impl Tree {
 
     /// Puts a whole node where it belongs.
     fn close(&mut self, node: Node, anchor: usize) -> Result<(), SyntaxError> {
-        self.nodes += 1;
+        // What has an anchor is kept a second time, with all that is in it.
+        self.nodes += if anchor > 0 { count(&node) } else { 1 };
         if self.nodes > MAX_NODES {
             return Err(self.error(node.line, format!("more than {MAX_NODES} values in one document")));
         }
@@ -243,6 +251,9 @@ impl Tree {
             }
             Some(Items::Map(entries, key)) => {
                 let Some((key, line)) = key.take() else { return Ok(()) };
+                if entries.len() >= MAX_KEYS {
+                    return Err(self.error(line, format!("more than {MAX_KEYS} keys in one mapping")));
+                }
                 match entries.iter().find(|entry| entry.key == key && key != "<<") {
                     Some(first) => self.duplicates.push((super::join(&path, &key), line, first.line)),
                     None => entries.push(Entry { key, line, value: node }),
@@ -271,6 +282,10 @@ impl Tree {
         SyntaxError { line: self.before + line, message, cut_off: false, index: Some(error.marker().index()) }
     }
 
+    fn too_deep(&self, line: u32) -> SyntaxError {
+        self.error(line, format!("lists and mappings nested more than {MAX_DEPTH} deep"))
+    }
+
     fn error(&self, line: u32, message: impl Into<String>) -> SyntaxError {
         SyntaxError { line, message: message.into(), cut_off: false, index: None }
     }
@@ -280,6 +295,15 @@ fn count(node: &Node) -> usize {
     1 + match &node.value {
         Value::List(nodes) => nodes.iter().map(count).sum(),
         Value::Map(entries) => entries.iter().map(|entry| count(&entry.value)).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+/// How many lists and mappings are within each other.
+fn depth(node: &Node) -> usize {
+    match &node.value {
+        Value::List(nodes) => 1 + nodes.iter().map(depth).max().unwrap_or(0),
+        Value::Map(entries) => 1 + entries.iter().map(|entry| depth(&entry.value)).max().unwrap_or(0),
         _ => 0,
     }
 }
@@ -331,7 +355,9 @@ fn plain(text: &str) -> Value {
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     let radix = |prefix: &str, radix| {
-        digits.strip_prefix(prefix).and_then(|hex| i128::from_str_radix(hex, radix).ok())
+        // The sign stands before the prefix; the parser would take another.
+        let number = digits.strip_prefix(prefix).filter(|number| !number.starts_with(['-', '+']));
+        number.and_then(|number| i128::from_str_radix(number, radix).ok())
     };
     if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)) {
         return Value::Int(if text.starts_with('-') { -number } else { number });
@@ -385,6 +411,9 @@ mod tests {
         let value = |text: &str| plain(text);
         assert_eq!(value("1"), Value::Int(1));
         assert_eq!(value("-0x10"), Value::Int(-16));
+        for odd in ["0x-10", "-0x-80000000000000000000000000000000", "0o+7"] {
+            assert_eq!(value(odd), Value::Text(odd.into(), false));
+        }
         assert_eq!(value("1.5"), Value::Float(1.5));
         assert_eq!(value("1e3"), Value::Float(1000.0));
         assert_eq!(value("yes"), Value::Bool(true));
@@ -413,5 +442,18 @@ mod tests {
         }
         assert!(roots(&bomb)[0].is_err());
         assert!(roots(&"[".repeat(5000))[0].is_err());
+        // Each alias adds its depth to the one before.
+        let mut deep = String::from("a0: &a0 x\n");
+        for level in 1..200 {
+            let (open, close) = ("[".repeat(40), "]".repeat(40));
+            deep.push_str(&format!("a{level}: &a{level} {open}*a{}{close}\n", level - 1));
+        }
+        assert!(roots(&deep)[0].is_err());
+        // Each anchor keeps all that is in it.
+        let anchors: String = (0..90).map(|level| format!("&b{level} [")).collect();
+        let kept = format!("{anchors}{}{}", "x, ".repeat(20_000), "]".repeat(90));
+        assert!(roots(&kept)[0].is_err());
+        let keys: String = (0..10_001).map(|key| format!("k{key}: 1\n")).collect();
+        assert!(roots(&keys)[0].is_err());
     }
 }
