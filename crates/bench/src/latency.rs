@@ -105,7 +105,9 @@ struct Turn {
 const OVERHEAD: Duration = Duration::from_millis(1_300);
 
 /// Measures, writes the result file and prints the result.
-pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
+    keep_first(&mut args.peers);
+    keep_first(&mut args.connections);
     ensure!(
         accounting::available(),
         "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
@@ -229,6 +231,17 @@ fn plan(args: &Args, peers: &[Peer]) -> Vec<Turn> {
         }
     }
     turns
+}
+
+/// Drops what was given before: a turn is known by its settings.
+fn keep_first<T: PartialEq>(values: &mut Vec<T>) {
+    let mut kept = Vec::with_capacity(values.len());
+    for value in values.drain(..) {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    *values = kept;
 }
 
 fn short(measurement: &Measurement) -> String {
@@ -387,6 +400,13 @@ mod tests {
         assert_eq!(args.connections, [2, 4, 8, 16, 32, 64]);
         assert_eq!(args.topologies, Topology::ALL);
         assert_eq!((args.qps, args.payload, args.rounds), (1_000, 1_024, 3));
+    }
+
+    #[test]
+    fn what_is_given_twice_counts_once() {
+        let mut connections = vec![4, 2, 4, 4, 8];
+        keep_first(&mut connections);
+        assert_eq!(connections, [4, 2, 8]);
     }
 
     #[test]

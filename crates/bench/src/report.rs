@@ -261,11 +261,11 @@ const COLUMNS: [(&str, &str, f64, usize); 12] = [
     ("P99.9", "latency_p99_9_us", 1.0, 0),
     ("added P50", "added_p50_us", 1.0, 0),
     ("added P99", "added_p99_us", 1.0, 0),
-    ("CPU µs/request: proxies", "cpu_proxies_us_per_request", 1.0, 1),
-    ("client + server", "cpu_ends_us_per_request", 1.0, 1),
-    ("RSS MB: client's proxy", "rss_client_proxy_kb", 1024.0, 1),
-    ("server's proxy", "rss_server_proxy_kb", 1024.0, 1),
-    ("PSS MB: server's proxy", "pss_server_proxy_kb", 1024.0, 1),
+    ("CPU µs/request, proxies", "cpu_proxies_us_per_request", 1.0, 1),
+    ("CPU, client + server", "cpu_ends_us_per_request", 1.0, 1),
+    ("RSS MB, client's proxy", "rss_client_proxy_kb", 1024.0, 1),
+    ("RSS MB, server's proxy", "rss_server_proxy_kb", 1024.0, 1),
+    ("PSS MB, server's proxy", "pss_server_proxy_kb", 1024.0, 1),
     ("others' CPUs", "other_cpus", 1.0, 2),
 ];
 
