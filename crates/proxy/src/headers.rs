@@ -21,12 +21,12 @@ pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'
         let value = value_of(op, &Context { record, request: Some(head), response: None });
         match (op, &value) {
             (HeaderOp::Set(name, _) | HeaderOp::Append(name, _), Some(value))
-                if matches!(&**name, ":authority" | "host") =>
+                if matches!(&**name, ":authority" | "host") && !value.is_empty() =>
             {
-                head.set_authority(&String::from_utf8_lossy(value));
+                head.set_authority(&without_spaces(value));
             }
-            (HeaderOp::Set(name, _), Some(value)) if &**name == ":path" => {
-                head.set_path(&String::from_utf8_lossy(value));
+            (HeaderOp::Set(name, _), Some(value)) if &**name == ":path" && !value.is_empty() => {
+                head.set_path(&without_spaces(value));
             }
             _ => apply(op, value.as_deref(), head),
         }
@@ -56,7 +56,14 @@ fn value_of(op: &HeaderOp, context: &Context<'_>) -> Option<Vec<u8>> {
     };
     let mut value = Vec::new();
     format::write(format, context, b"", &mut value);
+    // Names in certificates may hold anything; in a head, a line's end would begin another field.
+    value.retain(|b| !b.is_ascii_control() || *b == b'\t');
     Some(value)
+}
+
+/// A space in a request's line would end the target there.
+fn without_spaces(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).replace([' ', '\t'], "%20")
 }
 
 /// An empty value adds nothing, as in Envoy.

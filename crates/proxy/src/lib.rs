@@ -17,6 +17,8 @@ pub mod error;
 pub(crate) mod exchange;
 pub mod fault;
 pub(crate) mod forward;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod head;
 pub mod headers;
 pub(crate) mod hop;

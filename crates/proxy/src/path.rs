@@ -93,7 +93,7 @@ fn canonical(path: &str) -> Option<String> {
             b'/' | b'\\' => end_segment(&mut new),
             b'%' => match escaped(rest) {
                 Some(0) => return None,
-                Some(plain) if is_unreserved(plain) => {
+                Some(plain) if is_unreserved(plain) && !completes_escape(&new, plain) => {
                     rest = &rest[2..];
                     new.push(plain);
                 }
@@ -105,6 +105,17 @@ fn canonical(path: &str) -> Option<String> {
     }
     resolve_last(&mut new);
     String::from_utf8(new).ok()
+}
+
+/// Whether a digit would make an escape of a percent sign that stands by itself: `%%32e` must not become `%2e`,
+/// which the upstream may read as a dot that nobody here has seen.
+fn completes_escape(path: &[u8], digit: u8) -> bool {
+    let stray = match path {
+        [.., b'%'] => true,
+        [.., b'%', first] => first.is_ascii_hexdigit(),
+        _ => false,
+    };
+    stray && digit.is_ascii_hexdigit()
 }
 
 /// A slash ends a segment; one of dots takes effect.
@@ -183,6 +194,9 @@ mod tests {
             ("/...", "/..."),
             ("/.a/b.", "/.a/b."),
             ("/a b", "/a%20b"),
+            ("/%%32e%%32e/a", "/%%32e%%32e/a"),
+            ("/%2%65%2%45/a", "/%2%65%2%45/a"),
+            ("/%252e/%zz%61", "/%252e/%zza"),
         ];
         for (path, expected) in table {
             assert_eq!(canonical(path).as_deref(), Some(expected), "{path}");

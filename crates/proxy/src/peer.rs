@@ -127,6 +127,8 @@ impl Peer {
                 let _ = write!(text, ";DNS={}", quoted(name));
             }
         }
+        // Names in certificates may hold anything; a line's end would begin another header.
+        text.retain(|c| !c.is_control());
         Some(text)
     }
 }
@@ -420,6 +422,9 @@ mod tests {
             ";Cert=\"-----BEGIN%20CERTIFICATE-----%0AY2VydGlmaWNhdGU%3D%0A-----END%20CERTIFICATE-----%0A\""
         ));
         assert_eq!(Peer::plain().forwarded_cert(details), None);
+        let names = skysail_identity::Peer { subject: "CN=a\r\nx: y\0".into(), ..Default::default() };
+        let odd = Peer::certified(Some((b"certificate", names)), None).forwarded_cert(details).unwrap();
+        assert!(odd.ends_with(";Subject=\"CN=ax: y\";URI="), "{odd}");
     }
 
     proptest! {

@@ -31,6 +31,11 @@ pub struct Found<'a> {
 
 /// Finds a request's route.
 pub fn find<'a>(table: &'a RouteTable, head: &RequestHead, dice: &mut fastrand::Rng) -> Option<Found<'a>> {
+    // CONNECT alone has no path. It asks for a tunnel, which nothing here makes: were it passed on like other
+    // requests, its connection would serve the next client with a server that takes all bytes for the tunnel's.
+    if head.path().is_empty() {
+        return None;
+    }
     let host = virtual_host(table, head.authority())?;
     let path = head.path_without_query().as_bytes();
     let route = host.routes.iter().find(|route| matches(&route.matches, head, path, dice))?;

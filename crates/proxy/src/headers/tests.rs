@@ -81,6 +81,14 @@ fn operations_in_their_order() {
     assert_eq!(fields, ["b=new", "c=3", "c=new", "d=/a"]);
     assert_eq!(head.authority(), "new:80");
 
+    // What would end a line or the target does not get into one.
+    let ops = [
+        HeaderOp::Set("x".into(), text("a\r\nb: c")),
+        HeaderOp::Set(":path".into(), text("/a HTTP/1.1\r\nx: y")),
+    ];
+    apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
+    assert_eq!((head.header("x"), head.path()), (Some(&b"ab: c"[..]), "/a%20HTTP/1.1x:%20y"));
+
     let mut answer = ResponseHead::build(200, &[("x", "1")]);
     let ops = [HeaderOp::Set("x".into(), operator("RESPONSE_CODE", None)), HeaderOp::Remove("y".into())];
     let record = Record { status: 200, ..Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH) };

@@ -48,6 +48,8 @@ pub struct Scan {
     at: usize,
     /// Where the current line begins.
     line: usize,
+    /// A line that is not empty has been there: the message has begun.
+    begun: bool,
 }
 
 impl Scan {
@@ -64,10 +66,9 @@ impl Scan {
                 return Err(Malformed::new(400, "http1.codec_error"));
             }
             let empty = newline == self.line + 1;
-            // Nothing but empty lines so far: the message has not begun.
-            let leading = empty && input[..newline].iter().all(|b| matches!(b, b'\r' | b'\n'));
             self.line = newline + 1;
-            if empty && !leading {
+            self.begun |= !empty;
+            if empty && self.begun {
                 if newline >= limits.max_head {
                     return Err(Malformed::new(431, "http1.headers_too_large"));
                 }
@@ -132,9 +133,10 @@ pub fn response(
 /// Reads trailer fields: lines, without the empty one that ends them.
 ///
 /// # Errors
-/// Anything but well-formed fields, and fields that frame or route a message, which must not come late (6.5.1 of RFC 9110).
+/// Anything but well-formed fields, and fields that frame or route a message or say whose it is, which must not come
+/// late (6.5.1 of RFC 9110).
 pub fn trailers(bytes: &[u8], limits: &Limits, into: &mut Headers) -> Result<(), Malformed> {
-    const NEVER: [&str; 9] = [
+    const NEVER: [&str; 12] = [
         "content-length",
         "transfer-encoding",
         "host",
@@ -144,6 +146,9 @@ pub fn trailers(bytes: &[u8], limits: &Limits, into: &mut Headers) -> Result<(),
         "content-encoding",
         "content-type",
         "authorization",
+        "x-forwarded-client-cert",
+        "x-forwarded-for",
+        "x-envoy-peer-metadata",
     ];
     into.load(bytes);
     fields(into, 0, limits)?;
@@ -155,7 +160,10 @@ const BAD_TARGET: Malformed = Malformed::new(400, "http1.invalid_url");
 
 /// The first line that is not empty, and where the one after it begins.
 fn first_line(text: &[u8]) -> Option<(Range<usize>, usize)> {
-    let start = text.iter().position(|b| !matches!(b, b'\r' | b'\n'))?;
+    let mut start = 0;
+    while text[start..].starts_with(b"\r\n") {
+        start += 2;
+    }
     let end = start + memchr::memchr(b'\r', &text[start..])?;
     (text.get(end + 1) == Some(&b'\n')).then_some((start..end, end + 2))
 }

@@ -115,6 +115,8 @@ fn what_could_be_read_in_two_ways_is_refused() {
         ("bad method", "G(T / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("lower-case version", "GET / http/1.1\r\nHost: a\r\n\r\n", 400),
         ("no version", "GET /\r\nHost: a\r\n\r\n", 400),
+        ("bare CR before", "\rGET / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        ("line of a bare CR before", "\r\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("version 2", "GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
         ("version 1.10", "GET / HTTP/1.10\r\nHost: a\r\n\r\n", 400),
     ];
@@ -142,6 +144,7 @@ fn chunks_are_taken_exactly_or_not_at_all() {
         ("LF after content", "5\r\nabcde\n0\r\n\r\n", false),
         ("framing in trailers", "0\r\nContent-Length: 5\r\n\r\n", false),
         ("host in trailers", "0\r\nHost: b\r\n\r\n", false),
+        ("who asks in trailers", "0\r\nX-Forwarded-Client-Cert: URI=a\r\n\r\n", false),
         ("folded trailer", "0\r\nA: b\r\n c\r\n\r\n", false),
         ("bare LF in trailers", "0\r\nA: b\n\r\n", false),
         ("plain", "5\r\nabcde\r\n0\r\n\r\n", true),
@@ -168,6 +171,12 @@ fn heads_beyond_the_limits_are_refused() {
     assert_eq!(refusal(&fields(49)), None);
     assert_eq!(refusal(&fields(50)), Some(431));
     assert_eq!(refusal(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(9_000))), Some(431));
+}
+
+#[test]
+fn empty_lines_do_not_go_on_forever() {
+    assert_eq!(refusal(&"\r\n".repeat(100)), None);
+    assert_eq!(refusal(&"\r\n".repeat(5_000)), Some(431));
 }
 
 #[test]

@@ -68,6 +68,16 @@ fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
 }
 
 #[test]
+fn connect_has_no_route() {
+    let mut table = table(&["*"], false);
+    table.hosts[0].routes = vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
+    let found =
+        |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut dice()).is_some();
+    assert!(found("GET", "/"));
+    assert!(!found("CONNECT", ""));
+}
+
+#[test]
 fn hosts_are_found_exact_then_longest() {
     let table = table(&["a.example", "*.example", "*.b.example", "a.*", "a.b.*", "a.example:80", "*"], false);
     let cases = [

@@ -36,6 +36,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use crate::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
+#[cfg(feature = "fuzzing")]
+pub(crate) use text::format;
 pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};
 
 /// Why a resource is refused.

@@ -132,7 +132,7 @@ pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
 }
 
 /// Splits a text with `%OPERATOR(argument):length%`; `%%` stands for one percent sign.
-pub(super) fn format(text: &str) -> Result<Format> {
+pub(crate) fn format(text: &str) -> Result<Format> {
     let mut parts = Vec::new();
     let mut plain = String::new();
     let mut rest = text;

@@ -1,0 +1,100 @@
+//! Ways for the fuzz targets to what is the crate's own. Built with the feature `fuzzing` alone, which nothing
+//! that is shipped turns on.
+
+use crate::{
+    buffer::Buffer,
+    config::http::Format,
+    head::{Headers, RequestHead, ResponseHead},
+    hop,
+    http1::{
+        Framing,
+        write::{self, Persistence},
+    },
+    inspect::{self, Findings, Look},
+    translate::{self, TlsContexts, Translator},
+};
+
+/// A request as it goes out to an upstream: head, content in these pieces, trailers.
+pub fn request(
+    head: &mut RequestHead,
+    framing: Framing,
+    content: &[Vec<u8>],
+    trailers: Option<&Headers>,
+) -> Vec<u8> {
+    let mut out = Buffer::default();
+    hop::remove_connection_fields(head, false);
+    write::request(&mut out, head, framing, Persistence::Keep);
+    body(out, framing, content, trailers)
+}
+
+/// An answer to `method` as it goes out to a client of HTTP/1.1.
+pub fn response(
+    head: &mut ResponseHead,
+    framing: Framing,
+    method: &str,
+    content: &[Vec<u8>],
+    trailers: Option<&Headers>,
+) -> Vec<u8> {
+    let mut out = Buffer::default();
+    hop::remove_connection_fields(head, false);
+    write::response(&mut out, head, framing, method, Persistence::Keep);
+    body(out, framing, content, trailers)
+}
+
+fn body(mut out: Buffer, framing: Framing, content: &[Vec<u8>], trailers: Option<&Headers>) -> Vec<u8> {
+    for piece in content {
+        write::data(&mut out, framing, piece);
+    }
+    write::finish(&mut out, framing, trailers);
+    out.bytes().to_vec()
+}
+
+/// What the listener filters make of a connection's first bytes: for TLS and for HTTP, `None` while more bytes
+/// are needed, else a text that tells it all.
+pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
+    [inspect::tls, inspect::http].map(|look| {
+        let mut findings = Findings::default();
+        let seen = look(bytes, &mut findings);
+        (seen != Look::More).then(|| format!("{seen:?} {findings:?}"))
+    })
+}
+
+/// A text with `%OPERATORS%`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn format(text: &str) -> Result<Format, String> {
+    translate::format(text).map_err(|reject| reject.to_string())
+}
+
+/// Translates a resource; true if it was taken.
+pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
+    let tls = TlsContexts::default();
+    let translator = Translator { tls: &tls, strict };
+    match kind {
+        Resource::Cluster => translator.cluster(body).is_ok(),
+        Resource::Listener => translator.listener(body).is_ok(),
+        Resource::Routes => translator.routes(body).is_ok(),
+        Resource::Bootstrap => crate::bootstrap::parse(body.to_vec().into()).is_ok(),
+        Resource::Endpoints => {
+            // One named `a` whose endpoints come by discovery.
+            let cluster = b"\x0a\x01a\x10\x03\x1a\x04\x0a\x02\x1a\x00";
+            translator.cluster(cluster).is_ok_and(|cluster| translator.endpoints(body, &cluster).is_ok())
+        }
+    }
+}
+
+/// What to translate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// `envoy.config.cluster.v3.Cluster`
+    Cluster,
+    /// `envoy.config.listener.v3.Listener`
+    Listener,
+    /// `envoy.config.route.v3.RouteConfiguration`
+    Routes,
+    /// `envoy.config.endpoint.v3.ClusterLoadAssignment`
+    Endpoints,
+    /// `envoy.config.bootstrap.v3.Bootstrap`
+    Bootstrap,
+}
