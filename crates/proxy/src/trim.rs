@@ -10,31 +10,34 @@ use std::{ffi::c_void, fs, num::NonZero, ptr::NonNull};
 
 use nix::sys::mman::{MmapAdvise, madvise};
 
-/// Lets go of all pages of the executable's code; those still in use come back one by one from the page cache.
+/// Lets go of all pages of the executable's code and constants; those still in use come back one by one from the page cache.
 pub(crate) fn startup_code() {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
         return;
     };
-    for (start, length) in maps.lines().filter_map(|line| code(line, program.as_os_str().as_encoded_bytes()))
-    {
+    let program = program.as_os_str().as_encoded_bytes();
+    for (start, length) in maps.lines().filter_map(|line| unwritten(line, program)) {
         let start = NonNull::<c_void>::without_provenance(start);
-        // SAFETY: the range is a mapping of this process that is private, backed by the program's file, executable
-        // and not writable. Its pages were never written (position-independent code has no relocations in it), so
-        // what comes back with the next access are the very same bytes. No Rust object lies in it.
+        // SAFETY: the range is a mapping of this process that is private, backed by the program's file and not
+        // writable, and holds code, or what lies before it at the beginning of the file: headers and constants. Its
+        // pages were never written (relocations go into the segments behind the code), so what comes back with the
+        // next access are the very same bytes.
         if let Err(error) = unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) } {
             tracing::debug!(%error, "code of the start stays in memory");
         }
     }
 }
 
-/// Start and length of a line of `/proc/self/maps` that is the program's code.
-fn code(line: &str, program: &[u8]) -> Option<(NonZero<usize>, usize)> {
+/// Start and length of a line of `/proc/self/maps` that is the program's code, or the beginning of its file.
+fn unwritten(line: &str, program: &[u8]) -> Option<(NonZero<usize>, usize)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    let is_code = words.next()? == "r-xp" && words.nth(3)?.as_bytes() == program;
-    if is_code { Some((NonZero::new(start)?, end.checked_sub(start)?)) } else { None }
+    let (rights, offset) = (words.next()?, usize::from_str_radix(words.next()?, 16).ok()?);
+    let never_written = rights == "r-xp" || rights == "r--p" && offset == 0;
+    let ours = never_written && words.nth(2)?.as_bytes() == program;
+    if ours { Some((NonZero::new(start)?, end.checked_sub(start)?)) } else { None }
 }
 
 #[cfg(test)]
@@ -42,19 +45,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_programs_own_code_is_let_go() {
-        let line = |perms: &str, path: &str| format!("1000-3000 {perms} 00001000 fd:01 17 {path}");
-        let found = |perms, path| {
-            code(&line(perms, path), b"/bin/proxy").map(|(start, length)| (start.get(), length))
+    fn only_what_was_never_written_is_let_go() {
+        let found = |rights: &str, offset: &str, path: &str| {
+            let line = format!("1000-3000 {rights} {offset} fd:01 17 {path}");
+            unwritten(&line, b"/bin/proxy").map(|(start, length)| (start.get(), length))
         };
-        assert_eq!(found("r-xp", "/bin/proxy"), Some((0x1000, 0x2000)));
-        for (perms, path) in
-            [("rw-p", "/bin/proxy"), ("r--p", "/bin/proxy"), ("r-xp", "/lib/libc.so"), ("r-xp", "")]
-        {
-            assert_eq!(found(perms, path), None);
+        assert_eq!(found("r-xp", "00001000", "/bin/proxy"), Some((0x1000, 0x2000)));
+        assert_eq!(found("r--p", "00000000", "/bin/proxy"), Some((0x1000, 0x2000)));
+        // Constants with relocations lie behind the code; dropping them would undo the relocations.
+        for (rights, offset, path) in [
+            ("r--p", "00003000", "/bin/proxy"),
+            ("rw-p", "00000000", "/bin/proxy"),
+            ("r-xp", "00001000", "/lib/libc.so"),
+            ("r-xp", "00001000", ""),
+        ] {
+            assert_eq!(found(rights, offset, path), None);
         }
-        // Code goes on as before.
+        // Everything goes on as before.
         startup_code();
-        assert_eq!(found("r-xp", "/bin/proxy"), Some((0x1000, 0x2000)));
+        assert_eq!(found("r-xp", "00001000", "/bin/proxy"), Some((0x1000, 0x2000)));
     }
 }
