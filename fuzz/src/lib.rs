@@ -1,0 +1,230 @@
+//! What the fuzz targets do with their bytes, as functions, so that a test can do the same without a fuzzer.
+//!
+//! Each function takes any bytes, panics if something is wrong, and else says nothing. Those that check more than
+//! "no panic" say what they check.
+
+mod http1;
+
+use std::{
+    str::from_utf8,
+    sync::LazyLock,
+    time::{Duration, SystemTime},
+};
+
+use skysail_core::SpiffeId;
+use skysail_identity::{Authority, Peer, Verifier};
+use skysail_proxy::{
+    config::{
+        http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes},
+        listener::Direction,
+    },
+    fuzzing::{self, Resource},
+    head::{RequestHead, ResponseHead},
+    path::{Outcome, normalize},
+    peer,
+    telemetry::{Context, Record, format as formats},
+};
+
+pub use http1::{http1_request, http1_response};
+
+/// What a target does.
+pub type Target = fn(&[u8]);
+
+/// All targets, by the names of their programs and of their folders of seeds.
+pub const TARGETS: [(&str, Target); 12] = [
+    ("certificate", certificate),
+    ("dns", dns),
+    ("format", format),
+    ("http1_request", http1_request),
+    ("http1_response", http1_response),
+    ("inspect", inspect),
+    ("node", node),
+    ("path", path),
+    ("peer", peer),
+    ("token", token),
+    ("xds", xds),
+    ("yaml", yaml),
+];
+
+/// What a connection begins with: once something is known, more bytes do not change it, unless they complete a
+/// line or record.
+pub fn inspect(data: &[u8]) {
+    let whole = fuzzing::inspect(data);
+    for end in (0..data.len()).rev().take(64) {
+        let part = fuzzing::inspect(&data[..end]);
+        // TLS is known or broken from its record on.
+        if let (Some(part), Some(whole)) = (&part[0], &whole[0]) {
+            assert_eq!(part, whole, "TLS at {end}");
+        }
+        assert!(part[0].is_none() || whole[0].is_some(), "TLS was known at {end}");
+        assert!(part[1].is_none() || whole[1].is_some(), "HTTP was known at {end}");
+    }
+}
+
+/// Peer metadata: the header, and the greeting of TCP connections, which takes no more than there is.
+pub fn peer(data: &[u8]) {
+    let _ = peer::decode(data);
+    if let peer::greeting::Greeting::Complete(length, _) = peer::greeting::read(data) {
+        assert!(length <= data.len());
+    }
+}
+
+/// Configuration as people write it: every finding has a line that is there.
+pub fn yaml(data: &[u8]) {
+    let Ok(text) = from_utf8(data) else { return };
+    let parsed = skysail_model::parse(text, "fuzz.yaml");
+    let lines = text.lines().count() + 1;
+    for diagnostic in &parsed.diagnostics {
+        assert!(diagnostic.line as usize <= lines, "line {} of {lines}: {diagnostic:?}", diagnostic.line);
+    }
+}
+
+/// What a proxy says of itself to the control plane: id, a line feed, metadata in JSON.
+pub fn node(data: &[u8]) {
+    let Ok(text) = from_utf8(data) else { return };
+    let (id, metadata) = text.split_once('\n').unwrap_or((text, "null"));
+    let metadata = serde_json::from_str(metadata).unwrap_or_default();
+    if let Ok(node) = skysail_model::ProxyNode::parse(id, metadata, Default::default()) {
+        assert!(!node.view.namespace.is_empty());
+    }
+}
+
+/// Texts with `%OPERATORS%`, read and evaluated: what is written as JSON is JSON.
+pub fn format(data: &[u8]) {
+    let Ok(text) = from_utf8(data) else { return };
+    let Ok(format) = fuzzing::format(text) else { return };
+    let record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
+    let request = RequestHead::build("GET", "/a?b=c", "d:80", &[("x", "\u{e4}\u{20ac}"), ("y", "z")]);
+    let response = ResponseHead::build(200, &[("x", "y")]);
+    let context = Context { record: &record, request: Some(&request), response: Some(&response) };
+    formats::write(&format, &context, b"-", &mut Vec::new());
+    let mut json = Vec::new();
+    formats::write_json(&format, &context, &mut json);
+    let read: Result<serde_json::Value, _> = serde_json::from_slice(&json);
+    assert!(read.is_ok(), "{}", String::from_utf8_lossy(&json));
+}
+
+/// Resources from a control plane, and bootstrap files: the first byte says which.
+pub fn xds(data: &[u8]) {
+    use Resource::{Bootstrap, Cluster, Endpoints, Listener, Routes};
+    let [kind, body @ ..] = data else { return };
+    let kinds = [Cluster, Listener, Routes, Endpoints, Bootstrap];
+    let kind = kinds[usize::from(*kind) % kinds.len()];
+    let lenient = fuzzing::translate(kind, body, false);
+    let strict = fuzzing::translate(kind, body, true);
+    assert!(lenient || !strict, "a {kind:?} is taken strictly and not leniently");
+}
+
+/// Paths in normal form: they stay as they are, and have no dot segments, even after escapes are read once more.
+pub fn path(data: &[u8]) {
+    let Ok(text) = from_utf8(data) else { return };
+    // Others never get past the codec.
+    let path: String = text.chars().filter(|c| !c.is_ascii_control() && *c != ' ').collect();
+    let path = format!("/{path}");
+    let (before, query) = path.split_at(path.find('?').unwrap_or(path.len()));
+    for escaped_slashes in [EscapedSlashes::Keep, EscapedSlashes::UnescapeAndForward] {
+        let manager = manager(escaped_slashes);
+        let mut head = RequestHead::build("GET", &path, "a", &[]);
+        if normalize(&manager, &mut head) == Outcome::Reject {
+            continue;
+        }
+        let once = head.path().to_owned();
+        assert!(once.starts_with('/') && once.ends_with(query), "{before:?} with {query:?} became {once:?}");
+        assert_eq!(normalize(&manager, &mut head), Outcome::Go, "{path:?}, twice");
+        assert_eq!(head.path(), once, "{path:?}, twice");
+        let plain = once.as_bytes()[..once.len() - query.len()].to_vec();
+        assert!(!has_dot_segments(&plain), "{path:?} became {once:?}");
+        // Slashes that stay escaped may stand beside dots; the setting for them is there for those who mind.
+        if !once.to_ascii_lowercase().contains("%2f") && !once.to_ascii_lowercase().contains("%5c") {
+            assert!(!has_dot_segments(&unescape(&plain)), "{path:?} became {once:?}");
+        }
+    }
+}
+
+fn has_dot_segments(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').any(|segment| segment == b"." || segment == b"..")
+}
+
+/// Every `%XX` as the byte it stands for, as servers read a path.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = path;
+    while let [byte, after @ ..] = rest {
+        let digits =
+            (*byte == b'%').then(|| after.get(..2).and_then(|digits| from_utf8(digits).ok())).flatten();
+        let digits = digits.filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(plain) => (out.push(plain), rest = &after[2..]),
+            None => (out.push(*byte), rest = after),
+        };
+    }
+    out
+}
+
+/// A manager as istiod asks for it, with this treatment of slashes.
+fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
+    HttpManager {
+        stat_prefix: "fuzz".into(),
+        codec: Codec::Auto,
+        routes: Routes::Named("80".into()),
+        policies: Vec::new(),
+        fault: false,
+        cors: false,
+        stats: false,
+        metadata_exchange: None,
+        istio_alpn: false,
+        upgrades: Vec::new(),
+        server_name: None,
+        generate_request_id: false,
+        client_cert: ClientCertDetails::default(),
+        use_remote_address: false,
+        xff_trusted_hops: 0,
+        normalize_path: true,
+        merge_slashes: false,
+        escaped_slashes,
+        accept_http10: false,
+        max_head: 60 * 1024,
+        max_headers: 100,
+        idle_timeout: None,
+        stream_idle_timeout: None,
+        request_timeout: None,
+        drain_timeout: Duration::ZERO,
+        access_logs: Vec::new(),
+    }
+}
+
+/// Service account tokens: nothing but what the issuer signed is taken.
+pub fn token(data: &[u8]) {
+    static VERIFIER: LazyLock<Verifier> = LazyLock::new(|| {
+        Verifier::from_pem(TOKEN_KEY, "istio-ca").unwrap_or_else(|error| panic!("the key: {error}"))
+    });
+    let Ok(text) = from_utf8(data) else { return };
+    if let Ok(account) = VERIFIER.verify(text) {
+        // Of the seeds, which one issuer has signed, this account's alone is good.
+        assert_eq!((&*account.namespace, &*account.name), ("default", "reviews"));
+    }
+}
+
+const TOKEN_KEY: &[u8] = include_bytes!("../seeds/token.pub.pem");
+
+/// Certificates and signing requests as peers send them: whatever a request says, the certificate is for whom the
+/// authority was told.
+pub fn certificate(data: &[u8]) {
+    static AUTHORITY: LazyLock<Authority> =
+        LazyLock::new(|| Authority::ephemeral().unwrap_or_else(|error| panic!("no authority: {error}")));
+    let _ = Peer::from_der(&data.into());
+    let Ok(text) = from_utf8(data) else { return };
+    let id = SpiffeId::new("cluster.local", "default", "reviews");
+    let Ok(signed) = AUTHORITY.sign(text, &id, Duration::from_secs(60)) else { return };
+    let leaf = skysail_identity::identity::certificates(signed.chain[0].as_bytes(), "leaf");
+    let leaf = leaf.unwrap_or_else(|error| panic!("{error}"));
+    let peer = Peer::from_der(&leaf[0]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(peer, Peer { uris: vec![id.to_string()], spiffe: Some(id), ..Peer::default() });
+}
+
+/// Questions to the sandbox's DNS server: an answer fits, and gets no answer itself.
+pub fn dns(data: &[u8]) {
+    if let Some(answer) = skysail_sandbox::fuzzing::dns(data) {
+        assert!(skysail_sandbox::fuzzing::dns(&answer).is_none());
+    }
+}

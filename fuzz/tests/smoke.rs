@@ -1,0 +1,51 @@
+//! The targets without a fuzzer: their seeds, and seeds changed at random. Finds what is broken, not what is hidden.
+
+use std::{fs, path::Path};
+
+use skysail_fuzz::TARGETS;
+
+/// Changed seeds tried per target.
+const ROUNDS: usize = 3_000;
+
+/// What texts of all kinds here are made of.
+const PIECES: [&[u8]; 16] = [
+    b"\r\n", b"\n", b": ", b"%", b"%2e", b"/", b"..", b"0", b"\0", b"\xff", b"chunked", b"-", b"*a", b"&a ",
+    b"~", b"=",
+];
+
+#[test]
+fn seeds_and_what_is_like_them_are_survived() {
+    let mut dice = fastrand::Rng::with_seed(2026);
+    for (name, target) in TARGETS {
+        let mut seeds = seeds(name);
+        assert!(!seeds.is_empty(), "{name} has no seeds");
+        seeds.iter().for_each(|seed| target(seed));
+        seeds.push(Vec::new());
+        for _ in 0..ROUNDS {
+            let mut bytes = dice.choice(&seeds).cloned().unwrap_or_default();
+            for _ in 0..dice.usize(1..=4) {
+                change(&mut bytes, &mut dice);
+            }
+            target(&bytes);
+        }
+    }
+}
+
+fn seeds(name: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds").join(name);
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.iter().map(|file| fs::read(file).unwrap()).collect()
+}
+
+fn change(bytes: &mut Vec<u8>, dice: &mut fastrand::Rng) {
+    let at = dice.usize(0..=bytes.len());
+    let until = dice.usize(at..=bytes.len().min(at + 16));
+    match dice.u8(0..5) {
+        0 if at < bytes.len() => bytes[at] = dice.u8(..),
+        1 => drop(bytes.drain(at..until)),
+        2 => bytes.extend_from_within(at..until),
+        3 => bytes.truncate(at.max(1)),
+        _ => drop(bytes.splice(at..at, PIECES[dice.usize(..PIECES.len())].iter().copied())),
+    }
+}
