@@ -96,21 +96,29 @@ impl Issuer {
         audience: &str,
         lifetime: Duration,
     ) -> Result<String, Error> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let claims = Claims {
-            iss: ISSUER.into(),
-            sub: format!("system:serviceaccount:{}:{}", account.namespace, account.name),
-            aud: vec![audience.into()],
-            iat: now,
-            exp: now + lifetime.as_secs(),
-            kubernetes: Kubernetes {
-                namespace: account.namespace.clone(),
-                pod: account.pod.clone().map(|name| Named { name }),
-                serviceaccount: Named { name: account.name.clone() },
-            },
-        };
-        jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &self.signing)
+        self.sign(&claims(account, audience, lifetime))
+    }
+
+    fn sign(&self, claims: &impl Serialize) -> Result<String, Error> {
+        jsonwebtoken::encode(&Header::new(Algorithm::ES256), claims, &self.signing)
             .map_err(|error| Error::Token(error.to_string()))
+    }
+}
+
+/// Valid from now.
+fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claims {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Claims {
+        iss: ISSUER.into(),
+        sub: format!("system:serviceaccount:{}:{}", account.namespace, account.name),
+        aud: vec![audience.into()],
+        iat: now,
+        exp: now + lifetime.as_secs(),
+        kubernetes: Kubernetes {
+            namespace: account.namespace.clone(),
+            pod: account.pod.clone().map(|name| Named { name }),
+            serviceaccount: Named { name: account.name.clone() },
+        },
     }
 }
 
@@ -130,6 +138,7 @@ impl Verifier {
         let mut validation = Validation::new(Algorithm::ES256);
         validation.set_audience(&[audience]);
         validation.set_issuer(&[ISSUER]);
+        validation.validate_nbf = true;
         validation.set_required_spec_claims(&["exp", "aud", "iss", "sub"]);
         Ok(Self { key, validation })
     }
@@ -175,6 +184,11 @@ mod tests {
             Issuer::generate().unwrap().issue(&account, "istio-ca", Duration::from_secs(60)).unwrap();
         assert!(verifier.verify(&stranger).is_err());
         assert!(verifier.verify("not.a.token").is_err());
+        let minute = claims(&account, "istio-ca", Duration::from_secs(60));
+        let mut early = serde_json::to_value(minute).unwrap();
+        assert!(verifier.verify(&issuer.sign(&early).unwrap()).is_ok());
+        early["nbf"] = (early["exp"].as_u64().unwrap() + 3600).into();
+        assert!(verifier.verify(&issuer.sign(&early).unwrap()).is_err(), "it is not valid yet");
         let mut forged = token.into_bytes();
         let middle = forged.len() / 2;
         forged[middle] ^= 1;
