@@ -138,6 +138,9 @@ impl ProxyNode {
             _ => return Err(invalid()),
         };
         let (pod, namespace) = pod.rsplit_once('.').ok_or_else(invalid)?;
+        if pod.is_empty() || namespace.is_empty() {
+            return Err(invalid());
+        }
         let domain = domain.split_once(".svc.").map_or("cluster.local", |(_, domain)| domain);
         let unreadable =
             |error: serde_json::Error| NodeError::Metadata { id: id.to_owned(), reason: error.to_string() };
@@ -145,6 +148,11 @@ impl ProxyNode {
             serde_json::Value::Null => Metadata::default(),
             value => serde_json::from_value(value).map_err(unreadable)?,
         };
+        // Who may ask is decided by the one, and the other is what people see.
+        if !metadata.namespace.is_empty() && metadata.namespace != namespace {
+            let reason = format!("NAMESPACE is {:?}, the id says {namespace:?}", metadata.namespace);
+            return Err(NodeError::Metadata { id: id.to_owned(), reason });
+        }
         let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
         for ip in metadata.instance_ips.split(',').filter_map(|ip| ip.trim().parse().ok()) {
             if !ips.contains(&ip) {
@@ -157,7 +165,7 @@ impl ProxyNode {
         let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
         let view = ProxyView {
             role,
-            namespace: or(metadata.namespace, namespace),
+            namespace: namespace.to_owned(),
             labels: metadata.labels,
             service_account: or(metadata.service_account, "default"),
             workload: or(metadata.workload_name, pod),
@@ -210,11 +218,19 @@ mod tests {
 
     #[test]
     fn other_nodes_are_refused_with_the_reason() {
-        for id in ["", "envoy-1", "sidecar~x~a.b~c", "ingress~10.0.0.1~a.b~b.svc.cluster.local"] {
+        for id in [
+            "",
+            "envoy-1",
+            "sidecar~x~a.b~c",
+            "ingress~10.0.0.1~a.b~b.svc.cluster.local",
+            "sidecar~10.0.0.1~a.~b.svc.cluster.local",
+        ] {
             let error = ProxyNode::parse(id, json!(null), Locality::default()).unwrap_err();
             assert_eq!(error, NodeError::Id(id.into()));
         }
         let error = ProxyNode::parse(ID, json!({"LABELS": 3}), Locality::default()).unwrap_err();
         assert!(error.to_string().contains("metadata"), "{error}");
+        let error = ProxyNode::parse(ID, json!({"NAMESPACE": "other"}), Locality::default()).unwrap_err();
+        assert!(error.to_string().contains("the id says \"default\""), "{error}");
     }
 }
