@@ -136,6 +136,10 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         let configuration = Arc::clone(&configuration);
         async move { configuration.keep_fresh().await }
     });
+    let _small = Task::start({
+        let configuration = Arc::clone(&configuration);
+        async move { configuration.keep_small().await }
+    });
     let _discovery = match start {
         Start::File(file) => Task::start(from_file(*file, node, Arc::clone(&configuration))?),
         Start::Mesh(mesh, node) => {

@@ -1,10 +1,10 @@
-//! Gives back the pages of our own code that only the start needed.
+//! Gives memory back: pages of our own code that only the start needed, and what traffic needed from time to time.
 //!
 //! Reading a command line, certificates and the first configuration touches several megabytes of code that carrying
 //! traffic never runs again. The kernel counts them as ours until memory gets tight; on a machine with many sidecars
 //! it should not come to that.
 
-#![allow(unsafe_code, reason = "madvise has no safe form; the proof is at the call")]
+#![allow(unsafe_code, reason = "madvise and malloc_trim have no safe form; the proofs are at the calls")]
 
 use std::{ffi::c_void, fs, num::NonZero, ptr::NonNull};
 
@@ -26,6 +26,15 @@ pub(crate) fn startup_code() {
         if let Err(error) = unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) } {
             tracing::debug!(%error, "code of the start stays in memory");
         }
+    }
+}
+
+/// Gives freed memory back to the system. The C library by itself keeps what a burst of connections needed.
+pub(crate) fn heap() {
+    // SAFETY: `malloc_trim` looks at free memory only, under the allocator's own locks, and may be called any time.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        nix::libc::malloc_trim(0);
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -36,6 +36,11 @@ use crate::{
     worker::Workers,
 };
 
+/// After a change, further ones are expected for so long.
+const QUIET: Duration = Duration::from_secs(5);
+/// How often memory that traffic no longer needs is given back.
+const BETWEEN_TRIMS: Duration = Duration::from_secs(30);
+
 /// The configuration and those it is published to.
 pub(crate) struct Configuration {
     inventory: Mutex<Inventory>,
@@ -55,6 +60,8 @@ pub(crate) struct Configuration {
     ready: AtomicBool,
     /// Something began to wait, so that the one who watches deadlines must look again.
     waits: Notify,
+    /// A change has been dealt with.
+    settled: Notify,
 }
 
 /// What [`Configuration::new`] needs to know.
@@ -81,6 +88,7 @@ impl Configuration {
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
             waits: Notify::new(),
+            settled: Notify::new(),
         }
     }
 
@@ -210,6 +218,22 @@ impl Configuration {
         }
     }
 
+    /// Gives memory back: what only the start or a change needed soon after it, and what traffic needed from time
+    /// to time.
+    pub(crate) async fn keep_small(&self) -> std::convert::Infallible {
+        loop {
+            let changed = tokio::time::timeout(BETWEEN_TRIMS, self.settled.notified()).await.is_ok();
+            if changed {
+                // Changes seldom come alone.
+                tokio::time::sleep(QUIET).await;
+                if self.is_ready() {
+                    trim::startup_code();
+                }
+            }
+            trim::heap();
+        }
+    }
+
     /// Gives the listeners that could not be bound, with the reason.
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
@@ -243,8 +267,8 @@ impl Configuration {
                 clusters = inventory.clusters.len(),
                 "ready: the first configuration is in force"
             );
-            trim::startup_code();
         }
+        self.settled.notify_one();
         failed
     }
 }
