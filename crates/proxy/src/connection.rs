@@ -100,7 +100,8 @@ async fn begin(
     };
     let mut peer = Peer::plain();
     if let Some(tls) = &chain.tls {
-        if let Err(error) = accept_tls(&mut stream, &mut timer, tls, chain.handshake_timeout).await {
+        if let Err(error) = accept_tls(&mut stream, &mut timer, tls, &findings, chain.handshake_timeout).await
+        {
             counters.tls_errors.inc();
             debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
             return None;
@@ -311,13 +312,14 @@ async fn accept_tls(
     stream: &mut Stream,
     timer: &mut Timer,
     tls: &ServerTls,
+    findings: &Findings,
     timeout: Option<Duration>,
 ) -> io::Result<()> {
     let Some(config) = tls.config.load_full() else {
         return Err(io::Error::other("our certificate has not arrived yet"));
     };
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut handshake = std::pin::pin!(stream.accept_tls(config));
+    let mut handshake = std::pin::pin!(stream.accept_tls(without_futile_alpn(config, findings)));
     poll_fn(|cx| {
         if let Poll::Ready(result) = handshake.as_mut().poll(cx) {
             return Poll::Ready(result);
@@ -325,6 +327,21 @@ async fn accept_tls(
         timer.poll(cx, deadline).map(|()| Err(io::ErrorKind::TimedOut.into()))
     })
     .await
+}
+
+/// Where client and chain have no protocol in common, Envoy goes on without one, while rustls would end the handshake.
+/// Istio relies on it: its clients offer `istio` for bytes, which chains match on and none of their contexts lists.
+fn without_futile_alpn(config: Arc<rustls::ServerConfig>, findings: &Findings) -> Arc<rustls::ServerConfig> {
+    let (ours, offered) = (&config.alpn_protocols, &findings.protocols);
+    if ours.is_empty()
+        || offered.is_empty()
+        || offered.iter().any(|one| ours.iter().any(|own| **own == **one))
+    {
+        return config;
+    }
+    let mut silent = (*config).clone();
+    silent.alpn_protocols.clear();
+    Arc::new(silent)
 }
 
 fn same_tls(a: Option<&Arc<ServerTls>>, b: Option<&Arc<ServerTls>>) -> bool {

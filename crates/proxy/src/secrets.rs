@@ -10,7 +10,6 @@ use std::{
     convert::Infallible,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
 };
 
 use anyhow::{Context as _, bail};
@@ -243,8 +242,7 @@ impl OwnCertificate {
             let pause = match obtained {
                 Ok(identity) => {
                     failures = 0;
-                    let (from, until) = (identity.not_before, identity.not_after);
-                    let pause = renewal::due(from, until, SystemTime::now(), fastrand::f64());
+                    let pause = identity.renewal_due();
                     tracing::info!(principal = ?identity.peer.uris, next = ?pause, "certificate obtained");
                     pause
                 }

@@ -35,7 +35,7 @@ use crate::{
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let mut findings = Findings::default();
+    let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
     let scope = Scope {
         world,
@@ -53,7 +53,7 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
         Role::Sidecar => add_sidecar(&mut made, &scope, view, &services, &mut findings),
     }
-    (made, findings.0)
+    (made, findings.list)
 }
 
 /// What clusters and endpoints depend on beside the World.
@@ -86,18 +86,21 @@ impl<'a> Scope<'a> {
 }
 
 /// What of the configuration is not done as written.
-#[derive(Default)]
-struct Findings(Vec<Diagnostic>);
+struct Findings<'a> {
+    world: &'a World,
+    list: Vec<Diagnostic>,
+}
 
-impl Findings {
+impl Findings<'_> {
     fn warn(&mut self, policy: &Typed<AuthorizationPolicy>, field: &str, message: &str, remedy: &str) {
         let key = ObjectKey {
             kind: api::Kind::AuthorizationPolicy,
             namespace: policy.meta.namespace.clone(),
             name: policy.meta.name.clone(),
         };
-        let finding = Diagnostic::new(Severity::Warning, &Arc::from(""), 0, message);
-        self.0.push(finding.object(&key).field(field).remedy(remedy));
+        let origin = self.world.origin_of(policy).cloned().unwrap_or_default();
+        let finding = Diagnostic::new(Severity::Warning, &origin.file, origin.line_of(field), message);
+        self.list.push(finding.object(&key).field(field).remedy(remedy));
     }
 }
 
@@ -122,7 +125,7 @@ fn add_sidecar(
     scope: &Scope<'_>,
     view: &ProxyView,
     services: &[&Typed<Service>],
-    findings: &mut Findings,
+    findings: &mut Findings<'_>,
 ) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
     let ports = listeners::inbound_ports(scope.world, view);

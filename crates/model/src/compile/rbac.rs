@@ -40,7 +40,7 @@ impl Authorization {
         mesh: &MeshConfig,
         policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
         tcp_ports: &[u16],
-        findings: &mut Findings,
+        findings: &mut Findings<'_>,
     ) -> Self {
         policies.clone().for_each(|policy| report(policy, tcp_ports, findings));
         let compile = |tcp: bool| {
@@ -225,7 +225,7 @@ fn rule(rule: permission::Rule) -> Permission {
 }
 
 /// Says which rules cannot be checked as written on ports that are not HTTP.
-fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut Findings) {
+fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut Findings<'_>) {
     let Some(action) = enforced_as(policy.spec.action) else { return };
     let Some(port) = tcp_ports.first() else { return };
     let effect = match action {

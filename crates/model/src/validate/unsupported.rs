@@ -1,6 +1,7 @@
 //! What Istio does and we do not yet: the one list of it, by field.
 //!
-//! A field stands here if it can be written, is understood, and has no effect. The object is applied without it.
+//! A field stands here if it can be written, is understood, and `skysail-proxy` does not do it. The object is applied
+//! without it. What is sent all the same, for workloads with an Envoy in the sidecar's place, is said so.
 
 use super::{Finding, Findings};
 use crate::{
@@ -14,7 +15,7 @@ type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 const NO_EFFECT: &str = "it has no effect";
 const TOKENS: &str = "an ALLOW rule with it allows nothing, a DENY rule denies without it";
 
-const ENVOY: &str = "only an Envoy does it";
+const ENVOY: &str = "skysail-proxy does not do it, an Envoy in its place does";
 const AGENT: &str = "only an Envoy whose agent has the files can connect; all others fail";
 
 /// The list.
@@ -36,6 +37,12 @@ const TABLE: &[Row] = &[
     (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
     (Kind::DestinationRule, "loadBalancer.warmup", None, ENVOY),
     (Kind::DestinationRule, "loadBalancer.warmupDurationSecs", None, ENVOY),
+    (Kind::DestinationRule, "outlierDetection", None, ENVOY),
+    (Kind::DestinationRule, "connectionPool.tcp.tcpKeepalive", None, ENVOY),
+    (Kind::DestinationRule, "connectionPool.tcp.maxConnectionDuration", None, ENVOY),
+    (Kind::DestinationRule, "connectionPool.http.h2UpgradePolicy", Some("UPGRADE"), ENVOY),
+    (Kind::DestinationRule, "connectionPool.http.maxConcurrentStreams", None, ENVOY),
+    (Kind::DestinationRule, "connectionPool.http.http2KeepAlive", None, ENVOY),
     (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.retryBudget", None, NO_EFFECT),

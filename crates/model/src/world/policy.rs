@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{World, store::Entry};
+use super::{Origin, World, store::Entry};
 use crate::api::{
     AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed, destination_rule::WorkloadSelector,
     selects,
@@ -52,9 +52,6 @@ impl World {
         let root = self.mesh().root_namespace.as_str();
         let mut policies = Vec::new();
         for of in [root, namespace] {
-            if of == root && !policies.is_empty() {
-                break;
-            }
             let mut entries: Vec<_> = self
                 .authorization_policies
                 .in_namespace(of)
@@ -71,6 +68,12 @@ impl World {
             }
         }
         policies
+    }
+
+    /// Where an authorization policy was read.
+    pub(crate) fn origin_of(&self, policy: &Typed<AuthorizationPolicy>) -> Option<&Origin> {
+        let entry = self.authorization_policies.get(&policy.meta.namespace, &policy.meta.name);
+        entry.map(|entry| &entry.origin)
     }
 
     /// The oldest policy of the namespace that selects the workload. Those of the root namespace select none, as in
