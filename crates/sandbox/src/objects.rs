@@ -326,6 +326,9 @@ impl Objects {
             return Err(format!("{kind}: metadata.name is missing"));
         }
         let namespace = metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        for text in [&name, &namespace] {
+            check_name(text).map_err(|problem| format!("{kind} {namespace}/{name}: {problem}"))?;
+        }
         let wrong = |problem| format!("{kind} {namespace}/{name}: {problem}");
         match kind {
             "Namespace" => {
@@ -348,6 +351,17 @@ impl Objects {
         }
         Ok(())
     }
+}
+
+/// What Kubernetes takes for a name (a DNS subdomain, RFC 1123). Files are called so here, which must stay in their
+/// folders.
+fn check_name(name: &str) -> Result<(), String> {
+    let known = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let good = (1..=253).contains(&name.len())
+        && name.bytes().all(|b| known(b) || matches!(b, b'-' | b'.'))
+        && name.bytes().next().is_some_and(known)
+        && name.bytes().last().is_some_and(known);
+    if good { Ok(()) } else { Err(format!("{name:?} is no name: use lower-case letters, digits, - and .")) }
 }
 
 /// Inserts what was read, or if that failed, what was there before.
@@ -398,6 +412,7 @@ fn workload(
     } else {
         field(&document["spec"], "template")?
     };
+    template.spec.containers.iter().try_for_each(|container| check_name(&container.name))?;
     let replicas = match &document["spec"]["replicas"] {
         _ if pod || kind == "DaemonSet" => 1,
         Value::Null => 1,
@@ -489,5 +504,24 @@ mod tests {
         let kept = reader.objects();
         assert_eq!(kept.workloads, objects.workloads);
         assert!(kept.notes[0].contains("stays as it was"), "{:?}", kept.notes);
+    }
+
+    #[test]
+    fn names_that_lead_out_of_folders_are_refused() {
+        for (good, bad) in [
+            ("name: a, namespace", "name: ../../a, namespace"),
+            ("namespace: n", "namespace: .."),
+            ("namespace: n", "namespace: /tmp"),
+            ("containers: [{name: a", "containers: [{name: a/../b"),
+            ("containers: [{name: a", "containers: [{name: ''"),
+        ] {
+            let mut objects = Objects::default();
+            let document = split(GOOD)[0].replacen(good, bad, 1);
+            let options = serde_saphyr::options! { strict_booleans: true };
+            let document = serde_saphyr::from_str_with_options(&document, options).unwrap();
+            let problem = objects.add(&document, &Objects::default()).unwrap_err();
+            assert!(problem.contains("is no name"), "{problem}");
+            assert!(objects.workloads.is_empty());
+        }
     }
 }
