@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Write as _},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -112,5 +113,96 @@ fn gone(mesh: &Mesh, before: &[String]) {
             let text = fs::read_to_string(&log).unwrap();
             if text.contains("drained") { Ok(()) } else { Err(text) }
         });
+    }
+}
+
+const DENY: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-secrets, namespace: shop}
+spec:
+  selector: {matchLabels: {app: stock}}
+  action: DENY
+  rules: [{to: [{operation: {paths: [/secret]}}]}]
+";
+
+const STRANGER: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: stranger, namespace: shop, labels: {sidecar.istio.io/inject: 'false'}}
+spec: {containers: [{name: shell, image: registry.example/shell}]}
+";
+
+/// Policies reach connections that are open already, and break none.
+#[test]
+fn policies_come_and_go_without_a_lost_request() {
+    let mesh = shop();
+    mesh.put("stranger.yaml", STRANGER);
+    eventually("the stranger is there", || match mesh.pods("stranger") {
+        (1, 1) => Ok(()),
+        counts => Err(format!("{counts:?}")),
+    });
+    let load = load(&mesh);
+    let secrets = mesh.load("front", &["http://stock.shop/secret", "-c", "2", "--rate", "100"]);
+    for _ in 0..3 {
+        let before = secrets.wait_more(20).status;
+        mesh.put("deny.yaml", DENY);
+        let count = |status: &BTreeMap<u16, u64>, code| status.get(&code).copied().unwrap_or_default();
+        secrets.wait("secrets are denied", |now| count(&now.status, 403) >= count(&before, 403) + 20);
+        let denied = secrets.report().status;
+        fs::remove_file(mesh.config().join("deny.yaml")).unwrap();
+        secrets.wait("secrets are open", |now| count(&now.status, 200) >= count(&denied, 200) + 20);
+    }
+    for (from, to, status) in [
+        ("STRICT", "PERMISSIVE", Some(200)),
+        ("PERMISSIVE", "DISABLE", Some(200)),
+        ("DISABLE", "STRICT", None),
+    ] {
+        mesh.edit("mesh.yaml", &format!("mode: {from}"), &format!("mode: {to}"));
+        eventually(&format!("the stranger's calls meet {to}"), || {
+            let answer = mesh.call("stranger", STOCK, &[]);
+            if answer.status == status { Ok(()) } else { Err(format!("{answer:?}")) }
+        });
+        load.wait_more(100);
+    }
+    let secrets = secrets.finish();
+    assert_eq!(secrets.failed, 0, "{secrets:?}");
+    assert!(secrets.status.keys().all(|status| [200, 403].contains(status)), "{secrets:?}");
+    load.finish().assert_all_good();
+}
+
+const WAREHOUSE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: warehouse, namespace: shop}
+spec:
+  selector: {app: warehouse}
+  ports: [{name: http, port: 8000, targetPort: 7000}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: warehouse, namespace: shop}
+spec:
+  selector: {matchLabels: {app: warehouse}}
+  template:
+    metadata: {labels: {app: warehouse}}
+    spec: {containers: [{name: all, image: registry.example/warehouse, ports: [{containerPort: 7000}]}]}
+";
+
+/// A new file brings a new service, which ends with it.
+#[test]
+fn a_service_comes_and_goes_with_its_file() {
+    let mesh = shop();
+    let url = "http://warehouse.shop:8000/";
+    assert_eq!(mesh.call("front", url, &[]).status, None);
+    for _ in 0..2 {
+        mesh.put("warehouse.yaml", WAREHOUSE);
+        mesh.wait_status("front", url, &[], 200);
+        fs::remove_file(mesh.config().join("warehouse.yaml")).unwrap();
+        eventually("the service is gone", || {
+            let answer = mesh.call("front", url, &[]);
+            if answer.status.is_none() { Ok(()) } else { Err(format!("{answer:?}")) }
+        });
+        assert_eq!(mesh.pods("warehouse"), (0, 0));
     }
 }

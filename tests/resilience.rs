@@ -1,7 +1,5 @@
 //! What may fail without anybody noticing: the control plane, and the life of certificates.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use serde_json::Value;
 use skysail_testkit::{Mesh, Setup, eventually};
 
@@ -77,4 +75,30 @@ fn certificates_are_renewed_under_load() {
     }
     load.wait_more(100);
     load.finish().assert_all_good();
+}
+
+/// A sidecar or a program that dies takes its requests with it, but not the pod.
+#[test]
+fn what_dies_in_a_pod_is_started_again() {
+    let mesh = shop(&[]);
+    for program in ["proxy", "stock"] {
+        let process = |mesh: &Mesh| {
+            let status = mesh.status();
+            let mut pods = status["pods"].as_array().into_iter().flatten();
+            let pod = pods.find(|pod| pod["workload"] == "stock-v1").cloned().unwrap_or_default();
+            let mut programs = pod["programs"].as_array().into_iter().flatten();
+            programs.find(|found| found["name"] == program).map(|found| found["process"].clone())
+        };
+        let old = process(&mesh).unwrap_or_default();
+        let kill = mesh.run(&["exec", "stock-v1", "--", "sh", "-c", &format!("kill -KILL {old}")]);
+        assert!(kill.status.success(), "{kill:?}");
+        eventually("it runs again", || match process(&mesh) {
+            Some(new) if new.is_u64() && new != old => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        mesh.wait_said(&format!("{program} ended"));
+        mesh.wait_status("front", STOCK, &[], 200);
+        let report = mesh.load("front", &[STOCK, "-n", "200"]).finish();
+        report.assert_all_good();
+    }
 }

@@ -250,8 +250,13 @@ async fn supervise(
     };
     let run = |program, stopped| process::keep(program, stopped, move |outcome| report(program, outcome));
     let programs = pod.programs.iter().map(|program| run(program, programs_stopped.clone()));
+    let mut stopped_early = programs_stopped.clone();
     let workload = async {
-        join_all(programs).await;
+        // As with Istio's sidecars of today: what the workload does first already finds a way out.
+        tokio::select! {
+            () = sidecar_ready(pod) => { join_all(programs).await; }
+            _ = stopped_early.wait_for(Option::is_some) => {}
+        }
         // Only when the workload has answered its last request may the sidecar go.
         stop_sidecar.send_replace(Some(SIDECAR_GRACE));
     };
@@ -294,13 +299,7 @@ async fn renew_token(pod: &Blueprint) {
 
 /// Tells of every change of the pod's readiness, for ever.
 async fn watch_readiness(pod: &Blueprint, say: &impl Fn(Event)) {
-    let sidecar = pod.sidecar.as_ref().map(|_| Check {
-        port: HEALTH_PORT,
-        path: Some("/healthz/ready".to_owned()),
-        period: Duration::from_secs(1),
-        limit: Duration::from_secs(3),
-        failures: 3,
-    });
+    let sidecar = sidecar_check(pod);
     let checks: Vec<(&str, &Check)> = sidecar
         .iter()
         .map(|check| ("sidecar", check))
@@ -330,6 +329,24 @@ async fn watch_readiness(pod: &Blueprint, say: &impl Fn(Event)) {
         let period = checks.iter().map(|(_, check)| check.period).min().unwrap_or(Duration::from_secs(1));
         let pause = if state.is_ok() { period } else { IMPATIENT };
         tokio::time::sleep_until(started + pause.max(IMPATIENT)).await;
+    }
+}
+
+fn sidecar_check(pod: &Blueprint) -> Option<Check> {
+    pod.sidecar.as_ref().map(|_| Check {
+        port: HEALTH_PORT,
+        path: Some("/healthz/ready".to_owned()),
+        period: Duration::from_secs(1),
+        limit: Duration::from_secs(3),
+        failures: 3,
+    })
+}
+
+/// Waits until the sidecar is ready, if there is one.
+async fn sidecar_ready(pod: &Blueprint) {
+    let Some(check) = sidecar_check(pod) else { return };
+    while attempt(pod.address, &check).await.is_err() {
+        tokio::time::sleep(IMPATIENT).await;
     }
 }
 

@@ -263,6 +263,7 @@ impl Mesh {
 
     /// Ends it as Ctrl-C does.
     pub fn interrupt(mut self) -> Ended {
+        assert_no_panic(&self.run_folder());
         self.signal(Signal::SIGINT);
         self.ended()
     }
@@ -297,6 +298,8 @@ impl Drop for Mesh {
         if thread::panicking() {
             eprintln!("the mesh said:\n{}", self.said());
             show_logs(&self.run_folder());
+        } else {
+            assert_no_panic(&self.run_folder());
         }
     }
 }
@@ -310,14 +313,26 @@ impl Answer {
 
 /// The ends of all logs, for a test that failed.
 fn show_logs(folder: &Path) {
+    each_log(folder, &mut |path, text| {
+        let lines: Vec<_> = text.lines().collect();
+        eprintln!("--- {}\n{}", path.display(), lines[lines.len().saturating_sub(20)..].join("\n"));
+    });
+}
+
+/// Programs are started again when they fail, so a test may miss that one did.
+fn assert_no_panic(folder: &Path) {
+    each_log(folder, &mut |path, text| {
+        assert!(!text.contains("panicked at"), "{}:\n{text}", path.display());
+    });
+}
+
+fn each_log(folder: &Path, act: &mut impl FnMut(&Path, &str)) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
-            show_logs(&path);
+            each_log(&path, act);
         } else if path.extension().is_some_and(|end| end == "log") {
-            let text = fs::read_to_string(&path).unwrap_or_default();
-            let lines: Vec<_> = text.lines().collect();
-            eprintln!("--- {}\n{}", path.display(), lines[lines.len().saturating_sub(20)..].join("\n"));
+            act(&path, &fs::read_to_string(&path).unwrap_or_default());
         }
     }
 }
