@@ -350,6 +350,8 @@ impl Story<'_> {
             framing => framing,
         };
         self.keep &= out_framing != Framing::UntilClose && !self.worker.is_draining();
+        // An answer that comes before all of the request may end before it, too. The client must know beforehand.
+        self.keep &= request.has_arrived(&self.downstream.stream);
         let persistence = self.persistence();
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         let out = &mut self.downstream.stream.output;

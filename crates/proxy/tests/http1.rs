@@ -599,3 +599,24 @@ async fn a_retry_counts_until_it_is_answered() {
     go.notify_one();
     assert!(second.head().await.starts_with("HTTP/1.1 200 "));
 }
+
+#[tokio::test]
+async fn who_is_answered_early_is_told_that_the_connection_ends() {
+    let upstream = server(|_, mut client| async move {
+        client.head().await;
+        client.send("HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let mut client = proxy.connect().await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n").await;
+    let (head, _) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("\r\nconnection: close\r\n"), "{head}");
+    assert_eq!(client.rest().await, "");
+    // With all of the request here, there is no need.
+    let mut client = proxy.connect().await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx").await;
+    let (head, _) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 405 ") && !head.contains("connection: close"), "{head}");
+}
