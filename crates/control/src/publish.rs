@@ -79,6 +79,8 @@ pub(crate) struct ClientStatus {
 /// How a proxy gets on with one type of resource.
 #[derive(Clone, Debug, Default, Serialize)]
 struct TypeStatus {
+    /// How many responses were sent.
+    responses: u64,
     /// The last response sent; responses are numbered by stream. 0 if the proxy had all there is.
     sent: u64,
     /// The last response the proxy took.
@@ -332,12 +334,14 @@ impl Connected {
                 metrics.push_bytes[kind as usize].fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
                 let status = types.entry(kind.short()).or_default();
                 status.sent = nonce;
+                status.responses += 1;
                 status.synced = false;
             }
             Event::Acked { kind, nonce } => {
                 let status = types.entry(kind.short()).or_default();
+                let TypeStatus { sent, responses, .. } = *status;
                 *status =
-                    TypeStatus { sent: status.sent, acked: nonce, synced: true, ..TypeStatus::default() };
+                    TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
             }
             Event::Rejected { kind, nonce, reason } => {
                 count(&metrics.rejects[kind as usize]);
