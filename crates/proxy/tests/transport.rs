@@ -179,6 +179,27 @@ async fn first_bytes_decide_what_a_connection_is() {
     assert_eq!(client.message().await.1, "ok");
 }
 
+/// As with Envoy, and unlike rustls by itself.
+#[tokio::test]
+async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
+    let mesh = Mesh::new();
+    let mut inbound = listener(http(|_, _| ()), Some(mesh.server("server", "client")));
+    inbound.inspect_tls = Some(Inspect::default());
+    let matches = &mut Arc::get_mut(&mut inbound.chains[0]).unwrap().matches;
+    matches.application_protocols = vec!["istio".into()];
+    let inbound = Proxy::start(inbound, vec![cluster(&[echo().await], None)]).await;
+    let offer = mesh.spec("client", "server", &[b"istio"]).client().unwrap();
+    let configs = ClientConfigs { own: Arc::clone(&offer), istio_http1: Arc::clone(&offer), istio_h2: offer };
+    let config = Arc::new(ArcSwapOption::from_pointee(configs));
+    let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]) });
+    let outbound =
+        Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    let mut client = outbound.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}{body}");
+}
+
 #[tokio::test]
 async fn bytes_pass_and_either_side_may_end_first() {
     use tokio::io::AsyncWriteExt as _;
