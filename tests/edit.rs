@@ -85,6 +85,13 @@ fn replicas_come_and_go_without_a_lost_request() {
     let three = names(&mesh);
     scale(3, 1);
     gone(&mesh, &three);
+    // Second thoughts: the pods that go are those that do not serve yet.
+    mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 4 # stock-v1");
+    eventually("the pods are begun", || match mesh.pods("stock-v1").1 {
+        4 => Ok(()),
+        count => Err(count.to_string()),
+    });
+    scale(4, 1);
     // A new template replaces every pod.
     let one = names(&mesh);
     mesh.edit("mesh.yaml", "image: registry.example/shop/stock,", "image: registry.example/shop/stock:2,");
@@ -153,11 +160,7 @@ fn policies_come_and_go_without_a_lost_request() {
         fs::remove_file(mesh.config().join("deny.yaml")).unwrap();
         secrets.wait("secrets are open", |now| count(&now.status, 200) >= count(&denied, 200) + 20);
     }
-    for (from, to, status) in [
-        ("STRICT", "PERMISSIVE", Some(200)),
-        ("PERMISSIVE", "DISABLE", Some(200)),
-        ("DISABLE", "STRICT", None),
-    ] {
+    for (from, to, status) in [("STRICT", "PERMISSIVE", Some(200)), ("PERMISSIVE", "STRICT", None)] {
         mesh.edit("mesh.yaml", &format!("mode: {from}"), &format!("mode: {to}"));
         eventually(&format!("the stranger's calls meet {to}"), || {
             let answer = mesh.call("stranger", STOCK, &[]);

@@ -85,6 +85,8 @@ struct Mesh {
 /// A pod and how it does.
 struct Member {
     pod: Pod,
+    /// Later ones have higher numbers.
+    number: u32,
     running: Running,
     state: PodState,
     /// When it is told to end, once it is to go.
@@ -289,20 +291,17 @@ impl Mesh {
             (&pod.namespace, &pod.kind, &pod.workload)
                 == (&workload.namespace, &workload.kind, &workload.name)
         };
-        let mut current = 0;
-        let mut ready = 0;
-        for member in self.pods.values_mut().filter(|m| same(m) && m.leaving.is_none()) {
-            if member.pod.hash != workload.hash {
-                continue;
-            }
-            if current == workload.replicas {
-                member.leaving = Some(Instant::now());
-                continue;
-            }
-            current += 1;
-            ready += u32::from(member.state.ready.is_ok());
+        let wanted = workload.replicas as usize;
+        let mut current: Vec<&mut Member> = (self.pods.values_mut())
+            .filter(|member| same(member) && member.leaving.is_none() && member.pod.hash == workload.hash)
+            .collect();
+        current.sort_by_key(|member| member.rank());
+        for member in current.iter_mut().skip(wanted) {
+            member.leaving = Some(Instant::now());
         }
-        for _ in current..workload.replicas {
+        current.truncate(wanted);
+        let ready = current.iter().filter(|member| member.state.ready.is_ok()).count();
+        for _ in current.len()..wanted {
             // A pod with a fixed name must be gone before the next of that name can be.
             let Some(name) = self.free_name(workload) else { break };
             if let Err(error) = self.make(workload, name) {
@@ -311,7 +310,7 @@ impl Mesh {
             }
         }
         let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet");
-        if ready >= workload.replicas || fixed {
+        if ready >= wanted || fixed {
             for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
                 member.leaving.get_or_insert_with(Instant::now);
             }
@@ -401,7 +400,15 @@ impl Mesh {
             handles: None,
         };
         let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
-        let member = Member { pod, running, state, leaving: None, told: false, failures: VecDeque::new() };
+        let member = Member {
+            pod,
+            number: self.made,
+            running,
+            state,
+            leaving: None,
+            told: false,
+            failures: VecDeque::new(),
+        };
         self.pods.insert(key, member);
         Ok(())
     }
@@ -479,6 +486,18 @@ impl Mesh {
 
     fn say(&self, text: String) {
         let _ = self.reports.send(Report::Note(text));
+    }
+}
+
+impl Member {
+    /// Which pods stay when there are to be fewer: those that serve, and of them the older ones. A StatefulSet's
+    /// go from its highest ordinal down.
+    fn rank(&self) -> (u32, bool, u32) {
+        let ordinal = match self.pod.kind.as_str() {
+            "StatefulSet" => self.pod.name.rsplit('-').next().and_then(|ordinal| ordinal.parse().ok()),
+            _ => None,
+        };
+        (ordinal.unwrap_or_default(), self.state.ready.is_err(), self.number)
     }
 }
 
