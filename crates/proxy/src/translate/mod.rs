@@ -212,12 +212,15 @@ fn flag(wrapped: Option<BoolValue>) -> Option<bool> {
     wrapped.map(|wrapped| wrapped.value)
 }
 
+/// The longest duration there is, by the definition of `google.protobuf.Duration`: clocks can add it to now.
+const MOST_SECONDS: u64 = 315_576_000_000;
+
 /// A length of time; negative ones are refused.
 fn duration(proto: &DurationProto) -> Result<Duration> {
     let (Ok(seconds), Ok(nanos)) = (u64::try_from(proto.seconds), u32::try_from(proto.nanos)) else {
         return Err(Reject::new("a duration must not be negative"));
     };
-    Ok(Duration::new(seconds, nanos.min(999_999_999)))
+    Ok(Duration::new(seconds.min(MOST_SECONDS), nanos.min(999_999_999)))
 }
 
 /// A length of time of which zero means none, and a default where it is not given.

@@ -367,3 +367,11 @@ fn path_templates_match_segments() {
     assert!(matches("/v{n=*}.x", "/v1.x") && !matches("/v{n=*}.x", "/v1-x"));
     assert!(policy::template_regex("/{").is_err());
 }
+
+#[test]
+fn no_duration_is_too_long_for_a_clock() {
+    let longest = DurationProto { seconds: i64::MAX, nanos: i32::MAX };
+    let time = super::duration(&longest).unwrap();
+    assert!(std::time::Instant::now().checked_add(time).is_some());
+    assert!(super::duration(&DurationProto { seconds: -1, nanos: 0 }).is_err());
+}
