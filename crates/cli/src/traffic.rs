@@ -177,10 +177,9 @@ impl Traffic {
 
 /// A caller whose sidecar does not name its workload, by its identity if it has one.
 fn caller(principal: &str) -> String {
-    principal.parse::<SpiffeId>().map_or_else(
-        |_| "outside".to_owned(),
-        |id| format!("{}/sa:{}", id.namespace, id.service_account),
-    )
+    principal
+        .parse::<SpiffeId>()
+        .map_or_else(|_| "outside".to_owned(), |id| format!("{}/sa:{}", id.namespace, id.service_account))
 }
 
 fn edges(reports: &BTreeMap<Route, Reports>, span: Duration) -> Vec<Edge> {
