@@ -179,7 +179,11 @@ impl Stream {
 
     /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        self.input.is_empty() && self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending()
+        let quiet =
+            self.input.is_empty() && self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending();
+        // Readiness may be out of date, and looking in vain has taken memory.
+        self.rest();
+        quiet
     }
 
     /// The same, and asks the kernel for what has arrived this moment.
