@@ -340,8 +340,7 @@ impl Connected {
             Event::Acked { kind, nonce } => {
                 let status = types.entry(kind.short()).or_default();
                 let TypeStatus { sent, responses, .. } = *status;
-                *status =
-                    TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
+                *status = TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
             }
             Event::Rejected { kind, nonce, reason } => {
                 count(&metrics.rejects[kind as usize]);
