@@ -126,6 +126,10 @@ impl Traffic {
             "unknown" | "" => caller(label("source_principal")),
             name => format!("{}/{name}", label(&format!("{side}_workload_namespace"))),
         };
+        if label("response_code") == "0" && label("response_flags") == "DC" {
+            // The caller left; nobody failed.
+            return;
+        }
         let reports = step.entry((place("source"), place("destination"))).or_default();
         let counts =
             if label("reporter") == "source" { &mut reports.source } else { &mut reports.destination };

@@ -86,6 +86,9 @@ struct Inside {
 /// The table is drawn anew this often on a terminal, and printed this often elsewhere.
 const REDRAW: Duration = Duration::from_secs(1);
 const PRINT: Duration = Duration::from_secs(10);
+/// How often to ask, once all pods are ready, whether the sidecars know it, and after how long to go on regardless.
+const CONFIRM: Duration = Duration::from_millis(50);
+const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 /// Less success than this on an edge is unhealthy.
 const HEALTHY_PERCENT: f64 = 99.0;
 
@@ -172,6 +175,9 @@ struct Show {
     output: Output,
     started: Instant,
     ready: Option<Instant>,
+    /// Since when all pods are ready while the sidecars may not know it, and how often in a row they did.
+    waiting: Option<Instant>,
+    settled: usize,
     late: bool,
     announced: BTreeSet<String>,
     findings: Vec<Diagnostic>,
@@ -191,6 +197,8 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         output,
         started: Instant::now(),
         ready: None,
+        waiting: None,
+        settled: 0,
         late: false,
         announced: BTreeSet::new(),
         findings: Vec::new(),
@@ -202,8 +210,10 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     };
     let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
     show.line(&format!("mesh {} from {}", settings.name, from.join(", ")));
+    let generated = ["pods.yaml", "services.yaml"].map(|file| settings.folder.join("generated").join(file));
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
     let mut tick = tokio::time::interval(REDRAW);
+    let mut confirm = tokio::time::interval(CONFIRM);
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     loop {
@@ -216,6 +226,10 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
             _ = state.changed() => {
                 let now = state.borrow_and_update().clone();
                 show.readiness(&now);
+            }
+            _ = confirm.tick(), if show.waiting.is_some() => {
+                let now = state.borrow().clone();
+                show.confirm(&now, control, &generated).await;
             }
             _ = tick.tick() => {
                 let now = state.borrow().clone();
@@ -259,10 +273,37 @@ impl Show {
             }
         }
         let all = !workloads.is_empty() && workloads.values().all(|(pods, ready, _)| pods == ready);
-        if all && self.ready.is_none() {
+        self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
+        self.settled = 0;
+        if all && self.plain {
+            self.all_ready(workloads.len());
+        }
+    }
+
+    /// All pods are ready; the mesh is when every sidecar has heard of it. Two looks in a row must say so, as a
+    /// push may be about to begin.
+    async fn confirm(&mut self, state: &State, control: std::net::SocketAddr, generated: &[PathBuf]) {
+        let Some(waiting) = self.waiting else { return };
+        let sidecars = state.pods.iter().filter(|pod| pod.sidecar).count();
+        self.settled =
+            if diagnostics::settled(control, generated, sidecars).await { self.settled + 1 } else { 0 };
+        let late = waiting.elapsed() > CONFIRM_LIMIT;
+        if late && self.settled < 2 {
+            self.line("warning: not every sidecar has taken its configuration");
+        }
+        if late || self.settled >= 2 {
+            let workloads: BTreeSet<_> =
+                state.pods.iter().map(|pod| (&pod.namespace, &pod.workload)).collect();
+            self.all_ready(workloads.len());
+        }
+    }
+
+    fn all_ready(&mut self, workloads: usize) {
+        self.waiting = None;
+        if self.ready.is_none() {
             self.ready = Some(Instant::now());
             let time = self.started.elapsed().as_secs_f64();
-            self.line(&format!("all {} workloads are ready after {time:.1} s", workloads.len()));
+            self.line(&format!("all {workloads} workloads are ready after {time:.1} s"));
         }
     }
 
@@ -291,7 +332,7 @@ impl Show {
         let answers: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
         self.traffic.look(Instant::now(), &answers);
         if self.ready.is_some() && self.counting.is_none() {
-            // Calls to workloads that were not there yet say nothing about the mesh.
+            // Calls made before every sidecar knew every endpoint say nothing about the mesh.
             self.traffic.forget();
             self.counting = Some(Instant::now());
         }

@@ -1,4 +1,5 @@
-//! Pages for people and Prometheus: `/ready`, `/metrics`, `/debug/syncz`, `/debug/config_errors`.
+//! Pages for people and Prometheus: `/ready`, `/metrics`, `/debug/syncz`, `/debug/config_files`,
+//! `/debug/config_errors`.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -34,6 +35,10 @@ pub(crate) async fn serve(
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
+        .route(
+            "/debug/config_files",
+            get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.taken())),
+        )
         .route(
             "/debug/config_errors",
             get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.findings())),

@@ -18,3 +18,4 @@ mod source;
 
 pub use app::run;
 pub use args::Args;
+pub use publish::fingerprint;

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Instant, SystemTime},
 };
@@ -31,6 +32,8 @@ pub(crate) struct Publisher {
 struct State {
     world: World,
     files: Files,
+    /// The files taken in, with the fingerprints of their texts.
+    taken: BTreeMap<String, u64>,
     /// Files that cannot be read, and why.
     unreadable: BTreeMap<String, String>,
     /// What is wrong with the World, apart from views.
@@ -195,6 +198,11 @@ impl Publisher {
         self.lock().clients.values().map(|client| lock(&client.status).clone()).collect()
     }
 
+    /// The files that what is published stands for, with the fingerprints of their texts.
+    pub(crate) fn taken(&self) -> BTreeMap<String, u64> {
+        self.lock().taken.clone()
+    }
+
     /// What is wrong with the configuration now.
     pub(crate) fn findings(&self) -> Vec<Diagnostic> {
         self.lock().all_findings().into_iter().collect()
@@ -215,6 +223,13 @@ impl Publisher {
     }
 }
 
+/// Tells texts of configuration files apart, within one build of the program.
+pub fn fingerprint(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Takes a lock even after a panic: if a compile panics, proxies keep what they have.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -227,8 +242,14 @@ impl State {
         for FileChange { layer, path, state } in changes {
             self.unreadable.remove(&path);
             let changes = match state {
-                FileState::Text(text) => self.files.set(layer, &path, &text),
-                FileState::Gone => self.files.remove(layer, &path),
+                FileState::Text(text) => {
+                    self.taken.insert(path.clone(), fingerprint(&text));
+                    self.files.set(layer, &path, &text)
+                }
+                FileState::Gone => {
+                    self.taken.remove(&path);
+                    self.files.remove(layer, &path)
+                }
                 FileState::Unreadable(reason) => {
                     self.unreadable.insert(path, reason);
                     continue;
