@@ -1,50 +1,77 @@
 //! skysail-proxy: the sidecar.
+//!
+//! Modules stand in the order data flows; a module uses those below it, never those above.
 
-pub(crate) mod admin;
+// In which order it starts, and what it shows of itself.
 pub(crate) mod app;
 pub(crate) mod args;
-pub mod balance;
-pub(crate) mod bootstrap;
-pub(crate) mod buffer;
-pub(crate) mod chains;
-pub mod config;
-pub(crate) mod connection;
-pub mod context;
-pub mod cors;
-pub(crate) mod discovery;
 pub(crate) mod envoy;
-pub mod error;
-pub(crate) mod exchange;
-pub mod fault;
-pub(crate) mod forward;
-#[cfg(feature = "fuzzing")]
-pub mod fuzzing;
-pub mod head;
-pub mod headers;
-pub(crate) mod hop;
-pub mod http1;
-pub(crate) mod inspect;
-pub(crate) mod listen;
-pub mod matching;
-pub(crate) mod mirror;
-pub mod path;
-pub mod peer;
-pub(crate) mod pick;
-pub mod policy;
-pub(crate) mod pool;
+
+pub(crate) mod admin;
+
+// Which configuration and certificates are in force: Envoy's protos become the types of `config`.
+pub(crate) mod bootstrap;
+pub(crate) mod discovery;
 pub(crate) mod remote;
-pub mod route;
 pub(crate) mod secrets;
-pub(crate) mod serve;
-pub(crate) mod socket;
-pub(crate) mod story;
-pub(crate) mod tcp;
-pub mod telemetry;
-pub(crate) mod timer;
 pub(crate) mod translate;
 pub(crate) mod trim;
-pub(crate) mod upstream;
+
+// Where connections come in, and which filter chain takes them.
 pub mod worker;
+
+pub(crate) mod listen;
+
+pub(crate) mod connection;
+pub(crate) mod inspect;
+
+pub(crate) mod chains;
+
+// The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
+pub(crate) mod serve;
+pub(crate) mod story;
+pub(crate) mod tcp;
+
+pub(crate) mod forward;
+pub(crate) mod mirror;
+
+pub(crate) mod exchange;
+pub(crate) mod hop;
+
+// How it gets to an endpoint.
+pub(crate) mod pick;
+pub(crate) mod pool;
+pub(crate) mod upstream;
+
+// The bytes.
+pub(crate) mod buffer;
+pub mod http1;
+pub(crate) mod socket;
+pub(crate) mod timer;
+
+// The decisions: pure and synchronous.
+pub mod balance;
+pub mod cors;
+pub mod fault;
+pub mod headers;
+pub mod path;
+pub mod policy;
+pub mod route;
+
+pub mod matching;
+
+// What is told about it.
+pub mod error;
+pub mod telemetry;
+
+// What all of these share.
+pub mod config;
+pub mod context;
+pub mod head;
+pub mod peer;
+
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 
 pub use app::run;
 pub use args::Args;
