@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -177,18 +177,30 @@ pub(crate) struct Reader {
     files: BTreeMap<PathBuf, ReadFile>,
     /// What the files held when they were last looked at.
     last: Objects,
+    /// The first look takes everything as it is.
+    begun: bool,
 }
+
+/// When a file was changed last, and how long it is; none if it is not there.
+type Stamp = Option<(SystemTime, u64)>;
+
+/// A file must be left alone for so long before a change of it counts: writers cut it off first, and fill it then.
+const SETTLE: Duration = Duration::from_millis(150);
+/// The same for a file that is empty or gone, since that would end its pods.
+const SETTLE_EMPTY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct ReadFile {
-    stamp: Option<(SystemTime, u64)>,
+    stamp: Stamp,
+    /// What it looks like now, and since when, while that differs from what was read.
+    unsettled: Option<(Stamp, Instant)>,
     documents: Vec<Value>,
     problem: Option<String>,
 }
 
 impl Reader {
     pub(crate) fn new(roots: Vec<PathBuf>) -> Self {
-        Self { roots, files: BTreeMap::new(), last: Objects::default() }
+        Self { roots, files: BTreeMap::new(), last: Objects::default(), begun: false }
     }
 
     /// Looks at the files again. True if any of them changed.
@@ -197,19 +209,28 @@ impl Reader {
         for root in &self.roots {
             find(root, &mut found)?;
         }
-        let before = self.files.len();
-        self.files.retain(|path, _| found.contains(path));
-        let mut changed = self.files.len() != before;
         for path in found {
-            let stamp = fs::metadata(&path).and_then(|data| Ok((data.modified()?, data.len()))).ok();
-            let file = self.files.entry(path.clone()).or_default();
-            if file.stamp == stamp && stamp.is_some() {
-                continue;
-            }
-            file.stamp = stamp;
-            changed = true;
-            file.read(&path);
+            self.files.entry(path).or_default();
         }
+        let mut changed = false;
+        let begun = std::mem::replace(&mut self.begun, true);
+        self.files.retain(|path, file| {
+            let stamp = fs::metadata(path).and_then(|data| Ok((data.modified()?, data.len()))).ok();
+            if file.stamp == stamp && (stamp.is_some() || !begun) {
+                file.unsettled = None;
+                return true;
+            }
+            if begun && !file.settled(stamp) {
+                return true;
+            }
+            changed = true;
+            file.stamp = stamp;
+            file.unsettled = None;
+            if stamp.is_some() {
+                file.read(path);
+            }
+            stamp.is_some()
+        });
         Ok(changed)
     }
 
@@ -232,6 +253,18 @@ impl Reader {
 }
 
 impl ReadFile {
+    /// Whether it has looked like this for long enough.
+    fn settled(&mut self, stamp: Stamp) -> bool {
+        let wait = if stamp.is_some_and(|(_, length)| length > 0) { SETTLE } else { SETTLE_EMPTY };
+        match self.unsettled {
+            Some((before, since)) if before == stamp => since.elapsed() >= wait,
+            _ => {
+                self.unsettled = Some((stamp, Instant::now()));
+                false
+            }
+        }
+    }
+
     fn read(&mut self, path: &Path) {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -479,11 +512,43 @@ mod tests {
         assert_eq!(target.resolve(&workload.template.spec.containers), Some(80));
 
         fs::write(&path, &GOOD[..GOOD.len() - 5]).unwrap();
-        assert!(reader.read().unwrap());
+        changed(&mut reader);
         let kept = reader.objects();
         assert_eq!(kept.workloads, objects.workloads);
         assert_eq!(kept.services, objects.services);
         assert_eq!(kept.notes.len(), 1);
+    }
+
+    /// Looks until a change counts.
+    fn changed(reader: &mut Reader) {
+        while !reader.read().unwrap() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_counts_when_it_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        fs::write(&path, GOOD).unwrap();
+        let mut reader = Reader::new(vec![folder.path().to_owned()]);
+        assert!(reader.read().unwrap());
+        let objects = reader.objects();
+
+        // Cut off, then gone, then there again: nothing of that is a change.
+        fs::write(&path, "").unwrap();
+        assert!(!reader.read().unwrap());
+        fs::remove_file(&path).unwrap();
+        assert!(!reader.read().unwrap());
+        assert_eq!(reader.objects(), objects);
+        fs::write(&path, GOOD.replace("replicas: 2", "replicas: 3")).unwrap();
+        assert!(!reader.read().unwrap());
+        changed(&mut reader);
+        assert_eq!(reader.objects().workloads.values().next().unwrap().replicas, 3);
+
+        fs::remove_file(&path).unwrap();
+        changed(&mut reader);
+        assert!(reader.objects().workloads.is_empty());
     }
 
     #[test]
@@ -500,7 +565,7 @@ mod tests {
         assert!(objects.notes[0].contains("spec.replicas"), "{:?}", objects.notes);
 
         fs::write(folder.path().join("a.yaml"), GOOD.replace("replicas: 2", "replicas: two")).unwrap();
-        reader.read().unwrap();
+        changed(&mut reader);
         let kept = reader.objects();
         assert_eq!(kept.workloads, objects.workloads);
         assert!(kept.notes[0].contains("stays as it was"), "{:?}", kept.notes);
