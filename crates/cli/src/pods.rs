@@ -18,7 +18,7 @@ use crate::view;
 
 /// Arguments of `skysail exec`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: skysail exec booking -- curl -s http://flight:8080/\n\n\
+#[command(after_help = "Example: skysail exec booking -- curl -s http://flight:9080/healthz\n\n\
     The command runs in the pod's network, with the pod's names, and its connections take the way the workload's \
     take: through the sidecar. Files are those of this machine. The exit code is the command's.")]
 pub(crate) struct ExecArgs {
@@ -34,7 +34,7 @@ pub(crate) struct ExecArgs {
 
 /// Arguments of `skysail call`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: skysail call booking http://flight:8080/ -H 'x-canary: true'\n\n\
+#[command(after_help = "Example: skysail call booking http://flight:9080/healthz -H 'x-canary: always'\n\n\
     The body is printed, and the status on standard error. The exit code is 0 for a status below 400.")]
 pub(crate) struct CallArgs {
     /// A workload (its first ready pod is taken) or a pod; NAMESPACE/NAME where the name is not unique.
@@ -152,6 +152,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
         bail!("{} has no container {}", args.workload, args.container.as_deref().unwrap_or_default());
     }
     let mut positions = vec![0; files.len()];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     loop {
         for (file, position) in files.iter().zip(&mut positions) {
             print_from(file, position, files.len() > 1)
@@ -160,8 +161,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
         if !args.follow {
             return Ok(0);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        runtime.block_on(tokio::time::sleep(LOOK));
+        runtime.block_on(async { tokio::time::sleep(LOOK).await });
     }
 }
 
