@@ -430,9 +430,11 @@ impl Mesh {
         let names = plan::names(services, addresses, &pods);
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
         let pod_objects = documents(pods.iter().map(|(pod, ready)| pod.object(*ready)));
-        let service_objects = documents(
-            addresses.iter().filter_map(|(key, address)| Some(services.get(key)?.completed(*address))),
-        );
+        // Where the user gave the address, the user's own object stands, and complaints name the user's file.
+        let service_objects = documents(addresses.iter().filter_map(|(key, address)| {
+            let service = services.get(key).filter(|service| service.own_address().is_none())?;
+            Some(service.completed(*address))
+        }));
         self.names.replace(names);
         self.write("generated/services.yaml", service_objects);
         self.write("generated/pods.yaml", pod_objects);

@@ -267,7 +267,8 @@ impl Service {
         self.spec.cluster_ip.as_deref() == Some("None")
     }
 
-    fn own_address(&self) -> Option<Ipv4Addr> {
+    /// The virtual address that the user gave it.
+    pub(crate) fn own_address(&self) -> Option<Ipv4Addr> {
         self.spec.cluster_ip.as_deref().filter(|_| self.is_virtual())?.parse().ok()
     }
 
