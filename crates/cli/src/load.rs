@@ -24,7 +24,7 @@ use tokio::{
 /// What to send.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to ask for: http://HOST[:PORT][/PATH].
+    /// What to ask for, such as `http://flight:9080/healthz`.
     url: String,
     /// A header, `NAME: VALUE`; may be given several times.
     #[arg(short = 'H', long = "header")]

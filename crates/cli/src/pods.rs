@@ -49,7 +49,7 @@ pub(crate) struct CallArgs {
 /// A request, as typed in.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Request {
-    /// What to ask for: http://HOST[:PORT][/PATH].
+    /// What to ask for, such as `http://flight:9080/healthz`.
     url: String,
     /// The method.
     #[arg(short = 'X', long, default_value = "GET")]
