@@ -136,7 +136,13 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
 fn balancer(proto: &Proto, discovery: &Discovery) -> Result<Balancer> {
     let policy = proto.lb_policy();
     Ok(match (policy, discovery) {
-        (_, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
+        (LbPolicy::ClusterProvided, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
+        (_, Discovery::OriginalDst(_)) => {
+            return Err(Reject::new(format!(
+                "lb_policy {} does not go with type ORIGINAL_DST: use CLUSTER_PROVIDED",
+                policy.as_str_name()
+            )));
+        }
         (LbPolicy::RoundRobin, _) => Balancer::RoundRobin,
         (LbPolicy::LeastRequest, _) => {
             let choices = match &proto.lb_config {
