@@ -141,7 +141,7 @@ impl TlsSpec {
         let builder = match &self.peer {
             Some(check) => builder
                 .with_custom_certificate_verifier(Arc::new(CheckPeer { check: check.clone(), provider })),
-            None => builder.with_custom_certificate_verifier(Arc::new(AnyPeer(provider))),
+            None => builder.with_custom_certificate_verifier(Arc::new(AnyPeer { provider })),
         };
         let mut config =
             builder.with_client_cert_resolver(Arc::new(OurCertificates(self.identities.clone())));
@@ -200,6 +200,33 @@ impl ResolvesClientCert for OurCertificates {
     }
 }
 
+/// How every verifier checks that the peer holds the key of its certificate: with its `provider`.
+macro_rules! signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, TlsError> {
+            verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, TlsError> {
+            verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.provider.signature_verification_algorithms.supported_schemes()
+        }
+    };
+}
+
 /// Checks the peer's certificate by chain and names, on either side.
 #[derive(Debug)]
 struct CheckPeer {
@@ -240,27 +267,7 @@ impl ServerCertVerifier for CheckPeer {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+    signatures!();
 }
 
 impl ClientCertVerifier for CheckPeer {
@@ -284,32 +291,14 @@ impl ClientCertVerifier for CheckPeer {
         Ok(verified)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        ServerCertVerifier::verify_tls12_signature(self, message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        ServerCertVerifier::verify_tls13_signature(self, message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ServerCertVerifier::supported_verify_schemes(self)
-    }
+    signatures!();
 }
 
 /// Accepts any server that holds the key of the certificate it sends: TLS origination without a CA given.
 #[derive(Debug)]
-struct AnyPeer(Arc<CryptoProvider>);
+struct AnyPeer {
+    provider: Arc<CryptoProvider>,
+}
 
 impl ServerCertVerifier for AnyPeer {
     fn verify_server_cert(
@@ -323,27 +312,7 @@ impl ServerCertVerifier for AnyPeer {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+    signatures!();
 }
 
 #[cfg(test)]

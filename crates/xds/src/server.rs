@@ -7,9 +7,12 @@ mod state;
 
 use std::{collections::BTreeSet, convert::Infallible, pin::Pin, sync::Arc, task, time::Duration};
 
-use envoy_types::pb::envoy::{
-    config::core::v3::Node,
-    service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+use envoy_types::pb::{
+    envoy::{
+        config::core::v3::Node,
+        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+    },
+    google::rpc::Status as RpcStatus,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -199,8 +202,15 @@ trait IntoAsk: prost::Message + Default + Send + 'static {
     fn into_ask(self) -> Result<Ask, String>;
 }
 
-fn kind(url: String) -> Result<Kind, String> {
-    Kind::from_url(&url).ok_or(url)
+/// What both forms have.
+fn ask(url: String, nonce: String, error: Option<RpcStatus>, asked: Vec<String>) -> Result<Ask, String> {
+    Ok(Ask {
+        kind: Kind::from_url(&url).ok_or(url)?,
+        nonce,
+        error: error.map(|status| status.message),
+        names: names(asked),
+        ..Ask::default()
+    })
 }
 
 fn names(names: Vec<String>) -> BTreeSet<Arc<str>> {
@@ -215,14 +225,9 @@ impl IntoAsk for DeltaDiscoveryRequest {
     }
 
     fn into_ask(self) -> Result<Ask, String> {
-        Ok(Ask {
-            kind: kind(self.type_url)?,
-            nonce: self.response_nonce,
-            error: self.error_detail.map(|status| status.message),
-            names: names(self.resource_names_subscribe),
-            unsubscribe: names(self.resource_names_unsubscribe),
-            have: self.initial_resource_versions,
-        })
+        let ask = ask(self.type_url, self.response_nonce, self.error_detail, self.resource_names_subscribe)?;
+        let unsubscribe = names(self.resource_names_unsubscribe);
+        Ok(Ask { unsubscribe, have: self.initial_resource_versions, ..ask })
     }
 }
 
@@ -234,13 +239,7 @@ impl IntoAsk for DiscoveryRequest {
     }
 
     fn into_ask(self) -> Result<Ask, String> {
-        Ok(Ask {
-            kind: kind(self.type_url)?,
-            nonce: self.response_nonce,
-            error: self.error_detail.map(|status| status.message),
-            names: names(self.resource_names),
-            ..Ask::default()
-        })
+        ask(self.type_url, self.response_nonce, self.error_detail, self.resource_names)
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};
 pub(crate) use security::{authorization_policy, peer_authentication};
 pub(crate) use unsupported::{condition_unsupported, unsupported};
-pub(crate) use virtual_service::virtual_service;
+pub(crate) use virtual_service::{GRPC_STATUS, virtual_service};
 
 use crate::{
     api::{Duration, MeshConfig, StringMatch},

@@ -29,8 +29,8 @@ const RETRY_ON: &[&str] = &[
     "unavailable",
 ];
 
-/// gRPC's status names, by number from 0.
-const GRPC_STATUS: &[&str] = &[
+/// gRPC's status names, by number from 0. Source: gRPC's "Status codes and their use".
+pub(crate) const GRPC_STATUS: &[&str] = &[
     "OK",
     "CANCELLED",
     "UNKNOWN",

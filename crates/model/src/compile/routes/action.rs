@@ -25,6 +25,7 @@ use crate::{
             timed_action, uint32, whole_percent,
         },
     },
+    validate::GRPC_STATUS,
     world::fqdn,
 };
 
@@ -269,28 +270,9 @@ fn fault(from: &api::HttpFault) -> HttpFault {
     HttpFault { delay, abort, ..Default::default() }
 }
 
-/// The number of a gRPC status. Source: gRPC's "Status codes and their use".
+/// The number of a gRPC status.
 fn grpc_status(name: &str) -> Option<u32> {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    ];
-    NAMES.iter().position(|known| *known == name).and_then(|at| u32::try_from(at).ok())
+    GRPC_STATUS.iter().position(|known| *known == name).and_then(|at| u32::try_from(at).ok())
 }
 
 fn cors(from: &api::CorsPolicy) -> CorsPolicy {
