@@ -1,10 +1,18 @@
 //! Log set-up, the same for all programs: text or JSON lines on standard error.
 //!
-//! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`.
+//! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. What is logged can be
+//! changed while the program runs.
 
-use std::io::IsTerminal as _;
+use std::{io::IsTerminal as _, sync::OnceLock};
 
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{
+    EnvFilter, Registry, filter::Directive, fmt, layer::SubscriberExt as _, reload,
+    util::SubscriberInitExt as _,
+};
+
+/// What is logged, once [`init`] has set up the process's log.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,14 +24,85 @@ pub enum Format {
     Json,
 }
 
+/// Why it cannot be changed what is logged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not the name of a module.
+    #[error("{0:?} is not a logger: name a module, such as skysail_proxy::secrets")]
+    NoLogger(String),
+    /// Something else than [`init`] set up the log.
+    #[error("the log of this process cannot be changed")]
+    Fixed,
+}
+
 /// Directs the process's log to standard error. A second call changes nothing.
 pub fn init(format: Format) {
     let filter = EnvFilter::try_from_env("SKYSAIL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
-    // An error means that a subscriber stands already, which is what was asked for.
-    let _ = match format {
+    let outcome = match format {
         Format::Text => registry.with(layer).try_init(),
         Format::Json => registry.with(layer.json()).try_init(),
     };
+    // An error means that a subscriber stands already, which is what was asked for.
+    if outcome.is_ok() {
+        let _ = FILTER.set(handle);
+    }
+}
+
+/// Changes what is logged: of a module and those inside it, or where none is named of everything.
+///
+/// # Errors
+/// When this is no module's name, or [`init`] did not set up the log.
+pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), Error> {
+    let directive = module.map(|module| directive(module, level)).transpose()?;
+    let handle = FILTER.get().ok_or(Error::Fixed)?;
+    let change = |filter: &mut EnvFilter| {
+        *filter = match directive {
+            Some(directive) => std::mem::take(filter).add_directive(directive),
+            None => EnvFilter::new(level.to_string()),
+        };
+    };
+    handle.modify(change).map_err(|_| Error::Fixed)
+}
+
+/// What is logged now, by module; without a name for all others.
+pub fn levels() -> Vec<(Option<String>, String)> {
+    let current = FILTER.get().and_then(|handle| handle.with_current(ToString::to_string).ok());
+    let directives = current.unwrap_or_default();
+    let level = |directive: &str| match directive.rsplit_once('=') {
+        Some((module, level)) => (Some(module.to_owned()), level.to_owned()),
+        None => (None, directive.to_owned()),
+    };
+    directives.split(',').filter(|directive| !directive.is_empty()).map(level).collect()
+}
+
+fn directive(module: &str, level: LevelFilter) -> Result<Directive, Error> {
+    let named = !module.is_empty() && module.chars().all(|c| c.is_ascii_alphanumeric() || "_:-".contains(c));
+    let parsed = format!("{module}={level}").parse();
+    parsed.ok().filter(|_| named).ok_or_else(|| Error::NoLogger(module.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_change_while_it_runs() {
+        init(Format::Text);
+        set_level(None, LevelFilter::WARN).unwrap();
+        assert_eq!(levels(), [(None, "warn".to_owned())]);
+        assert!(!tracing::enabled!(target: "acme", tracing::Level::INFO));
+        set_level(Some("acme::shop"), LevelFilter::DEBUG).unwrap();
+        assert!(levels().contains(&(Some("acme::shop".to_owned()), "debug".to_owned())));
+        assert!(tracing::enabled!(target: "acme::shop::cart", tracing::Level::DEBUG));
+        assert!(!tracing::enabled!(target: "acme", tracing::Level::INFO));
+        set_level(None, LevelFilter::INFO).unwrap();
+        assert!(!tracing::enabled!(target: "acme::shop::cart", tracing::Level::DEBUG));
+        assert!(tracing::enabled!(target: "acme", tracing::Level::INFO));
+        for bad in ["", "a b", "a[b]", "a=b", "a,b"] {
+            assert!(matches!(set_level(Some(bad), LevelFilter::INFO), Err(Error::NoLogger(_))), "{bad}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
     cors,
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
-    head::Version,
+    head::{self, Version},
     headers, hop,
     http1::{
         Connection, Framing,
@@ -145,10 +145,9 @@ impl Story<'_> {
             }
         }
         match way.host {
-            Some(HostRewrite::Literal(host)) => self.rename_host(host),
+            Some(HostRewrite::Literal(host)) => self.rename_host(host.as_bytes()),
             Some(HostRewrite::Header(name)) => {
-                let host = self.head.header(name).map(|value| String::from_utf8_lossy(value).into_owned());
-                if let Some(host) = host {
+                if let Some(host) = self.head.header(name).map(<[u8]>::to_vec) {
                     self.rename_host(&host);
                 }
             }
@@ -166,8 +165,10 @@ impl Story<'_> {
         }
     }
 
-    /// Gives the request another authority, and tells the upstream which one the client asked for.
-    fn rename_host(&mut self, host: &str) {
+    /// Gives the request another authority, and tells the upstream which one the client asked for. It keeps its own
+    /// instead of one that is empty, as in Envoy, or that no `Host` field could hold.
+    fn rename_host(&mut self, host: &[u8]) {
+        let Some(host) = head::as_authority(host) else { return };
         if !self.head.has("x-envoy-original-host") {
             let original = self.head.authority().to_owned();
             self.head.append("x-envoy-original-host", original.as_bytes());
@@ -196,7 +197,7 @@ impl Story<'_> {
                 Avoid { hosts: &tried, attempts: avoided.map_or(0, |retry| retry.host_selection_attempts) };
             let host = pick::endpoint(self.worker, &way.pool, self.downstream.destination, avoid)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
-                self.rename_host(name);
+                self.rename_host(name.as_bytes());
             }
             let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
             let replayable = body.is_whole();

@@ -388,6 +388,19 @@ fn offset(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
+/// Whether a byte can stand in `uri-host [":" port]` of RFC 3986, without userinfo.
+pub(crate) fn is_host(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+        || matches!(b, b'-' | b'.' | b'_' | b'~' | b'%' | b':' | b'[' | b']' | b'!' | b'$' | b'&' | b'\'')
+        || matches!(b, b'(' | b')' | b'*' | b'+' | b';' | b'=')
+}
+
+/// A value as an authority to set; `None` if it is empty or none that a `Host` field could hold.
+pub(crate) fn as_authority(value: &[u8]) -> Option<&str> {
+    let valid = !value.is_empty() && value.iter().all(|b| is_host(*b));
+    std::str::from_utf8(value).ok().filter(|_| valid)
+}
+
 fn replace(text: &mut String, with: &str) {
     text.clear();
     text.push_str(with);

@@ -8,7 +8,7 @@ use crate::{
         http::{Format, ForwardClientCert, HttpManager},
         route::HeaderOp,
     },
-    head::{Headers, RequestHead, ResponseHead},
+    head::{self, Headers, RequestHead, ResponseHead},
     telemetry::{Context, Record, format},
 };
 
@@ -21,9 +21,12 @@ pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'
         let value = value_of(op, &Context { record, request: Some(head), response: None });
         match (op, &value) {
             (HeaderOp::Set(name, _) | HeaderOp::Append(name, _), Some(value))
-                if matches!(&**name, ":authority" | "host") && !value.is_empty() =>
+                if matches!(&**name, ":authority" | "host") =>
             {
-                head.set_authority(&without_spaces(value));
+                // A value from the request may be anything; the server must not get what is no host.
+                if let Some(authority) = head::as_authority(value) {
+                    head.set_authority(authority);
+                }
             }
             (HeaderOp::Set(name, _), Some(value)) if &**name == ":path" && !value.is_empty() => {
                 head.set_path(&without_spaces(value));

@@ -11,7 +11,7 @@ use crate::{
     balance::Avoid,
     config::{Snapshot, route::Mirror},
     context::Worker,
-    error::Error,
+    error::{Error, Kind},
     head::RequestHead,
     http1::{
         flow::Flow,
@@ -19,7 +19,7 @@ use crate::{
     },
     peer::{METADATA, METADATA_ID},
     pick,
-    pool::Pool,
+    pool::{Busy, Host, Pool},
     route,
     upstream::{self, Offer},
 };
@@ -43,6 +43,13 @@ pub(crate) fn send(
             debug!("no cluster {} for copies of requests", mirror.cluster);
             continue;
         };
+        let (host, busy) = match place(worker, &pool) {
+            Ok(place) => place,
+            Err(error) => {
+                debug!("no copy of a request goes to {}: {error}", pool.cluster.name);
+                continue;
+            }
+        };
         let mut head = head.clone();
         head.remove(METADATA);
         head.remove(METADATA_ID);
@@ -52,8 +59,10 @@ pub(crate) fn send(
         let (framing, content) = (body.framing(), body.kept().unwrap_or_default().to_vec());
         let worker = worker.clone();
         tokio::task::spawn_local(async move {
+            let _busy = busy;
             let sent = async {
-                let mut upstream = connect(&worker, &pool).await?;
+                let mut upstream =
+                    upstream::get(&pool, &host, Offer::IstioHttp1, &worker.shared, true).await?;
                 write::request(&mut upstream.stream.output, &head, framing, Persistence::Close);
                 upstream.stream.output.extend(&content);
                 if upstream.stream.flush().await.is_ok() {
@@ -70,11 +79,13 @@ pub(crate) fn send(
     }
 }
 
-async fn connect(worker: &Rc<Worker>, pool: &Rc<Pool>) -> Result<crate::pool::Upstream, Error> {
+/// An endpoint, and a place among the requests that its cluster allows: copies count like any other.
+fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
     // Copies follow no original destination: there is none for them.
     let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let host = pick::endpoint(worker, pool, nowhere, Avoid { hosts: &[], attempts: 0 })?;
-    upstream::get(pool, &host, Offer::IstioHttp1, &worker.shared, true).await
+    let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
+    Ok((host, busy))
 }
 
 /// `reviews:9080` is mirrored as `reviews-shadow:9080`.

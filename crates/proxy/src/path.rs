@@ -16,7 +16,7 @@ pub enum Outcome {
     Go,
     /// 400, [`crate::error::Kind::BadPath`].
     Reject,
-    /// 307 to the path that the head now has.
+    /// 307 to the path that the head now has: [`location`].
     Redirect,
 }
 
@@ -56,6 +56,14 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
         head.set_path(&new);
     }
     if redirect { Outcome::Redirect } else { Outcome::Go }
+}
+
+/// Where a redirect leads: to the path in normal form, as in Envoy. A path that begins with two slashes would read as
+/// another host there (RFC 3986, 4.2); with a dot segment before them it stays a path.
+pub fn location(head: &RequestHead) -> String {
+    let path = head.path();
+    let dot = if path.starts_with("//") || path.starts_with("/\\") { "/." } else { "" };
+    format!("{dot}{path}")
 }
 
 /// `%2F` and `%5C` as what they stand for; `None` if there is none.
@@ -203,6 +211,18 @@ mod tests {
             assert!(!is_canonical(path) || path == expected, "{path}");
         }
         assert_eq!(canonical("/a%00"), None);
+    }
+
+    #[test]
+    fn a_redirect_stays_on_its_host() {
+        for (path, expected) in [
+            ("/a/b?c", "/a/b?c"),
+            ("/", "/"),
+            ("//example.org/a", "/.//example.org/a"),
+            ("/\\example.org", "/./\\example.org"),
+        ] {
+            assert_eq!(location(&RequestHead::build("GET", path, "h", &[])), expected);
+        }
     }
 
     #[test]

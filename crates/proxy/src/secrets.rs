@@ -2,11 +2,13 @@
 //!
 //! In own mode the sidecar makes its key, has it signed by the control plane, and renews in time; what it gets
 //! serves every TLS context that names `default` and `ROOTCA` by SDS from `sds-grpc`, as istiod's all do. With a
-//! bootstrap file secrets come from SDS servers, one stream for each secret, as with Envoy. Either way the handles
-//! in [`TlsContexts`] are filled, which takes effect with the next handshake and interrupts nothing.
+//! bootstrap file secrets come from SDS servers, one stream for each secret, as with Envoy, or from [`files`]. Either
+//! way the handles in [`TlsContexts`] are filled, which takes effect with the next handshake and interrupts nothing.
+
+mod files;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     convert::Infallible,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -33,7 +35,10 @@ use skysail_xds::{
     },
     istio::{self, IstioCertificateRequest},
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::AbortHandle,
+};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::metadata::MetadataMap;
 
@@ -57,15 +62,37 @@ pub(crate) struct Secrets {
     pub(crate) changed: Arc<Notify>,
     /// Secrets that a task fetches already.
     fetched: Arc<Mutex<HashSet<SecretName>>>,
+    /// Tasks that watch the files of secrets that came from servers.
+    watched: Arc<Mutex<HashMap<SecretName, AbortHandle>>>,
 }
 
 impl Secrets {
     pub(crate) fn new(tls: Arc<TlsContexts>) -> Self {
-        Self { tls, principal: Arc::default(), changed: Arc::default(), fetched: Arc::default() }
+        Self {
+            tls,
+            principal: Arc::default(),
+            changed: Arc::default(),
+            fetched: Arc::default(),
+            watched: Arc::default(),
+        }
     }
 
-    /// Takes a secret.
+    /// Takes a secret, and follows the files that it names unless it stands in a bootstrap file.
     pub(crate) fn take(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+        self.put(name, secret)?;
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = watched.remove(name) {
+            before.abort();
+        }
+        if name.source != SecretSource::Static && files::names_files(secret) {
+            let keep = files::keep(self.clone(), name.clone(), files::Origin::Delivered(secret.clone()));
+            watched.insert(name.clone(), tokio::spawn(keep).abort_handle());
+        }
+        Ok(())
+    }
+
+    /// Puts a secret to use.
+    fn put(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
         let identity = translate::take_secret(&self.tls, name, secret)?;
         self.took(identity)
     }
@@ -86,6 +113,17 @@ impl Secrets {
         self.tls.refresh()?;
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// Starts to follow every file that contexts name for secrets and that is not followed yet.
+    pub(crate) fn follow_files(&self) {
+        for name in self.tls.names() {
+            let SecretSource::File { path, watched } = name.source.clone() else { continue };
+            if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+                let origin = files::Origin::File { path, watched, found: None };
+                tokio::spawn(files::keep(self.clone(), name, origin));
+            }
+        }
     }
 
     /// Starts to fetch every secret that contexts name from SDS servers and that is not fetched yet. `remote` finds

@@ -136,6 +136,15 @@ impl<'a> Story<'a> {
     async fn serve(&mut self, body: &mut Flow, upgrade: bool) -> Result<(), Error> {
         let upgrade = self.receive(upgrade)?;
         let (manager, snapshot) = (self.manager, self.snapshot);
+        match path::normalize(manager, self.head) {
+            Normalized::Go => {}
+            Normalized::Reject => return Err(Error::new(Kind::BadPath)),
+            Normalized::Redirect => {
+                *self.response = ResponseHead::build(307, &[("location", &path::location(self.head))]);
+                self.told.details = Cow::Borrowed("path_normalization_failed");
+                return self.answer(b"", body).await;
+            }
+        }
         let table = match &manager.routes {
             Routes::Inline(table) => Some(&**table),
             Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
@@ -194,10 +203,7 @@ impl<'a> Story<'a> {
             forwarded_cert: self.forwarded_cert,
         };
         self.client = headers::receive(self.manager, hop, self.head, &mut self.worker.dice.borrow_mut());
-        match path::normalize(self.manager, self.head) {
-            Normalized::Go => Ok(wanted.map(Box::from)),
-            Normalized::Reject | Normalized::Redirect => Err(Error::new(Kind::BadPath)),
-        }
+        Ok(wanted.map(Box::from))
     }
 
     fn authorize(&self, route: Option<&Route>) -> Result<(), Error> {

@@ -2,6 +2,7 @@
 
 mod clusters;
 mod dump;
+mod logging;
 
 use std::{
     collections::HashMap,
@@ -65,7 +66,7 @@ const HELP: &str = "\
 /drain_listeners          (POST) take no new connections, finish those there are
 /healthz/ready            200 when ready
 /listeners                addresses listened on (?format=json)
-/logging                  how to set what is logged
+/logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
 /memory                   resident memory in bytes
 /quitquitquit             (POST) drain and end
 /ready                    LIVE when ready
@@ -150,7 +151,7 @@ fn all() -> Router<Arc<Admin>> {
         .route("/drain_listeners", post(drain_listeners))
         .route("/healthz/ready", get(ready))
         .route("/listeners", get(listeners))
-        .route("/logging", get(logging).post(logging))
+        .route("/logging", post(logging::page))
         .route("/memory", get(memory))
         .route("/quitquitquit", post(quit))
         .route("/ready", get(ready))
@@ -285,10 +286,6 @@ async fn memory() -> Json<Value> {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     Json(json!({"allocated": (pages * 4096).to_string()}))
-}
-
-async fn logging() -> &'static str {
-    "what is logged is set at the start by SKYSAIL_LOG, such as SKYSAIL_LOG=info,skysail_proxy=debug\n"
 }
 
 async fn quit(State(admin): State<Arc<Admin>>) -> &'static str {

@@ -26,6 +26,8 @@ pub(crate) enum Conversion {
     Bootstrap,
     /// A node, JSON, to its encoded form.
     Node,
+    /// A file of discovery, YAML or JSON, to its encoded form.
+    Discovery,
     /// An encoded `envoy.admin.v3.ConfigDump` to JSON without private keys.
     ConfigDump,
 }
@@ -49,6 +51,7 @@ pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow
     let word = match conversion {
         Conversion::Bootstrap => "bootstrap",
         Conversion::Node => "node",
+        Conversion::Discovery => "discovery",
         Conversion::ConfigDump => "config-dump",
     };
     command.args(["--convert", word]);
@@ -80,6 +83,7 @@ pub(crate) fn convert(conversion: Conversion, input: &[u8]) -> anyhow::Result<Ve
     match conversion {
         Conversion::Bootstrap => to_proto(&pool, "envoy.config.bootstrap.v3.Bootstrap", input),
         Conversion::Node => to_proto(&pool, "envoy.config.core.v3.Node", input),
+        Conversion::Discovery => to_proto(&pool, "envoy.service.discovery.v3.DiscoveryResponse", input),
         Conversion::ConfigDump => to_json(&pool, "envoy.admin.v3.ConfigDump", input),
     }
 }

@@ -113,7 +113,7 @@ fn is_ads(source: Option<&ConfigSource>) -> anyhow::Result<bool> {
     match source.map(|source| source.config_source_specifier.as_ref()) {
         None => Ok(false),
         Some(Some(ConfigSourceSpecifier::Ads(_))) => Ok(true),
-        Some(_) => bail!("only `ads: {{}}` is supported"),
+        Some(_) => bail!("only `ads: {{}}` is supported, no api_config_source or path_config_source"),
     }
 }
 

@@ -237,6 +237,7 @@ impl Configuration {
     /// Gives the listeners that could not be bound, with the reason.
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
+        self.secrets.follow_files();
         if self.fetch_secrets {
             self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
         }

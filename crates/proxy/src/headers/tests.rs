@@ -85,9 +85,11 @@ fn operations_in_their_order() {
     let ops = [
         HeaderOp::Set("x".into(), text("a\r\nb: c")),
         HeaderOp::Set(":path".into(), text("/a HTTP/1.1\r\nx: y")),
+        HeaderOp::Set("host".into(), text("no host")),
     ];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     assert_eq!((head.header("x"), head.path()), (Some(&b"ab: c"[..]), "/a%20HTTP/1.1x:%20y"));
+    assert_eq!(head.authority(), "new:80");
 
     let mut answer = ResponseHead::build(200, &[("x", "1")]);
     let ops = [HeaderOp::Set("x".into(), operator("RESPONSE_CODE", None)), HeaderOp::Remove("y".into())];

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Framing;
-use crate::head::{Headers, RequestHead, ResponseHead, Scheme, Version};
+use crate::head::{self, Headers, RequestHead, ResponseHead, Scheme, Version};
 
 /// What a head may be at most.
 #[derive(Clone, Copy, Debug)]
@@ -256,7 +256,7 @@ fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
     let Some(host) = first else {
         return if head.version == Version::Http10 { Ok(()) } else { Err(missing) };
     };
-    if !host.iter().all(|b| is_host(*b)) {
+    if !host.iter().all(|b| head::is_host(*b)) {
         return Err(Malformed::new(400, "http1.invalid_authority"));
     }
     drop(hosts);
@@ -275,7 +275,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     let target = target.to_owned();
     let target = target.as_str();
     if connect {
-        let valid = target.bytes().all(is_host)
+        let valid = target.bytes().all(head::is_host)
             && target
                 .rsplit_once(':')
                 .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
@@ -293,7 +293,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     }
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
-    if authority.is_empty() || !authority.bytes().all(is_host) {
+    if authority.is_empty() || !authority.bytes().all(head::is_host) {
         return Err(BAD_TARGET);
     }
     // The target's authority counts, not the Host field's (3.2.2).
@@ -418,11 +418,4 @@ pub(crate) fn is_token(b: u8) -> bool {
 /// Section 5.5 of RFC 9110: no controls but the tab.
 fn is_value(b: u8) -> bool {
     b >= b' ' && b != 0x7f || b == b'\t'
-}
-
-/// `uri-host [":" port]` of RFC 3986, without userinfo.
-fn is_host(b: u8) -> bool {
-    b.is_ascii_alphanumeric()
-        || matches!(b, b'-' | b'.' | b'_' | b'~' | b'%' | b':' | b'[' | b']' | b'!' | b'$' | b'&' | b'\'')
-        || matches!(b, b'(' | b')' | b'*' | b'+' | b';' | b'=')
 }

@@ -33,7 +33,7 @@ use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
     At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type,
-    unpack,
+    unpack, warn_once,
 };
 use crate::config::{
     Cluster,
@@ -74,11 +74,28 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         metadata_exchange: metadata_exchange(&proto.filters)?,
         weigh_localities: weighs_localities(&proto),
     };
-    if let Some(assignment) = &proto.load_assignment
-        && matches!(cluster.discovery, Discovery::Static)
-    {
-        let endpoints = endpoints::translate(assignment, &cluster).at("load_assignment")?;
-        cluster.endpoints = ArcSwap::from_pointee(endpoints);
+    if let Some(assignment) = &proto.load_assignment {
+        match cluster.discovery {
+            Discovery::Static => {
+                let endpoints = endpoints::translate(assignment, &cluster).at("load_assignment")?;
+                cluster.endpoints = ArcSwap::from_pointee(endpoints);
+            }
+            // Its names are in `discovery` already.
+            Discovery::Dns { .. } => {}
+            Discovery::OriginalDst(_) => {
+                return Err(Reject::new(
+                    "a cluster of type ORIGINAL_DST has no endpoints of its own: take it out",
+                )
+                .at_field("load_assignment"));
+            }
+            Discovery::Eds(_) if translator.strict => {
+                let reason = "a cluster of type EDS gets its endpoints by discovery: take it out";
+                return Err(Reject::new(reason).at_field("load_assignment"));
+            }
+            Discovery::Eds(_) => {
+                warn_once("load_assignment has no effect in a cluster of type EDS".to_owned());
+            }
+        }
     }
     Ok(cluster)
 }

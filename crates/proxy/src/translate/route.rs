@@ -27,9 +27,13 @@ use super::{
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, type_name, unpack,
 };
-use crate::config::route::{
-    Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect,
-    RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
+use crate::{
+    config::route::{
+        Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect,
+        RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets,
+        VirtualHost,
+    },
+    head,
 };
 
 /// Envoy's defaults.
@@ -227,15 +231,21 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
 fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewrite>> {
     Ok(match proto {
         None => None,
-        Some(HostRewriteSpecifier::HostRewriteLiteral(host)) => {
-            Some(HostRewrite::Literal(host.as_str().into()))
-        }
+        Some(HostRewriteSpecifier::HostRewriteLiteral(host)) => literal_host(host)?,
         Some(HostRewriteSpecifier::AutoHostRewrite(auto)) => auto.value.then_some(HostRewrite::Auto),
         Some(HostRewriteSpecifier::HostRewriteHeader(name)) => {
             Some(HostRewrite::Header(name.to_ascii_lowercase().into()))
         }
         Some(_) => return Err(Reject::new("this rewrite of the host is not supported")),
     })
+}
+
+/// An empty one rewrites nothing, as in Envoy.
+fn literal_host(host: &str) -> Result<Option<HostRewrite>> {
+    if !host.is_empty() && head::as_authority(host.as_bytes()).is_none() {
+        return Err(Reject::new(format!("{host:?} is not a host")).at_field("host_rewrite_literal"));
+    }
+    Ok(Some(HostRewrite::Literal(host.into())).filter(|_| !host.is_empty()))
 }
 
 fn targets(proto: Option<&ClusterSpecifier>) -> Result<Targets> {
@@ -261,10 +271,10 @@ fn weighted(proto: &WeightedCluster) -> Result<Targets> {
 }
 
 fn target(proto: &ClusterWeight) -> Result<Target> {
-    let host = proto.host_rewrite_specifier.as_ref().map(|specifier| {
-        let cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host) = specifier;
-        HostRewrite::Literal(host.as_str().into())
-    });
+    let host = match &proto.host_rewrite_specifier {
+        Some(cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host)) => literal_host(host)?,
+        None => None,
+    };
     Ok(Target {
         cluster: proto.name.as_str().into(),
         weight: number(proto.weight).unwrap_or(0),

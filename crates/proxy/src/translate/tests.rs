@@ -258,12 +258,56 @@ fn fields_without_support_are_refused_with_their_path() {
 
 #[test]
 fn what_istio_may_send_without_effect_is_refused_in_a_file() {
+    let refused = |proto: ClusterProto| {
+        let body = proto.encode_to_vec();
+        with(false, |translator| translator.cluster(&body)).unwrap();
+        with(true, |translator| translator.cluster(&body)).unwrap_err().to_string()
+    };
     let mut proto = cluster_proto(DiscoveryType::Static);
     proto.outlier_detection = Some(Default::default());
-    let body = proto.encode_to_vec();
-    with(false, |translator| translator.cluster(&body)).unwrap();
-    let reason = with(true, |translator| translator.cluster(&body)).unwrap_err().to_string();
+    let reason = refused(proto);
     assert!(reason.contains("outlier_detection"), "{reason}");
+    let mut proto = by_discovery();
+    proto.load_assignment = Some(ClusterLoadAssignment::default());
+    let reason = refused(proto);
+    assert!(reason.starts_with("load_assignment: a cluster of type EDS"), "{reason}");
+}
+
+fn by_discovery() -> ClusterProto {
+    use skysail_xds::envoy::pb::envoy::config::{
+        cluster::v3::cluster::EdsClusterConfig,
+        core::v3::{AggregatedConfigSource, ConfigSource, config_source::ConfigSourceSpecifier},
+    };
+    let ads = ConfigSourceSpecifier::Ads(AggregatedConfigSource::default());
+    let source = ConfigSource { config_source_specifier: Some(ads), ..ConfigSource::default() };
+    let config = EdsClusterConfig { eds_config: Some(source), ..EdsClusterConfig::default() };
+    ClusterProto { eds_cluster_config: Some(config), ..cluster_proto(DiscoveryType::Eds) }
+}
+
+#[test]
+fn original_destinations_go_with_nothing_else() {
+    let outcome = |proto: &ClusterProto| {
+        let body = proto.encode_to_vec();
+        with(false, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string())
+    };
+    let mut original = cluster_proto(DiscoveryType::OriginalDst);
+    for policy in [LbPolicy::RoundRobin, LbPolicy::LeastRequest, LbPolicy::Random, LbPolicy::Maglev] {
+        original.set_lb_policy(policy);
+        let reason = outcome(&original).unwrap_err();
+        let expected = format!("lb_policy {} does not go with type ORIGINAL_DST", policy.as_str_name());
+        assert!(reason.starts_with(&expected), "{reason}");
+    }
+    original.set_lb_policy(LbPolicy::ClusterProvided);
+    assert_eq!(outcome(&original).unwrap().balancer, Balancer::OriginalDst);
+    original.load_assignment = Some(ClusterLoadAssignment::default());
+    let reason = outcome(&original).unwrap_err();
+    assert!(reason.starts_with("load_assignment: a cluster of type ORIGINAL_DST"), "{reason}");
+    for kind in [DiscoveryType::Static, DiscoveryType::StrictDns, DiscoveryType::LogicalDns] {
+        let mut other = cluster_proto(kind);
+        other.set_lb_policy(LbPolicy::ClusterProvided);
+        let reason = outcome(&other).unwrap_err();
+        assert!(reason.starts_with("lb_policy: CLUSTER_PROVIDED is not supported"), "{reason}");
+    }
 }
 
 fn address_proto(host: &str, port: u32) -> Address {
@@ -356,6 +400,37 @@ fn domains_are_indexed_and_must_be_unique() {
     assert_eq!(&*good.prefixes[0].0, "w.");
     let reason = table(vec![host("a", &["x"]), host("b", &["X"])]).unwrap_err().to_string();
     assert!(reason.starts_with("virtual_hosts[1].domains:"), "{reason}");
+}
+
+#[test]
+fn a_new_host_must_be_one() {
+    let table = |host: &str| {
+        let action = RouteAction {
+            cluster_specifier: Some(route_action::ClusterSpecifier::Cluster("c".to_owned())),
+            host_rewrite_specifier: Some(route_action::HostRewriteSpecifier::HostRewriteLiteral(
+                host.to_owned(),
+            )),
+            ..RouteAction::default()
+        };
+        let route = RouteProto {
+            r#match: Some(RouteMatch {
+                path_specifier: Some(route_match::PathSpecifier::Prefix("/".to_owned())),
+                ..RouteMatch::default()
+            }),
+            action: Some(route::Action::Route(action)),
+            ..RouteProto::default()
+        };
+        let host =
+            VirtualHost { domains: vec!["*".to_owned()], routes: vec![route], ..VirtualHost::default() };
+        let proto = RouteConfiguration { virtual_hosts: vec![host], ..RouteConfiguration::default() };
+        with(false, |translator| translator.routes(&proto.encode_to_vec()))
+    };
+    table("b.example:80").unwrap();
+    table("").unwrap();
+    for host in ["b c", "b\r\nx: y", "b/c"] {
+        let reason = table(host).unwrap_err().to_string();
+        assert!(reason.contains("host_rewrite_literal: ") && reason.ends_with("is not a host"), "{reason}");
+    }
 }
 
 #[test]

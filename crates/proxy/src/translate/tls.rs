@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -22,6 +23,8 @@ pub(crate) enum SecretSource {
     Ads,
     /// An SDS server behind this cluster; the same name stands for the sidecar's own certificates in own mode.
     Cluster(Box<str>),
+    /// A file, which is read again when something changes in its folder, or in the one given too.
+    File { path: PathBuf, watched: Option<PathBuf> },
     /// `static_resources.secrets`.
     Static,
 }

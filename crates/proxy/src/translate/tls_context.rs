@@ -232,7 +232,17 @@ fn secret(config: &SdsSecretConfig) -> Result<SecretName> {
                     }
                 }
             }
-            _ => return Err(Reject::new("must be ads or api_config_source").at_field("sds_config")),
+            Some(ConfigSourceSpecifier::PathConfigSource(file)) => {
+                if file.path.is_empty() {
+                    return Err(Reject::new("must be given").at_field("sds_config.path_config_source.path"));
+                }
+                let watched = file.watched_directory.as_ref().map(|folder| folder.path.as_str().into());
+                SecretSource::File { path: file.path.as_str().into(), watched }
+            }
+            _ => {
+                return Err(Reject::new("must be ads, api_config_source or path_config_source")
+                    .at_field("sds_config"));
+            }
         },
     };
     if config.name.is_empty() {

@@ -171,6 +171,11 @@ pub(crate) async fn echo() -> SocketAddr {
     .await
 }
 
+/// A proxy that sends everything to one server.
+pub(crate) async fn proxy_to(upstream: SocketAddr) -> Proxy {
+    Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[upstream], None)]).await
+}
+
 pub(crate) fn snapshot(listener: Listener, clusters: Vec<Cluster>) -> Snapshot {
     let mut snapshot = Snapshot::default();
     let listeners = Arc::make_mut(&mut snapshot.listeners);

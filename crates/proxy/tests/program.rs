@@ -1,0 +1,195 @@
+//! The program itself, from its bootstrap file: what its admin page changes, and files that it follows.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+mod support;
+
+use std::{fs, net::SocketAddr, path::Path, process::Stdio, sync::Arc, time::Duration};
+
+use skysail_identity::{Authority, KeyAndCsr, Peer, TlsSpec};
+use support::{Client, within};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    net::TcpStream,
+    process::{Child, ChildStderr, Command},
+};
+
+/// A sidecar, once it is ready.
+struct Program {
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+    admin: SocketAddr,
+}
+
+impl Program {
+    async fn start(folder: &Path, bootstrap: &str) -> Self {
+        let file = folder.join("bootstrap.yaml");
+        fs::write(&file, bootstrap).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
+            .args(["--concurrency", "1", "--admin-port", "0", "--bootstrap"])
+            .arg(file)
+            .env("NO_COLOR", "1")
+            .env_remove("SKYSAIL_LOG")
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut program = Self { child, log, admin: SocketAddr::from(([0; 4], 0)) };
+        let line = program.until("admin page").await;
+        program.admin = line.rsplit('=').next().unwrap().trim().parse().unwrap();
+        program.until("ready: the first configuration").await;
+        program
+    }
+
+    /// The next line of its log with these words.
+    async fn until(&mut self, words: &str) -> String {
+        loop {
+            let line = within(self.log.next_line()).await.unwrap().expect("the sidecar ended");
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    /// The answer of a page of the admin port.
+    async fn page(&self, method: &str, path: &str) -> String {
+        let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
+        client.send(&format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
+        client.rest().await
+    }
+
+    /// What it logs until it ends.
+    async fn quit(mut self) -> String {
+        assert!(self.page("POST", "/quitquitquit").await.starts_with("HTTP/1.1 200 "));
+        let mut rest = String::new();
+        while let Some(line) = within(self.log.next_line()).await.unwrap() {
+            rest.push_str(&line);
+            rest.push('\n');
+        }
+        assert!(within(self.child.wait()).await.unwrap().success(), "{rest}");
+        rest
+    }
+}
+
+#[tokio::test]
+async fn what_is_logged_changes_while_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "node: {id: a}\n").await;
+    assert!(program.page("GET", "/logging?level=off").await.starts_with("HTTP/1.1 405 "));
+    let shown = program.page("POST", "/logging").await;
+    assert!(shown.ends_with("active loggers:\n  default: info\n"), "{shown}");
+    let answer = program.page("POST", "/logging?level=error").await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\n  default: error\n"), "{answer}");
+    let refused = program.page("POST", "/logging?level=loud").await;
+    assert!(refused.starts_with("HTTP/1.1 400 "), "{refused}");
+    assert!(refused.contains("error: \"loud\" is not a level") && refused.contains("usage: "), "{refused}");
+    let log = program.quit().await;
+    assert!(!log.contains("draining"), "{log}");
+
+    let program = Program::start(folder.path(), "node: {id: a}\n").await;
+    program.page("POST", "/logging?level=off").await;
+    let answer = program.page("POST", "/logging?paths=skysail_proxy::app:info,skysail_xds:debug").await;
+    assert!(answer.contains("\n  skysail_proxy::app: info\n"), "{answer}");
+    let log = program.quit().await;
+    assert!(log.contains("told to quit, draining"), "{log}");
+}
+
+/// Replaces a file as what rotates certificates does.
+fn replace(folder: &Path, name: &str, content: &str) {
+    fs::write(folder.join("new"), content).unwrap();
+    fs::rename(folder.join("new"), folder.join(name)).unwrap();
+}
+
+/// Issues a certificate into `NAME.pem` and `NAME.key`.
+fn issue(folder: &Path, name: &str, account: &str) {
+    let authority = Authority::ephemeral().unwrap();
+    let request = KeyAndCsr::generate(None).unwrap();
+    let id = skysail_core::SpiffeId::new("cluster.local", "default", account);
+    let signed = authority.sign(&request.csr_pem, &id, Duration::from_secs(3600)).unwrap();
+    replace(folder, &format!("{name}.pem"), &signed.pem());
+    replace(folder, &format!("{name}.key"), &request.key_pem());
+}
+
+/// Whose certificate a server shows.
+async fn account(server: SocketAddr) -> String {
+    let connector = tokio_rustls::TlsConnector::from(Arc::clone(&TlsSpec::default().client().unwrap()));
+    let tcp = TcpStream::connect(server).await.unwrap();
+    let tls = within(connector.connect("a".try_into().unwrap(), tcp)).await.unwrap();
+    let certificate = &tls.get_ref().1.peer_certificates().unwrap()[0];
+    let peer = Peer::from_der(certificate).unwrap();
+    peer.uris[0].rsplit('/').next().unwrap().to_owned()
+}
+
+async fn until_account(server: SocketAddr, wanted: &str) {
+    within(async {
+        while account(server).await != wanted {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn secrets_in_files_are_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().to_str().unwrap();
+    let secrets = |name: &str| {
+        format!(
+            r#"
+resources:
+- "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret
+  name: server
+  tls_certificate:
+    certificate_chain: {{filename: {home}/{name}.pem}}
+    private_key: {{filename: {home}/{name}.key}}
+"#
+        )
+    };
+    issue(folder.path(), "a", "first");
+    replace(folder.path(), "secrets.yaml", &secrets("a"));
+    let bootstrap = format!(
+        r#"
+static_resources:
+  listeners:
+  - name: l
+    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
+    filter_chains:
+    - transport_socket:
+        name: envoy.transport_sockets.tls
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext
+          common_tls_context:
+            tls_certificate_sds_secret_configs:
+            - name: server
+              sds_config: {{path_config_source: {{path: {home}/secrets.yaml}}}}
+      filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: c
+  clusters:
+  - name: c
+    type: STATIC
+    load_assignment: {{cluster_name: c}}
+"#
+    );
+    let mut program = Program::start(folder.path(), &bootstrap).await;
+    let listeners = program.page("GET", "/listeners").await;
+    let server = listeners.lines().find_map(|line| line.strip_prefix("l::")).unwrap().parse().unwrap();
+    assert_eq!(account(server).await, "first");
+    issue(folder.path(), "a", "second");
+    until_account(server, "second").await;
+    // What cannot be used changes nothing, and what comes after it is taken.
+    replace(folder.path(), "secrets.yaml", "resources: [");
+    program.until("cannot be used from its files; what there is stays in use").await;
+    assert_eq!(account(server).await, "second");
+    issue(folder.path(), "b", "third");
+    replace(folder.path(), "secrets.yaml", &secrets("b"));
+    until_account(server, "third").await;
+}
