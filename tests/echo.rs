@@ -66,6 +66,7 @@ fn a_stand_in_reports_what_it_got_and_from_whom() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     calls_are_reported(&mesh);
     the_stranger_is_refused(&mesh);
+    names_beyond_the_mesh_do_not_exist(&mesh);
     commands_run_inside(&mesh);
     logs_and_status_are_there(&mesh);
     let ended = mesh.interrupt();
@@ -114,6 +115,16 @@ fn the_stranger_is_refused(mesh: &Mesh) {
         assert_eq!(refused.status, None, "{refused:?}");
         assert!(!refused.body.contains("pod"), "{refused:?}");
     }
+}
+
+/// A resolver is told so at once, and the user once.
+fn names_beyond_the_mesh_do_not_exist(mesh: &Mesh) {
+    for _ in 0..2 {
+        let answer = mesh.call("front", "http://api.example.com/", &[]);
+        assert!(answer.status.is_none() && answer.body.contains("not known"), "{answer:?}");
+    }
+    mesh.wait_said("Deployment shop/front: asks for api.example.com, which does not exist");
+    assert_eq!(mesh.said().matches("asks for").count(), 1, "{}", mesh.said());
 }
 
 fn commands_run_inside(mesh: &Mesh) {

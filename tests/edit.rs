@@ -82,9 +82,9 @@ fn replicas_come_and_go_without_a_lost_request() {
             (0..20).map(|_| mesh.call("front", STOCK, &[]).json()["pod"]["name"].clone()).collect();
         if pods.iter().any(|pod| *pod != pods[0]) { Ok(()) } else { Err(format!("only {}", pods[0])) }
     });
-    let three = names(&mesh);
+    let three = mesh.names("stock-v1");
     scale(3, 1);
-    gone(&mesh, &three);
+    mesh.wait_gone("shop", "stock-v1", &three);
     // Second thoughts: the pods that go are those that do not serve yet.
     mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 4 # stock-v1");
     eventually("the pods are begun", || match mesh.pods("stock-v1").1 {
@@ -93,34 +93,15 @@ fn replicas_come_and_go_without_a_lost_request() {
     });
     scale(4, 1);
     // A new template replaces every pod.
-    let one = names(&mesh);
+    let one = mesh.names("stock-v1");
     mesh.edit("mesh.yaml", "image: registry.example/shop/stock,", "image: registry.example/shop/stock:2,");
     eventually("the pod is another one", || {
-        let now = names(&mesh);
+        let now = mesh.names("stock-v1");
         if now.len() == 1 && now != one { Ok(()) } else { Err(format!("{now:?}")) }
     });
-    gone(&mesh, &one);
+    mesh.wait_gone("shop", "stock-v1", &one);
     load.wait_more(100);
     load.finish().assert_all_good();
-}
-
-/// The pods of stock-v1.
-fn names(mesh: &Mesh) -> Vec<String> {
-    let status = mesh.status();
-    let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == "stock-v1");
-    pods.map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
-}
-
-/// Waits until the pods that are no longer named have ended: their sidecars' last log lines say so.
-fn gone(mesh: &Mesh, before: &[String]) {
-    let now = names(mesh);
-    for name in before.iter().filter(|name| !now.contains(name)) {
-        let log = mesh.run_folder().join(format!("config/logs/shop/{name}/proxy.log"));
-        eventually("the pod has ended", || {
-            let text = fs::read_to_string(&log).unwrap();
-            if text.contains("drained") { Ok(()) } else { Err(text) }
-        });
-    }
 }
 
 const DENY: &str = "

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use skysail_testkit::{Answer, Mesh, Setup};
+use skysail_testkit::{Answer, Mesh, Setup, eventually};
 
 /// What is asked, and the status that both must get.
 const REQUESTS: &[(&str, &[&str], u16)] = &[
@@ -62,6 +62,41 @@ fn an_envoy_and_our_sidecar_do_the_same() {
     assert!(different.is_empty(), "{}", different.join("\n"));
     canary_is_met_by_both(&mesh);
     nothing_is_refused(&mesh);
+}
+
+/// Pods with an Envoy end as those with our sidecar do: when nobody calls them any more, and after the last answer.
+#[test]
+fn envoys_come_and_go_without_a_lost_request() {
+    let instead = format!("shop/stock-v1={}", envoy().display());
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"));
+    let mesh = setup.with(&["--envoy", &instead]).ready();
+    let slow = "http://stock.shop/delay/200ms";
+    mesh.wait_status("front", slow, &[], 200);
+    let load = mesh.load("front", &[slow, "-c", "32", "--rate", "100"]);
+    load.wait_more(20);
+    let scale = |from: usize, to: usize| {
+        let before = mesh.names("stock-v1");
+        let line = |count| format!("replicas: {count} # stock-v1");
+        mesh.edit("mesh.yaml", &line(from), &line(to));
+        eventually("the pods are there", || match mesh.pods("stock-v1") {
+            counts if counts == (to, to) => Ok(()),
+            counts => Err(format!("{counts:?}")),
+        });
+        load.wait_more(50);
+        mesh.wait_gone("shop", "stock-v1", &before);
+    };
+    scale(1, 3);
+    scale(3, 1);
+    let before = mesh.names("stock-v1");
+    mesh.edit("mesh.yaml", "image: registry.example/shop/stock,", "image: registry.example/shop/stock:2,");
+    eventually("the pod is another one", || match mesh.names("stock-v1") {
+        now if now.len() == 1 && now != before => Ok(()),
+        now => Err(format!("{now:?}")),
+    });
+    mesh.wait_gone("shop", "stock-v1", &before);
+    load.wait_more(50);
+    load.finish().assert_all_good();
+    assert!(!mesh.said().contains("requests may be lost"), "{}", mesh.said());
 }
 
 /// What a client sees, without what must differ from request to request.

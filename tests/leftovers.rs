@@ -41,6 +41,35 @@ fn nothing_is_left_after_a_crash() {
     assert!(mesh.interrupt().status.success());
 }
 
+/// What loses its parent becomes a child of the mesh's first process, which must ask how it ended.
+#[test]
+fn orphans_that_end_are_gone() {
+    let mesh = shop("orphans").ready();
+    let inside = |script: &str| mesh.run(&["exec", "front", "--", "sh", "-c", script]);
+    let started = inside("sleep 1000 >/dev/null 2>&1 & echo $!");
+    let orphan = String::from_utf8(started.stdout).unwrap().trim().to_owned();
+    assert!(inside(&format!("kill -KILL {orphan}")).status.success());
+    eventually("nothing is left of the orphan", || {
+        // A process nobody has asked about can be sent signals for ever.
+        if inside(&format!("kill -0 {orphan} 2>/dev/null")).status.success() {
+            Err(format!("process {orphan} is there"))
+        } else {
+            Ok(())
+        }
+    });
+    // The mesh still hears of the end of what is its own.
+    let front = || {
+        let status = mesh.status();
+        status["pods"].as_array().unwrap().iter().find(|pod| pod["workload"] == "front").unwrap().clone()
+    };
+    assert!(inside(&format!("kill -KILL {}", front()["programs"][0]["process"])).status.success());
+    eventually("the program is started again", || match front()["restarts"].as_u64() {
+        Some(1) => Ok(()),
+        count => Err(format!("{count:?} restarts")),
+    });
+    assert!(mesh.interrupt().status.success());
+}
+
 /// The PID and network namespaces of all processes that the mesh started.
 fn namespaces(mesh: &Mesh) -> BTreeSet<PathBuf> {
     let own = BTreeSet::from(["pid", "net"].map(|kind| of("self", kind).unwrap()));

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     io::{IsTerminal as _, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,7 @@ use skysail_core::shutdown;
 use skysail_sandbox::{
     Settings, isolate,
     mesh::{self, Report, Started},
+    progress::{self, Progress},
     rundir::{self, State},
 };
 use tokio::task::JoinSet;
@@ -164,7 +165,7 @@ fn mesh_name(path: &std::path::Path) -> String {
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
     let order: Inside = serde_json::from_str(&args.order).context("reading the order from outside")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let code = runtime.block_on(show(order))?;
+    let code = isolate::reaping(|| runtime.block_on(show(order)))?;
     // Process 1 of the namespace ends here, and everything in it with it.
     runtime.shutdown_background();
     Ok(code)
@@ -210,7 +211,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     };
     let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
     show.line(&format!("mesh {} from {}", settings.name, from.join(", ")));
-    let generated = ["pods.yaml", "services.yaml"].map(|file| settings.folder.join("generated").join(file));
+    let folder = settings.folder.clone();
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
     let mut tick = tokio::time::interval(REDRAW);
     let mut confirm = tokio::time::interval(CONFIRM);
@@ -229,7 +230,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
             }
             _ = confirm.tick(), if show.waiting.is_some() => {
                 let now = state.borrow().clone();
-                show.confirm(&now, control, &generated).await;
+                show.confirm(&now, control, &folder).await;
             }
             _ = tick.tick() => {
                 let now = state.borrow().clone();
@@ -282,11 +283,10 @@ impl Show {
 
     /// All pods are ready; the mesh is when every sidecar has heard of it. Two looks in a row must say so, as a
     /// push may be about to begin.
-    async fn confirm(&mut self, state: &State, control: std::net::SocketAddr, generated: &[PathBuf]) {
+    async fn confirm(&mut self, state: &State, control: std::net::SocketAddr, folder: &Path) {
         let Some(waiting) = self.waiting else { return };
-        let sidecars = state.pods.iter().filter(|pod| pod.sidecar).count();
-        self.settled =
-            if diagnostics::settled(control, generated, sidecars).await { self.settled + 1 } else { 0 };
+        let taken = progress::look(control, folder, state.pods.iter()).await == Progress::Taken;
+        self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {
             self.line("warning: not every sidecar has taken its configuration");

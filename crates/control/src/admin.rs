@@ -1,5 +1,4 @@
-//! Pages for people and Prometheus: `/ready`, `/metrics`, `/debug/syncz`, `/debug/config_files`,
-//! `/debug/config_errors`.
+//! Pages for people and Prometheus; `/` lists them.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -22,6 +21,14 @@ struct Pages {
     root_expiry: u64,
 }
 
+const HELP: &str = "\
+/debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
+/debug/config_files       files in force, with the fingerprints of their texts
+/debug/syncz              connected proxies, and what each has taken or refused
+/metrics                  counters and gauges as Prometheus text
+/ready                    200 when ready, 503 when shutting down
+";
+
 /// Serves the pages until the process ends.
 pub(crate) async fn serve(
     listener: TcpListener,
@@ -32,6 +39,8 @@ pub(crate) async fn serve(
     let root_expiry = root_expiry.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let pages = Arc::new(Pages { publisher, shutdown, root_expiry });
     let router = Router::new()
+        .route("/", get(async || HELP))
+        .route("/help", get(async || HELP))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))

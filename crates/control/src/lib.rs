@@ -18,4 +18,3 @@ mod source;
 
 pub use app::run;
 pub use args::Args;
-pub use publish::fingerprint;

@@ -6,12 +6,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Instant, SystemTime},
 };
 
 use serde::Serialize;
+use skysail_core::fingerprint;
 use skysail_model::{Diagnostic, Files, ProxyNode, ProxyView, Severity, World, compile};
 use skysail_xds::{Kind, Resources, client::Form, server::Event};
 use tokio::sync::watch;
@@ -221,13 +221,6 @@ impl Publisher {
             root_expiry: 0,
         }
     }
-}
-
-/// Tells texts of configuration files apart, within one build of the program.
-pub fn fingerprint(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Takes a lock even after a panic: if a compile panics, proxies keep what they have.

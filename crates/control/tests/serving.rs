@@ -221,6 +221,10 @@ async fn a_proxy_gets_a_certificate_then_its_configuration_then_changes() {
     folder.service("reviews", 1);
     let control = folder.start("0").await;
     assert_eq!(control.page("/ready").await, "ready\n");
+    for line in control.page("/").await.lines() {
+        // Each page that is listed is there.
+        control.page(line.split_whitespace().next().unwrap()).await;
+    }
 
     let (tls, identity) = certificate(&control, &folder, "client").await;
     assert_eq!(identity.peer.spiffe, Some(SpiffeId::new("cluster.local", "default", "client")));

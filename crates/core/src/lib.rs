@@ -1,12 +1,15 @@
-//! The words all of Skysail shares: names, SPIFFE ids, logging, shutdown.
+//! The words all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, shutdown.
 //!
 //! This crate depends on no other crate of the project and knows no protocol. What stands here is what at
 //! least two other crates would otherwise have to define each for itself.
 
+mod fingerprint;
 pub mod logging;
 pub mod names;
 pub mod shutdown;
 pub mod spiffe;
+pub mod stdio;
 
+pub use fingerprint::fingerprint;
 pub use names::{ClusterName, Direction};
 pub use spiffe::SpiffeId;

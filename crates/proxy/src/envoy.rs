@@ -3,13 +3,14 @@
 //! Envoy asks a local server for its certificate by SDS; everything else it takes from the control plane itself.
 //! So here the certificate is obtained and renewed, served over a Unix socket, and Envoy is started with a
 //! bootstrap that leads to both. Public Envoy lacks Istio's own filters: the node says so, and the control plane
-//! leaves them out.
+//! leaves them out. When it is told to end, Envoy is first asked to send its clients away.
 
 use std::{
     path::{Path, PathBuf},
     pin::Pin,
     process::Stdio,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -37,9 +38,11 @@ use skysail_xds::{
     },
 };
 use tokio::{
-    net::UnixListener,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UnixListener},
     process::{Child, Command},
     sync::{mpsc, watch},
+    time::{sleep, timeout},
 };
 use tokio_stream::{
     Stream,
@@ -54,6 +57,9 @@ use crate::{
 
 /// Node metadata by which the control plane leaves out the filters that only Istio's build of Envoy has.
 const PLAIN: &str = "SKYSAIL_PLAIN_ENVOY";
+
+/// How often to see whether Envoy's clients have gone.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What Envoy is started with.
 pub(crate) struct Envoy {
@@ -89,9 +95,53 @@ impl Envoy {
             status = envoy.wait() => bail!("Envoy ended by itself: {}", status?),
             ended = served => bail!("the server of secrets ended: {ended:?}"),
             never = own.keep(|issued| { sender.send_replace(Some(Arc::new(issued))); Ok(()) }) => match never {},
-            signal = &mut terminate => tracing::info!(signal = signal?, "ending Envoy"),
+            signal = &mut terminate => tracing::info!(signal = signal?, "draining Envoy"),
+        }
+        match timeout(self.common.drain, self.drain()).await {
+            Ok(Ok(())) => tracing::info!("drained"),
+            Ok(Err(error)) => tracing::warn!(%error, "Envoy's admin page does not drain it"),
+            Err(_) => tracing::info!("drained, but for connections that stay open"),
         }
         end(&mut envoy).await
+    }
+
+    /// Has Envoy tell its clients to go, with their next answer or by GOAWAY, and waits until they have.
+    async fn drain(&self) -> anyhow::Result<()> {
+        self.ask("POST", "/drain_listeners?graceful").await?;
+        let own = [self.health(), self.metrics()].map(|port| format!("0.0.0.0_{port}"));
+        loop {
+            let stats = self.ask("GET", "/stats?filter=downstream_cx_active").await?;
+            if open_connections(&stats, &own) == 0 {
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Envoy's answer at its admin page.
+    async fn ask(&self, method: &str, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.admin())).await?;
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let good = answer.starts_with("HTTP/1.1 200");
+        let refused = || std::io::Error::other(answer.lines().next().unwrap_or("no answer").to_owned());
+        if good { Ok(answer) } else { Err(refused()) }
+    }
+
+    fn admin(&self) -> u16 {
+        self.common.admin_port.unwrap_or(names::ADMIN_PORT)
+    }
+
+    fn health(&self) -> u16 {
+        self.common.health_port.unwrap_or(names::HEALTH_PORT)
+    }
+
+    fn metrics(&self) -> u16 {
+        self.common.metrics_port.unwrap_or(names::METRICS_PORT)
     }
 
     fn start(&self, bootstrap: &Path) -> anyhow::Result<Child> {
@@ -100,6 +150,9 @@ impl Envoy {
             .arg(bootstrap)
             .args(["--concurrency", &self.common.concurrency.to_string()])
             .args(["--disable-hot-restart", "--log-level", "warning"])
+            // As Istio's agent has it: every answer while draining tells the client to go.
+            .args(["--drain-time-s", &self.common.drain.as_secs().max(1).to_string()])
+            .args(["--drain-strategy", "immediate"])
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
@@ -109,9 +162,7 @@ impl Envoy {
     /// As Istio's agent writes it: discovery over TLS with the certificate that SDS gives, readiness and metrics on
     /// their usual ports.
     fn bootstrap(&self, node: &Value, secrets: &Path) -> Value {
-        let admin = self.common.admin_port.unwrap_or(names::ADMIN_PORT);
-        let health = self.common.health_port.unwrap_or(names::HEALTH_PORT);
-        let metrics = self.common.metrics_port.unwrap_or(names::METRICS_PORT);
+        let (admin, health, metrics) = (self.admin(), self.health(), self.metrics());
         let ads = json!({"ads": {}, "resource_api_version": "V3"});
         let mut bootstrap = json!({
             "node": node,
@@ -247,6 +298,20 @@ fn page(name: &str, port: u16, path: &str, admin: &str) -> Value {
     })
 }
 
+/// How many connections listeners hold, by Envoy's statistics: `listener.ADDRESS.downstream_cx_active: N`. The admin
+/// page's and those of these addresses do not count.
+fn open_connections(stats: &str, but: &[String]) -> u64 {
+    let open = |line: &str| -> Option<u64> {
+        let (name, number) = line.split_once(": ")?;
+        let address = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
+        let counts = !address.starts_with("admin")
+            && !address.contains(".worker_")
+            && !but.iter().any(|it| it == address);
+        number.trim().parse().ok().filter(|_| counts)
+    };
+    stats.lines().filter_map(open).sum()
+}
+
 /// Asks Envoy to end, and waits.
 async fn end(envoy: &mut Child) -> anyhow::Result<()> {
     if let Some(id) = envoy.id().and_then(|id| i32::try_from(id).ok()) {
@@ -368,4 +433,22 @@ fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
         Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.encode_to_vec() })
     };
     asked.iter().filter_map(encode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_the_mesh_count() {
+        let stats = "HTTP/1.1 200 OK\r\ndate: now\r\n\r\n1f\r\n\
+            http.admin.downstream_cx_active: 9\n\
+            listener.0.0.0.0_15006.downstream_cx_active: 2\n\
+            listener.0.0.0.0_15006.worker_0.downstream_cx_active: 2\n\
+            listener.0.0.0.0_15090.downstream_cx_active: 9\n\
+            listener.10.96.0.1_80.downstream_cx_active: 1\n\
+            listener.admin.downstream_cx_active: 1\n\
+            listener.admin.main_thread.downstream_cx_active: 1\n";
+        assert_eq!(open_connections(stats, &["0.0.0.0_15021".to_owned(), "0.0.0.0_15090".to_owned()]), 3);
+    }
 }

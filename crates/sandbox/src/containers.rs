@@ -11,6 +11,7 @@ use crate::{
     objects::{Container, Labels, Objects, Variable},
     plan::Pod,
     process::Program,
+    unsupported,
 };
 
 /// Which programs stand for which images.
@@ -32,17 +33,13 @@ pub(crate) fn program(
     logs: &Path,
 ) -> (Program, Vec<String>) {
     let mut notes = Vec::new();
-    let mut note = |text: String| {
-        notes.push(format!(
-            "{} {}/{}: container {}: {text}",
-            pod.kind, pod.namespace, pod.workload, container.name
-        ));
-    };
+    let mut note = |text: String| notes.push(format!("container {}: {text}", container.name));
     let mut environment = environment(container, pod, objects, &mut note);
     let command = if let Some(program) = find(images, &container.image) {
         if !container.command.is_empty() {
             note("`command` has no effect: the program that stands for the image is run".to_owned());
         }
+        unsupported::of_container(container).into_iter().for_each(&mut note);
         let args = container.args.iter().map(|argument| expand(argument, &environment));
         program.iter().cloned().chain(args).collect()
     } else {
@@ -72,7 +69,7 @@ fn find<'a>(images: Images<'a>, image: &str) -> Option<&'a Vec<String>> {
 }
 
 /// An image's name without tag and digest.
-fn repository(image: &str) -> &str {
+pub(crate) fn repository(image: &str) -> &str {
     let image = image.split('@').next().unwrap_or(image);
     match image.rsplit_once(':') {
         // A colon before a slash belongs to the registry's port.
@@ -90,6 +87,7 @@ fn environment(
     let mut environment = BTreeMap::from([("HOSTNAME".to_owned(), pod.name.clone())]);
     for source in &container.env_from {
         match texts(source, "Ref", pod, objects) {
+            Err(_) if is_optional(source, "Ref") => {}
             Ok((_, texts)) => {
                 let prefix = source["prefix"].as_str().unwrap_or_default();
                 environment
@@ -104,6 +102,7 @@ fn environment(
                 let value = expand(&value, &environment);
                 environment.insert(variable.name.clone(), value);
             }
+            Err(_) if variable.value_from.as_ref().is_some_and(|source| is_optional(source, "KeyRef")) => {}
             Err(problem) => note(format!("env {}: {problem}: it is not set", variable.name)),
         }
     }
@@ -120,6 +119,14 @@ fn value(variable: &Variable, pod: &Pod, objects: &Objects) -> Result<String, St
     texts.get(key).cloned().ok_or_else(|| format!("there is no key {key} in {}", reference["name"]))
 }
 
+/// Whether what a source refers to need not be there.
+fn is_optional(source: &Value, suffix: &str) -> bool {
+    FIELDS.iter().any(|(_, field)| source[format!("{field}{suffix}")]["optional"] == true)
+}
+
+/// Where variables come from, by kind and the beginning of the field's name.
+const FIELDS: [(&str, &str); 2] = [("ConfigMap", "configMap"), ("Secret", "secret")];
+
 /// The ConfigMap or Secret that a source refers to, and the reference.
 fn texts<'a>(
     source: &'a Value,
@@ -127,7 +134,7 @@ fn texts<'a>(
     pod: &Pod,
     objects: &'a Objects,
 ) -> Result<(&'a Value, &'a Labels), String> {
-    for (kind, field) in [("ConfigMap", "configMap"), ("Secret", "secret")] {
+    for (kind, field) in FIELDS {
         let reference = &source[format!("{field}{suffix}")];
         if let Some(name) = reference["name"].as_str() {
             let key = (kind.to_owned(), pod.namespace.clone(), name.to_owned());
@@ -172,12 +179,17 @@ mod tests {
     fn environments_come_from_values_fields_maps_and_secrets() {
         let container: Container = serde_json::from_value(json!({
             "name": "c", "image": "i",
-            "envFrom": [{ "prefix": "P_", "configMapRef": { "name": "m" } }],
+            "envFrom": [
+                { "prefix": "P_", "configMapRef": { "name": "m" } },
+                { "secretRef": { "name": "s" } },
+                { "secretRef": { "name": "t", "optional": true } },
+            ],
             "env": [
                 { "name": "A", "value": "a" }, { "name": "B", "value": "$(A)-b" },
                 { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
                 { "name": "KEY", "valueFrom": { "secretKeyRef": { "name": "s", "key": "k" } } },
                 { "name": "NONE", "valueFrom": { "secretKeyRef": { "name": "t", "key": "k" } } },
+                { "name": "MAYBE", "valueFrom": { "secretKeyRef": { "name": "t", "key": "k", "optional": true } } },
             ],
         }))
         .unwrap();
@@ -196,8 +208,15 @@ mod tests {
         let pod = Pod::new(&workload, "p".to_owned(), [10, 244, 0, 2].into(), &BTreeMap::new());
         let mut notes = Vec::new();
         let environment = environment(&container, &pod, &objects, &mut |note| notes.push(note));
-        let expected =
-            [("A", "a"), ("B", "a-b"), ("HOSTNAME", "p"), ("IP", "10.244.0.2"), ("KEY", "v"), ("P_x", "1")];
+        let expected = [
+            ("A", "a"),
+            ("B", "a-b"),
+            ("HOSTNAME", "p"),
+            ("IP", "10.244.0.2"),
+            ("KEY", "v"),
+            ("P_x", "1"),
+            ("k", "v"),
+        ];
         assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
         assert_eq!(notes, ["env NONE: there is no Secret n/t: it is not set"]);
     }

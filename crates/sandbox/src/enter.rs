@@ -57,11 +57,13 @@ async fn wait_for(command: &[OsString]) -> Result<u8, Error> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Error::Refused("there is no command to run".to_owned()));
     };
-    let what = format!("running {}", program.to_string_lossy());
-    let mut child = tokio::process::Command::new(program).args(arguments).spawn().context(&what)?;
+    let mut child = tokio::process::Command::new(program)
+        .args(arguments)
+        .spawn()
+        .map_err(|cause| Error::Command { program: program.to_string_lossy().into_owned(), cause })?;
     loop {
         tokio::select! {
-            status = child.wait() => return status.map(exit_code).context(&what),
+            status = child.wait() => return status.map(exit_code).context("waiting for the command"),
             _ = tokio::signal::ctrl_c() => {}
         }
     }

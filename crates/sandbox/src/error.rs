@@ -23,6 +23,14 @@ pub enum Error {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// The command that was to run in a pod cannot be run.
+    #[error("cannot run {program}: {cause}")]
+    Command {
+        /// The command's first word.
+        program: String,
+        /// What the kernel said.
+        cause: io::Error,
+    },
     /// The request makes no sense in this state.
     #[error("{0}")]
     Refused(String),

@@ -10,6 +10,8 @@ use std::{
     fs, io,
     os::unix::process::ExitStatusExt as _,
     process::{ExitStatus, Stdio},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -19,6 +21,7 @@ use nix::{
     sys::{
         prctl,
         signal::{Signal, kill},
+        wait::{WaitPidFlag, waitpid},
     },
     unistd::{Pid, Uid, getgid, getuid},
 };
@@ -29,6 +32,9 @@ use crate::{
     links,
     netlink::Socket,
 };
+
+/// An orphan that has ended is in nobody's way for so long.
+const REAP: Duration = Duration::from_millis(500);
 
 /// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code.
 ///
@@ -106,7 +112,7 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 /// When mounts or links may not be changed, though namespaces were given.
 pub(crate) fn settle() -> Result<u32, Error> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
-    std::thread::Builder::new()
+    thread::Builder::new()
         .name("starter".to_owned())
         .spawn(end_with_starter)
         .context("tying the mesh to its starter")?;
@@ -126,6 +132,26 @@ pub(crate) fn settle() -> Result<u32, Error> {
     // Without this, bridged packets go through IPv4's rules, of which there are none here, for nothing.
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
     Ok(outside)
+}
+
+/// Does the work of process 1 on another thread while this one, the process's first, reaps orphans: what loses its
+/// parent inside becomes a child of process 1, and there of the first thread. Of the process's own children none is
+/// that thread's, so it takes no exit code from whoever waits for one.
+pub fn reaping<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let first = thread::current();
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            let done = work();
+            first.unpark();
+            done
+        });
+        while !worker.is_finished() {
+            let own = WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
+            while waitpid(None, Some(own)).is_ok_and(|status| status.pid().is_some()) {}
+            thread::park_timeout(REAP);
+        }
+        worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Waits for the end of standard input, which the starter holds open.

@@ -22,9 +22,13 @@ mod plan;
 mod pod;
 mod process;
 mod programs;
+pub mod progress;
 mod rules;
 pub mod rundir;
+mod survey;
 mod token;
+mod unsupported;
 
 pub use error::Error;
 pub use programs::Settings;
+pub use survey::Survey;

@@ -3,11 +3,14 @@
 //! Events are changes of the files, messages of pods, and the clock. After each, [`Mesh::settle`] starts and ends
 //! pods, and [`Mesh::publish`] writes what the control plane reads, what DNS answers and what other commands see.
 
+mod replicas;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,16 +21,19 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+use replicas::{Farewell, Member, Stage};
+
 use crate::{
-    dns::{self, DOMAIN, Table},
+    dns::{self, Outside, Table},
     error::{Context as _, Error},
     http, isolate, links,
     netlink::Socket,
-    objects::{Objects, Reader, Workload, fnv, letters},
+    objects::{Objects, Reader, Workload},
     plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
-    pod::{Blueprint, Event, Order, Running},
+    pod::{Event, Order},
     process::{self, Outcome},
     programs::{self, MARK, Settings},
+    progress::{PODS, SERVICES},
     rules::{self, Exceptions, Rules, VirtualPort},
     rundir::{self, PodState, ProgramState, State},
     token::Issuer,
@@ -35,12 +41,6 @@ use crate::{
 
 /// Files are looked at this often.
 const LOOK: Duration = Duration::from_millis(100);
-/// What a pod that is to go waits until nobody sends to it any more.
-const UNPUBLISHED: Duration = Duration::from_secs(2);
-/// Kubernetes' terminationGracePeriodSeconds.
-const GRACE: u64 = 30;
-/// A bridge takes 1,023 links (linux/br_private.h).
-const MOST_PODS: usize = 1000;
 
 /// What a mesh tells while it runs.
 #[derive(Debug)]
@@ -73,26 +73,20 @@ struct Mesh {
     /// Pods made so far: numbers links and addresses.
     made: u32,
     virtual_ports: Vec<VirtualPort>,
+    /// Goes with every order of packet rules until it is carried out.
+    rules_ordered: Arc<()>,
+    /// Told when a farewell is over; one is under way at most.
+    farewells: mpsc::UnboundedSender<Farewell>,
+    farewell_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
+    /// Workloads that asked for names beyond the mesh.
+    looked_outside: BTreeSet<String>,
     control_process: Option<u32>,
     tell: mpsc::UnboundedSender<((String, String), Event)>,
     reports: mpsc::UnboundedSender<Report>,
     state: watch::Sender<State>,
     process: u32,
-}
-
-/// A pod and how it does.
-struct Member {
-    pod: Pod,
-    /// Later ones have higher numbers.
-    number: u32,
-    running: Running,
-    state: PodState,
-    /// When it is told to end, once it is to go.
-    leaving: Option<Instant>,
-    told: bool,
-    failures: VecDeque<String>,
 }
 
 /// Sets up the inner side of a mesh and starts it. Call it in the process that [`isolate::run_inside`] started.
@@ -116,6 +110,8 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     reader.read().context(format!("reading {}", shown.join(", ")))?;
 
     let (tell, told) = mpsc::unbounded_channel();
+    let (farewells, over) = mpsc::unbounded_channel();
+    let (outside, asked) = mpsc::channel(16);
     let (reports, reported) = mpsc::unbounded_channel();
     let (state, watched) = watch::channel(State::default());
     let mut mesh = Mesh {
@@ -127,8 +123,12 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
         made: 0,
         virtual_ports: Vec::new(),
+        rules_ordered: Arc::default(),
+        farewells,
+        farewell_under_way: false,
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
+        looked_outside: BTreeSet::new(),
         control_process: None,
         tell,
         reports,
@@ -139,19 +139,27 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let names = mesh.names.clone();
     let failing = mesh.reports.clone();
     tokio::spawn(async move {
-        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), names).await {
+        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), names, outside).await {
             let what = "the mesh's DNS server".to_owned();
             let _ = failing.send(Report::Failed(Error::System { what, cause: source }));
         }
     });
     mesh.publish();
     let control = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
-    tokio::spawn(mesh.run(reader, told));
+    tokio::spawn(mesh.run(reader, News { told, over, asked }));
     Ok(Started { state: watched, reports: reported, control })
 }
 
+/// What the mesh hears, but for the control plane.
+struct News {
+    told: mpsc::UnboundedReceiver<((String, String), Event)>,
+    over: mpsc::UnboundedReceiver<Farewell>,
+    asked: mpsc::Receiver<Outside>,
+}
+
 impl Mesh {
-    async fn run(mut self, mut reader: Reader, mut told: mpsc::UnboundedReceiver<((String, String), Event)>) {
+    async fn run(mut self, mut reader: Reader, news: News) {
+        let News { mut told, mut over, mut asked } = news;
         let (control_tell, mut control_told) = mpsc::unbounded_channel();
         let (_running, stop) = watch::channel(None);
         if let Some(control) = programs::control(&self.settings) {
@@ -176,6 +184,8 @@ impl Mesh {
                     }
                 }
                 Some(outcome) = control_told.recv() => self.hear_control(outcome),
+                Some(farewell) = over.recv() => self.hear_farewell(&farewell),
+                Some(question) = asked.recv() => self.hear_question(&question),
                 () = sleep(LOOK.saturating_sub(last.elapsed())) => {
                     last = Instant::now();
                     match reader.read() {
@@ -263,154 +273,21 @@ impl Mesh {
         for workload in workloads {
             self.settle_workload(&workload);
         }
-        let now = Instant::now();
-        for member in self.pods.values_mut() {
-            if !member.told && member.leaving.is_some_and(|since| now >= since + UNPUBLISHED) {
-                member.told = true;
-                let grace = member.pod.spec.termination_grace_period_seconds.unwrap_or(GRACE);
-                member.running.order(Order::Stop(Duration::from_secs(grace)));
-            }
-        }
         self.publish();
+        self.begin_farewell();
     }
 
-    fn end_removed(&mut self) {
-        let workloads = &self.objects.workloads;
-        for member in self.pods.values_mut() {
-            let pod = &member.pod;
-            let key = (pod.namespace.clone(), pod.kind.clone(), pod.workload.clone());
-            if !workloads.contains_key(&key) {
-                member.leaving.get_or_insert_with(Instant::now);
-            }
-        }
-    }
-
-    fn settle_workload(&mut self, workload: &Workload) {
-        let same = |member: &Member| {
-            let pod = &member.pod;
-            (&pod.namespace, &pod.kind, &pod.workload)
-                == (&workload.namespace, &workload.kind, &workload.name)
-        };
-        let wanted = workload.replicas as usize;
-        let mut current: Vec<&mut Member> = (self.pods.values_mut())
-            .filter(|member| same(member) && member.leaving.is_none() && member.pod.hash == workload.hash)
-            .collect();
-        current.sort_by_key(|member| member.rank());
-        for member in current.iter_mut().skip(wanted) {
-            member.leaving = Some(Instant::now());
-        }
-        current.truncate(wanted);
-        let ready = current.iter().filter(|member| member.state.ready.is_ok()).count();
-        for _ in current.len()..wanted {
-            // A pod with a fixed name must be gone before the next of that name can be.
-            let Some(name) = self.free_name(workload) else { break };
-            if let Err(error) = self.make(workload, name) {
-                let _ = self.reports.send(Report::Failed(error));
-                return;
-            }
-        }
-        let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet");
-        if ready >= wanted || fixed {
-            for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
-                member.leaving.get_or_insert_with(Instant::now);
-            }
-        }
-    }
-
-    fn free_name(&self, workload: &Workload) -> Option<String> {
-        let Workload { kind, namespace, name, hash, .. } = workload;
-        let free = |name: &String| !self.pods.contains_key(&(namespace.clone(), name.clone()));
-        match kind.as_str() {
-            "Pod" => Some(name.clone()).filter(free),
-            "StatefulSet" => (0..workload.replicas).map(|ordinal| format!("{name}-{ordinal}")).find(free),
-            _ => {
-                let suffix = |n: u32| letters(fnv(format!("{namespace}/{name}/{hash}/{n}").as_bytes()), 5);
-                let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
-                (0..).map(|n| format!("{name}{middle}-{}", suffix(n))).find(free)
-            }
-        }
-    }
-
-    /// The next address nobody has: used ones rest as long as possible.
-    fn free_address(&mut self) -> Ipv4Addr {
-        let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|member| member.pod.address).collect();
-        loop {
-            self.made += 1;
-            let [_, _, c, d] = (self.made % 0xfffe + 1).to_be_bytes();
-            let [a, b, ..] = POD_NETWORK.0.octets();
-            let address = Ipv4Addr::new(a, b, c, d);
-            if address != BRIDGE && !taken.contains(&address) {
-                return address;
-            }
-        }
-    }
-
-    fn make(&mut self, workload: &Workload, name: String) -> Result<(), Error> {
-        if self.pods.len() >= MOST_PODS {
-            return Err(Error::Refused(format!("one mesh runs at most {MOST_PODS} pods")));
-        }
-        let address = self.free_address();
-        let mut pod = Pod::new(workload, name, address, &self.objects.namespaces);
-        pod.sidecar &= !self.settings.proxy.is_empty();
-        let key = (pod.namespace.clone(), pod.name.clone());
-        let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
-        let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
-        let (exceptions, problems) = Exceptions::read(&pod.annotations);
-        let about = format!("{} {}/{}", pod.kind, pod.namespace, pod.workload);
-        problems.into_iter().for_each(|problem| self.note(format!("{about}: {problem}")));
-        if pod.spec.host_network {
-            self.note(format!(
-                "{about}: hostNetwork has no meaning here: it gets a pod's network, and no sidecar"
+    /// Says once per workload that it looks for something beyond the mesh.
+    fn hear_question(&mut self, question: &Outside) {
+        let asks = |member: &&Member| IpAddr::V4(member.pod.address) == question.asked_by;
+        let Some(about) = self.pods.values().find(asks).map(|member| member.pod.about()) else { return };
+        if self.looked_outside.insert(about.clone()) {
+            self.say(format!(
+                "{about}: asks for {}, which does not exist: there is no network beyond the mesh; \
+                 a workload and a Service of the mesh can stand in for it",
+                question.name
             ));
         }
-        if !pod.spec.init_containers.is_empty() {
-            self.note(format!("{about}: initContainers are not run here"));
-        }
-        let (programs, probes, notes) = programs::containers(&self.settings, &self.objects, &pod, &logs);
-        notes.into_iter().for_each(|note| self.note(note));
-        let rules =
-            if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
-        let blueprint = Blueprint {
-            key: key.clone(),
-            account: pod.account.clone(),
-            address,
-            prefix: POD_NETWORK.1,
-            gateway: BRIDGE,
-            bridge: self.bridge,
-            link: format!("pod{}", self.made),
-            domain: DOMAIN,
-            issuer: self.issuer.clone(),
-            rules: self.with_services(&pod, rules),
-            sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
-            programs,
-            probes,
-            folder,
-        };
-        let state = PodState {
-            name: pod.name.clone(),
-            namespace: pod.namespace.clone(),
-            kind: pod.kind.clone(),
-            workload: pod.workload.clone(),
-            address: address.to_string(),
-            sidecar: pod.sidecar,
-            ready: Err("starting".to_owned()),
-            restarts: 0,
-            logs,
-            programs: Vec::new(),
-            handles: None,
-        };
-        let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
-        let member = Member {
-            pod,
-            number: self.made,
-            running,
-            state,
-            leaving: None,
-            told: false,
-            failures: VecDeque::new(),
-        };
-        self.pods.insert(key, member);
-        Ok(())
     }
 
     /// Adds virtual addresses to a pod's rules: all where there is no sidecar, and else UDP, which sidecars leave.
@@ -422,9 +299,8 @@ impl Mesh {
 
     /// Writes what follows from the pods' state, wherever it changed.
     fn publish(&mut self) {
-        let pods: Vec<(&Pod, bool)> = (self.pods.values())
-            .map(|member| (&member.pod, member.leaving.is_none() && member.state.ready.is_ok()))
-            .collect();
+        let pods: Vec<(&Pod, bool)> =
+            (self.pods.values()).map(|member| (&member.pod, member.serves())).collect();
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
@@ -436,8 +312,8 @@ impl Mesh {
             Some(service.completed(*address))
         }));
         self.names.replace(names);
-        self.write("generated/services.yaml", service_objects);
-        self.write("generated/pods.yaml", pod_objects);
+        self.write(SERVICES, service_objects);
+        self.write(PODS, pod_objects);
         if self.virtual_ports != virtual_ports {
             self.virtual_ports = virtual_ports;
             for member in self.pods.values() {
@@ -447,11 +323,12 @@ impl Mesh {
                     false => Rules::default(),
                 };
                 if !member.pod.sidecar || self.virtual_ports.iter().any(|port| port.udp) {
-                    member.running.order(Order::Rules(self.with_services(&member.pod, own)));
+                    let rules = self.with_services(&member.pod, own);
+                    member.running.order(Order::Rules(rules, Arc::clone(&self.rules_ordered)));
                 }
             }
         }
-        let pods = self.pods.values().filter(|member| member.leaving.is_none());
+        let pods = self.pods.values().filter(|member| member.stage == Stage::Wanted);
         let state = State {
             name: self.settings.name.clone(),
             process: self.process,
@@ -488,18 +365,6 @@ impl Mesh {
 
     fn say(&self, text: String) {
         let _ = self.reports.send(Report::Note(text));
-    }
-}
-
-impl Member {
-    /// Which pods stay when there are to be fewer: those that serve, and of them the older ones. A StatefulSet's
-    /// go from its highest ordinal down.
-    fn rank(&self) -> (u32, bool, u32) {
-        let ordinal = match self.pod.kind.as_str() {
-            "StatefulSet" => self.pod.name.rsplit('-').next().and_then(|ordinal| ordinal.parse().ok()),
-            _ => None,
-        };
-        (ordinal.unwrap_or_default(), self.state.ready.is_err(), self.number)
     }
 }
 

@@ -73,6 +73,9 @@ pub(crate) struct PodSpec {
     pub(crate) subdomain: Option<String>,
     pub(crate) host_network: bool,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+    /// What is not used here; see [`crate::unsupported`].
+    #[serde(flatten)]
+    pub(crate) other: BTreeMap<String, Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -86,6 +89,9 @@ pub(crate) struct Container {
     pub(crate) env_from: Vec<Value>,
     pub(crate) ports: Vec<ContainerPort>,
     pub(crate) readiness_probe: Option<Probe>,
+    /// What is not used here; see [`crate::unsupported`].
+    #[serde(flatten)]
+    pub(crate) other: BTreeMap<String, Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -119,6 +125,14 @@ pub(crate) struct ProbeTarget {
     #[serde(default)]
     pub(crate) path: Option<String>,
     pub(crate) port: Port,
+    #[serde(default)]
+    pub(crate) scheme: Option<String>,
+}
+
+impl ProbeTarget {
+    pub(crate) fn is_https(&self) -> bool {
+        self.scheme.as_deref() == Some("HTTPS")
+    }
 }
 
 /// A port by number or by the name a container gives it.
@@ -234,6 +248,13 @@ impl Reader {
         Ok(changed)
     }
 
+    /// How many files were read, and how many objects of each kind they hold, of use here or not.
+    pub(crate) fn kinds(&self) -> (usize, BTreeMap<String, usize>) {
+        let mut kinds = BTreeMap::new();
+        self.files.values().flat_map(|file| &file.documents).for_each(|document| count(document, &mut kinds));
+        (self.files.len(), kinds)
+    }
+
     /// The objects of all files. One that cannot be read any more is what it was.
     pub(crate) fn objects(&mut self) -> Objects {
         let mut objects = Objects::default();
@@ -332,6 +353,14 @@ fn find(path: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
+fn count(document: &Value, kinds: &mut BTreeMap<String, usize>) {
+    let kind = document["kind"].as_str().unwrap_or("object without kind");
+    match document["items"].as_array() {
+        Some(items) if kind.ends_with("List") => items.iter().for_each(|item| count(item, kinds)),
+        _ => *kinds.entry(kind.to_owned()).or_default() += 1,
+    }
+}
+
 impl Objects {
     fn add(&mut self, document: &Value, last: &Self) -> Result<(), String> {
         let kind = document["kind"].as_str().unwrap_or_default();
@@ -348,7 +377,11 @@ impl Objects {
             | ("apps/v1", "Deployment" | "StatefulSet" | "ReplicaSet" | "DaemonSet") => {}
             ("batch/v1", "Job" | "CronJob") => {
                 let name = document["metadata"]["name"].as_str().unwrap_or_default();
-                return Err(format!("{kind} {name}: jobs are not run here"));
+                return Err(format!("{kind} {name}: jobs are not run here: do it with `skysail exec`"));
+            }
+            ("v1", "ReplicationController") => {
+                let name = document["metadata"]["name"].as_str().unwrap_or_default();
+                return Err(format!("{kind} {name}: it has no effect here: write a Deployment"));
             }
             _ => return Ok(()),
         }

@@ -82,6 +82,11 @@ impl Pod {
         }
     }
 
+    /// What notes call it: its workload, as they hold for all of its pods.
+    pub(crate) fn about(&self) -> String {
+        format!("{} {}/{}", self.kind, self.namespace, self.workload)
+    }
+
     /// The Pod object that a cluster would hold.
     pub(crate) fn object(&self, ready: bool) -> Value {
         let owner = match self.kind.as_str() {

@@ -10,6 +10,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -78,8 +79,8 @@ impl Default for Check {
 /// What the mesh tells a pod.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Replace the packet rules.
-    Rules(Rules),
+    /// Replace the packet rules. What comes with them is dropped when that is done.
+    Rules(Rules, Arc<()>),
     /// End within this time: first the workload, then the sidecar.
     Stop(Duration),
 }
@@ -119,8 +120,8 @@ type Tell = mpsc::UnboundedSender<((String, String), Event)>;
 
 /// Readiness is asked for this often until it is there.
 const IMPATIENT: Duration = Duration::from_millis(100);
-/// The sidecar gets this long to finish what it has in hand.
-const SIDECAR_GRACE: Duration = Duration::from_secs(5);
+/// The sidecar gets this long to end: more than the 5 s in which it finishes what it has in hand.
+const SIDECAR_GRACE: Duration = Duration::from_secs(8);
 /// Connections from here are not intercepted; see [`crate::rules`].
 const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 
@@ -268,7 +269,7 @@ async fn supervise(
     let obey = async {
         while let Some(order) = orders.recv().await {
             match order {
-                Order::Rules(rules) => {
+                Order::Rules(rules, _until_done) => {
                     if let Err(error) = set_rules(&mut netfilter, &rules) {
                         say(Event::Failed(error));
                     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{Signal, kill, killpg},
     unistd::Pid,
 };
 use tokio::{
@@ -61,8 +61,12 @@ pub(crate) async fn keep(
         let ended = match spawn(program) {
             Ok(mut child) => {
                 report(Outcome::Started(child.id().unwrap_or_default()));
+                let group = child.id();
                 tokio::select! {
-                    status = child.wait() => status.map_or_else(|error| error.to_string(), |s| s.to_string()),
+                    status = child.wait() => {
+                        end_group(group);
+                        status.map_or_else(|error| error.to_string(), |s| s.to_string())
+                    }
                     grace = stopping(&mut stop) => return end(child, grace).await,
                 }
             }
@@ -89,11 +93,21 @@ async fn stopping(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
 
 /// Asks a process to end, and makes it end when it takes too long.
 async fn end(mut child: Child, grace: Duration) {
-    if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
+    let group = child.id();
+    if let Some(id) = group.and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
     }
     if tokio::time::timeout(grace, child.wait()).await.is_err() {
         let _ = child.kill().await;
+    }
+    end_group(group);
+}
+
+/// Ends what a program left behind: a container's processes end with its first.
+fn end_group(group: Option<u32>) {
+    if let Some(group) = group.and_then(|id| i32::try_from(id).ok()) {
+        // Mostly there is nothing left.
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
 }
 
@@ -112,7 +126,7 @@ fn spawn(program: &Program) -> io::Result<Child> {
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
-        // A Ctrl-C on the terminal is for `skysail up` alone.
+        // A Ctrl-C on the terminal is for `skysail up` alone, and what it starts can be ended with it.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()

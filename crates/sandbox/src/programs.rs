@@ -17,7 +17,7 @@ use crate::{
     plan::{BRIDGE, Pod},
     pod::Check,
     process::Program,
-    rundir,
+    rundir, unsupported,
 };
 
 /// Marks the sockets of sidecars, whose connections are not intercepted.
@@ -106,7 +106,7 @@ pub(crate) fn containers(
     pod: &Pod,
     logs: &Path,
 ) -> (Vec<Program>, Vec<Check>, Vec<String>) {
-    let (mut programs, mut checks, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut programs, mut checks, mut notes) = (Vec::new(), Vec::new(), unsupported::of_pod(&pod.spec));
     let images = Images { known: &settings.images, stand_in: &settings.stand_in };
     for container in &pod.spec.containers {
         let ports = pod.ports(container, objects);
@@ -121,10 +121,11 @@ pub(crate) fn containers(
     (programs, checks, notes)
 }
 
-/// How to check a container by its probe. Stand-ins have no pages of their own, so their port must do.
+/// How to check a container by its probe. Stand-ins have no pages of their own, and HTTPS is not spoken, so there the
+/// port must do.
 fn check(probe: &Probe, pod: &Pod, stand_in: bool) -> Option<Check> {
     let target = probe.http_get.as_ref().or(probe.tcp_socket.as_ref())?;
-    let path = probe.http_get.as_ref().filter(|_| !stand_in);
+    let path = probe.http_get.as_ref().filter(|target| !stand_in && !target.is_https());
     let default = Check::default();
     Some(Check {
         port: target.port.resolve(&pod.spec.containers)?,

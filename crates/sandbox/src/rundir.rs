@@ -45,6 +45,8 @@ pub struct PodState {
     pub kind: String,
     /// The workload it belongs to.
     pub workload: String,
+    /// Its service account.
+    pub account: String,
     /// Its address.
     pub address: String,
     /// Whether it has a sidecar.

@@ -221,9 +221,26 @@ impl Mesh {
     pub fn pods(&self, workload: &str) -> (usize, usize) {
         let status = self.status();
         let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == workload);
-        pods.fold((0, 0), |(ready, all), pod| {
-            (ready + usize::from(pod["ready"].get("Ok").is_some()), all + 1)
-        })
+        pods.fold((0, 0), |(ready, all), pod| (ready + usize::from(pod["ready"] == true), all + 1))
+    }
+
+    /// The names of a workload's pods.
+    pub fn names(&self, workload: &str) -> Vec<String> {
+        let status = self.status();
+        let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == workload);
+        pods.map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Waits until those of these pods that are no longer named have ended: their sidecars' last log lines say so.
+    pub fn wait_gone(&self, namespace: &str, workload: &str, before: &[String]) {
+        let now = self.names(workload);
+        for name in before.iter().filter(|name| !now.contains(name)) {
+            let log = self.run_folder().join(format!("config/logs/{namespace}/{name}/proxy.log"));
+            eventually("the pod has ended", || {
+                let text = fs::read_to_string(&log).unwrap();
+                if text.contains("drained") { Ok(()) } else { Err(text) }
+            });
+        }
     }
 
     /// Makes one request from inside a workload.

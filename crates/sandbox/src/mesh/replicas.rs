@@ -1,0 +1,276 @@
+//! Which pods there are: they are started when a workload lacks some, and leave when they are not wanted any more.
+//!
+//! A pod leaves in order. First it is no endpoint any more; when everybody knows that, it is told to end, and has
+//! its time for what it has in hand.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::Ipv4Addr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use skysail_core::names::CONTROL_ADMIN_PORT;
+use tokio::time::{sleep, timeout};
+
+use super::{Mesh, Report};
+use crate::{
+    dns::DOMAIN,
+    error::{Context as _, Error},
+    objects::{Workload, fnv, letters},
+    plan::{BRIDGE, POD_NETWORK, Pod},
+    pod::{Blueprint, Order, Running},
+    programs::{self, MARK},
+    progress,
+    rules::{self, Exceptions, Rules},
+    rundir::PodState,
+};
+
+/// So long a pod that is to go waits for everybody to know it.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// How often to see whether packet rules are in force.
+const RULES_LOOK: Duration = Duration::from_millis(10);
+/// Kubernetes' terminationGracePeriodSeconds.
+const GRACE: u64 = 30;
+/// A bridge takes 1,023 links (linux/br_private.h).
+const MOST_PODS: usize = 1000;
+
+/// A pod and how it does.
+pub(super) struct Member {
+    pub(super) pod: Pod,
+    /// Later ones have higher numbers.
+    pub(super) number: u32,
+    pub(super) running: Running,
+    pub(super) state: PodState,
+    pub(super) stage: Stage,
+    pub(super) failures: VecDeque<String>,
+}
+
+/// Where a pod is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It is wanted.
+    Wanted,
+    /// It serves, and no new request should come to it.
+    Leaving,
+    /// It is told to end.
+    Ending,
+}
+
+/// Pods that may end.
+pub(super) struct Farewell {
+    pods: Vec<(String, String)>,
+    /// Whether everybody knows that they are gone.
+    known: bool,
+}
+
+impl Mesh {
+    pub(super) fn end_removed(&mut self) {
+        let workloads = &self.objects.workloads;
+        for member in self.pods.values_mut() {
+            let pod = &member.pod;
+            let key = (pod.namespace.clone(), pod.kind.clone(), pod.workload.clone());
+            if !workloads.contains_key(&key) {
+                member.leave();
+            }
+        }
+    }
+
+    pub(super) fn settle_workload(&mut self, workload: &Workload) {
+        let same = |member: &Member| {
+            let pod = &member.pod;
+            (&pod.namespace, &pod.kind, &pod.workload)
+                == (&workload.namespace, &workload.kind, &workload.name)
+        };
+        let wanted = workload.replicas as usize;
+        let mut current: Vec<&mut Member> = (self.pods.values_mut())
+            .filter(|member| {
+                same(member) && member.stage == Stage::Wanted && member.pod.hash == workload.hash
+            })
+            .collect();
+        current.sort_by_key(|member| member.rank());
+        for member in current.iter_mut().skip(wanted) {
+            member.leave();
+        }
+        current.truncate(wanted);
+        let ready = current.iter().filter(|member| member.state.ready.is_ok()).count();
+        for _ in current.len()..wanted {
+            // A pod with a fixed name must be gone before the next of that name can be.
+            let Some(name) = self.free_name(workload) else { break };
+            if let Err(error) = self.make(workload, name) {
+                let _ = self.reports.send(Report::Failed(error));
+                return;
+            }
+        }
+        let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet");
+        if ready >= wanted || fixed {
+            for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
+                member.leave();
+            }
+        }
+    }
+
+    fn free_name(&self, workload: &Workload) -> Option<String> {
+        let Workload { kind, namespace, name, hash, .. } = workload;
+        let free = |name: &String| !self.pods.contains_key(&(namespace.clone(), name.clone()));
+        match kind.as_str() {
+            "Pod" => Some(name.clone()).filter(free),
+            "StatefulSet" => (0..workload.replicas).map(|ordinal| format!("{name}-{ordinal}")).find(free),
+            _ => {
+                let suffix = |n: u32| letters(fnv(format!("{namespace}/{name}/{hash}/{n}").as_bytes()), 5);
+                let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
+                (0..).map(|n| format!("{name}{middle}-{}", suffix(n))).find(free)
+            }
+        }
+    }
+
+    /// The next address nobody has: used ones rest as long as possible.
+    fn free_address(&mut self) -> Ipv4Addr {
+        let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|member| member.pod.address).collect();
+        loop {
+            self.made += 1;
+            let [_, _, c, d] = (self.made % 0xfffe + 1).to_be_bytes();
+            let [a, b, ..] = POD_NETWORK.0.octets();
+            let address = Ipv4Addr::new(a, b, c, d);
+            if address != BRIDGE && !taken.contains(&address) {
+                return address;
+            }
+        }
+    }
+
+    fn make(&mut self, workload: &Workload, name: String) -> Result<(), Error> {
+        if self.pods.len() >= MOST_PODS {
+            return Err(Error::Refused(format!("one mesh runs at most {MOST_PODS} pods")));
+        }
+        let address = self.free_address();
+        let mut pod = Pod::new(workload, name, address, &self.objects.namespaces);
+        pod.sidecar &= !self.settings.proxy.is_empty();
+        let key = (pod.namespace.clone(), pod.name.clone());
+        let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
+        let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
+        let (exceptions, problems) = Exceptions::read(&pod.annotations);
+        let (programs, probes, notes) = programs::containers(&self.settings, &self.objects, &pod, &logs);
+        for note in problems.into_iter().chain(notes) {
+            self.note(format!("{}: {note}", pod.about()));
+        }
+        let rules =
+            if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
+        let blueprint = Blueprint {
+            key: key.clone(),
+            account: pod.account.clone(),
+            address,
+            prefix: POD_NETWORK.1,
+            gateway: BRIDGE,
+            bridge: self.bridge,
+            link: format!("pod{}", self.made),
+            domain: DOMAIN,
+            issuer: self.issuer.clone(),
+            rules: self.with_services(&pod, rules),
+            sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
+            programs,
+            probes,
+            folder,
+        };
+        let state = PodState {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            kind: pod.kind.clone(),
+            workload: pod.workload.clone(),
+            account: pod.account.clone(),
+            address: address.to_string(),
+            sidecar: pod.sidecar,
+            ready: Err("starting".to_owned()),
+            restarts: 0,
+            logs,
+            programs: Vec::new(),
+            handles: None,
+        };
+        let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
+        let member = Member {
+            pod,
+            number: self.made,
+            running,
+            state,
+            stage: Stage::Wanted,
+            failures: VecDeque::new(),
+        };
+        self.pods.insert(key, member);
+        Ok(())
+    }
+
+    /// Pods that are to go end only when everybody knows: sidecars have answered what they were sent, and the
+    /// packet rules of pods without one lead elsewhere. Until then they serve.
+    pub(super) fn begin_farewell(&mut self) {
+        let leaving = self.pods.iter().filter(|(_, member)| member.stage == Stage::Leaving);
+        let pods: Vec<_> = leaving.map(|(key, _)| key.clone()).collect();
+        if pods.is_empty() || self.farewell_under_way {
+            return;
+        }
+        self.farewell_under_way = true;
+        let serving = self.pods.values().filter(|member| member.serves()).map(|member| member.state.clone());
+        let serving: Vec<PodState> = serving.collect();
+        let rules = Arc::downgrade(&self.rules_ordered);
+        let control = (!self.settings.control.is_empty()).then_some((BRIDGE, CONTROL_ADMIN_PORT));
+        let (over, folder) = (self.farewells.clone(), self.settings.folder.clone());
+        tokio::spawn(async move {
+            let known = async {
+                in_force(&rules).await;
+                if let Some(control) = control {
+                    progress::answered(control.into(), &folder, &serving).await;
+                }
+            };
+            let known = timeout(FAREWELL, known).await.is_ok();
+            // Nobody to tell means that the mesh ends, and the pods with it.
+            let _ = over.send(Farewell { pods, known });
+        });
+    }
+
+    pub(super) fn hear_farewell(&mut self, farewell: &Farewell) {
+        self.farewell_under_way = false;
+        for key in &farewell.pods {
+            let Some(member) = self.pods.get_mut(key) else { continue };
+            member.stage = Stage::Ending;
+            let grace = member.pod.spec.termination_grace_period_seconds.unwrap_or(GRACE);
+            member.running.order(Order::Stop(Duration::from_secs(grace)));
+        }
+        if !farewell.known {
+            let pods: Vec<_> = farewell.pods.iter().map(|(_, name)| name.as_str()).collect();
+            self.say(format!(
+                "{} ends, though not every sidecar has said within {} s that it knows: requests may be lost",
+                pods.join(", "),
+                FAREWELL.as_secs()
+            ));
+        }
+    }
+}
+
+impl Member {
+    /// Whether others should call it.
+    pub(super) fn serves(&self) -> bool {
+        self.stage == Stage::Wanted && self.state.ready.is_ok()
+    }
+
+    fn leave(&mut self) {
+        if self.stage == Stage::Wanted {
+            self.stage = Stage::Leaving;
+        }
+    }
+
+    /// Which pods stay when there are to be fewer: those that serve, and of them the older ones. A StatefulSet's
+    /// go from its highest ordinal down.
+    fn rank(&self) -> (u32, bool, u32) {
+        let ordinal = match self.pod.kind.as_str() {
+            "StatefulSet" => self.pod.name.rsplit('-').next().and_then(|ordinal| ordinal.parse().ok()),
+            _ => None,
+        };
+        (ordinal.unwrap_or_default(), self.state.ready.is_err(), self.number)
+    }
+}
+
+/// Waits until no order of packet rules is outstanding.
+async fn in_force(orders: &Weak<()>) {
+    // One is the mesh's own.
+    while orders.strong_count() > 1 {
+        sleep(RULES_LOOK).await;
+    }
+}

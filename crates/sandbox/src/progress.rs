@@ -1,0 +1,159 @@
+//! How far the mesh's word has got: read by the control plane, and answered by the sidecars.
+//!
+//! A pod is ready only when others can call it, and may end only when nobody does any more. Both follow from what
+//! the mesh writes about it, and the control plane's admin page says who has heard.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use skysail_core::fingerprint;
+use tokio::time::sleep;
+
+use crate::{http, rundir::PodState};
+
+/// What the mesh writes for the control plane, in its folder.
+pub(crate) const PODS: &str = "generated/pods.yaml";
+pub(crate) const SERVICES: &str = "generated/services.yaml";
+
+/// How often to ask.
+const LOOK: Duration = Duration::from_millis(50);
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// How far it has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// On its way.
+    UnderWay,
+    /// Everybody has answered, but not everybody has taken it.
+    Refused,
+    /// Everybody has taken it.
+    Taken,
+}
+
+/// How a proxy gets on, as the control plane tells it.
+#[derive(Debug, Deserialize)]
+struct Client {
+    /// Its node id, `sidecar~ADDRESS~…`.
+    proxy: String,
+    types: BTreeMap<String, Kind>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Kind {
+    sent: u64,
+    nacked: u64,
+    synced: bool,
+}
+
+/// Asks how far what lies in the mesh's folder has got. Every connected proxy must have answered, and these pods'
+/// sidecars must be connected.
+pub async fn look<'a>(
+    control: SocketAddr,
+    folder: &Path,
+    pods: impl Iterator<Item = &'a PodState>,
+) -> Progress {
+    let sidecars = pods.filter(|pod| pod.sidecar).map(|pod| pod.address.as_str());
+    ask(control, folder, sidecars).await.unwrap_or(Progress::UnderWay)
+}
+
+async fn ask<'a>(
+    control: SocketAddr,
+    folder: &Path,
+    mut sidecars: impl Iterator<Item = &'a str>,
+) -> Option<Progress> {
+    let taken: BTreeMap<PathBuf, u64> = page(control, "/debug/config_files").await?;
+    for file in [PODS, SERVICES] {
+        let file = folder.join(file);
+        if *taken.get(&file)? != fingerprint(&fs::read_to_string(&file).ok()?) {
+            return None;
+        }
+    }
+    let clients: Vec<Client> = page(control, "/debug/syncz").await?;
+    let address = |client: &Client| client.proxy.split('~').nth(1).map(str::to_owned);
+    let connected: Vec<_> = clients.iter().filter_map(address).collect();
+    if !sidecars.all(|sidecar| connected.iter().any(|address| address == sidecar)) {
+        return None;
+    }
+    let mut progress = Progress::Taken;
+    for kind in clients.iter().flat_map(|client| client.types.values()) {
+        match kind {
+            Kind { synced: true, .. } => {}
+            Kind { sent, nacked, .. } if sent == nacked => progress = Progress::Refused,
+            _ => return None,
+        }
+    }
+    Some(progress)
+}
+
+async fn page<T: for<'a> Deserialize<'a>>(control: SocketAddr, path: &str) -> Option<T> {
+    match http::get(control, path, LIMIT).await {
+        Ok((200, body)) => serde_json::from_str(&body).ok(),
+        _ => None,
+    }
+}
+
+/// Waits until everybody has answered. Two looks in a row must say so, as a push may be about to begin.
+pub(crate) async fn answered(control: SocketAddr, folder: &Path, pods: &[PodState]) {
+    let mut looks = 0;
+    while looks < 2 {
+        sleep(LOOK).await;
+        let progress = look(control, folder, pods.iter()).await;
+        looks = if progress == Progress::UnderWay { 0 } else { looks + 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::{Json, Router, routing::get};
+    use serde_json::{Value, json};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn everybody_must_have_read_and_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("generated")).unwrap();
+        let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
+        write(PODS, "pods");
+        write(SERVICES, "services");
+        let taken: BTreeMap<_, _> = [(PODS, "pods"), (SERVICES, "services")]
+            .map(|(file, text)| (folder.path().join(file), fingerprint(text)))
+            .into();
+        let clients = Arc::new(Mutex::new(Value::Null));
+        let shown = Arc::clone(&clients);
+        let router = Router::new()
+            .route("/debug/config_files", get(async move || Json(taken)))
+            .route("/debug/syncz", get(async move || Json(shown.lock().unwrap().clone())));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+
+        let one = |proxy: &str, sent: u64, nacked: u64, synced: bool| {
+            let types = json!({ "cds": { "sent": sent, "nacked": nacked, "synced": synced, "acked": 0 } });
+            json!({ "proxy": format!("sidecar~{proxy}~p.n~n"), "types": types })
+        };
+        let ask = async |answer: Value| {
+            *clients.lock().unwrap() = answer;
+            ask(control, folder.path(), ["10.244.0.2", "10.244.0.3"].into_iter()).await
+        };
+        let (good, other) =
+            (one("10.244.0.2", 1, 0, true), |sent, nacked, synced| one("10.244.0.3", sent, nacked, synced));
+        assert_eq!(ask(json!([good])).await, None);
+        assert_eq!(ask(json!([good, other(2, 0, false)])).await, None);
+        assert_eq!(ask(json!([good, other(3, 2, false)])).await, None);
+        assert_eq!(ask(json!([good, other(3, 3, false)])).await, Some(Progress::Refused));
+        let all = json!([good, other(3, 0, true)]);
+        assert_eq!(ask(all.clone()).await, Some(Progress::Taken));
+        write(PODS, "other pods");
+        assert_eq!(ask(all).await, None);
+    }
+}

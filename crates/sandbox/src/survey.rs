@@ -1,0 +1,170 @@
+//! What the user's files hold, looked at before anything is started: whether there is something to run, and whether
+//! what the command line names is there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    path::PathBuf,
+};
+
+use crate::{
+    containers::repository,
+    error::{Context as _, Error},
+    objects::{Objects, Reader},
+    plan::Pod,
+};
+
+/// The workloads of some files, as far as it matters before they run.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// Each workload, `NAMESPACE/NAME`, and whether its pods get a sidecar.
+    workloads: BTreeMap<String, bool>,
+    /// The images of all containers.
+    images: BTreeSet<String>,
+}
+
+impl Survey {
+    /// Reads these folders and files.
+    ///
+    /// # Errors
+    /// When they cannot be read, or hold nothing that makes a pod.
+    pub fn read(config: &[PathBuf]) -> Result<Self, Error> {
+        let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
+        let shown = shown.join(", ");
+        let mut reader = Reader::new(config.to_vec());
+        reader.read().context(format!("reading {shown}"))?;
+        let objects = reader.objects();
+        if objects.workloads.values().all(|workload| workload.replicas == 0) {
+            let (files, kinds) = reader.kinds();
+            return Err(Error::Refused(nothing_to_run(&shown, files, &kinds, &objects)));
+        }
+        Ok(Self::of(&objects))
+    }
+
+    fn of(objects: &Objects) -> Self {
+        let (mut workloads, mut images) = (BTreeMap::new(), BTreeSet::new());
+        for workload in objects.workloads.values() {
+            let pod = Pod::new(workload, String::new(), Ipv4Addr::UNSPECIFIED, &objects.namespaces);
+            *workloads.entry(format!("{}/{}", workload.namespace, workload.name)).or_default() |= pod.sidecar;
+            images.extend(pod.spec.containers.into_iter().map(|container| container.image));
+        }
+        Self { workloads, images }
+    }
+
+    /// Whether an Envoy can take the place of this workload's sidecar, which `--envoy` asks for.
+    ///
+    /// # Errors
+    /// When there is no such workload, or it has no sidecar.
+    pub fn has_sidecar(&self, workload: &str) -> Result<(), Error> {
+        match self.workloads.get(workload) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Error::Refused(format!(
+                "--envoy {workload}: its pods have no sidecar that an Envoy could replace (sidecar.istio.io/inject, \
+                 istio-injection and hostNetwork decide that)"
+            ))),
+            None => Err(Error::Refused(format!(
+                "--envoy {workload}: there is no such workload; there are {}",
+                list(self.workloads.keys())
+            ))),
+        }
+    }
+
+    /// Whether some container has this image, with a tag or without, for which `--image` names a program.
+    ///
+    /// # Errors
+    /// When none has.
+    pub fn has_image(&self, image: &str) -> Result<(), Error> {
+        if self.images.iter().any(|used| used == image || repository(used) == image) {
+            return Ok(());
+        }
+        let images = list(&self.images);
+        Err(Error::Refused(format!("--image {image}: no container has this image; the images are {images}")))
+    }
+}
+
+/// What was looked for, what was found, and why none of it will do.
+fn nothing_to_run(place: &str, files: usize, kinds: &BTreeMap<String, usize>, objects: &Objects) -> String {
+    let found = if files == 0 {
+        "there is no *.yaml, *.yml or *.json file".to_owned()
+    } else {
+        let count =
+            |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+        let objects = list(kinds.iter().map(|(kind, number)| format!("{number} {kind}")));
+        let objects = if kinds.is_empty() { "no object".to_owned() } else { objects };
+        format!("{} with {objects}", count(files, "file"))
+    };
+    let wanted = if objects.workloads.is_empty() {
+        "a Deployment, StatefulSet, DaemonSet, ReplicaSet or Pod is needed"
+    } else {
+        "all have `replicas: 0`"
+    };
+    let notes: String = objects.notes.iter().map(|note| format!("\n{note}")).collect();
+    format!("no workloads in {place}: {found}; {wanted}{notes}")
+}
+
+fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn survey(text: &str) -> Result<Survey, String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), text).unwrap();
+        Survey::read(&[folder.path().to_owned()]).map_err(|error| error.to_string())
+    }
+
+    const DEPLOYMENT: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  \
+                              replicas: 1\n  template:\n    metadata: {labels: {}}\n    \
+                              spec: {containers: [{name: web, image: acme/shop:2}]}\n";
+
+    #[test]
+    fn what_the_command_line_names_must_be_there() {
+        let survey = survey(DEPLOYMENT).unwrap();
+        survey.has_sidecar("shop/web").unwrap();
+        survey.has_image("acme/shop").unwrap();
+        survey.has_image("acme/shop:2").unwrap();
+        let error = survey.has_sidecar("shop/wbe").unwrap_err().to_string();
+        assert_eq!(error, "--envoy shop/wbe: there is no such workload; there are shop/web");
+        let error = survey.has_image("acme/shop:1").unwrap_err().to_string();
+        assert_eq!(error, "--image acme/shop:1: no container has this image; the images are acme/shop:2");
+    }
+
+    #[test]
+    fn a_workload_without_a_sidecar_takes_no_envoy() {
+        let text = DEPLOYMENT.replace("labels: {}", "labels: {sidecar.istio.io/inject: 'false'}");
+        let error = survey(&text).unwrap().has_sidecar("shop/web").unwrap_err().to_string();
+        assert!(error.contains("no sidecar"), "{error}");
+    }
+
+    #[test]
+    fn nothing_to_run_is_said_with_what_was_found() {
+        let services =
+            "apiVersion: v1\nkind: List\nitems: [{kind: Service}, {kind: Service}]\n---\nkind: Gateway\n";
+        for (text, found) in [
+            ("", "1 file with no object; a Deployment"),
+            (services, "1 file with 1 Gateway, 2 Service; a Deployment"),
+            (
+                &DEPLOYMENT.replace("replicas: 1", "replicas: 0"),
+                "1 file with 1 Deployment; all have `replicas: 0`",
+            ),
+            (&DEPLOYMENT.replace("replicas: 1", "replicas: x"), "spec.replicas"),
+        ] {
+            let error = survey(text).unwrap_err();
+            assert!(error.contains(found), "{error}");
+        }
+        let empty = tempfile::tempdir().unwrap();
+        let error = Survey::read(&[empty.path().to_owned()]).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "there is no *.yaml, *.yml or *.json file; a Deployment, StatefulSet, DaemonSet, \
+                                 ReplicaSet or Pod is needed"
+            ),
+            "{error}"
+        );
+    }
+}
