@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, bail, ensure};
-use skysail_core::shutdown;
+use anyhow::{Context as _, ensure};
+use skysail_core::{shutdown, stdio};
 
 use crate::{
     accounting,
@@ -104,8 +104,8 @@ struct Turn {
 /// Start and end of the processes of one turn, about, for the estimate of what is left.
 const OVERHEAD: Duration = Duration::from_millis(1_300);
 
-/// Measures, writes the result file and prints the result.
-pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
+/// Measures, writes the result file and prints the result. Says whether all of it was measured.
+pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     keep_first(&mut args.peers);
     keep_first(&mut args.connections);
     ensure!(
@@ -113,6 +113,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
     );
     let peers = find(&args)?;
+    check_writable(&args.result)
+        .with_context(|| format!("--result {}: it cannot be written", args.result.display()))?;
     // What the machine is like comes first: then there is one thread only, as a user namespace needs.
     let scheduling = if args.no_realtime {
         Err("not asked for".to_owned())
@@ -125,7 +127,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         ("a network namespace of its own", network.as_ref().err().map(ToString::to_string)),
     ] {
         if let Some(error) = error {
-            eprintln!("going on without {what}: {error}");
+            stdio::tell(format_args!("going on without {what}: {error}"));
         }
     }
     let mut report = new_report(&args, &peers, scheduling.as_ref().err(), &network);
@@ -147,6 +149,15 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     })?;
     drop(folder);
     finish(&args, report)
+}
+
+/// Whether a file can be written, found out without leaving anything behind.
+fn check_writable(file: &Path) -> io::Result<()> {
+    if file.exists() {
+        return fs::OpenOptions::new().append(true).open(file).map(|_| ());
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(folder).map(|_| ())
 }
 
 /// The peers with their programs: those asked for, or those installed.
@@ -186,7 +197,7 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
         let pace = if index == 0 { each } else { began.elapsed() / done };
-        eprintln!(
+        stdio::tell(format_args!(
             "[{done}/{}, {} left] round {}, {} connections, {} {}: {}",
             turns.len(),
             minutes(pace * left),
@@ -195,7 +206,7 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
             turn.topology.name(),
             turn.peer.map_or("", Peer::name),
             measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), short),
-        );
+        ));
         let (measurement, error) = match measured {
             Ok(measurement) => (Some(measurement), None),
             Err(error) => (None, Some(format!("{error:#}"))),
@@ -323,34 +334,35 @@ fn version(peer: Peer, program: &Path) -> Program {
     Program { file: program.display().to_string(), version: line.to_owned() }
 }
 
-/// Writes and prints the result, then says whether it is complete.
-fn finish(args: &Args, mut report: Report) -> anyhow::Result<()> {
+/// Writes and prints the result, and says whether it is complete.
+fn finish(args: &Args, mut report: Report) -> anyhow::Result<bool> {
     report.summarize();
     let json = serde_json::to_string_pretty(&report)?;
     fs::write(&args.result, format!("{json}\n"))
         .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
     match args.output {
         Output::Table => {
-            println!("{}", report.tables());
-            println!("Medians (min–max) of {} rounds; all of it in {}.", args.rounds, args.result.display());
+            stdio::print(report.tables())?;
+            let file = args.result.display();
+            stdio::print(format_args!("Medians (min–max) of {} rounds; all of it in {file}.", args.rounds))?;
         }
-        Output::Json => println!("{json}"),
+        Output::Json => stdio::print(json)?,
     }
     if report.interrupted {
-        bail!("interrupted after {} turns", report.runs.len());
+        stdio::tell(format_args!("interrupted after {} turns", report.runs.len()));
     }
     let failed: Vec<&Run> = report.runs.iter().filter(|run| run.error.is_some()).collect();
-    match failed.first() {
-        None => Ok(()),
-        Some(run) => bail!(
+    if let Some(run) = failed.first() {
+        stdio::tell(format_args!(
             "{} of {} turns failed, the first one {} with {}: {}",
             failed.len(),
             report.runs.len(),
             run.topology,
             run.peer.unwrap_or("no proxy"),
             run.error.as_deref().unwrap_or_default()
-        ),
+        ));
     }
+    Ok(!report.interrupted && failed.is_empty())
 }
 
 fn connections(text: &str) -> Result<usize, String> {

@@ -4,6 +4,9 @@
 //! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
 //! ([`accounting`]). [`report`] makes the result file and the table of it.
 
+// They panic when the reader leaves; `skysail_core::stdio` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod report;
 // Those below are used by those above.
 mod accounting;
@@ -39,13 +42,14 @@ enum Benchmark {
     Serve(serve::Args),
 }
 
-/// Runs a benchmark. The process must have one thread only, as the kernel wants for namespaces.
+/// Runs a benchmark, and says whether all of it was measured. The process must have one thread only, as the kernel
+/// wants for namespaces.
 ///
 /// # Errors
-/// When something it needs is missing, or a measurement failed.
-pub fn run(args: Args) -> anyhow::Result<()> {
+/// When something it needs is missing, or the result cannot be written.
+pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),
-        Benchmark::Serve(args) => serve::run(&args),
+        Benchmark::Serve(args) => serve::run(&args).map(|()| true),
     }
 }

@@ -14,12 +14,15 @@ use std::{
 
 use anyhow::Context as _;
 use serde::Serialize;
+use skysail_core::stdio;
 use tokio::{
     io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
     task::LocalSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
+
+use crate::exit;
 
 /// What to send.
 #[derive(Debug, clap::Args)]
@@ -116,17 +119,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
         let mut tick = interval(TELL);
         loop {
             tick.tick().await;
-            told.tell();
+            told.tell()?;
         }
     };
     runtime.block_on(async {
         tokio::select! {
-            () = all => {}
-            () = telling => {}
+            () = all => anyhow::Ok(()),
+            ended = telling => ended,
         }
-    });
-    sender.tell();
-    Ok(u8::from(sender.report.borrow().failed > 0))
+    })?;
+    sender.tell()?;
+    Ok(exit::of(sender.report.borrow().failed == 0))
 }
 
 impl Sender {
@@ -218,10 +221,8 @@ impl Sender {
         *report.errors.entry(error.to_string()).or_default() += 1;
     }
 
-    fn tell(&self) {
-        if let Ok(line) = serde_json::to_string(&*self.report.borrow()) {
-            println!("{line}");
-        }
+    fn tell(&self) -> anyhow::Result<()> {
+        Ok(stdio::print(serde_json::to_string(&*self.report.borrow())?)?)
     }
 }
 

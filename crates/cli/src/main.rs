@@ -1,6 +1,10 @@
 //! `skysail`: every program of the project by subcommand, so that one binary is all there is to carry.
 
+// They panic when the reader leaves; `skysail_core::stdio` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod diagnostics;
+mod exit;
 mod load;
 mod pods;
 mod traffic;
@@ -10,11 +14,12 @@ mod view;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use skysail_core::stdio;
 use skysail_sandbox::echo;
 
 /// A service mesh that runs the Istio and Kubernetes configuration you have, at a fraction of the cost.
 #[derive(Debug, Parser)]
-#[command(name = "skysail", version, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "skysail", version, arg_required_else_help = true, max_term_width = 110, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -26,7 +31,7 @@ enum Command {
     Up(up::Args),
     #[command(hide = true)]
     UpInside(up::InsideArgs),
-    /// Run a command inside a workload of a running mesh.
+    /// Run a command in a workload's network, inside a running mesh.
     Exec(pods::ExecArgs),
     /// Make an HTTP request from inside a workload of a running mesh.
     Call(pods::CallArgs),
@@ -40,10 +45,14 @@ enum Command {
     Proxy(skysail_proxy::Args),
     /// Measure what sidecars cost on this machine, beside other proxies.
     Bench(skysail_bench::Args),
-    /// Run a program that stands in for a workload.
+    /// Run one of the programs that stand in for workloads by itself.
     #[command(subcommand)]
     Workload(Workload),
     /// Print a completion script for a shell.
+    #[command(after_help = "\
+For bash: skysail completion bash > ~/.local/share/bash-completion/completions/skysail
+For fish: skysail completion fish > ~/.config/fish/completions/skysail.fish
+For zsh:  skysail completion zsh > _skysail, in a folder of $fpath")]
     Completion {
         /// The shell.
         shell: clap_complete::Shell,
@@ -65,16 +74,17 @@ enum Workload {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("skysail: {error:#}");
-            ExitCode::FAILURE
+    ExitCode::from(run(Cli::parse().command).unwrap_or_else(|error| {
+        let code = exit::of_error(&error);
+        if code != exit::READER_LEFT {
+            stdio::tell(format!("skysail: {error:#}"));
         }
-    }
+        code
+    }))
 }
 
 fn run(command: Command) -> anyhow::Result<u8> {
+    let done = |()| exit::OK;
     match command {
         Command::Up(args) => up::outside(args),
         Command::UpInside(args) => up::inside(args),
@@ -82,16 +92,22 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Call(args) => pods::call(args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
-        Command::Control(args) => skysail_control::run(args).map(|()| 0),
-        Command::Proxy(args) => skysail_proxy::run(args).map(|()| 0),
-        Command::Workload(Workload::Airline(args)) => airline::run(args).map(|()| 0),
-        Command::Bench(args) => skysail_bench::run(args).map(|()| 0),
-        Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(|()| 0)?),
+        Command::Control(args) => skysail_control::run(args).map(done),
+        Command::Proxy(args) => skysail_proxy::run(args).map(done),
+        Command::Workload(Workload::Airline(args)) => airline::run(args).map(done),
+        Command::Bench(args) => skysail_bench::run(args).map(exit::of),
+        Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(done)?),
         Command::Workload(Workload::Get(request)) => pods::get(request),
         Command::Workload(Workload::Load(args)) => load::run(&args),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "skysail", &mut std::io::stdout());
-            Ok(0)
+            let all = Cli::command();
+            let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+            let mut shown =
+                clap::Command::new("skysail").version(env!("CARGO_PKG_VERSION")).subcommands(shown);
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut shown, "skysail", &mut script);
+            stdio::write(&script)?;
+            Ok(exit::OK)
         }
     }
 }

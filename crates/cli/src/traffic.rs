@@ -3,9 +3,13 @@
 //! The caller's sidecar reports requests and times; only the receiver's knows whether the connection was mutual
 //! TLS. Where the caller has no sidecar, the receiver's report is all there is. Counters are followed from one look
 //! to the next, so that a sidecar that starts anew loses nothing that was seen.
+//!
+//! A public Envoy in the sidecar's place has none of Istio's metrics and does not name its workload to those it
+//! calls. They know its identity, which leads to the workload where only one with an Envoy has it; and Envoy's own
+//! count of connections tells whether the workload is reached over mutual TLS.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -56,10 +60,26 @@ pub(crate) struct Edge {
     pub(crate) mtls: Option<bool>,
 }
 
+/// The metrics of one sidecar.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// `NAMESPACE/NAME`, as of the workload and of its service account.
+    pub(crate) pod: String,
+    pub(crate) workload: String,
+    pub(crate) account: String,
+    /// Whether it is an Envoy's.
+    pub(crate) envoy: bool,
+    pub(crate) text: String,
+}
+
 /// The counters of all sidecars, followed over time.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     last: HashMap<String, f64>,
+    envoys: Envoys,
+    /// By workload with an Envoy: connections received by HTTP, and how many of them over TLS. Those are mutual, as
+    /// sidecars are told to require the caller's certificate.
+    received: BTreeMap<String, (f64, f64)>,
     total: BTreeMap<Route, Reports>,
     window: VecDeque<(Instant, BTreeMap<Route, Reports>)>,
 }
@@ -76,6 +96,10 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 const REQUESTS: &str = "istio_requests_total";
 const TIMES: &str = "istio_request_duration_milliseconds_bucket";
+/// How Envoy's counters of connections end. Before that may stand the rest of the filter's name, which Envoy cuts at
+/// its first dot.
+const CONNECTIONS: &str = "_downstream_cx_total";
+const TLS_CONNECTIONS: &str = "_downstream_cx_ssl_total";
 
 impl Eq for Bound {}
 
@@ -92,10 +116,23 @@ impl Ord for Bound {
 }
 
 impl Traffic {
-    /// Takes in what sidecars report now, each under its pod's name.
-    pub(crate) fn look(&mut self, now: Instant, pods: &[(String, String)]) {
+    /// Takes in what sidecars report now.
+    pub(crate) fn look(&mut self, now: Instant, pages: &[Page]) {
         let mut step: BTreeMap<Route, Reports> = BTreeMap::new();
-        for (pod, text) in pods {
+        let mut received: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+        for page in pages.iter().filter(|page| page.envoy) {
+            self.envoys.entry(page.account.clone()).or_default().insert(page.workload.clone());
+            let received = received.entry(page.workload.clone()).or_default();
+            for sample in page.text.lines().filter_map(Sample::parse).filter(Sample::is_inbound) {
+                if sample.name.ends_with(CONNECTIONS) {
+                    received.0 += sample.value;
+                } else if sample.name.ends_with(TLS_CONNECTIONS) {
+                    received.1 += sample.value;
+                }
+            }
+        }
+        self.received.extend(received);
+        for Page { pod, text, .. } in pages {
             for line in text.lines().filter(|line| line.starts_with(REQUESTS) || line.starts_with(TIMES)) {
                 self.count(pod, line, &mut step);
             }
@@ -123,7 +160,7 @@ impl Traffic {
             "unknown" | "" if side == "destination" => {
                 format!("{}/{}", label("destination_service_namespace"), label("destination_service_name"))
             }
-            "unknown" | "" => caller(label("source_principal")),
+            "unknown" | "" => caller(label("source_principal"), &self.envoys),
             name => format!("{}/{name}", label(&format!("{side}_workload_namespace"))),
         };
         if label("response_code") == "0" && label("response_flags") == "DC" {
@@ -170,24 +207,44 @@ impl Traffic {
             (Some((first, _)), Some((last, _))) => *last - *first,
             _ => Duration::ZERO,
         };
-        edges(&recent, span)
+        self.edges(&recent, span)
     }
 
     /// All that was seen, over this time.
     pub(crate) fn total(&self, span: Duration) -> Vec<Edge> {
-        edges(&self.total, span)
+        self.edges(&self.total, span)
+    }
+
+    fn edges(&self, reports: &BTreeMap<Route, Reports>, span: Duration) -> Vec<Edge> {
+        let edge = |(route, reports): (&Route, &Reports)| {
+            let mut edge = reports.edge(route, span);
+            edge.mtls = edge.mtls.or_else(|| match self.received.get(&edge.destination)? {
+                (all, _) if *all == 0.0 => None,
+                (all, tls) if all == tls => Some(true),
+                (_, tls) if *tls == 0.0 => Some(false),
+                // Some callers do and some do not, and it does not tell which.
+                _ => None,
+            });
+            edge
+        };
+        reports.iter().map(edge).collect()
     }
 }
 
-/// A caller whose sidecar does not name its workload, by its identity if it has one.
-fn caller(principal: &str) -> String {
-    principal
-        .parse::<SpiffeId>()
-        .map_or_else(|_| "outside".to_owned(), |id| format!("{}/sa:{}", id.namespace, id.service_account))
-}
+/// Workloads with an Envoy, by service account.
+type Envoys = BTreeMap<String, BTreeSet<String>>;
 
-fn edges(reports: &BTreeMap<Route, Reports>, span: Duration) -> Vec<Edge> {
-    reports.iter().map(|(route, reports)| reports.edge(route, span)).collect()
+/// A caller whose sidecar does not name its workload: the one with an Envoy that has this identity, or else the
+/// identity, if it has one.
+fn caller(principal: &str, envoys: &Envoys) -> String {
+    let Ok(id) = principal.parse::<SpiffeId>() else { return "outside".to_owned() };
+    match envoys
+        .get(&format!("{}/{}", id.namespace, id.service_account))
+        .map(|found| (found.len(), found.first()))
+    {
+        Some((1, Some(workload))) => workload.clone(),
+        _ => format!("{}/sa:{}", id.namespace, id.service_account),
+    }
 }
 
 impl Reports {
@@ -266,6 +323,12 @@ struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
+    /// Whether it counts what the workload received, by the name that the control plane gives its filters.
+    fn is_inbound(&self) -> bool {
+        let prefix = self.labels.get("envoy_http_conn_manager_prefix");
+        prefix.is_some_and(|prefix| prefix.to_ascii_lowercase().starts_with("inbound"))
+    }
+
     fn parse(line: &'a str) -> Option<Self> {
         let end = line.rfind('}')?;
         let (series, value) = line.split_at(end + 1);
@@ -313,6 +376,50 @@ mod tests {
         )
     }
 
+    fn page(name: &str, envoy: bool, text: &str) -> Page {
+        Page {
+            pod: format!("n/{name}-1"),
+            workload: format!("n/{name}"),
+            account: "n/all".to_owned(),
+            envoy,
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_envoy_is_named_by_its_identity_and_counts_who_comes_by_tls() {
+        let unnamed = "istio_requests_total{reporter=\"destination\",source_workload=\"unknown\",\
+                       source_principal=\"spiffe://cluster.local/ns/n/sa/all\",destination_workload=\"a\",\
+                       destination_workload_namespace=\"n\",response_code=\"200\",\
+                       connection_security_policy=\"mutual_tls\"} 5\n";
+        let ours = request("source", 200, "unknown", 7) + unnamed;
+        let received = |all: u32, tls: u32| {
+            format!(
+                "# TYPE envoy_http_0_0_0_8080__downstream_cx_total counter\n\
+                 envoy_http_0_0_0_8080__downstream_cx_total{{envoy_http_conn_manager_prefix=\"inbound_0\"}} {all}\n\
+                 envoy_http_0_0_0_8080__downstream_cx_ssl_total{{envoy_http_conn_manager_prefix=\"inbound_0\"}} {tls}\n\
+                 envoy_http_0_0_0_8080__downstream_cx_total{{envoy_http_conn_manager_prefix=\"outbound_0\"}} 8\n\
+                 envoy_http_downstream_cx_total{{envoy_http_conn_manager_prefix=\"metrics\"}} 90\n"
+            )
+        };
+        let edges = |envoys: &[Page]| {
+            let mut traffic = Traffic::default();
+            let mut pages = vec![page("a", false, &ours)];
+            pages.extend(envoys.iter().map(|envoy| page(&envoy.workload[2..], true, &envoy.text)));
+            traffic.look(Instant::now(), &pages);
+            let edges = traffic.total(Duration::from_secs(1)).into_iter();
+            edges.map(|edge| (edge.source, edge.destination, edge.mtls)).collect::<Vec<_>>()
+        };
+        let named = |source: &str, destination: &str, mtls| (source.to_owned(), destination.to_owned(), mtls);
+        for (counts, mtls) in [((3, 3), Some(true)), ((3, 0), Some(false)), ((3, 1), None), ((0, 0), None)] {
+            let found = edges(&[page("b", true, &received(counts.0, counts.1))]);
+            assert_eq!(found, [named("n/a", "n/b", mtls), named("n/b", "n/a", Some(true))]);
+        }
+        // Two Envoys of one identity cannot be told apart.
+        let found = edges(&[page("b", true, &received(1, 1)), page("c", true, "")]);
+        assert_eq!(found, [named("n/a", "n/b", Some(true)), named("n/sa:all", "n/a", Some(true))]);
+    }
+
     #[test]
     fn both_ends_make_one_edge_and_restarts_lose_nothing() {
         let mut traffic = Traffic::default();
@@ -320,9 +427,7 @@ mod tests {
         let source = [request("source", 200, "unknown", 90), request("source", 503, "unknown", 10)].concat();
         let times = [time("1", 50), time("10", 100), time("+Inf", 100)].concat();
         let destination = request("destination", 200, "mutual_tls", 90);
-        let pods = |source: &str| {
-            vec![("a-1".to_owned(), source.to_owned()), ("b-1".to_owned(), destination.clone())]
-        };
+        let pods = |source: &str| vec![page("a", false, source), page("b", false, &destination)];
         traffic.look(start, &pods(&(source + &times)));
         traffic.look(start + Duration::from_secs(1), &pods(&request("source", 403, "unknown", 5)));
         // The sidecar starts anew: 2 is less than 5, so all 2 are new.

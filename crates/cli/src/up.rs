@@ -3,7 +3,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    io::{IsTerminal as _, Write as _},
+    fs,
+    io::IsTerminal as _,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,18 +13,19 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use skysail_core::shutdown;
+use skysail_core::{shutdown, stdio};
 use skysail_sandbox::{
-    Settings, isolate,
+    Settings, Survey, isolate,
     mesh::{self, Report, Started},
     progress::{self, Progress},
-    rundir::{self, State},
+    rundir::{self, PodState, State},
 };
 use tokio::task::JoinSet;
 
 use crate::{
     diagnostics::{self, Diagnostic},
-    traffic::{Edge, Traffic},
+    exit,
+    traffic::{Edge, Page, Traffic},
     view::{self, Output},
 };
 
@@ -34,39 +37,40 @@ its process and a sidecar. Services have virtual addresses, names are resolved a
 go through the sidecars. Images stand for programs (--image); an echo server stands in for unknown ones. \
 Files are watched: edits take effect while it runs. Nothing of this machine is changed, and all is gone at the end.\n\n\
 A mesh is healthy when every workload is ready, the configuration has no errors, and on every edge at least 99 % of \
-the requests succeed. Answers 4xx are no failures; 403 is counted by itself. With --for, the exit code is 0 if the mesh was healthy, \
-and 1 if it was not.")]
+the requests succeed. Answers 4xx are no failures; 403 is counted by itself. The exit code is 0 if the mesh was healthy \
+when it ended, whether by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.")]
 pub(crate) struct Args {
     /// Folders or files of Kubernetes and Istio YAML.
-    #[arg(required = true, value_name = "DIR")]
+    #[arg(required = true, value_name = "PATH")]
     config: Vec<PathBuf>,
     /// What to call the mesh, so that `skysail exec` finds it [default: the folder's name].
     #[arg(long)]
     name: Option<String>,
-    /// The program that stands for an image; may be given several times.
-    #[arg(long = "image", value_name = "IMAGE=COMMAND")]
-    images: Vec<String>,
+    /// The program that stands for an image, with or without a tag, such as acme/shop=./shop; may be given several
+    /// times. The container's `args` are added.
+    #[arg(long = "image", value_name = "IMAGE=COMMAND", value_parser = image)]
+    images: Vec<(String, Vec<String>)>,
     /// End after this time, counted from when all is ready: 30s, 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// How to print the result; with json, progress goes to standard error.
+    /// How to print the result; with json, it is one document at the end, and progress goes to standard error.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Worker threads of every sidecar.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     concurrency: u32,
     /// How long the workloads get to become ready; after that, the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     ready_within: Duration,
     /// Give a workload an Envoy in the sidecar's place, with the same configuration; may be given several times.
-    /// Any public build will do.
+    /// Any public build will do. Of its calls, the table shows those to workloads with a sidecar of Skysail's.
     #[arg(long = "envoy", value_name = "NAMESPACE/WORKLOAD=PROGRAM", value_parser = envoy)]
     envoys: Vec<(String, PathBuf)>,
     /// A further argument for the control plane, such as --control-arg=--cert-ttl=1h; may be given several times.
     #[arg(long = "control-arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
     control_arguments: Vec<String>,
     /// Run the pods and services only: no control plane and no sidecars.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["envoys", "control_arguments", "concurrency"])]
     plain: bool,
 }
 
@@ -104,9 +108,30 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 fn envoy(text: &str) -> Result<(String, PathBuf), String> {
     let parts = text.split_once('=').filter(|(workload, _)| workload.contains('/'));
-    let (workload, program) = parts.ok_or("write NAMESPACE/WORKLOAD=PROGRAM")?;
-    let program = PathBuf::from(program).canonicalize().map_err(|error| format!("{program}: {error}"))?;
-    Ok((workload.to_owned(), program))
+    let (workload, file) = parts.ok_or("write NAMESPACE/WORKLOAD=PROGRAM")?;
+    let file = program(file)?.canonicalize().map_err(|error| format!("{file}: {error}"))?;
+    Ok((workload.to_owned(), file))
+}
+
+fn image(text: &str) -> Result<(String, Vec<String>), String> {
+    let (image, command) = text.split_once('=').ok_or("write IMAGE=COMMAND, such as acme/shop=./shop")?;
+    let command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    program(command.first().ok_or("the command is missing after the =")?)?;
+    Ok((image.to_owned(), command))
+}
+
+/// The file of a program, which is looked for as shells do.
+fn program(name: &str) -> Result<PathBuf, String> {
+    let runs = |file: &Path| {
+        fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let file = PathBuf::from(name);
+        return if runs(&file) { Ok(file) } else { Err(format!("{name} is not a program that can be run")) };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| runs(file));
+    found.ok_or_else(|| format!("there is no program {name} in PATH; for one in this folder write ./{name}"))
 }
 
 pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
@@ -116,30 +141,28 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
             path.canonicalize().with_context(|| format!("no such folder or file: {}", path.display()))?,
         );
     }
+    let survey = Survey::read(&config)?;
+    args.envoys.iter().try_for_each(|(workload, _)| survey.has_sidecar(workload))?;
+    args.images.iter().try_for_each(|(image, _)| survey.has_image(image))?;
     let name = match args.name {
         Some(name) => name,
         None => mesh_name(&config[0]),
     };
     let (folder, _lock) = rundir::create(&name)?;
     let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
-    let program = |words: &[&str]| -> Vec<String> {
+    let own = |words: &[&str]| -> Vec<String> {
         std::iter::once(exe.as_str()).chain(words.iter().copied()).map(str::to_owned).collect()
     };
-    let mut images = BTreeMap::from([("skysail/airline".to_owned(), program(&["workload", "airline"]))]);
-    for pair in &args.images {
-        let Some((image, command)) = pair.split_once('=') else {
-            bail!("--image {pair}: write IMAGE=COMMAND, for example --image acme/shop=./shop")
-        };
-        images.insert(image.to_owned(), command.split_whitespace().map(str::to_owned).collect());
-    }
+    let mut images = BTreeMap::from([("skysail/airline".to_owned(), own(&["workload", "airline"]))]);
+    images.extend(args.images);
     let settings = Settings {
         name,
         folder: folder.clone(),
         config,
         images,
-        stand_in: program(&["workload", "echo"]),
-        control: if args.plain { Vec::new() } else { program(&["control"]) },
-        proxy: if args.plain { Vec::new() } else { program(&["proxy"]) },
+        stand_in: own(&["workload", "echo"]),
+        control: if args.plain { Vec::new() } else { own(&["control"]) },
+        proxy: if args.plain { Vec::new() } else { own(&["proxy"]) },
         concurrency: args.concurrency,
         envoys: args.envoys.into_iter().collect(),
         control_arguments: args.control_arguments,
@@ -147,16 +170,17 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
     let order = serde_json::to_string(&order)?;
     let code = isolate::run_inside(&["up-inside".into(), OsString::from(order)])?;
-    if code == 0 {
+    let logs = folder.join("logs");
+    if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
         rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
     } else {
-        eprintln!("logs are kept in {}", folder.join("logs").display());
+        stdio::tell(format!("logs are kept in {}", logs.display()));
     }
     Ok(code)
 }
 
 /// The folder's name, without what a mesh's name may not hold.
-fn mesh_name(path: &std::path::Path) -> String {
+fn mesh_name(path: &Path) -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     if name.is_empty() { "mesh".to_owned() } else { name }
@@ -180,7 +204,9 @@ struct Show {
     waiting: Option<Instant>,
     settled: usize,
     late: bool,
-    announced: BTreeSet<String>,
+    workloads: BTreeMap<String, Told>,
+    /// Workloads with an Envoy in the sidecar's place.
+    envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
     traffic: Traffic,
     /// Since when traffic counts.
@@ -189,6 +215,16 @@ struct Show {
     drawn: usize,
     printed: Instant,
     plain: bool,
+}
+
+/// What was told of a workload.
+#[derive(Debug, Default)]
+struct Told {
+    pods: BTreeSet<String>,
+    /// That it is ready, with the pods it has now.
+    ready: bool,
+    /// That it was ready at some time; before that, pods coming are no news.
+    begun: bool,
 }
 
 async fn show(order: Inside) -> anyhow::Result<u8> {
@@ -201,7 +237,8 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         waiting: None,
         settled: 0,
         late: false,
-        announced: BTreeSet::new(),
+        workloads: BTreeMap::new(),
+        envoys: settings.envoys.keys().cloned().collect(),
         findings: Vec::new(),
         traffic: Traffic::default(),
         counting: None,
@@ -210,7 +247,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         plain,
     };
     let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
-    show.line(&format!("mesh {} from {}", settings.name, from.join(", ")));
+    show.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
     let folder = settings.folder.clone();
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
     let mut tick = tokio::time::interval(REDRAW);
@@ -220,21 +257,21 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     loop {
         tokio::select! {
             report = reports.recv() => match report {
-                Some(Report::Note(note)) => show.line(&note),
+                Some(Report::Note(note)) => show.line(&note)?,
                 Some(Report::Failed(error)) => return Err(error.into()),
                 None => bail!("the mesh's main task has ended"),
             },
             _ = state.changed() => {
                 let now = state.borrow_and_update().clone();
-                show.readiness(&now);
+                show.readiness(&now)?;
             }
             _ = confirm.tick(), if show.waiting.is_some() => {
                 let now = state.borrow().clone();
-                show.confirm(&now, control, &folder).await;
+                show.confirm(&now, control, &folder).await?;
             }
             _ = tick.tick() => {
                 let now = state.borrow().clone();
-                show.tick(&now, control).await;
+                show.tick(&now, control).await?;
                 show.late |= show.ready.is_none() && show.started.elapsed() > ready_within;
                 let since = show.ready.or(show.late.then_some(show.started + ready_within));
                 if since.zip(time).is_some_and(|(since, time)| since.elapsed() >= time) {
@@ -244,169 +281,216 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
             signal = &mut terminate => {
                 signal?;
                 let now = state.borrow().clone();
-                show.line("ending");
-                show.finish(&now)?;
-                return Ok(0);
+                show.line("ending")?;
+                return show.finish(&now);
             }
         }
     }
 }
 
+impl Told {
+    /// What is new about a workload that has these pods now.
+    fn news(&mut self, workload: &str, pods: &[&PodState]) -> Vec<String> {
+        let mut lines = Vec::new();
+        let now: BTreeSet<String> = pods.iter().map(|pod| pod.name.clone()).collect();
+        if self.begun && now != self.pods {
+            for (word, more, less) in [("new ", &now, &self.pods), ("gone", &self.pods, &now)] {
+                let names: Vec<_> = more.difference(less).cloned().collect();
+                if !names.is_empty() {
+                    lines.push(format!("{word}       {workload}: {}", names.join(", ")));
+                }
+            }
+            self.ready = false;
+        }
+        self.pods = now;
+        let problems: Vec<&String> = pods.iter().filter_map(|pod| pod.ready.as_ref().err()).collect();
+        match problems.first() {
+            None if !self.ready && !pods.is_empty() => {
+                (self.ready, self.begun) = (true, true);
+                let plural = if pods.len() == 1 { "pod" } else { "pods" };
+                lines.push(format!("ready      {workload} ({} {plural})", pods.len()));
+            }
+            Some(problem) if self.ready && problems.len() == pods.len() => {
+                self.ready = false;
+                lines.push(format!("not ready  {workload}: {problem}"));
+            }
+            _ => {}
+        }
+        lines
+    }
+}
+
 impl Show {
-    /// Tells of workloads that have become ready, or have stopped being so.
-    fn readiness(&mut self, state: &State) {
-        let mut workloads: BTreeMap<String, (usize, usize, Option<String>)> = BTreeMap::new();
+    /// Tells of workloads that have become ready or have stopped being so, and of pods that came and went since.
+    fn readiness(&mut self, state: &State) -> anyhow::Result<()> {
+        let mut pods: BTreeMap<String, Vec<&PodState>> = BTreeMap::new();
         for pod in &state.pods {
-            let entry = workloads.entry(format!("{}/{}", pod.namespace, pod.workload)).or_default();
-            entry.0 += 1;
-            match &pod.ready {
-                Ok(()) => entry.1 += 1,
-                Err(problem) => entry.2 = Some(problem.clone()),
+            pods.entry(format!("{}/{}", pod.namespace, pod.workload)).or_default().push(pod);
+        }
+        let mut known = std::mem::take(&mut self.workloads);
+        for name in known.keys() {
+            pods.entry(name.clone()).or_default();
+        }
+        for (name, pods) in pods {
+            let mut told = known.remove(&name).unwrap_or_default();
+            for line in told.news(&name, &pods) {
+                self.line(&line)?;
+            }
+            if !pods.is_empty() {
+                self.workloads.insert(name, told);
             }
         }
-        for (name, (pods, ready, problem)) in &workloads {
-            if pods == ready && self.announced.insert(name.clone()) {
-                let plural = if *pods == 1 { "pod" } else { "pods" };
-                self.line(&format!("ready      {name} ({pods} {plural})"));
-            } else if *ready == 0 && self.announced.remove(name) {
-                let problem = problem.as_deref().unwrap_or_default();
-                self.line(&format!("not ready  {name}: {problem}"));
-            }
-        }
-        let all = !workloads.is_empty() && workloads.values().all(|(pods, ready, _)| pods == ready);
+        let all = !state.pods.is_empty() && state.pods.iter().all(|pod| pod.ready.is_ok());
         self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
         self.settled = 0;
         if all && self.plain {
-            self.all_ready(workloads.len());
+            self.all_ready()?;
         }
+        Ok(())
     }
 
     /// All pods are ready; the mesh is when every sidecar has heard of it. Two looks in a row must say so, as a
     /// push may be about to begin.
-    async fn confirm(&mut self, state: &State, control: std::net::SocketAddr, folder: &Path) {
-        let Some(waiting) = self.waiting else { return };
+    async fn confirm(
+        &mut self,
+        state: &State,
+        control: std::net::SocketAddr,
+        folder: &Path,
+    ) -> anyhow::Result<()> {
+        let Some(waiting) = self.waiting else { return Ok(()) };
         let taken = progress::look(control, folder, state.pods.iter()).await == Progress::Taken;
         self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {
-            self.line("warning: not every sidecar has taken its configuration");
+            self.line("warning: not every sidecar has taken its configuration")?;
         }
         if late || self.settled >= 2 {
-            let workloads: BTreeSet<_> =
-                state.pods.iter().map(|pod| (&pod.namespace, &pod.workload)).collect();
-            self.all_ready(workloads.len());
+            self.all_ready()?;
         }
+        Ok(())
     }
 
-    fn all_ready(&mut self, workloads: usize) {
+    fn all_ready(&mut self) -> anyhow::Result<()> {
         self.waiting = None;
         if self.ready.is_none() {
             self.ready = Some(Instant::now());
             let time = self.started.elapsed().as_secs_f64();
-            self.line(&format!("all {workloads} workloads are ready after {time:.1} s"));
+            self.line(&format!("all {} workloads are ready after {time:.1} s", self.workloads.len()))?;
         }
+        Ok(())
     }
 
     /// Looks at the sidecars and the control plane, and draws the table.
-    async fn tick(&mut self, state: &State, control: std::net::SocketAddr) {
+    async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         if self.plain {
-            return;
+            return Ok(());
         }
         if let Some(findings) = diagnostics::ask(control).await {
             let known = std::mem::take(&mut self.findings);
             for finding in findings.iter().filter(|finding| !known.contains(finding)) {
-                self.line(&format!("{}: {}", finding.severity, finding.text));
+                self.line(&format!("{}: {}", finding.severity, finding.text))?;
             }
             if findings.is_empty() && !known.is_empty() {
-                self.line("the configuration is in order again");
+                self.line("the configuration is in order again")?;
             }
             self.findings = findings;
         }
         let mut asking = JoinSet::new();
         for pod in state.pods.iter().filter(|pod| pod.sidecar).cloned() {
+            let workload = format!("{}/{}", pod.namespace, pod.workload);
+            let envoy = self.envoys.contains(&workload);
             asking.spawn(async move {
                 let text = mesh::metrics(&pod).await.ok()?;
-                Some((format!("{}/{}", pod.namespace, pod.name), text))
+                let account = format!("{}/{}", pod.namespace, pod.account);
+                Some(Page { pod: format!("{}/{}", pod.namespace, pod.name), workload, account, envoy, text })
             });
         }
-        let answers: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
-        self.traffic.look(Instant::now(), &answers);
+        let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+        self.traffic.look(Instant::now(), &pages);
         if self.ready.is_some() && self.counting.is_none() {
             // Calls made before every sidecar knew every endpoint say nothing about the mesh.
             self.traffic.forget();
             self.counting = Some(Instant::now());
         }
         if self.output == Output::Text && self.ready.is_some() {
-            self.draw();
+            self.draw()?;
         }
+        Ok(())
     }
 
-    fn draw(&mut self) {
+    fn draw(&mut self) -> anyhow::Result<()> {
         let terminal = std::io::stdout().is_terminal();
         let edges = self.traffic.live();
         if edges.is_empty() || !terminal && self.printed.elapsed() < PRINT {
-            return;
+            return Ok(());
         }
         self.printed = Instant::now();
-        self.erase();
+        self.erase()?;
         let table = view::edges(&edges);
-        println!("\n{table}");
+        stdio::print(format_args!("\n{table}"))?;
         self.drawn = if terminal { table.lines().count() + 1 } else { 0 };
+        Ok(())
     }
 
     /// Takes the table off the terminal.
-    fn erase(&mut self) {
-        if self.drawn > 0 {
-            print!("\x1b[{}A\x1b[J", self.drawn);
-            self.drawn = 0;
+    fn erase(&mut self) -> anyhow::Result<()> {
+        match std::mem::take(&mut self.drawn) {
+            0 => Ok(()),
+            lines => Ok(stdio::write(format!("\x1b[{lines}A\x1b[J").as_bytes())?),
         }
     }
 
-    /// Prints a line of progress above the table.
-    fn line(&mut self, text: &str) {
+    /// Prints a line of progress above the table, which is drawn again at the next tick.
+    fn line(&mut self, text: &str) -> anyhow::Result<()> {
         if self.output == Output::Json {
-            eprintln!("{text}");
-            return;
+            stdio::tell(text);
+            return Ok(());
         }
-        self.erase();
-        println!("{text}");
-        // The table is drawn again at the next tick.
-        let _ = std::io::stdout().flush();
+        self.erase()?;
+        Ok(stdio::print(text)?)
     }
 
     /// Prints the result and says by the exit code whether the mesh was healthy.
     fn finish(&mut self, state: &State) -> anyhow::Result<u8> {
         let span = self.counting.map_or(Duration::ZERO, |since| since.elapsed());
         let edges = self.traffic.total(span);
-        let problems = self.problems(state, &edges);
+        let errors: Vec<&Diagnostic> = self.findings.iter().filter(|finding| finding.is_error()).collect();
+        let mut problems = self.problems(state, &edges);
+        let healthy = problems.is_empty() && errors.is_empty();
         match self.output {
             Output::Json => {
+                problems.extend(errors.iter().map(|error| format!("error: {}", error.text)));
                 let result = json!({
                     "mesh": state.name,
-                    "healthy": problems.is_empty(),
+                    "healthy": healthy,
                     "problems": problems,
                     "seconds": span.as_secs_f64(),
                     "seconds_to_ready": self.ready.map(|ready| (ready - self.started).as_secs_f64()),
-                    "pods": state.pods,
+                    "pods": state.pods.iter().map(view::Pod::from).collect::<Vec<_>>(),
                     "diagnostics": self.findings,
                     "edges": edges,
                 });
-                println!("{}", serde_json::to_string_pretty(&result)?);
+                stdio::print(serde_json::to_string_pretty(&result)?)?;
             }
             Output::Text => {
-                self.erase();
+                // They were told when they were found.
+                match errors.len() {
+                    0 => {}
+                    1 => problems.push("the configuration has an error (see above)".to_owned()),
+                    count => problems.push(format!("the configuration has {count} errors (see above)")),
+                }
+                self.erase()?;
                 if !edges.is_empty() {
-                    println!("\nin all:\n{}", view::edges(&edges));
+                    stdio::print(format_args!("\nin all:\n{}", view::edges(&edges)))?;
                 }
-                for problem in &problems {
-                    println!("{problem}");
-                }
-                println!("{}", if problems.is_empty() { "healthy" } else { "not healthy" });
+                problems.iter().try_for_each(stdio::print)?;
+                stdio::print(if healthy { "healthy" } else { "not healthy" })?;
             }
         }
-        Ok(u8::from(!problems.is_empty()))
+        Ok(exit::of(healthy))
     }
 
+    /// What is wrong besides the configuration.
     fn problems(&self, state: &State, edges: &[Edge]) -> Vec<String> {
         let mut problems = Vec::new();
         if state.pods.is_empty() {
@@ -420,8 +504,6 @@ impl Show {
                 problems.push(format!("{}/{} is not ready: {problem}", pod.namespace, pod.name));
             }
         }
-        let errors = self.findings.iter().filter(|finding| finding.is_error());
-        problems.extend(errors.map(|finding| format!("error: {}", finding.text)));
         for edge in edges.iter().filter(|edge| edge.success_percent < HEALTHY_PERCENT) {
             let Edge { source, destination, success_percent, failed, .. } = edge;
             problems.push(format!("{source} -> {destination}: {success_percent} % success, {failed} failed"));
@@ -435,12 +517,56 @@ mod tests {
     use super::*;
 
     #[test]
+    fn pods_that_come_and_go_are_told_and_readiness_again() {
+        let pod = |name: &str, ready: bool| -> PodState {
+            let ready = if ready { json!({ "Ok": null }) } else { json!({ "Err": "starting" }) };
+            serde_json::from_value(json!({
+                "name": name, "namespace": "shop", "kind": "Deployment", "workload": "db", "account": "default",
+                "address": "10.244.0.2", "sidecar": true, "ready": ready, "restarts": 0, "logs": "",
+                "programs": [], "handles": null,
+            }))
+            .unwrap()
+        };
+        let mut told = Told::default();
+        let mut news = |pods: &[(&str, bool)]| {
+            let pods: Vec<_> = pods.iter().map(|(name, ready)| pod(name, *ready)).collect();
+            told.news("shop/db", &pods.iter().collect::<Vec<_>>())
+        };
+        assert!(news(&[("a", false)]).is_empty());
+        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
+        assert!(news(&[("a", true)]).is_empty());
+        assert_eq!(news(&[("a", true), ("b", false), ("c", false)]), ["new        shop/db: b, c"]);
+        assert_eq!(news(&[("a", true), ("b", true), ("c", true)]), ["ready      shop/db (3 pods)"]);
+        assert_eq!(news(&[("a", true)]), ["gone       shop/db: b, c", "ready      shop/db (1 pod)"]);
+        assert_eq!(news(&[("a", false)]), ["not ready  shop/db: starting"]);
+        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
+        assert_eq!(news(&[]), ["gone       shop/db: a"]);
+    }
+
+    #[test]
+    fn programs_are_looked_for_as_shells_do() {
+        assert_eq!(image("acme/shop=sh -c true").unwrap().1, ["sh", "-c", "true"]);
+        assert!(image("a=/bin/sh").is_ok());
+        for (text, problem) in [
+            ("acme/shop", "IMAGE=COMMAND"),
+            ("acme/shop= ", "command is missing"),
+            ("a=no-such-program-here", "write ./no-such-program-here"),
+            ("a=./no-such-program-here", "not a program"),
+            ("a=/", "not a program"),
+            ("a=/etc/passwd", "not a program"),
+        ] {
+            let error = image(text).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+
+    #[test]
     fn times_and_names_are_read() {
         assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert!(duration("30").is_err());
         assert!(duration("-1s").is_err());
-        assert_eq!(mesh_name(std::path::Path::new("/a/my shop.yaml")), "my-shop");
+        assert_eq!(mesh_name(Path::new("/a/my shop.yaml")), "my-shop");
     }
 }

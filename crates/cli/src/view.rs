@@ -1,20 +1,73 @@
-//! What `skysail` shows: tables of pods and of edges.
+//! What `skysail` shows: tables of pods and of edges for people, and the same for scripts, whose fields
+//! `docs/scripting.md` lists.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets::NOTHING};
-use skysail_sandbox::rundir::State;
+use serde::Serialize;
+use skysail_sandbox::rundir::{PodState, ProgramState, State};
 
 use crate::traffic::Edge;
 
 /// How a result is printed.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, serde::Deserialize)]
 pub(crate) enum Output {
     /// For people.
     #[default]
     Text,
     /// For scripts.
     Json,
+}
+
+/// What `skysail status --output json` prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct Status<'a> {
+    mesh: &'a str,
+    control: Option<u32>,
+    pods: Vec<RunningPod<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct RunningPod<'a> {
+    #[serde(flatten)]
+    pod: Pod<'a>,
+    programs: &'a [ProgramState],
+}
+
+/// A pod as scripts see it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pod<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    kind: &'a str,
+    workload: &'a str,
+    service_account: &'a str,
+    address: &'a str,
+    sidecar: bool,
+    ready: bool,
+    reason: Option<&'a str>,
+    restarts: u32,
+}
+
+impl<'a> From<&'a PodState> for Pod<'a> {
+    fn from(pod: &'a PodState) -> Self {
+        Self {
+            namespace: &pod.namespace,
+            name: &pod.name,
+            kind: &pod.kind,
+            workload: &pod.workload,
+            service_account: &pod.account,
+            address: &pod.address,
+            sidecar: pod.sidecar,
+            ready: pod.ready.is_ok(),
+            reason: pod.ready.as_ref().err().map(String::as_str),
+            restarts: pod.restarts,
+        }
+    }
+}
+
+/// A running mesh as scripts see it.
+pub(crate) fn status(mesh: &State) -> Status<'_> {
+    let pods = mesh.pods.iter().map(|pod| RunningPod { pod: pod.into(), programs: &pod.programs });
+    Status { mesh: &mesh.name, control: mesh.control, pods: pods.collect() }
 }
 
 /// A table of pods.
@@ -63,4 +116,36 @@ fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn scripts_see_the_documented_fields_and_no_others() {
+        let mesh = json!({
+            "name": "shop", "process": 5, "control": null,
+            "pods": [{
+                "namespace": "shop", "name": "web-x", "kind": "Deployment", "workload": "web",
+                "account": "default", "address": "10.244.0.2", "sidecar": false,
+                "ready": { "Err": "starting" }, "restarts": 0, "logs": "/run/logs",
+                "programs": [{ "name": "proxy", "process": 7 }], "handles": null,
+            }],
+        });
+        let mesh: State = serde_json::from_value(mesh).unwrap();
+        let expected = json!({
+            "mesh": "shop",
+            "control": null,
+            "pods": [{
+                "namespace": "shop", "name": "web-x", "kind": "Deployment", "workload": "web",
+                "service_account": "default", "address": "10.244.0.2", "sidecar": false,
+                "ready": false, "reason": "starting", "restarts": 0,
+                "programs": [{ "name": "proxy", "process": 7 }],
+            }],
+        });
+        assert_eq!(serde_json::to_value(status(&mesh)).unwrap(), expected);
+    }
 }

@@ -55,3 +55,17 @@ fn a_peer_that_is_not_installed_is_refused_before_anything_runs() {
     assert!(errors.starts_with("skysail: --envoy no-such-envoy: "), "{errors}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_result_that_cannot_be_written_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    std::fs::create_dir(&taken).unwrap();
+    for result in ["no/such/folder/result.json", "taken"] {
+        let output = bench(folder.path(), &["--peers", "skysail", "--result", result]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.starts_with(&format!("skysail: --result {result}: ")), "{errors}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}

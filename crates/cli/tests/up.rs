@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
@@ -101,7 +101,10 @@ fn pods_reach_services_by_name_and_edits_take_effect() {
     }
     assert_eq!(mesh.call("http://db/status/503").0, "503");
     assert!(mesh.call("http://nobody/").0.contains("nobody"));
-    assert_eq!(mesh.skysail(&["exec", "web", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    let posted = mesh.skysail(&["call", "web", "http://db/form", "-d", "a=b"]);
+    let posted: Value = serde_json::from_slice(&posted.stdout).unwrap();
+    assert_eq!((&posted["method"], &posted["body"]), (&"POST".into(), &"a=b".into()), "{posted}");
+    assert_eq!(posted["headers"]["content-type"], "application/x-www-form-urlencoded", "{posted}");
 
     let before = mesh.names("db");
     let text = fs::read_to_string(mesh.file()).unwrap();
@@ -112,6 +115,14 @@ fn pods_reach_services_by_name_and_edits_take_effect() {
     }
     assert_eq!(mesh.call("http://db/").1["pod"]["version"], "v3");
     assert_eq!(mesh.names("db").len(), 2);
+
+    mesh.wait_for("ready      shop/db (2 pods)");
+    fs::write(mesh.file(), text.replace("replicas: 2", "replicas: 3")).unwrap();
+    mesh.wait_for("new        shop/db: db-");
+    mesh.wait_for("ready      shop/db (3 pods)");
+    fs::write(mesh.file(), text.replace("replicas: 2", "replicas: 1")).unwrap();
+    mesh.wait_for("gone       shop/db: db-");
+    mesh.wait_for("ready      shop/db (1 pod)");
 
     fs::write(mesh.file(), text.replace("replicas: 2", "replicas: many")).unwrap();
     mesh.wait_for("spec.replicas");
@@ -142,14 +153,13 @@ fn sidecars_carry_identities_and_a_control_plane_that_dies_comes_back() {
 fn nothing_is_left_after_an_end_by_force_or_by_request() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGINT] {
         let mut mesh = Mesh::start(&["--plain"]);
-        let inside = mesh.state()["process"].as_u64().unwrap();
-        let children = || fs::read_to_string(format!("/proc/{inside}/task/{inside}/children"));
-        assert!(children().is_ok());
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", mesh.pid())).unwrap();
+        assert_eq!(children.split_whitespace().count(), 1, "the process inside");
         kill(mesh.pid(), signal).unwrap();
         let status = mesh.process.wait().unwrap();
         assert_eq!(status.success(), signal != Signal::SIGKILL, "{signal}: {status}");
         // The output is open in every process of the mesh, so its end is theirs.
-        std::io::copy(&mut mesh.lines, &mut std::io::sink()).unwrap();
+        io::copy(&mut mesh.lines, &mut io::sink()).unwrap();
         assert!(String::from_utf8_lossy(&mesh.skysail(&["status"]).stderr).contains("no mesh is running"));
     }
 }
@@ -161,4 +171,137 @@ fn the_name_of_a_running_mesh_is_taken() {
     let second = mesh.skysail(&["up", "--plain", config.to_str().unwrap()]);
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("--name"));
+}
+
+#[test]
+fn exit_codes_tell_bad_outcomes_from_what_was_not_done() {
+    let mesh = Mesh::start(&["--plain"]);
+    let no_program = mesh.folder.path().to_str().unwrap();
+    for (arguments, code) in [
+        (&["status"][..], 0),
+        (&["call", "web", "http://db/"], 0),
+        (&["call", "web", "http://db/status/404"], 1),
+        (&["call", "web", "http://nobody/"], 1),
+        (&["call", "web", "ftp://db/"], 2),
+        (&["call", "nobody", "http://db/"], 2),
+        (&["logs", "web", "-c", "nothing"], 2),
+        (&["status", "--name", "another"], 2),
+        (&["status", "--nonsense"], 2),
+        (&["exec", "web", "--", "sh", "-c", "exit 7"], 7),
+        (&["exec", "web", "--", "sh", "-c", "kill -TERM $$"], 143),
+        (&["exec", "web", "--", "no-such-program"], 127),
+        (&["exec", "web", "--", no_program], 126),
+    ] {
+        let output = mesh.skysail(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+    }
+}
+
+/// As in `skysail status | head -0`.
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let mesh = Mesh::start(&["--plain"]);
+    let folder = mesh.folder.path();
+    let config = folder.join("shop");
+    let log = folder.join("skysail/shop/logs/shop").join(&mesh.names("web")[0]).join("web.log");
+    fs::write(log, "something to print\n").unwrap();
+    for arguments in [
+        &["status"][..],
+        &["status", "--output", "json"],
+        &["call", "web", "http://db/"],
+        &["logs", "web"],
+        &["completion", "bash"],
+        &["up", "--plain", "--name", "second", "--for", "1ms", config.to_str().unwrap()],
+    ] {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(SKYSAIL);
+        let output = command
+            .args(arguments)
+            .env("XDG_RUNTIME_DIR", folder)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let shop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
+    let services = folder.path().join("services.yaml");
+    fs::write(&services, "{apiVersion: v1, kind: Service, metadata: {name: a}}").unwrap();
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for (arguments, config, problem) in [
+        (&[][..], &empty, "there is no *.yaml"),
+        (&[], &services, "1 file with 1 Service; a Deployment"),
+        (&["--envoy", "shop/bd=/bin/true"], &shop, "no such workload; there are shop/db, shop/web"),
+        (&["--envoy", "shop/db=/no/envoy"], &shop, "/no/envoy"),
+        (&["--image", "acme/nothing=true"], &shop, "no container has this image"),
+        (&["--image", "acme/web=./nothing"], &shop, "not a program"),
+        (&["--plain", "--envoy", "shop/db=/bin/true"], &shop, "cannot be used with"),
+    ] {
+        let mut command = Command::new(SKYSAIL);
+        command.arg("up").args(arguments).arg(config).env("XDG_RUNTIME_DIR", folder.path());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(problem), "{arguments:?}: {output:?}");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments:?}: {output:?}");
+        assert!(!folder.path().join("skysail").exists());
+    }
+}
+
+#[test]
+fn the_result_for_scripts_has_the_documented_fields() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("shop.yaml");
+    let shop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
+    // A mistake of the user's is told once.
+    let wrong = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+                 metadata: {name: none, namespace: shop}\nspec: {acton: DENY}\n";
+    fs::write(&config, fs::read_to_string(shop).unwrap() + wrong).unwrap();
+    let up = |arguments: &[&str]| {
+        let mut command = Command::new(SKYSAIL);
+        command.args(["up", "--for", "1ms"]).args(arguments).arg(&config);
+        command.env("XDG_RUNTIME_DIR", folder.path()).output().unwrap()
+    };
+    let output = up(&["--output", "json"]);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let document =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/scripting.md")).unwrap();
+    let assert_documented = |object: &Value| {
+        for name in object.as_object().unwrap().keys() {
+            assert!(document.contains(&format!("`{name}`")), "{name} is in no document");
+        }
+    };
+    assert_documented(&result);
+    let pods = result["pods"].as_array().unwrap();
+    assert_eq!(pods.len(), 3);
+    for pod in pods {
+        assert_documented(pod);
+        assert_eq!((&pod["ready"], &pod["reason"]), (&true.into(), &Value::Null), "{pod}");
+        assert!(pod.get("handles").is_none() && pod.get("programs").is_none(), "{pod}");
+    }
+    assert_documented(&result["diagnostics"][0]);
+    assert_eq!((output.status.code(), &result["healthy"]), (Some(1), &false.into()), "{result}");
+    assert!(result["problems"][0].as_str().unwrap().contains("acton"), "{result}");
+
+    let output = up(&[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.matches("AuthorizationPolicy shop/none").count(), 1, "{said}");
+    assert!(said.contains("the configuration has an error") && said.ends_with("not healthy\n"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn completion_offers_what_the_help_shows() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = Command::new(SKYSAIL).args(["completion", shell]).output().unwrap();
+        let script = String::from_utf8_lossy(&output.stdout);
+        assert!(script.contains("status") && !script.contains("up-inside"), "{shell}");
+    }
 }

@@ -7,7 +7,7 @@ use skysail_core::names;
 /// Command line of the control plane.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A folder of Kubernetes, Istio and Gateway API objects (YAML or JSON), watched. Objects of a later one
+    /// A folder or file of Kubernetes, Istio and Gateway API objects (YAML or JSON), watched. Objects of a later one
     /// replace those of an earlier one.
     #[arg(long = "config", value_name = "DIR", required = true)]
     pub config: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! Configuration from folders of files, watched.
+//! Configuration from folders of files, or single files, watched.
 //!
 //! Any event means: look at everything again and see what differs. Events only say when, so lost, merged and
 //! misleading ones (editors rename, copy tools truncate first) do no harm. Two things need care. A file that is
@@ -63,13 +63,13 @@ impl Folders {
     /// Nothing seen yet.
     ///
     /// # Errors
-    /// When a folder is none.
+    /// When one is neither a folder nor a file.
     pub(crate) fn new(folders: &[PathBuf]) -> io::Result<Self> {
         for folder in folders {
             let wrong = |error: io::Error| {
-                io::Error::new(error.kind(), format!("configuration folder {}: {error}", folder.display()))
+                io::Error::new(error.kind(), format!("configuration {}: {error}", folder.display()))
             };
-            fs::read_dir(folder).map_err(wrong)?;
+            collect(folder, 0, &mut BTreeMap::new()).map_err(wrong)?;
         }
         Ok(Self { folders: folders.to_vec(), seen: BTreeMap::new() })
     }
@@ -140,12 +140,17 @@ impl Folders {
 
     /// Watches all folders that can be watched; says how many.
     fn watch_all(&self, watcher: &mut RecommendedWatcher) -> usize {
-        let watch = |folder: &&PathBuf| match watcher.watch(folder, RecursiveMode::Recursive) {
-            Ok(()) => true,
-            Err(error) => {
+        let watch = |folder: &&PathBuf| {
+            let (place, mode) = match folder.parent() {
+                // A watch on a file would not see another one take its place.
+                Some(parent) if folder.is_file() => (parent, RecursiveMode::NonRecursive),
+                _ => (folder.as_path(), RecursiveMode::Recursive),
+            };
+            let watched = watcher.watch(place, mode);
+            if let Err(error) = &watched {
                 warn!(folder = %folder.display(), %error, "cannot be watched; looking at it every {LOOK:?}");
-                false
             }
+            watched.is_ok()
         };
         let watched = self.folders.iter().filter(watch).count();
         info!(folders = watched, "watching configuration");
@@ -196,9 +201,13 @@ fn note(event: notify::Result<Event>, writing: &mut HashSet<PathBuf>) {
     }
 }
 
-/// Reads the configuration files of a folder and the folders in it. Hidden ones are not ours: editors' and
-/// Kubernetes' own (`..data`).
+/// Reads one file that was named, or the configuration files of a folder and the folders in it. Hidden ones are not
+/// ours: editors' and Kubernetes' own (`..data`).
 fn collect(folder: &Path, layer: usize, files: &mut BTreeMap<(usize, PathBuf), FileState>) -> io::Result<()> {
+    if folder.is_file() {
+        files.insert((layer, folder.to_owned()), FileState::Text(fs::read_to_string(folder)?));
+        return Ok(());
+    }
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -260,6 +269,21 @@ mod tests {
 
         fs::remove_dir_all(second.path()).unwrap();
         assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
+    }
+
+    #[test]
+    fn a_file_may_stand_for_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.yaml");
+        assert!(Folders::new(std::slice::from_ref(&file)).is_err());
+        fs::write(&file, "a").unwrap();
+        fs::write(folder.path().join("b.yaml"), "b").unwrap();
+        let mut folders = Folders::new(std::slice::from_ref(&file)).unwrap();
+        assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
+        fs::rename(folder.path().join("b.yaml"), &file).unwrap();
+        assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
+        fs::remove_file(&file).unwrap();
+        assert_eq!(folders.look(), [], "a file that vanished removes nothing");
     }
 
     #[tokio::test]
