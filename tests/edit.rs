@@ -1,7 +1,5 @@
 //! Editing the YAML of a mesh under load: it takes effect, and no request is lost.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use std::{
     collections::BTreeMap,
     fs,
