@@ -5,11 +5,14 @@
 //! more specific in an earlier criterion hides others even if a later one then excludes it.
 //! Source: `envoy.config.listener.v3.FilterChainMatch`.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use crate::{
     config::{
-        FilterChain, Listener,
+        FilterChain, Listener, Snapshot,
         listener::{ChainMatch, Cidr, Transport},
     },
     inspect::Findings,
@@ -24,6 +27,21 @@ pub(crate) struct Facts<'a> {
     pub(crate) source: SocketAddr,
     /// What it begins with.
     pub(crate) findings: &'a Findings,
+}
+
+/// The listener of a connection that came in by the socket of `entry`: it may hand it on to one of another address.
+pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: SocketAddr) -> Arc<Listener> {
+    let by_address = &snapshot.listeners.by_address;
+    let any = match destination {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let found = || {
+        let exact = by_address.get(&destination);
+        exact.or_else(|| by_address.get(&SocketAddr::new(any, destination.port()))).cloned()
+    };
+    let target = if entry.use_original_dst { found() } else { None };
+    target.unwrap_or_else(|| entry.clone())
 }
 
 /// The chain for a connection, or the default chain, or none.

@@ -4,7 +4,7 @@
 use std::{
     future::{Future as _, poll_fn},
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     rc::Rc,
     sync::Arc,
     task::Poll,
@@ -18,14 +18,14 @@ use tracing::debug;
 use crate::{
     chains::{self, Facts},
     config::{
-        FilterChain, Listener, Snapshot,
+        Listener, Snapshot,
         listener::{Inspect, Terminal, Transport},
         tls::ServerTls,
     },
     context::{Registered, Worker},
+    downstream::Origin,
     inspect::{self, Findings, Look},
     peer::Peer,
-    policy::{self, Subject, Tally, Verdict},
     serve,
     socket::Stream,
     tcp,
@@ -34,39 +34,27 @@ use crate::{
 
 /// Most bytes looked at before a connection counts as something unknown.
 const MAX_INSPECTED: usize = 64 * 1024;
-/// How long the end of a peer is waited for after our own.
-const LINGER: Duration = Duration::from_secs(1);
 
-/// A connection from a client, as far as it is known.
-pub(crate) struct Downstream {
+/// A connection from a client.
+pub(crate) struct Connection {
     pub(crate) stream: Stream,
     pub(crate) timer: Timer,
-    /// Where it comes from.
-    pub(crate) source: SocketAddr,
-    /// Where the client dialled.
-    pub(crate) destination: SocketAddr,
-    pub(crate) listener: Arc<Listener>,
-    pub(crate) chain: Arc<FilterChain>,
-    pub(crate) peer: Peer,
-    /// The configuration the chain is from.
-    pub(crate) snapshot: Rc<Snapshot>,
-    findings: Findings,
-    /// The listener whose socket it came in by.
-    entry: Arc<str>,
-    _registered: Registered,
+    pub(crate) origin: Rc<Origin>,
+    /// Known to the worker as long as this lives.
+    pub(crate) registered: Registered,
 }
 
 /// Serves a connection from its beginning to its end.
 pub(crate) async fn serve(worker: Rc<Worker>, entry: Arc<str>, tcp: TcpStream, source: SocketAddr) {
     let registered = worker.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     // Boxed: the story of a request is far larger than what waits for a first byte.
-    let Some(mut downstream) = Box::pin(begin(&worker, entry, tcp, source, registered)).await else { return };
-    let listener = worker.shard.listener(&downstream.listener.name);
+    let Some(connection) = Box::pin(begin(&worker, entry, tcp, source, registered)).await else { return };
+    let listener = worker.shard.listener(&connection.origin.listener.name);
     listener.cx_total.inc();
     listener.cx_active.inc();
-    match downstream.chain.terminal.clone() {
-        Terminal::Http(manager) => Box::pin(serve::run(&worker, &mut downstream, manager)).await,
-        Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, &mut downstream, proxy)).await,
+    match connection.origin.chain.terminal.clone() {
+        Terminal::Http(manager) => serve::run(&worker, connection, manager).await,
+        Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, connection, proxy)).await,
     }
     listener.cx_active.dec();
 }
@@ -78,7 +66,7 @@ async fn begin(
     tcp: TcpStream,
     source: SocketAddr,
     registered: Registered,
-) -> Option<Downstream> {
+) -> Option<Connection> {
     let snapshot = worker.snapshot();
     let local = tcp.local_addr().ok()?;
     let (listener, destination) = find_listener(&snapshot, &entry, &tcp, local)?;
@@ -109,109 +97,21 @@ async fn begin(
         counters.tls_handshakes.inc();
         peer = stream.peer(worker.shared.principal());
     }
-    let mut downstream = Downstream {
-        stream,
-        timer,
+    let origin = Rc::new(Origin {
         source,
         destination,
         listener,
         chain,
-        peer,
+        peer: Rc::new(peer),
         snapshot,
-        findings,
+        findings: Rc::new(findings),
         entry,
-        _registered: registered,
-    };
-    if downstream.is_allowed(worker) { Some(downstream) } else { downstream.close().await }
-}
-
-impl Downstream {
-    /// The server name that the client asked for.
-    pub(crate) fn server_name(&self) -> Option<&str> {
-        self.findings.server_name.as_deref()
+    });
+    if !origin.is_allowed(worker) {
+        stream.close(&mut timer).await;
+        return None;
     }
-
-    /// Whether the chain's policies let the connection pass.
-    fn is_allowed(&self, worker: &Worker) -> bool {
-        if self.chain.policies.is_empty() {
-            return true;
-        }
-        let subject = Subject {
-            head: None,
-            peer: &self.peer,
-            source: self.source,
-            remote: self.source.ip(),
-            destination: self.destination,
-            server_name: self.server_name(),
-        };
-        let mut tally = Tally::default();
-        let verdict = policy::check(&self.chain.policies, &subject, &mut tally);
-        let counters = worker.shard.listener(&self.listener.name);
-        counters.rbac_allowed.add(tally.allowed.into());
-        counters.rbac_denied.add(tally.denied.into());
-        counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
-        counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        match verdict {
-            Verdict::Allow => true,
-            Verdict::Deny { details, .. } => {
-                debug!("{} is refused to connect to {}: {details}", self.source, self.destination);
-                false
-            }
-        }
-    }
-
-    /// Follows a newer configuration: the chain that a connection like this gets now. False: there is none, or
-    /// one that begins otherwise, so the connection should end.
-    pub(crate) fn refresh(&mut self, worker: &Worker) -> bool {
-        if worker.is_current(&self.snapshot) {
-            return true;
-        }
-        let snapshot = worker.snapshot();
-        let Some(entry) = snapshot.listeners.by_name.get(&self.entry) else { return false };
-        let listener = hand_on(&snapshot, entry, self.destination);
-        if !Arc::ptr_eq(&listener, &self.listener) {
-            let facts =
-                Facts { destination: self.destination, source: self.source, findings: &self.findings };
-            let Some(chain) = chains::select(&listener, &facts) else { return false };
-            if !same_tls(chain.tls.as_ref(), self.chain.tls.as_ref()) {
-                return false;
-            }
-            self.chain = chain.clone();
-            self.listener = listener;
-        }
-        self.snapshot = snapshot;
-        self.is_allowed(worker)
-    }
-
-    /// Ends the connection in good order: everything is written, then the client's end is waited for, for a
-    /// moment, because a close with bytes unread would destroy what the client has not read yet.
-    pub(crate) async fn close<T>(&mut self) -> Option<T> {
-        let deadline = Some(Instant::now() + LINGER);
-        let Self { stream, timer, .. } = self;
-        poll_fn(|cx| {
-            if timer.poll(cx, deadline).is_ready() {
-                return Poll::Ready(());
-            }
-            match stream.poll_flush(cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Poll::Ready(()),
-                Poll::Pending => return Poll::Pending,
-            }
-            if !matches!(stream.poll_shutdown(cx), Poll::Ready(Ok(()))) {
-                return Poll::Ready(());
-            }
-            loop {
-                stream.input.clear();
-                match stream.poll_fill(cx) {
-                    Poll::Ready(Ok(1..)) => {}
-                    Poll::Ready(_) => return Poll::Ready(()),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-        })
-        .await;
-        None
-    }
+    Some(Connection { stream, timer, origin, registered })
 }
 
 /// The listener that a connection belongs to, and where its client dialled.
@@ -224,21 +124,7 @@ fn find_listener(
     let entry = snapshot.listeners.by_name.get(entry)?;
     let original = if entry.read_original_dst { original_destination(tcp) } else { None };
     let destination = original.unwrap_or(local);
-    Some((hand_on(snapshot, entry, destination), destination))
-}
-
-fn hand_on(snapshot: &Snapshot, entry: &Arc<Listener>, destination: SocketAddr) -> Arc<Listener> {
-    let by_address = &snapshot.listeners.by_address;
-    let any = match destination {
-        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    let found = || {
-        let exact = by_address.get(&destination);
-        exact.or_else(|| by_address.get(&SocketAddr::new(any, destination.port()))).cloned()
-    };
-    let target = if entry.use_original_dst { found() } else { None };
-    target.unwrap_or_else(|| entry.clone())
+    Some((chains::listener(snapshot, entry, destination), destination))
 }
 
 /// The address that the client dialled before interception changed it (`SO_ORIGINAL_DST`).
@@ -344,10 +230,3 @@ fn without_futile_alpn(config: Arc<rustls::ServerConfig>, findings: &Findings) -
     Arc::new(silent)
 }
 
-fn same_tls(a: Option<&Arc<ServerTls>>, b: Option<&Arc<ServerTls>>) -> bool {
-    match (a, b) {
-        (None, None) => true,
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b) || Arc::ptr_eq(&a.config, &b.config),
-        _ => false,
-    }
-}

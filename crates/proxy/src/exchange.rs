@@ -6,24 +6,21 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use crate::{
     buffer::BLOCK,
-    connection::Downstream,
+    downstream::Downstream,
     error::{Error, Kind},
+    flow::{Broken, Flow},
     head::ResponseHead,
-    http1::{
-        Connection, Framing, Limits, Scan,
-        flow::{Broken, Flow},
-        parse,
-        write::{self, Persistence},
-    },
-    pool::Upstream,
+    http1::{Connection, Framing, Limits, Scan, parse},
+    http2::{Answered, Duplex},
     socket::Stream,
     timer::{Timer, earlier},
+    wire::Wire,
 };
 
 /// Heads of answers may be as large as Envoy takes them.
@@ -49,7 +46,7 @@ pub(crate) struct Deadlines {
 
 /// The client's side of an exchange.
 pub(crate) struct Client<'a> {
-    pub(crate) stream: &'a mut Stream,
+    pub(crate) wire: &'a mut Wire,
     pub(crate) timer: &'a mut Timer,
     pub(crate) deadlines: &'a mut Deadlines,
     /// The request's body.
@@ -138,8 +135,8 @@ impl<'a> Client<'a> {
         body: &'a mut Flow,
         interim: bool,
     ) -> Self {
-        let Downstream { stream, timer, .. } = downstream;
-        Self { stream, timer, deadlines, body, complete: false, stalled: false, interim }
+        let Downstream { wire, timer, .. } = downstream;
+        Self { wire, timer, deadlines, body, complete: false, stalled: false, interim }
     }
 
     /// Waits for something that has to do with neither side, such as a connection or a pause.
@@ -152,10 +149,10 @@ impl<'a> Client<'a> {
             if let Poll::Ready(result) = future.as_mut().poll(cx) {
                 return Poll::Ready(result);
             }
-            if is_gone(cx, self.stream) {
+            if self.wire.is_gone(cx) {
                 return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
             }
-            if self.body.has_arrived(self.stream) {
+            if self.body.has_arrived(self.wire) {
                 self.deadlines.received(Instant::now());
             }
             self.deadlines.poll(cx, self.timer, false, true).map(|kind| Err(Error::new(kind)))
@@ -163,82 +160,69 @@ impl<'a> Client<'a> {
         .await
     }
 
-    /// Sends the request (its head is in the output already) and waits for the answer's head.
+    /// Sends the request (its head is sent already) and waits for the answer's head.
     pub(crate) async fn request(
         &mut self,
-        upstream: &mut Upstream,
+        upstream: &mut Wire,
         method: &str,
         head: &mut ResponseHead,
     ) -> Result<(Framing, Connection), Error> {
         let mut scan = Scan::default();
         poll_fn(|cx| {
-            let before = upstream.stream.received;
-            self.poll_request(cx, &mut upstream.stream)?;
+            let before = upstream.received();
+            self.poll_request(cx, upstream)?;
             loop {
+                let answer = match upstream {
+                    Wire::Http1(stream) => poll_head(cx, stream, &mut scan, method, head),
+                    Wire::Http2(duplex) => poll_answer(cx, duplex, method, head),
+                };
+                match answer {
+                    Poll::Pending => break,
+                    Poll::Ready(Ok(None)) => {
+                        if self.interim {
+                            self.wire.interim(head, method);
+                        }
+                    }
+                    Poll::Ready(Ok(Some(answer))) => return Poll::Ready(Ok(answer)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                }
                 // Interim answers are taken only as fast as the client takes them.
-                if self.stream.output.len() >= BLOCK {
-                    match self.stream.poll_flush(cx) {
+                if let Wire::Http1(client) = &mut self.wire
+                    && client.output.len() >= BLOCK
+                {
+                    match client.poll_flush(cx) {
                         Poll::Pending => break,
                         Poll::Ready(Ok(())) => {}
                         Poll::Ready(Err(_)) => return failed(Kind::DownstreamClosed),
                     }
                 }
-                match scan.end(upstream.stream.input.bytes(), &RESPONSE_LIMITS) {
-                    Err(_) => return failed(Kind::UpstreamProtocol),
-                    Ok(Some(end)) => {
-                        let bytes = &upstream.stream.input.bytes()[..end];
-                        let parsed = parse::response(bytes, &RESPONSE_LIMITS, method, head);
-                        upstream.stream.input.consume(end);
-                        let Ok(parsed) = parsed else { return failed(Kind::UpstreamProtocol) };
-                        if !matches!(head.status(), 100 | 102..=199) {
-                            return Poll::Ready(Ok(parsed));
-                        }
-                        if self.interim {
-                            let out = &mut self.stream.output;
-                            write::response(out, head, Framing::None, method, Persistence::Keep);
-                        }
-                        continue;
-                    }
-                    Ok(None) => {}
-                }
-                if upstream.stream.input.is_full() {
-                    upstream.stream.input.grow(RESPONSE_LIMITS.max_head);
-                }
-                match upstream.stream.poll_fill(cx) {
-                    Poll::Pending => break,
-                    Poll::Ready(Ok(1..)) => {}
-                    Poll::Ready(Ok(0)) => return failed(Kind::UpstreamClosed),
-                    Poll::Ready(Err(error)) => {
-                        return Poll::Ready(Err(Error::caused(Kind::UpstreamClosed, error)));
-                    }
-                }
             }
-            if matches!(self.stream.poll_flush(cx), Poll::Ready(Err(_)))
-                || (self.body.is_read() && is_gone(cx, self.stream))
+            if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_)))
+                || (self.body.is_read() && self.wire.is_gone(cx))
             {
                 return failed(Kind::DownstreamClosed);
             }
-            self.deadlines.movement(before + upstream.stream.sent);
+            self.deadlines.movement(before + upstream.sent());
             self.deadlines.poll(cx, self.timer, self.complete, true).map(|kind| Err(Error::new(kind)))
         })
         .await
     }
 
-    /// Passes the answer's body on (its head is in the output already). Ready when the client's socket has it.
-    pub(crate) async fn respond(&mut self, upstream: &mut Upstream, body: &mut Flow) -> Result<(), Error> {
+    /// Passes the answer's body on (its head is sent already). Ready when the client has it.
+    pub(crate) async fn respond(&mut self, upstream: &mut Wire, body: &mut Flow) -> Result<(), Error> {
         poll_fn(|cx| {
-            match body.poll(cx, &mut upstream.stream, self.stream) {
+            match body.poll(cx, upstream, self.wire) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(Broken::Receiver)) => return failed(Kind::DownstreamClosed),
                 Poll::Ready(Err(Broken::Sender)) => return failed(Kind::UpstreamClosed),
                 Poll::Ready(Err(Broken::Malformed)) => return failed(Kind::UpstreamProtocol),
                 Poll::Pending => {}
             }
-            self.poll_request(cx, &mut upstream.stream)?;
-            if self.body.is_read() && is_gone(cx, self.stream) {
+            self.poll_request(cx, upstream)?;
+            if self.body.is_read() && self.wire.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
-            self.deadlines.movement(upstream.stream.received + self.stream.sent);
+            self.deadlines.movement(upstream.received() + self.wire.sent());
             self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
         })
         .await
@@ -246,11 +230,11 @@ impl<'a> Client<'a> {
     }
 
     /// Moves the request on. Only what the client does wrong is an error here.
-    fn poll_request(&mut self, cx: &mut Context<'_>, upstream: &mut Stream) -> Result<(), Error> {
+    fn poll_request(&mut self, cx: &mut Context<'_>, upstream: &mut Wire) -> Result<(), Error> {
         if self.complete || self.stalled {
             return Ok(());
         }
-        match self.body.poll(cx, self.stream, upstream) {
+        match self.body.poll(cx, self.wire, upstream) {
             Poll::Pending => {}
             Poll::Ready(Ok(())) => {
                 self.complete = true;
@@ -266,18 +250,51 @@ impl<'a> Client<'a> {
     }
 }
 
-fn failed<T>(kind: Kind) -> Poll<Result<T, Error>> {
-    Poll::Ready(Err(Error::new(kind)))
-}
+/// An answer's head, or `None` for one that is not the last (1xx).
+type Answer = Result<Option<(Framing, Connection)>, Error>;
 
-/// Whether the client has ended the connection. What it sends meanwhile (its next request) is kept, up to a block.
-fn is_gone(cx: &mut Context<'_>, stream: &mut Stream) -> bool {
-    while !stream.input.is_full() {
-        match stream.poll_fill(cx) {
-            Poll::Pending => return false,
-            Poll::Ready(Ok(1..)) => {}
-            Poll::Ready(_) => return true,
+/// The head of an answer of HTTP/1.1.
+fn poll_head(
+    cx: &mut Context<'_>,
+    stream: &mut Stream,
+    scan: &mut Scan,
+    method: &str,
+    head: &mut ResponseHead,
+) -> Poll<Answer> {
+    let malformed = || Error::new(Kind::UpstreamProtocol);
+    loop {
+        if let Some(end) = scan.end(stream.input.bytes(), &RESPONSE_LIMITS).map_err(|_| malformed())? {
+            let parsed = parse::response(&stream.input.bytes()[..end], &RESPONSE_LIMITS, method, head);
+            stream.input.consume(end);
+            let parsed = parsed.map_err(|_| malformed())?;
+            let interim = matches!(head.status(), 100 | 102..=199);
+            return Poll::Ready(Ok(if interim { None } else { Some(parsed) }));
+        }
+        if stream.input.is_full() {
+            stream.input.grow(RESPONSE_LIMITS.max_head);
+        }
+        match ready!(stream.poll_fill(cx)) {
+            Ok(1..) => {}
+            Ok(0) => return Poll::Ready(Err(Error::new(Kind::UpstreamClosed))),
+            Err(error) => return Poll::Ready(Err(Error::caused(Kind::UpstreamClosed, error))),
         }
     }
-    false
+}
+
+/// The head of an answer of HTTP/2.
+fn poll_answer(
+    cx: &mut Context<'_>,
+    duplex: &mut Duplex,
+    method: &str,
+    head: &mut ResponseHead,
+) -> Poll<Answer> {
+    let answered = ready!(duplex.poll_answer(cx, method, head))?;
+    Poll::Ready(Ok(match answered {
+        Answered::Interim => None,
+        Answered::Final(framing) => Some((framing, Connection::default())),
+    }))
+}
+
+fn failed<T>(kind: Kind) -> Poll<Result<T, Error>> {
+    Poll::Ready(Err(Error::new(kind)))
 }

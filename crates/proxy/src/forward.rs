@@ -14,13 +14,14 @@ use crate::{
         route::{Cors, Forward, HeaderOps, HostRewrite, RetryPolicy, Targets},
     },
     cors,
+    downstream::Downstream,
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
+    flow::Flow,
     head::{self, Version},
     headers, hop,
     http1::{
         Connection, Framing,
-        flow::Flow,
         write::{self, Persistence},
     },
     mirror,
@@ -31,6 +32,7 @@ use crate::{
     story::Story,
     tcp::Tunnel,
     upstream::{self, Offer},
+    wire,
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
@@ -195,7 +197,7 @@ impl Story<'_> {
             let avoided = retry.filter(|retry| retry.avoid_previous);
             let avoid =
                 Avoid { hosts: &tried, attempts: avoided.map_or(0, |retry| retry.host_selection_attempts) };
-            let host = pick::endpoint(self.worker, &way.pool, self.downstream.destination, avoid)?;
+            let host = pick::endpoint(self.worker, &way.pool, self.downstream.origin.destination, avoid)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
                 self.rename_host(name.as_bytes());
             }
@@ -247,29 +249,25 @@ impl Story<'_> {
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
-        let offer = if self.manager.istio_alpn { Offer::IstioHttp1 } else { Offer::Own };
+        let offer = Offer::http(&pool.cluster, self.head.version, self.manager.istio_alpn);
         let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
-        let outbound = self.downstream.listener.direction != Direction::Inbound;
+        let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
         let mut upstream = match upstream::take(pool, host, offer)? {
             Some(upstream) if !fresh => upstream,
             _ => client.wait(Box::pin(connecting)).await?,
         };
-        let reused = upstream.served > 0;
+        let reused = upstream.link.served.get() > 0;
         let safe = hop::is_idempotent(self.head.method());
-        if !safe && upstream.may_be_stale(self.started) && !upstream.stream.is_quiet_now() {
+        if !safe && upstream.may_be_stale(self.started) && !upstream.is_quiet_now() {
             return Err(Failure { error: Error::new(Kind::UpstreamClosed), sent: false, stale: true });
         }
         if !reused {
-            if upstream.stream.alpn().is_some_and(|protocol| protocol.ends_with(b"h2")) {
-                let cause = "the server chose HTTP/2, which is not spoken to servers yet";
-                return Err(Error::caused(Kind::UpstreamProtocol, cause).into());
-            }
-            upstream.peer.set_workload(host.endpoint.workload.clone());
+            upstream.link.peer.set_workload(host.endpoint.workload.clone());
         }
         if let Some(exchange) = self.manager.metadata_exchange.filter(|_| outbound) {
             let local = &self.worker.shared.local;
-            if upstream.introduced || (exchange.skip_external && pool.cluster.service.is_none()) {
+            if upstream.link.introduced.get() || (exchange.skip_external && pool.cluster.service.is_none()) {
                 self.head.remove(METADATA);
                 self.head.remove(METADATA_ID);
             } else {
@@ -277,13 +275,13 @@ impl Story<'_> {
                 self.head.set(METADATA_ID, local.node_id.as_bytes());
             }
         }
-        let before = (upstream.stream.sent, upstream.stream.received);
+        let before = (upstream.wire.sent(), upstream.wire.received());
         let persistence = if way.upgrade { Persistence::Upgrade } else { Persistence::Keep };
-        write::request(&mut upstream.stream.output, self.head, client.body.framing(), persistence);
-        upstream.stream.output.extend(client.body.kept().unwrap_or_default());
-        let answer = client.request(&mut upstream, self.head.method(), self.response).await;
+        client.body.begin_again();
+        upstream.wire.request(self.head, client.body.framing(), persistence)?;
+        let answer = client.request(&mut upstream.wire, self.head.method(), self.response).await;
         let complete = client.complete;
-        let (sent, answered) = (upstream.stream.sent > before.0, upstream.stream.received > before.1);
+        let (sent, answered) = (upstream.wire.sent() > before.0, upstream.wire.received() > before.1);
         self.told.upstream = Some(upstream);
         match answer {
             Ok((framing, connection)) if self.response.status() != 101 || way.upgrade => {
@@ -292,7 +290,9 @@ impl Story<'_> {
             Ok(_) => Err(Failure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
                 let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
-                Err(Failure { error, sent, stale: lost && (safe || !sent) })
+                // What a server of HTTP/2 says it has not looked at may go again, whatever it is.
+                let refused = error.kind == Kind::UpstreamRefused && reused;
+                Err(Failure { error, sent, stale: refused || lost && (safe || !sent) })
             }
         }
     }
@@ -309,16 +309,16 @@ impl Story<'_> {
         if self.manager.metadata_exchange.is_none() {
             return;
         }
-        if self.downstream.listener.direction == Direction::Inbound {
+        if self.downstream.origin.listener.direction == Direction::Inbound {
             self.introduce();
             return;
         }
         let Some(upstream) = &mut self.told.upstream else { return };
         if let Some(metadata) = self.response.header(METADATA) {
             if let Some(workload) = self.worker.peers.workload(metadata) {
-                upstream.peer.set_workload(Some(workload));
+                upstream.link.peer.set_workload(Some(workload));
             }
-            upstream.introduced = self.response.has(METADATA_KEPT);
+            upstream.link.introduced.set(self.response.has(METADATA_KEPT));
         }
         self.response.remove_if(|name, _| {
             [METADATA, METADATA_ID, METADATA_KEPT].iter().any(|taken| name == taken.as_bytes())
@@ -352,21 +352,20 @@ impl Story<'_> {
         };
         self.keep &= out_framing != Framing::UntilClose && !self.worker.is_draining();
         // An answer that comes before all of the request may end before it, too. The client must know beforehand.
-        self.keep &= request.has_arrived(&self.downstream.stream);
+        self.keep &= request.has_arrived(&self.downstream.wire);
         let persistence = self.persistence();
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
-        let out = &mut self.downstream.stream.output;
-        write::response(out, self.response, out_framing, self.head.method(), persistence);
+        self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
         let mut body = Flow::new(framing, out_framing, RESPONSE_LIMITS, false);
         request.forget();
         let mut client = Client::new(self.downstream, deadlines, request, false);
         client.complete = complete;
-        let result = client.respond(&mut upstream, &mut body).await;
+        let result = client.respond(&mut upstream.wire, &mut body).await;
         let complete = client.complete;
         self.told.sent = body.bytes;
         self.told.reusable = result.is_ok() && complete && !connection.close;
         self.told.upstream = Some(upstream);
-        if !request.is_read() && !request.skip(&mut self.downstream.stream) {
+        if !request.is_read() && !request.skip(&mut self.downstream.wire) {
             // The answer came before the end of the request, which nobody wants now.
             self.keep = false;
         }
@@ -378,11 +377,11 @@ impl Story<'_> {
         debug_assert!(way.upgrade);
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
-        let stream = &mut self.downstream.stream;
+        let Downstream { wire, timer, .. } = &mut *self.downstream;
+        let (stream, server) = (wire::http1(wire)?, wire::http1(&mut upstream.wire)?);
         let before = (stream.received, stream.sent);
         write::response(&mut stream.output, self.response, Framing::None, "GET", Persistence::Upgrade);
-        let timer = &mut self.downstream.timer;
-        Tunnel::default().run(stream, &mut upstream.stream, timer, idle_timeout, None).await;
+        Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
         (self.told.received, self.told.sent) = (stream.received - before.0, stream.sent - before.1);
         self.told.upstream = Some(upstream);
         Ok(())

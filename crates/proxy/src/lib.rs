@@ -23,9 +23,6 @@ pub mod worker;
 pub(crate) mod listen;
 
 pub(crate) mod connection;
-pub(crate) mod inspect;
-
-pub(crate) mod chains;
 
 // The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
 pub(crate) mod serve;
@@ -38,14 +35,23 @@ pub(crate) mod mirror;
 pub(crate) mod exchange;
 pub(crate) mod hop;
 
+pub(crate) mod downstream;
+
+pub(crate) mod chains;
+pub(crate) mod inspect;
+
 // How it gets to an endpoint.
 pub(crate) mod pick;
 pub(crate) mod pool;
 pub(crate) mod upstream;
 
 // The bytes.
+pub(crate) mod flow;
+pub(crate) mod wire;
+
 pub(crate) mod buffer;
 pub mod http1;
+pub(crate) mod http2;
 pub(crate) mod socket;
 pub(crate) mod timer;
 

@@ -3,7 +3,7 @@
 //! Only requests that are held whole (up to 64 KiB of body) are copied: a copy must never hold up its original.
 //! Each copy has a connection of its own, which ends with it. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
 
-use std::{rc::Rc, time::Duration};
+use std::{future::poll_fn, rc::Rc, time::Duration};
 
 use tracing::debug;
 
@@ -12,16 +12,14 @@ use crate::{
     config::{Snapshot, route::Mirror},
     context::Worker,
     error::{Error, Kind},
+    flow::Flow,
     head::RequestHead,
-    http1::{
-        flow::Flow,
-        write::{self, Persistence},
-    },
+    http1::write::Persistence,
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Busy, Host, Pool},
     route,
-    upstream::{self, Offer},
+    upstream::{self, Offer, Spoken},
 };
 
 /// How long an answer that nobody reads is waited for.
@@ -57,18 +55,23 @@ pub(crate) fn send(
             head.set_authority(&shadow(head.authority()));
         }
         let (framing, content) = (body.framing(), body.kept().unwrap_or_default().to_vec());
-        let worker = worker.clone();
+        let (trailers, worker) = (body.trailers().cloned(), worker.clone());
         tokio::task::spawn_local(async move {
             let _busy = busy;
             let sent = async {
-                let mut upstream =
-                    upstream::get(&pool, &host, Offer::IstioHttp1, &worker.shared, true).await?;
-                write::request(&mut upstream.stream.output, &head, framing, Persistence::Close);
-                upstream.stream.output.extend(&content);
-                if upstream.stream.flush().await.is_ok() {
-                    while matches!(upstream.stream.fill().await, Ok(1..)) {
-                        upstream.stream.input.clear();
-                    }
+                let offer = Offer::http(&pool.cluster, head.version, true);
+                // Requests of HTTP/2 need no connection of their own.
+                let shared =
+                    if offer.protocol == Spoken::Http2 { upstream::take(&pool, &host, offer)? } else { None };
+                let upstream = match shared {
+                    Some(upstream) => upstream,
+                    None => upstream::get(&pool, &host, offer, &worker.shared, true).await?,
+                };
+                let mut wire = upstream.wire;
+                wire.request(&head, framing, Persistence::Close)?;
+                let mut body = Flow::whole(&content, framing, trailers);
+                if poll_fn(|cx| body.poll_send(cx, &mut wire)).await.is_ok() {
+                    poll_fn(|cx| wire.poll_ignored(cx)).await;
                 }
                 Ok::<_, Error>(())
             };

@@ -2,7 +2,8 @@
 //!
 //! Every worker has its own, so nothing here is locked. The connection given back last is taken first: it is
 //! the likeliest to be alive, and those not needed age and go. A connection is used again only if the endpoint
-//! is still there, its TLS configuration is still the newest and the peer has said nothing meanwhile.
+//! is still there, its TLS configuration is still the newest and the peer has said nothing meanwhile. Requests
+//! of HTTP/2 share connections instead.
 //!
 //! Limits of a cluster hold for all workers together and are counted only where there are any. As in Envoy, a
 //! worker without a connection to an endpoint may always open one.
@@ -11,22 +12,27 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     net::SocketAddr,
-    rc::Rc,
+    rc::{Rc, Weak},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
+use h2::client::SendRequest;
 use tokio::sync::Notify;
 
 use crate::{
     balance::PickState,
     config::{Cluster, Endpoint, Endpoints, Snapshot},
+    http2::Duplex,
     peer::Peer,
     socket::Stream,
     telemetry::{Shard, stats::ClusterStats},
+    wire::Wire,
 };
 
 /// How often idle connections are looked after.
@@ -57,7 +63,11 @@ pub(crate) struct Host {
     /// What the configuration says of it.
     pub(crate) endpoint: Arc<Endpoint>,
     idle: RefCell<Vec<Upstream>>,
-    /// Told when a connection becomes idle.
+    /// Connections of HTTP/2, each for many requests.
+    shared: RefCell<Vec<Rc<Multiplexed>>>,
+    /// One that requests will share is on its way.
+    pub(crate) connecting: Cell<bool>,
+    /// Told when a connection becomes idle, or can be shared.
     pub(crate) freed: Notify,
     gone: Cell<bool>,
     /// Requests under way.
@@ -98,20 +108,31 @@ pub struct HostStats {
     pub errors: u64,
 }
 
-/// A connection to an upstream.
-pub(crate) struct Upstream {
-    pub(crate) stream: Stream,
+/// A connection to an upstream: what all its requests have in common.
+pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
     /// The TLS configuration it was made with.
-    pub(crate) config: Option<Arc<rustls::ClientConfig>>,
+    config: Option<Arc<rustls::ClientConfig>>,
     /// Requests it has served.
-    pub(crate) served: u32,
+    pub(crate) served: Cell<u32>,
     /// The peer remembers who we are, so it need not be told with every request.
-    pub(crate) introduced: bool,
+    pub(crate) introduced: Cell<bool>,
     pub(crate) local: Option<SocketAddr>,
-    idle_since: Instant,
+    idle_since: Cell<Instant>,
     place: Place,
+}
+
+/// A connection to an upstream, or a share of one, for one request.
+pub(crate) struct Upstream {
+    pub(crate) wire: Wire,
+    pub(crate) link: Rc<Link>,
+}
+
+/// A connection of HTTP/2. It ends by itself once neither the pool nor a request holds it.
+struct Multiplexed {
+    link: Rc<Link>,
+    connection: SendRequest<Bytes>,
 }
 
 /// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
@@ -208,6 +229,8 @@ impl Pool {
         let host = Rc::new(Host {
             endpoint: endpoint.clone(),
             idle: RefCell::default(),
+            shared: RefCell::default(),
+            connecting: Cell::new(false),
             freed: Notify::new(),
             gone: Cell::new(false),
             requests: Cell::new(0),
@@ -238,15 +261,34 @@ impl Pool {
     pub(crate) fn take(&self, host: &Host, config: Option<&Arc<rustls::ClientConfig>>) -> Option<Upstream> {
         loop {
             let mut upstream = host.idle.borrow_mut().pop()?;
-            let current = match (&upstream.config, config) {
-                (None, None) => true,
-                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-                _ => false,
-            };
-            if current && upstream.stream.is_quiet() {
+            if upstream.link.uses(config) && upstream.is_quiet() {
                 return Some(upstream);
             }
         }
+    }
+
+    /// A share of a connection of HTTP/2.
+    pub(crate) fn share(&self, host: &Host, config: Option<&Arc<rustls::ClientConfig>>) -> Option<Upstream> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut shared = host.shared.borrow_mut();
+        let mut found = None;
+        shared.retain(|multiplexed| {
+            let mut connection = multiplexed.connection.clone();
+            let open = !matches!(connection.poll_ready(&mut cx), Poll::Ready(Err(_)));
+            let current = open && multiplexed.link.uses(config) && multiplexed.link.served.get() < self.most();
+            if current && found.is_none() && multiplexed.requests() < connection.current_max_send_streams() {
+                multiplexed.link.idle_since.set(Instant::now());
+                let wire = Wire::Http2(Box::new(Duplex::idle(connection)));
+                found = Some(Upstream { wire, link: multiplexed.link.clone() });
+            }
+            current
+        });
+        found
+    }
+
+    /// How many requests a connection may serve.
+    fn most(&self) -> u32 {
+        self.cluster.max_requests_per_connection.unwrap_or(u32::MAX)
     }
 
     /// A place for another connection to this endpoint, if one may be opened now.
@@ -266,24 +308,23 @@ impl Pool {
     /// A new connection, at the place that [`Self::admit`] gave.
     pub(crate) fn opened(
         place: Place,
-        stream: Stream,
+        stream: &Stream,
         peer: Peer,
         config: Option<Arc<rustls::ClientConfig>>,
-    ) -> Upstream {
+    ) -> Rc<Link> {
         bump(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
         place.pool.stats.cx_active.inc();
-        Upstream {
+        Rc::new(Link {
             local: stream.local_address(),
-            stream,
             host: place.host.clone(),
             peer,
             config,
-            served: 0,
-            introduced: false,
-            idle_since: Instant::now(),
+            served: Cell::new(0),
+            introduced: Cell::new(false),
+            idle_since: Cell::new(Instant::now()),
             place,
-        }
+        })
     }
 
     /// Counts a request; `None` when there are too many.
@@ -327,8 +368,12 @@ impl Pool {
                 return false;
             }
             let mut idle = host.idle.take();
-            idle.retain_mut(|upstream| now - upstream.idle_since < timeout && upstream.stream.is_quiet());
+            let recent = |link: &Link| now - link.idle_since.get() < timeout;
+            idle.retain_mut(|upstream| recent(&upstream.link) && upstream.is_quiet());
             *host.idle.borrow_mut() = idle;
+            let mut shared = host.shared.take();
+            shared.retain(|multiplexed| multiplexed.requests() > 0 || recent(&multiplexed.link));
+            *host.shared.borrow_mut() = shared;
             !dynamic || host.connections.get() > 0 || host.requests.get() > 0
         });
     }
@@ -346,7 +391,24 @@ impl Host {
     fn retire(&self) {
         self.gone.set(true);
         // Dropped after the borrow ends: a connection's end looks at its host.
-        let _closed = self.idle.take();
+        let _closed = (self.idle.take(), self.shared.take());
+    }
+
+    /// Takes in a connection of HTTP/2 that requests may share, and gives the first its share.
+    pub(crate) fn add_shared(&self, link: Rc<Link>, connection: SendRequest<Bytes>) -> Upstream {
+        let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
+        if !self.gone.get() && !link.place.pool.gone.get() {
+            self.shared.borrow_mut().push(Rc::new(Multiplexed { link: link.clone(), connection }));
+        }
+        Upstream { wire, link }
+    }
+
+    /// Lets go of a connection of HTTP/2 that has ended.
+    pub(crate) fn remove_shared(&self, link: &Weak<Link>) {
+        // Dropped after the borrow ends, as above.
+        let mut shared = self.shared.take();
+        shared.retain(|multiplexed| !std::ptr::eq(Rc::as_ptr(&multiplexed.link), link.as_ptr()));
+        *self.shared.borrow_mut() = shared;
     }
 
     fn stats(&self, cluster: &Arc<str>) -> HostStats {
@@ -363,26 +425,21 @@ impl Host {
     }
 }
 
-impl Upstream {
-    /// Gives the connection back for another request, or closes it if it cannot serve one.
-    pub(crate) fn give_back(mut self) {
-        self.served += 1;
-        let most = self.place.pool.cluster.max_requests_per_connection.unwrap_or(u32::MAX);
-        let usable = !self.place.pool.gone.get() && !self.host.gone.get() && self.served < most;
-        if !usable || !self.stream.input.is_empty() || !self.stream.output.is_empty() {
-            return;
-        }
-        self.stream.rest();
-        self.idle_since = Instant::now();
-        let host = self.host.clone();
-        host.idle.borrow_mut().push(self);
-        host.freed.notify_one();
+impl Multiplexed {
+    /// Requests under way.
+    fn requests(&self) -> usize {
+        Rc::strong_count(&self.link) - 1
     }
+}
 
-    /// Whether the peer may well have closed meanwhile, so that it is worth asking the kernel.
-    pub(crate) fn may_be_stale(&self, now: Instant) -> bool {
-        const RECENT: Duration = Duration::from_millis(100);
-        self.served > 0 && now.saturating_duration_since(self.idle_since) > RECENT
+impl Link {
+    /// Whether it was made with this TLS configuration.
+    fn uses(&self, config: Option<&Arc<rustls::ClientConfig>>) -> bool {
+        match (&self.config, config) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
     }
 
     /// The cluster it belongs to.
@@ -391,7 +448,56 @@ impl Upstream {
     }
 }
 
-impl Drop for Upstream {
+impl Upstream {
+    /// A connection of its own.
+    pub(crate) fn own(stream: Stream, link: Rc<Link>) -> Self {
+        Self { wire: Wire::Http1(stream), link }
+    }
+
+    /// Gives the connection back for another request, or closes it if it cannot serve one.
+    pub(crate) fn give_back(mut self) {
+        let link = &self.link;
+        link.served.set(link.served.get() + 1);
+        link.idle_since.set(Instant::now());
+        let Wire::Http1(stream) = &mut self.wire else {
+            // There may be room for another stream now.
+            return link.host.freed.notify_one();
+        };
+        let usable = !link.pool().gone.get() && !link.host.gone.get() && link.served.get() < link.pool().most();
+        if !usable || !stream.input.is_empty() || !stream.output.is_empty() {
+            return;
+        }
+        stream.rest();
+        let host = link.host.clone();
+        host.idle.borrow_mut().push(self);
+        host.freed.notify_one();
+    }
+
+    /// Whether the peer may well have closed meanwhile, so that it is worth asking the kernel.
+    pub(crate) fn may_be_stale(&self, now: Instant) -> bool {
+        const RECENT: Duration = Duration::from_millis(100);
+        matches!(self.wire, Wire::Http1(_))
+            && self.link.served.get() > 0
+            && now.saturating_duration_since(self.link.idle_since.get()) > RECENT
+    }
+
+    /// Whether the kernel, asked now, knows of nothing that the peer has done since the last request.
+    pub(crate) fn is_quiet_now(&mut self) -> bool {
+        match &mut self.wire {
+            Wire::Http1(stream) => stream.is_quiet_now(),
+            Wire::Http2(_) => true,
+        }
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        match &mut self.wire {
+            Wire::Http1(stream) => stream.is_quiet(),
+            Wire::Http2(_) => true,
+        }
+    }
+}
+
+impl Drop for Link {
     fn drop(&mut self) {
         self.place.pool.stats.cx_active.dec();
     }

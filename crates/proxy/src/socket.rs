@@ -15,6 +15,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
+    time::{Duration, Instant},
 };
 
 use socket2::SockRef;
@@ -23,7 +24,10 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::{buffer::Buffer, peer::Peer};
+use crate::{buffer::Buffer, peer::Peer, timer::Timer};
+
+/// How long a peer's end is waited for after our own.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A connection with what was read from it and what is to be written to it.
 pub(crate) struct Stream {
@@ -132,11 +136,6 @@ impl Stream {
         Poll::Ready(Ok(count))
     }
 
-    /// [`Self::poll_fill`] to wait for.
-    pub(crate) async fn fill(&mut self) -> io::Result<usize> {
-        poll_fn(|cx| self.poll_fill(cx)).await
-    }
-
     /// Writes all of `output`; ready when the kernel has it.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.tls {
@@ -160,11 +159,6 @@ impl Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// [`Self::poll_flush`] to wait for.
-    pub(crate) async fn flush(&mut self) -> io::Result<()> {
-        poll_fn(|cx| self.poll_flush(cx)).await
-    }
-
     /// Tells the peer that nothing more comes. Everything must have been written before.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(session) = &mut self.tls {
@@ -175,6 +169,47 @@ impl Stream {
             ready!(session.poll_flush(&mut self.tcp, cx))?;
         }
         Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+
+    /// Ends the connection in good order: everything is written, then the peer's end is waited for, for a moment,
+    /// because a close with bytes unread would destroy what the peer has not read yet.
+    pub(crate) async fn close(&mut self, timer: &mut Timer) {
+        let deadline = Some(Instant::now() + LINGER);
+        poll_fn(|cx| {
+            if timer.poll(cx, deadline).is_ready() || ready!(self.poll_flush(cx)).is_err() {
+                return Poll::Ready(());
+            }
+            if !matches!(self.poll_shutdown(cx), Poll::Ready(Ok(()))) {
+                return Poll::Ready(());
+            }
+            loop {
+                self.input.clear();
+                if !matches!(ready!(self.poll_fill(cx)), Ok(1..)) {
+                    return Poll::Ready(());
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Takes bytes to be written, or as many of them as it has room for. With TLS they go with the next flush.
+    pub(crate) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let count = match &mut self.tls {
+            None => ready!(Pin::new(&mut self.tcp).poll_write_vectored(cx, parts))?,
+            Some(session) => loop {
+                let count = session.rustls.writer().write_vectored(parts)?;
+                if count > 0 || parts.iter().all(|part| part.is_empty()) {
+                    break count;
+                }
+                ready!(session.poll_flush(&mut self.tcp, cx))?;
+            },
+        };
+        self.sent += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.

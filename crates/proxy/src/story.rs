@@ -20,20 +20,17 @@ use crate::{
         listener::Direction,
         route::{Action, Cors, HeaderOps, Route, VirtualHost},
     },
-    connection::Downstream,
     context::Worker,
     cors,
+    downstream::Downstream,
     error::{Error, Flags, Kind},
     exchange::{Client, Deadlines},
     fault,
+    flow::Flow,
     head::{RequestHead, ResponseHead, Version},
     headers::{self, Hop},
     hop,
-    http1::{
-        Connection, Framing,
-        flow::Flow,
-        write::{self, Persistence},
-    },
+    http1::{Connection, Framing, write::Persistence},
     matching,
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
@@ -102,7 +99,7 @@ impl<'a> Story<'a> {
             worker,
             manager,
             snapshot,
-            client: downstream.source.ip(),
+            client: downstream.origin.source.ip(),
             downstream,
             head,
             response,
@@ -185,9 +182,10 @@ impl<'a> Story<'a> {
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
         let wanted = wanted.filter(|name| name != b"h2c").and_then(|name| String::from_utf8(name).ok());
         hop::remove_connection_fields(self.head, wanted.is_some());
-        let peer = &self.downstream.peer;
+        let origin = &self.downstream.origin;
+        let peer = &origin.peer;
         if self.manager.metadata_exchange.is_some()
-            && self.downstream.listener.direction == Direction::Inbound
+            && origin.listener.direction == Direction::Inbound
         {
             if let Some(metadata) = self.head.header(METADATA) {
                 self.told.asked = true;
@@ -197,7 +195,7 @@ impl<'a> Story<'a> {
             self.head.remove(METADATA_ID);
         }
         let hop = Hop {
-            source: self.downstream.source.ip(),
+            source: origin.source.ip(),
             tls: peer.tls,
             certified: peer.names.is_some(),
             forwarded_cert: self.forwarded_cert,
@@ -213,11 +211,11 @@ impl<'a> Story<'a> {
         }
         let subject = Subject {
             head: Some(self.head),
-            peer: &self.downstream.peer,
-            source: self.downstream.source,
+            peer: &self.downstream.origin.peer,
+            source: self.downstream.origin.source,
             remote: self.client,
-            destination: self.downstream.destination,
-            server_name: self.downstream.server_name(),
+            destination: self.downstream.origin.destination,
+            server_name: self.downstream.origin.server_name(),
         };
         let mut tally = Tally::default();
         let verdict = policy::check(policies, &subject, &mut tally);
@@ -309,7 +307,7 @@ impl<'a> Story<'a> {
         }
         if error.response_started || answer.status == 0 {
             // Only the end of the connection can tell the client that what it has is not all.
-            self.downstream.stream.output.clear();
+            self.downstream.wire.break_off();
             self.keep = false;
             self.told.status = if error.response_started { self.told.status } else { 0 };
             return;
@@ -334,26 +332,25 @@ impl<'a> Story<'a> {
     async fn answer(&mut self, content: &[u8], body: &mut Flow) -> Result<(), Error> {
         // Only what is here already is read of a request that was answered without it.
         self.keep &= !self.worker.is_draining();
-        if !body.is_read() && !body.skip(&mut self.downstream.stream) {
+        if !body.is_read() && !body.skip(&mut self.downstream.wire) {
             self.keep = false;
         }
         hop::finish_response(self.worker, self.manager, self.response, Instant::now());
         self.introduce();
-        let (method, persistence) = (self.head.method(), self.persistence());
-        let out = &mut self.downstream.stream.output;
         let framing = match content.len() as u64 {
             0 => Framing::None,
             length => Framing::Length(length),
         };
-        write::response(out, self.response, framing, method, persistence);
-        if method != "HEAD" {
-            self.downstream.stream.output.extend(content);
-            self.told.sent = content.len() as u64;
-        }
+        // An answer to HEAD says the length of what is not sent.
+        let silent = self.head.method() == "HEAD";
+        let mut content = Flow::whole(if silent { b"" } else { content }, framing, None);
+        self.told.sent = content.bytes;
         self.told.status = self.response.status();
-        let Downstream { stream, timer, .. } = &mut *self.downstream;
+        let persistence = self.persistence();
+        let Downstream { wire, timer, .. } = &mut *self.downstream;
+        wire.respond(self.response, framing, self.head.method(), persistence)?;
         let deadline = self.manager.stream_idle_timeout.map(|timeout| Instant::now() + timeout);
-        let written = poll_fn(|cx| match stream.poll_flush(cx) {
+        let written = poll_fn(|cx| match content.poll_send(cx, wire) {
             Poll::Ready(result) => Poll::Ready(result.is_ok()),
             // A client that reads nothing gets no more time than while a request is under way.
             Poll::Pending => timer.poll(cx, deadline).map(|()| false),
@@ -399,8 +396,8 @@ impl<'a> Story<'a> {
 
     /// What is known so far.
     pub(crate) fn record(&self) -> Record<'_> {
-        let (told, downstream) = (&self.told, &self.downstream);
-        let mut record = Record::new(downstream.listener.direction, self.start);
+        let (told, origin) = (&self.told, &self.downstream.origin);
+        let mut record = Record::new(origin.listener.direction, self.start);
         record.status = told.status;
         record.flags = told.flags;
         record.details = &told.details;
@@ -411,17 +408,17 @@ impl<'a> Story<'a> {
         record.wire_received = told.received;
         record.wire_sent = told.sent;
         record.attempts = told.attempts;
-        record.downstream = Some(&downstream.peer);
-        record.upstream = told.upstream.as_ref().map(|upstream| &upstream.peer);
+        record.downstream = Some(&*origin.peer);
+        record.upstream = told.upstream.as_ref().map(|upstream| &upstream.link.peer);
         record.cluster = told.pool.as_ref().map(|pool| &pool.cluster);
         record.endpoint = told.host.as_ref().map(|host| &host.endpoint);
         record.upstream_remote = told.host.as_ref().map(|host| host.endpoint.address);
-        record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.local);
+        record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.link.local);
         record.route_name = told.route;
-        record.downstream_local = Some(downstream.destination);
-        record.downstream_remote = Some(std::net::SocketAddr::new(self.client, downstream.source.port()));
-        record.downstream_direct = Some(downstream.source);
-        record.server_name = downstream.server_name();
+        record.downstream_local = Some(origin.destination);
+        record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
+        record.downstream_direct = Some(origin.source);
+        record.server_name = origin.server_name();
         record
     }
 

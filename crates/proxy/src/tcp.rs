@@ -14,32 +14,34 @@ use std::{
 use crate::{
     balance::Avoid,
     config::{cluster::Workload, listener::TcpProxy},
-    connection::Downstream,
+    connection::Connection,
+    downstream::Origin,
     context::Worker,
     error::{Error, Flags, Kind},
     peer::greeting::{self, Greeting},
     pick,
-    pool::Upstream,
+    pool::{Link, Upstream},
     route,
     socket::Stream,
     telemetry::{self, Record},
     timer::{Timer, earlier},
     upstream::{self, Offer},
+    wire::Wire,
 };
 
 /// How often the bytes of a long connection are counted.
 const REPORT: Duration = Duration::from_secs(5);
 
 /// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy: Arc<TcpProxy>) {
+pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
-    let connected = connect(worker, downstream, &proxy).await;
-    let mut upstream = match connected {
-        Ok(upstream) => upstream,
+    let connected = connect(worker, &downstream.origin, &proxy).await;
+    let (mut server, link) = match connected {
+        Ok(connected) => connected,
         Err(error) => {
             let answer = error.answer();
-            let mut record = record(downstream, None, start);
+            let mut record = record(&downstream.origin, None, start);
             record.flags = answer.flags;
             record.details = &answer.details;
             record.upstream_failure = error.cause.as_deref().unwrap_or_default();
@@ -53,36 +55,37 @@ pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy:
         }
     };
     // A connection may last long, and needs no more of the configuration it began with.
-    downstream.snapshot = Rc::default();
+    Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
+    let origin = &downstream.origin;
     let mut counted = (0, 0);
     let mut tunnel = Tunnel::default();
     let greeting = &worker.shared.local.greeting;
-    if downstream.chain.metadata_exchange {
+    if origin.chain.metadata_exchange {
         tunnel.up.greeted = exchange(&mut downstream.stream, greeting);
     }
-    if upstream.pool().cluster.metadata_exchange {
-        tunnel.down.greeted = exchange(&mut upstream.stream, greeting);
+    if link.pool().cluster.metadata_exchange {
+        tunnel.down.greeted = exchange(&mut server, greeting);
     }
     let mut opened = false;
     loop {
         // A connection is counted once it is known whose it is.
         let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
         if proxy.stats && !opened && !expects {
-            worker.shard.connection_opened(&record(downstream, Some(&upstream), start));
+            worker.shard.connection_opened(&record(origin, Some(&link), start));
             opened = true;
         }
         let report = proxy.stats.then(|| Instant::now() + REPORT);
-        let (client, server) = (&mut downstream.stream, &mut upstream.stream);
-        let ended = tunnel.run(client, server, &mut timer, proxy.idle_timeout, report).await;
-        let [client, server] = tunnel.met();
-        for (peer, workload) in [(&downstream.peer, client), (&upstream.peer, server)] {
+        let client = &mut downstream.stream;
+        let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report).await;
+        let [of_client, of_server] = tunnel.met();
+        for (peer, workload) in [(&*origin.peer, of_client), (&link.peer, of_server)] {
             if let Some(workload) = workload {
                 peer.set_workload(Some(Arc::new(workload)));
             }
         }
         if proxy.stats && ended != Ended::Met {
             let now = (downstream.stream.received, downstream.stream.sent);
-            let record = record(downstream, Some(&upstream), start);
+            let record = record(origin, Some(&link), start);
             if !opened {
                 worker.shard.connection_opened(&record);
                 opened = true;
@@ -94,7 +97,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy:
             break;
         }
     }
-    let mut record = record(downstream, Some(&upstream), start);
+    let mut record = record(origin, Some(&link), start);
     record.duration = began.elapsed();
     record.bytes_received = downstream.stream.received;
     record.bytes_sent = downstream.stream.sent;
@@ -106,15 +109,22 @@ pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, proxy:
     log(worker, &proxy, &record);
 }
 
-async fn connect(worker: &Rc<Worker>, downstream: &Downstream, proxy: &TcpProxy) -> Result<Upstream, Error> {
+async fn connect(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    proxy: &TcpProxy,
+) -> Result<(Stream, Rc<Link>), Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let chosen = route::target(&proxy.targets, None, &mut worker.dice.borrow_mut());
     let name = chosen.ok_or_else(missing)?.cluster;
-    let pool = worker.pool(name, &downstream.snapshot).ok_or_else(missing)?;
-    let host = pick::endpoint(worker, &pool, downstream.destination, Avoid { hosts: &[], attempts: 0 })?;
-    let upstream = upstream::get(&pool, &host, Offer::Own, &worker.shared, true).await?;
-    upstream.peer.set_workload(host.endpoint.workload.clone());
-    Ok(upstream)
+    let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
+    let host = pick::endpoint(worker, &pool, origin.destination, Avoid { hosts: &[], attempts: 0 })?;
+    let Upstream { wire, link } = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await?;
+    link.peer.set_workload(host.endpoint.workload.clone());
+    match wire {
+        Wire::Http1(stream) => Ok((stream, link)),
+        Wire::Http2(_) => Err(Error::new(Kind::UpstreamProtocol)),
+    }
 }
 
 /// Says who we are where ALPN agreed on it, and expects the same of the other side.
@@ -126,20 +136,20 @@ fn exchange(stream: &mut Stream, greeting: &[u8]) -> Option<Met> {
     Some(Met::Expected)
 }
 
-fn record<'a>(downstream: &'a Downstream, upstream: Option<&'a Upstream>, start: SystemTime) -> Record<'a> {
-    let mut record = Record::new(downstream.listener.direction, start);
-    record.downstream = Some(&downstream.peer);
-    record.downstream_local = Some(downstream.destination);
-    record.downstream_remote = Some(downstream.source);
-    record.downstream_direct = Some(downstream.source);
-    record.server_name = downstream.server_name();
+fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> Record<'a> {
+    let mut record = Record::new(origin.listener.direction, start);
+    record.downstream = Some(&origin.peer);
+    record.downstream_local = Some(origin.destination);
+    record.downstream_remote = Some(origin.source);
+    record.downstream_direct = Some(origin.source);
+    record.server_name = origin.server_name();
     record.flags = Flags::NONE;
-    if let Some(upstream) = upstream {
-        record.upstream = Some(&upstream.peer);
-        record.cluster = Some(&upstream.pool().cluster);
-        record.endpoint = Some(&upstream.host.endpoint);
-        record.upstream_remote = Some(upstream.host.endpoint.address);
-        record.upstream_local = upstream.local;
+    if let Some(link) = link {
+        record.upstream = Some(&link.peer);
+        record.cluster = Some(&link.pool().cluster);
+        record.endpoint = Some(&link.host.endpoint);
+        record.upstream_remote = Some(link.host.endpoint.address);
+        record.upstream_local = link.local;
     }
     record
 }

@@ -1,4 +1,5 @@
-//! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS.
+//! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
+//! where it was agreed on.
 
 use std::{
     io,
@@ -12,27 +13,82 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
-    config::{Endpoint, tls::ClientTls},
+    config::{
+        Cluster, Endpoint,
+        cluster::UpstreamProtocol,
+        tls::{ClientConfigs, ClientTls},
+    },
     context::Shared,
     error::{Error, Kind},
+    head::Version,
+    http2,
     peer::Peer,
-    pool::{Full, Host, Place, Pool, Upstream, bump},
+    pool::{Full, Host, Link, Place, Pool, Upstream, bump},
     socket::Stream,
 };
 
 /// What will be spoken on a connection, which decides what TLS offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Offer {
-    /// The cluster's own list.
-    Own,
-    /// HTTP/1.1 between sidecars (filter `istio.alpn`).
-    IstioHttp1,
+pub(crate) struct Offer {
+    pub(crate) protocol: Spoken,
+    /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
+    pub(crate) istio: bool,
 }
 
-/// An idle connection to an endpoint, if there is one.
+/// What is spoken where TLS does not settle it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spoken {
+    /// Whatever the client speaks.
+    Bytes,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+}
+
+impl Offer {
+    /// For connections passed on as bytes.
+    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false };
+
+    /// For a request of this version to a cluster.
+    pub(crate) fn http(cluster: &Cluster, version: Version, istio: bool) -> Self {
+        let http2 = match cluster.protocol {
+            UpstreamProtocol::Http2 => true,
+            UpstreamProtocol::AsDownstream => version == Version::Http2,
+            UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
+        };
+        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio }
+    }
+
+    /// Of the configurations, the one that offers this.
+    fn config(self, configs: &ClientConfigs) -> &Arc<rustls::ClientConfig> {
+        match (self.protocol, self.istio) {
+            (Spoken::Http1, true) => &configs.istio_http1,
+            (Spoken::Http2, true) => &configs.istio_h2,
+            (Spoken::Http2, false) => &configs.http2,
+            (Spoken::Bytes | Spoken::Http1, _) => &configs.own,
+        }
+    }
+}
+
+/// A connection to an endpoint that is there and can be used, or a share of one.
 pub(crate) fn take(pool: &Pool, host: &Host, offer: Offer) -> Result<Option<Upstream>, Error> {
     let config = client_config(host.endpoint.tls.as_deref(), offer)?;
-    Ok(pool.take(host, config.as_ref()))
+    Ok(reuse(pool, host, offer, config.as_ref()))
+}
+
+fn reuse(
+    pool: &Pool,
+    host: &Host,
+    offer: Offer,
+    config: Option<&Arc<rustls::ClientConfig>>,
+) -> Option<Upstream> {
+    // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
+    match offer.protocol {
+        Spoken::Bytes => None,
+        Spoken::Http1 => pool.take(host, config).or_else(|| pool.share(host, config)),
+        Spoken::Http2 => pool.share(host, config).or_else(|| pool.take(host, config)),
+    }
 }
 
 /// A connection to an endpoint: a new one, or one that becomes free while waiting for a place. `fresh` insists on a new one.
@@ -47,18 +103,21 @@ pub(crate) async fn get(
     let mut waiting = None;
     loop {
         let (freed, room) = (host.freed.notified(), pool.room.notified());
-        match pool.admit(host) {
-            Ok(place) => return open(pool, host, config, shared, place).await,
-            Err(Full) if waiting.is_none() => {
-                waiting = Some(pool.pending().ok_or_else(|| Error::new(Kind::Overflow))?);
+        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh;
+        if !soon {
+            match pool.admit(host) {
+                Ok(place) => return open(pool, host, offer, config, shared, place).await,
+                Err(Full) if waiting.is_none() => {
+                    waiting = Some(pool.pending().ok_or_else(|| Error::new(Kind::Overflow))?);
+                }
+                Err(Full) => {}
             }
-            Err(Full) => {}
         }
         tokio::select! {
             () = freed => {}
             () = room => {}
         }
-        if let Some(upstream) = pool.take(host, config.as_ref()).filter(|_| !fresh) {
+        if !fresh && let Some(upstream) = reuse(pool, host, offer, config.as_ref()) {
             return Ok(upstream);
         }
     }
@@ -67,22 +126,75 @@ pub(crate) async fn get(
 async fn open(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
+    offer: Offer,
     config: Option<Arc<rustls::ClientConfig>>,
     shared: &Shared,
     place: Place,
 ) -> Result<Upstream, Error> {
-    let connect = establish(&host.endpoint, config.clone(), pool.cluster.source, shared);
-    let result = match tokio::time::timeout(pool.cluster.connect_timeout, connect).await {
-        Ok(Ok((stream, peer))) => return Ok(Pool::opened(place, stream, peer, config)),
+    let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
+    let connect = async {
+        let (stream, peer) = establish(&host.endpoint, config.clone(), pool.cluster.source, shared).await?;
+        let http2 = match stream.alpn() {
+            Some(agreed) => agreed.ends_with(b"h2"),
+            None => offer.protocol == Spoken::Http2,
+        };
+        let link = Pool::opened(place, &stream, peer, config);
+        if http2 && offer.protocol != Spoken::Bytes {
+            multiplex(host, stream, link).await
+        } else {
+            Ok(Upstream::own(stream, link))
+        }
+    };
+    let error = match tokio::time::timeout(pool.cluster.connect_timeout, connect).await {
+        Ok(Ok(upstream)) => return Ok(upstream),
         Ok(Err(error)) => error,
         Err(_) => Error::new(Kind::ConnectTimeout),
     };
     bump(&host.totals.connect_failures);
     pool.stats.cx_connect_fail.inc();
-    if result.kind == Kind::ConnectTimeout {
+    if error.kind == Kind::ConnectTimeout {
         pool.stats.cx_connect_timeout.inc();
     }
-    Err(result)
+    Err(error)
+}
+
+/// Says that a connection is on its way, and in the end that it has come or will not come.
+struct Connecting<'a>(&'a Host);
+
+impl<'a> Connecting<'a> {
+    fn begin(host: &'a Host) -> Self {
+        host.connecting.set(true);
+        Self(host)
+    }
+}
+
+impl Drop for Connecting<'_> {
+    fn drop(&mut self) {
+        self.0.connecting.set(false);
+        self.0.freed.notify_waiters();
+    }
+}
+
+/// Begins HTTP/2 on a connection.
+async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
+    let handshake = h2::client::Builder::new()
+        .enable_push(false)
+        .initial_window_size(http2::STREAM_WINDOW)
+        .initial_connection_window_size(http2::CONNECTION_WINDOW)
+        .max_send_buffer_size(http2::SEND_BUFFER)
+        .max_header_list_size(http2::MAX_HEAD)
+        .handshake(http2::Io::new(stream));
+    let (requests, connection) =
+        handshake.await.map_err(|error| Error::caused(Kind::ConnectFailed, error))?;
+    let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
+    tokio::task::spawn_local(async move {
+        // What went wrong is told to every request that it concerns.
+        let _ = connection.await;
+        if let Some(host) = owner.upgrade() {
+            host.remove_shared(&known);
+        }
+    });
+    Ok(host.add_shared(link, requests))
 }
 
 async fn establish(
@@ -127,10 +239,7 @@ fn client_config(tls: Option<&ClientTls>, offer: Offer) -> Result<Option<Arc<rus
         let cause = "TLS error: the certificates for this cluster have not arrived yet";
         return Err(Error::caused(Kind::ConnectFailed, cause));
     };
-    Ok(Some(match offer {
-        Offer::Own => configs.own.clone(),
-        Offer::IstioHttp1 => configs.istio_http1.clone(),
-    }))
+    Ok(Some(offer.config(configs).clone()))
 }
 
 /// The name to ask for: the configured one, else the host's, else its address, which TLS does not send.

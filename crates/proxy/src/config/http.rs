@@ -51,6 +51,8 @@ pub struct HttpManager {
     pub max_head: usize,
     /// Most headers in a request.
     pub max_headers: usize,
+    /// Most requests at once on a connection of HTTP/2.
+    pub max_streams: u32,
     /// A connection without a request is closed after; `None` never.
     pub idle_timeout: Option<Duration>,
     /// A stream on which nothing moves is ended after; `None` never.

@@ -31,6 +31,8 @@ pub struct ClientTls {
 pub struct ClientConfigs {
     /// With the context's own list.
     pub own: Arc<rustls::ClientConfig>,
+    /// The same for HTTP/2: `h2`, where the context has no list.
+    pub http2: Arc<rustls::ClientConfig>,
     /// Offering `istio-http/1.1`, `istio-http/1.0`, `http/1.1`, and so on: what filter `istio.alpn` asks for HTTP/1.
     pub istio_http1: Arc<rustls::ClientConfig>,
     /// Offering `istio-h2`, `h2`: the same for HTTP/2.

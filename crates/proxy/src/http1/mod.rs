@@ -4,7 +4,6 @@
 //! is refused, and every message sent on is framed anew from what was understood.
 
 pub mod body;
-pub(crate) mod flow;
 pub mod parse;
 pub(crate) mod write;
 

@@ -37,6 +37,7 @@ const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HEAD_KIB: u32 = 60;
 const MAX_HEADERS: u32 = 100;
+const MAX_STREAMS: u32 = 1024;
 
 /// Translates a connection manager.
 pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
@@ -77,6 +78,11 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,
+        max_streams: proto
+            .http2_protocol_options
+            .as_ref()
+            .and_then(|options| number(options.max_concurrent_streams))
+            .unwrap_or(MAX_STREAMS),
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
         stream_idle_timeout: timeout(proto.stream_idle_timeout.as_ref(), Some(STREAM_IDLE_TIMEOUT))
             .at("stream_idle_timeout")?,

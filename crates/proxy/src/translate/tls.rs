@@ -175,7 +175,8 @@ fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result
             Arc::new(config)
         };
         let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1), offering(ISTIO_H2));
-        configs.store(Some(Arc::new(ClientConfigs { own, istio_http1, istio_h2 })));
+        let http2 = if own.alpn_protocols.is_empty() { offering(&[b"h2"]) } else { own.clone() };
+        configs.store(Some(Arc::new(ClientConfigs { own, http2, istio_http1, istio_h2 })));
     }
     Ok(())
 }

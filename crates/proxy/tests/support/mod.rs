@@ -245,6 +245,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         accept_http10: true,
         max_head: 60 * 1024,
         max_headers: 100,
+        max_streams: 100,
         idle_timeout: None,
         stream_idle_timeout: None,
         request_timeout: None,

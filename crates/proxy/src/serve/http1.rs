@@ -8,66 +8,82 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use super::newest;
 use crate::{
-    config::{HttpManager, listener::Terminal},
-    connection::Downstream,
+    config::HttpManager,
+    connection::Connection as Accepted,
     context::Worker,
+    downstream::{self, Downstream},
     error::Flags,
     head::{RequestHead, ResponseHead},
     hop,
     http1::{
-        Connection, Framing, Malformed, Scan, parse,
-        write::{self, Persistence},
+        Connection, Framing, Malformed, Scan, parse, write::Persistence,
     },
     story::Story,
     telemetry::{self, Record},
     timer::earlier,
+    wire::Wire,
 };
 
-/// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, downstream: &mut Downstream, manager: Arc<HttpManager>) {
+/// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
+pub(super) async fn run(
+    worker: &Rc<Worker>,
+    connection: Accepted,
+    manager: &Arc<HttpManager>,
+    unsure: bool,
+) -> Option<Accepted> {
+    let Accepted { stream, timer, origin, registered } = connection;
+    let mut downstream = Downstream { wire: Wire::Http1(stream), timer, origin };
+    let mut manager = manager.clone();
     let counters = worker.shard.manager(&manager.stat_prefix);
-    counters.cx_total.inc();
-    counters.cx_active.inc();
     let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
-    let forwarded_cert = downstream.peer.forwarded_cert(manager.client_cert);
-    let mut manager = manager;
+    let forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
+    let mut unsure = unsure;
     loop {
-        let (framing, connection) = match next(worker, downstream, &manager, &mut head).await {
+        let (framing, connection) = match next(worker, &mut downstream, &manager, &mut head, unsure).await {
             Next::Request(framing, connection) => (framing, connection),
+            Next::Preface => {
+                let Downstream { wire, timer, origin } = downstream;
+                let Wire::Http1(stream) = wire else { return None };
+                return Some(Accepted { stream, timer, origin, registered });
+            }
             Next::Refused(malformed) => {
-                refuse_malformed(worker, downstream, &manager, malformed);
-                downstream.close::<()>().await;
+                refuse_malformed(worker, &mut downstream, &manager, malformed);
                 break;
             }
-            Next::End => break,
+            Next::End => return None,
         };
+        unsure = false;
         // A connection that the newest configuration would not have may finish this request by the old.
-        let current = downstream.refresh(worker);
-        let last = !current || worker.is_draining();
-        if let Terminal::Http(newest) = &downstream.chain.terminal
-            && !Arc::ptr_eq(newest, &manager)
-        {
-            manager = newest.clone();
+        let last = !downstream::refresh(&mut downstream.origin, worker) || worker.is_draining();
+        if let Some(newest) = newest(&downstream.origin, &manager) {
+            manager = newest;
         }
         counters.rq_total.inc();
         counters.rq_active.inc();
-        let snapshot = downstream.snapshot.clone();
+        let snapshot = downstream.origin.snapshot.clone();
         let cert = forwarded_cert.as_deref();
-        let story = Story::new(worker, &manager, &snapshot, cert, downstream, &mut head, &mut response);
+        let story = Story::new(worker, &manager, &snapshot, cert, &mut downstream, &mut head, &mut response);
         let keep = story.tell(framing, connection, last).await;
         counters.rq_active.dec();
         if !keep {
-            downstream.close::<()>().await;
             break;
         }
     }
-    counters.cx_active.dec();
+    let Downstream { wire: Wire::Http1(mut stream), mut timer, .. } = downstream else { return None };
+    stream.close(&mut timer).await;
+    None
 }
+
+/// The first line of HTTP/2's preface, which no request begins with.
+const HTTP2_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
 /// What comes next on a connection.
 enum Next {
     Request(Framing, Connection),
+    /// Not a request but HTTP/2.
+    Preface,
     /// Something that is no request.
     Refused(Malformed),
     /// Nothing.
@@ -80,14 +96,18 @@ async fn next(
     downstream: &mut Downstream,
     manager: &HttpManager,
     head: &mut RequestHead,
+    unsure: bool,
 ) -> Next {
     let limits = hop::limits(manager);
     let mut scan = Scan::default();
     // Between requests a connection may idle for long, but a head that has begun must come to its end.
     let (mut idle, mut begun) = (None, None);
-    let Downstream { stream, timer, .. } = downstream;
+    let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return Next::End };
     poll_fn(|cx| {
         loop {
+            if unsure && stream.input.bytes().starts_with(HTTP2_LINE) {
+                return Poll::Ready(Next::Preface);
+            }
             match scan.end(stream.input.bytes(), &limits) {
                 Err(malformed) => return Poll::Ready(Next::Refused(malformed)),
                 Ok(Some(end)) => {
@@ -135,15 +155,17 @@ fn refuse_malformed(
 ) {
     let mut response = ResponseHead::build(malformed.status, &[]);
     hop::finish_response(worker, manager, &mut response, Instant::now());
-    write::response(&mut downstream.stream.output, &response, Framing::None, "GET", Persistence::Close);
-    let mut record = Record::new(downstream.listener.direction, SystemTime::now());
+    // Nothing has been written yet that this could come between.
+    let _ = downstream.wire.respond(&response, Framing::None, "GET", Persistence::Close);
+    let origin = &downstream.origin;
+    let mut record = Record::new(origin.listener.direction, SystemTime::now());
     record.status = malformed.status;
     record.flags = Flags::DPE;
     record.details = malformed.reason;
-    record.downstream = Some(&downstream.peer);
-    record.downstream_local = Some(downstream.destination);
-    record.downstream_remote = Some(downstream.source);
-    record.downstream_direct = Some(downstream.source);
+    record.downstream = Some(&origin.peer);
+    record.downstream_local = Some(origin.destination);
+    record.downstream_remote = Some(origin.source);
+    record.downstream_direct = Some(origin.source);
     let context = telemetry::Context { record: &record, request: None, response: Some(&response) };
     for log in &manager.access_logs {
         if let Some(writer) = &worker.log {

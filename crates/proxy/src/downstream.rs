@@ -1,0 +1,120 @@
+//! A client's end of an exchange, with what is known of its connection.
+
+use std::{net::SocketAddr, rc::Rc, sync::Arc};
+
+use tracing::debug;
+
+use crate::{
+    chains::{self, Facts},
+    config::{FilterChain, Listener, Snapshot, tls::ServerTls},
+    context::Worker,
+    inspect::Findings,
+    peer::Peer,
+    policy::{self, Subject, Tally, Verdict},
+    timer::Timer,
+    wire::Wire,
+};
+
+/// A client's end of an exchange.
+pub(crate) struct Downstream {
+    pub(crate) wire: Wire,
+    pub(crate) timer: Timer,
+    pub(crate) origin: Rc<Origin>,
+}
+
+/// What is known of a client's connection.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// Where it comes from.
+    pub(crate) source: SocketAddr,
+    /// Where the client dialled.
+    pub(crate) destination: SocketAddr,
+    pub(crate) listener: Arc<Listener>,
+    pub(crate) chain: Arc<FilterChain>,
+    pub(crate) peer: Rc<Peer>,
+    /// The configuration the chain is from.
+    pub(crate) snapshot: Rc<Snapshot>,
+    pub(crate) findings: Rc<Findings>,
+    /// The listener whose socket it came in by.
+    pub(crate) entry: Arc<str>,
+}
+
+impl Origin {
+    /// The server name that the client asked for.
+    pub(crate) fn server_name(&self) -> Option<&str> {
+        self.findings.server_name.as_deref()
+    }
+
+    /// Whether the chain's policies let the connection pass.
+    pub(crate) fn is_allowed(&self, worker: &Worker) -> bool {
+        if self.chain.policies.is_empty() {
+            return true;
+        }
+        let subject = Subject {
+            head: None,
+            peer: &self.peer,
+            source: self.source,
+            remote: self.source.ip(),
+            destination: self.destination,
+            server_name: self.server_name(),
+        };
+        let mut tally = Tally::default();
+        let verdict = policy::check(&self.chain.policies, &subject, &mut tally);
+        let counters = worker.shard.listener(&self.listener.name);
+        counters.rbac_allowed.add(tally.allowed.into());
+        counters.rbac_denied.add(tally.denied.into());
+        counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
+        counters.rbac_shadow_denied.add(tally.shadow_denied.into());
+        match verdict {
+            Verdict::Allow => true,
+            Verdict::Deny { details, .. } => {
+                debug!("{} is refused to connect to {}: {details}", self.source, self.destination);
+                false
+            }
+        }
+    }
+
+    /// The same by the newest configuration: with the chain that a connection like this gets now. `None`: there is
+    /// none, or one that begins otherwise, so the connection should end.
+    pub(crate) fn renewed(&self, worker: &Worker) -> Option<Self> {
+        let snapshot = worker.snapshot();
+        let entry = snapshot.listeners.by_name.get(&self.entry)?;
+        let listener = chains::listener(&snapshot, entry, self.destination);
+        let mut renewed = self.clone();
+        if !Arc::ptr_eq(&listener, &self.listener) {
+            let facts =
+                Facts { destination: self.destination, source: self.source, findings: &self.findings };
+            let chain = chains::select(&listener, &facts)?;
+            if !same_tls(chain.tls.as_ref(), self.chain.tls.as_ref()) {
+                return None;
+            }
+            renewed.chain = chain.clone();
+            renewed.listener = listener;
+        }
+        renewed.snapshot = snapshot;
+        renewed.is_allowed(worker).then_some(renewed)
+    }
+}
+
+/// Brings what is known of a connection up to the newest configuration. False: the connection should end, and what
+/// is under way on it may finish by the old.
+pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> bool {
+    if worker.is_current(&origin.snapshot) {
+        return true;
+    }
+    match origin.renewed(worker) {
+        Some(renewed) => {
+            *origin = Rc::new(renewed);
+            true
+        }
+        None => false,
+    }
+}
+
+fn same_tls(a: Option<&Arc<ServerTls>>, b: Option<&Arc<ServerTls>>) -> bool {
+    match (a, b) {
+        (None, None) => true,
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b) || Arc::ptr_eq(&a.config, &b.config),
+        _ => false,
+    }
+}

@@ -1,0 +1,140 @@
+//! One end of an exchange, whichever HTTP it speaks.
+
+use std::{
+    io,
+    task::{Context, Poll, ready},
+};
+
+use crate::{
+    error::{Error, Kind},
+    head::{RequestHead, ResponseHead},
+    http1::{
+        Framing,
+        write::{self, Persistence},
+    },
+    http2::Duplex,
+    socket::Stream,
+};
+
+/// Where messages come from and go to.
+pub(crate) enum Wire {
+    /// A connection, on which one message follows the other.
+    Http1(Stream),
+    /// One stream of a connection that others share.
+    Http2(Box<Duplex>),
+}
+
+impl Wire {
+    /// Bytes received so far.
+    pub(crate) fn received(&self) -> u64 {
+        match self {
+            Self::Http1(stream) => stream.received,
+            Self::Http2(duplex) => duplex.received,
+        }
+    }
+
+    /// Bytes sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        match self {
+            Self::Http1(stream) => stream.sent,
+            Self::Http2(duplex) => duplex.sent,
+        }
+    }
+
+    /// Sends a request's head.
+    pub(crate) fn request(
+        &mut self,
+        head: &RequestHead,
+        framing: Framing,
+        persistence: Persistence,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Http1(stream) => {
+                write::request(&mut stream.output, head, framing, persistence);
+                Ok(())
+            }
+            Self::Http2(duplex) => duplex.request(head, framing == Framing::None),
+        }
+    }
+
+    /// Sends an answer's head to a request of this method.
+    pub(crate) fn respond(
+        &mut self,
+        head: &ResponseHead,
+        framing: Framing,
+        method: &str,
+        persistence: Persistence,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Http1(stream) => {
+                write::response(&mut stream.output, head, framing, method, persistence);
+                Ok(())
+            }
+            Self::Http2(duplex) => duplex.respond(head, framing == Framing::None || method == "HEAD"),
+        }
+    }
+
+    /// Sends an answer that is not the last (1xx).
+    pub(crate) fn interim(&mut self, head: &ResponseHead, method: &str) {
+        match self {
+            Self::Http1(stream) => {
+                write::response(&mut stream.output, head, Framing::None, method, Persistence::Keep);
+            }
+            Self::Http2(duplex) => duplex.interim(head),
+        }
+    }
+
+    /// Writes what waits to be written. HTTP/2 does that by itself.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Http1(stream) => stream.poll_flush(cx),
+            Self::Http2(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Whether the other end has gone. What it sends meanwhile (its next request) is kept, up to a block.
+    pub(crate) fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Http1(stream) => {
+                while !stream.input.is_full() {
+                    match stream.poll_fill(cx) {
+                        Poll::Pending => return false,
+                        Poll::Ready(Ok(1..)) => {}
+                        Poll::Ready(_) => return true,
+                    }
+                }
+                false
+            }
+            Self::Http2(duplex) => duplex.is_gone(cx),
+        }
+    }
+
+    /// Reads an answer that nobody wants, to its end.
+    pub(crate) fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Http1(stream) => {
+                while matches!(ready!(stream.poll_fill(cx)), Ok(1..)) {
+                    stream.input.clear();
+                }
+                Poll::Ready(())
+            }
+            Self::Http2(duplex) => duplex.poll_ignored(cx),
+        }
+    }
+
+    /// Breaks the message off, so that the other end knows that what it has is not all.
+    pub(crate) fn break_off(&mut self) {
+        match self {
+            Self::Http1(stream) => stream.output.clear(),
+            Self::Http2(duplex) => duplex.reset(),
+        }
+    }
+}
+
+/// The connection, where messages follow each other on one.
+pub(crate) fn http1(wire: &mut Wire) -> Result<&mut Stream, Error> {
+    match wire {
+        Wire::Http1(stream) => Ok(stream),
+        Wire::Http2(_) => Err(Error::new(Kind::UpgradeRefused)),
+    }
+}

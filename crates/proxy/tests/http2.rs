@@ -1,0 +1,436 @@
+//! HTTP/2 through a proxy, in every combination with HTTP/1.1, over real sockets.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+mod support;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
+use http::{HeaderMap, Request, Response};
+use skysail_proxy::config::{Cluster, cluster::UpstreamProtocol};
+use support::{Proxy, cluster, echo, http, listener, retries, server, within};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
+
+fn http2(upstream: SocketAddr) -> Cluster {
+    Cluster { protocol: UpstreamProtocol::Http2, ..cluster(&[upstream], None) }
+}
+
+async fn proxy(cluster: Cluster) -> Proxy {
+    Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await
+}
+
+async fn connect(proxy: &Proxy) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
+    tokio::spawn(connection);
+    within(requests.ready()).await.unwrap()
+}
+
+fn request(method: &str, path: &str) -> Request<()> {
+    let uri = format!("http://a:1{path}");
+    Request::builder().method(method).uri(uri).body(()).unwrap()
+}
+
+/// Everything that is left of a body, and what follows it.
+async fn content(body: &mut RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
+    let mut all = Vec::new();
+    while let Some(piece) = within(body.data()).await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        all.extend_from_slice(&piece);
+    }
+    (all, within(body.trailers()).await.unwrap())
+}
+
+async fn text(mut body: RecvStream) -> String {
+    String::from_utf8(content(&mut body).await.0).unwrap()
+}
+
+/// Sends as the other end makes room.
+async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let room = within(std::future::poll_fn(|cx| stream.poll_capacity(cx))).await.unwrap().unwrap();
+        stream.send_data(data.split_to(room.min(data.len())), false).unwrap();
+    }
+}
+
+/// A server of HTTP/2 whose every request is served by `serve`, which gets the connection's number.
+async fn http2_server<F, R>(serve: F) -> SocketAddr
+where
+    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    limited_server(100, serve).await
+}
+
+async fn limited_server<F, R>(streams: u32, serve: F) -> SocketAddr
+where
+    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let serve = serve.clone();
+            tokio::spawn(async move {
+                let mut builder = h2::server::Builder::new();
+                let mut connection = builder.max_concurrent_streams(streams).handshake(stream).await.unwrap();
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(serve(number, request, respond));
+                }
+            });
+        }
+    });
+    address
+}
+
+/// Answers with the connection's number, the request's head and its body, and repeats its trailers.
+async fn repeat(number: usize, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let (parts, mut body) = request.into_parts();
+    let (content, trailers) = content(&mut body).await;
+    let mut said = format!("{number} {} {}\n", parts.method, parts.uri);
+    for (name, value) in &parts.headers {
+        said += &format!("{name}: {}\n", value.to_str().unwrap());
+    }
+    said += std::str::from_utf8(&content).unwrap();
+    let answer = Response::builder().header("x-server", "h2").body(()).unwrap();
+    let mut stream = respond.send_response(answer, false).unwrap();
+    stream.send_data(said.into(), trailers.is_none()).unwrap();
+    if let Some(trailers) = trailers {
+        stream.send_trailers(trailers).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_http2_reaches_a_server_of_http1() {
+    let proxy = proxy(cluster(&[echo().await], None)).await;
+    let requests = connect(&proxy).await;
+    let mut get = request("GET", "/one?x=y");
+    get.headers_mut().append("cookie", "a=1".parse().unwrap());
+    get.headers_mut().append("cookie", "b=2".parse().unwrap());
+    let (answer, _) = requests.clone().send_request(get, true).unwrap();
+    let answer = within(answer).await.unwrap();
+    assert_eq!((answer.status().as_u16(), &answer.headers()["server"]), (200, &"skysail".parse().unwrap()));
+    assert!(answer.headers().contains_key("content-length"), "{answer:?}");
+    let said = text(answer.into_body()).await;
+    assert!(said.starts_with("0\nGET /one?x=y HTTP/1.1\r\nhost: a:1\r\n"), "{said}");
+    assert!(said.contains("\r\ncookie: a=1; b=2\r\n") && said.contains("\r\nx-request-id: "), "{said}");
+
+    let mut post = request("POST", "/two");
+    post.headers_mut().append("content-length", "5".parse().unwrap());
+    let (answer, mut body) = requests.clone().send_request(post, false).unwrap();
+    body.send_data("hello".into(), true).unwrap();
+    let said = text(within(answer).await.unwrap().into_body()).await;
+    assert!(said.contains("\r\ncontent-length: 5\r\n\r\nhello"), "{said}");
+}
+
+#[tokio::test]
+async fn content_of_unknown_length_and_trailers_become_chunks_and_back() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        assert!(head.contains("\r\ntransfer-encoding: chunked\r\n") && head.contains("\r\nte: trailers\r\n"), "{head}");
+        let body = client.until("\r\n\r\n").await;
+        assert!(body.contains("hello") && body.ends_with("0\r\nx-sum: 5\r\n\r\n"), "{body}");
+        client.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await;
+        client.send("2\r\nde\r\n0\r\nGrpc-Status: 0\r\n\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy(cluster(&[upstream], None)).await;
+    let mut post = request("POST", "/");
+    post.headers_mut().append("te", "trailers".parse().unwrap());
+    let (answer, mut body) = connect(&proxy).await.send_request(post, false).unwrap();
+    body.send_data("hello".into(), false).unwrap();
+    body.send_trailers([("x-sum".parse().unwrap(), "5".parse().unwrap())].into_iter().collect()).unwrap();
+    let mut answer = within(answer).await.unwrap();
+    assert!(!answer.headers().contains_key("transfer-encoding"), "{answer:?}");
+    let (said, trailers) = content(answer.body_mut()).await;
+    assert_eq!((&said[..], &trailers.unwrap()["grpc-status"]), (&b"abcde"[..], &"0".parse().unwrap()));
+}
+
+#[tokio::test]
+async fn a_client_of_http1_reaches_a_server_of_http2() {
+    let proxy = proxy(http2(http2_server(repeat).await)).await;
+    let mut client = proxy.connect().await;
+    client.send("POST /one HTTP/1.1\r\nHost: a:1\r\nContent-Length: 5\r\nConnection: x-gone\r\nX-Gone: 1\r\n\r\nhello").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("\r\nx-server: h2\r\n"), "{head}");
+    assert!(head.contains("\r\ntransfer-encoding: chunked\r\n"), "{head}");
+    let said = client.until("0\r\n\r\n").await;
+    assert!(said.contains("0 POST http://a:1/one\ncontent-length: 5\n") && said.contains("hello"), "{said}");
+    assert!(!said.contains("x-gone"), "{said}");
+    client.send("POST /two HTTP/1.1\r\nHost: a:1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\nx-sum: 5\r\n\r\n").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    let said = client.until("x-sum: 5\r\n\r\n").await;
+    assert!(said.contains("0 POST http://a:1/two\n") && said.contains("hello"), "{said}");
+}
+
+#[tokio::test]
+async fn requests_share_one_connection_to_a_server() {
+    let upstream = http2_server(repeat).await;
+    let proxy = proxy(http2(upstream)).await;
+    let requests = connect(&proxy).await;
+    let all: Vec<_> = (0..50)
+        .map(|i| requests.clone().send_request(request("GET", &format!("/{i}")), true).unwrap().0)
+        .collect();
+    for (i, answer) in all.into_iter().enumerate() {
+        let said = text(within(answer).await.unwrap().into_body()).await;
+        assert!(said.starts_with(&format!("0 GET http://a:1/{i}\n")), "{said}");
+    }
+    let stats = proxy.workers().clusters().await;
+    assert_eq!((stats[0].connections_total, stats[0].requests_total, stats[0].requests), (1, 50, 0));
+}
+
+#[tokio::test]
+async fn a_server_that_takes_few_streams_gets_more_connections() {
+    let arrived = Arc::new(tokio::sync::Barrier::new(4));
+    let upstream = limited_server(1, move |number, request, respond| {
+        let arrived = arrived.clone();
+        async move {
+            arrived.wait().await;
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let proxy = proxy(http2(upstream)).await;
+    let requests = connect(&proxy).await;
+    // The first lets the proxy know how few it may send at once.
+    let all: Vec<_> =
+        (0..4).map(|_| requests.clone().send_request(request("GET", "/"), true).unwrap().0).collect();
+    for answer in all {
+        assert_eq!(within(answer).await.unwrap().status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
+    let told = Arc::new(Notify::new());
+    let read = told.clone();
+    let upstream = http2_server(move |_, request, mut respond| {
+        let read = read.clone();
+        async move {
+            let mut body = request.into_body();
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            // Nothing is read until the client says so.
+            read.notified().await;
+            while let Some(piece) = body.data().await {
+                let piece = piece.unwrap();
+                body.flow_control().release_capacity(piece.len()).unwrap();
+                send(&mut stream, piece).await;
+            }
+            stream.send_data(Bytes::new(), true).unwrap();
+        }
+    })
+    .await;
+    let proxy = proxy(http2(upstream)).await;
+    let (answer, mut body) = connect(&proxy).await.send_request(request("POST", "/"), false).unwrap();
+    let mut answer = within(answer).await.unwrap();
+    let block = Bytes::from(vec![7; 64 * 1024]);
+    let mut sent = 0;
+    // With nobody reading, the client's sending comes to a halt: what is held on the way is bounded.
+    loop {
+        body.reserve_capacity(block.len());
+        let room = std::future::poll_fn(|cx| body.poll_capacity(cx));
+        let Ok(room) = tokio::time::timeout(Duration::from_millis(300), room).await else { break };
+        let piece = block.slice(..room.unwrap().unwrap().min(block.len()));
+        sent += piece.len();
+        assert!(sent < 4 << 20, "the proxy takes in whatever comes");
+        body.send_data(piece, false).unwrap();
+    }
+    told.notify_one();
+    let total = 8 << 20;
+    let sending = tokio::spawn(async move {
+        while sent < total {
+            let piece = block.slice(..block.len().min(total - sent));
+            sent += piece.len();
+            send(&mut body, piece).await;
+        }
+        body.send_data(Bytes::new(), true).unwrap();
+    });
+    let (got, _) = content(answer.body_mut()).await;
+    within(sending).await.unwrap();
+    assert_eq!(got.len(), total);
+}
+
+#[tokio::test]
+async fn what_a_client_gives_up_is_given_up_at_the_server() {
+    let (began, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, end) = (began.clone(), ended.clone());
+    let upstream = http2_server(move |_, _request, mut respond| {
+        let (begin, end) = (begin.clone(), end.clone());
+        async move {
+            begin.notify_one();
+            let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await.unwrap();
+            assert_eq!(reason, Reason::CANCEL);
+            end.notify_one();
+        }
+    })
+    .await;
+    let proxy = proxy(http2(upstream)).await;
+    let requests = connect(&proxy).await;
+    let (answer, stream) = requests.clone().send_request(request("GET", "/"), true).unwrap();
+    within(began.notified()).await;
+    drop((answer, stream));
+    within(ended.notified()).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
+    let upstream = http2_server(|_, request: Request<RecvStream>, mut respond| async move {
+        if request.uri().path() == "/late" {
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data("some".into(), false).unwrap();
+            stream.send_reset(Reason::INTERNAL_ERROR);
+        } else {
+            respond.send_reset(Reason::INTERNAL_ERROR);
+        }
+    })
+    .await;
+    let proxy = proxy(http2(upstream)).await;
+    let requests = connect(&proxy).await;
+    let (answer, _) = requests.clone().send_request(request("GET", "/early"), true).unwrap();
+    let answer = within(answer).await.unwrap();
+    assert_eq!(answer.status(), 503);
+    let said = text(answer.into_body()).await;
+    assert!(said.contains("remote reset"), "{said}");
+    let (answer, _) = requests.clone().send_request(request("GET", "/late"), true).unwrap();
+    let mut body = match within(answer).await {
+        Ok(answer) => answer.into_body(),
+        Err(error) => return assert!(error.is_reset(), "{error}"),
+    };
+    let error = loop {
+        match within(body.data()).await.expect("the answer seems complete") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_reset(), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_server_has_not_looked_at_goes_again() {
+    let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let upstream = http2_server(move |number, request: Request<RecvStream>, mut respond| {
+        let refused = refused.clone();
+        async move {
+            let second = request.uri().path() == "/2";
+            if second && refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+                return respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let terminal = http(|_, forward| forward.retry = Some(retries(1)));
+    let proxy = Proxy::start(listener(terminal, None), vec![http2(upstream)]).await;
+    let requests = connect(&proxy).await;
+    for path in ["/1", "/2"] {
+        let (answer, mut body) = requests.clone().send_request(request("POST", path), false).unwrap();
+        body.send_data("hello".into(), true).unwrap();
+        let answer = within(answer).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let said = text(answer.into_body()).await;
+        assert!(said.ends_with("hello"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_goes_away_between_requests_fails_none() {
+    let listener_ = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener_.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (stream, _) = listener_.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                // One request, then no more.
+                if let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(repeat(number, request, respond));
+                    connection.graceful_shutdown();
+                }
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(repeat(number, request, respond));
+                }
+            });
+        }
+    });
+    let proxy = proxy(http2(upstream)).await;
+    let requests = connect(&proxy).await;
+    for _ in 0..20 {
+        let (answer, mut body) = requests.clone().send_request(request("POST", "/"), false).unwrap();
+        body.send_data("hello".into(), true).unwrap();
+        assert_eq!(within(answer).await.unwrap().status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, wait) = (began.clone(), go.clone());
+    let upstream = http2_server(move |number, request, respond| {
+        let (begin, wait) = (begin.clone(), wait.clone());
+        async move {
+            begin.notify_one();
+            wait.notified().await;
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let proxy = Arc::new(proxy(http2(upstream)).await);
+    let requests = connect(&proxy).await;
+    let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
+    within(began.notified()).await;
+    let draining = tokio::spawn({
+        let proxy = proxy.clone();
+        async move { proxy.workers().drain(Duration::from_secs(30)).await }
+    });
+    // No more than what is under way: GOAWAY.
+    let refused = within(async {
+        loop {
+            match requests.clone().ready().await {
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) => return error,
+            }
+        }
+    });
+    assert!(refused.await.is_go_away());
+    go.notify_one();
+    assert_eq!(within(answer).await.unwrap().status(), 200);
+    assert_eq!(within(draining).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn answers_without_content_end_with_their_heads() {
+    let upstream = server(|_, mut client| async move {
+        let head = client.head().await;
+        assert!(head.starts_with("HEAD / "), "{head}");
+        client.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n").await;
+        client.head().await;
+        client.send("HTTP/1.1 204 No Content\r\n\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let proxy = proxy(cluster(&[upstream], None)).await;
+    let requests = connect(&proxy).await;
+    let (answer, _) = requests.clone().send_request(request("HEAD", "/"), true).unwrap();
+    let answer = within(answer).await.unwrap();
+    assert_eq!(answer.headers()["content-length"], "9");
+    assert!(answer.body().is_end_stream());
+    let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
+    let answer = within(answer).await.unwrap();
+    assert_eq!(answer.status(), 204);
+    assert!(answer.body().is_end_stream());
+}
