@@ -2,10 +2,13 @@
 //! where it was agreed on.
 
 use std::{
+    future::{Future as _, poll_fn},
     io,
     net::{IpAddr, SocketAddr},
+    pin::Pin,
     rc::Rc,
     sync::Arc,
+    task::Poll,
 };
 
 use rustls::pki_types::ServerName;
@@ -175,6 +178,9 @@ impl Drop for Connecting<'_> {
     }
 }
 
+/// How many requests a server takes that has not said so yet: no server says this.
+const UNKNOWN: usize = usize::MAX - 1;
+
 /// Begins HTTP/2 on a connection.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
     let handshake = h2::client::Builder::new()
@@ -183,9 +189,18 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         .initial_connection_window_size(http2::CONNECTION_WINDOW)
         .max_send_buffer_size(http2::SEND_BUFFER)
         .max_header_list_size(http2::MAX_HEAD)
+        .initial_max_send_streams(UNKNOWN)
         .handshake(http2::Io::new(stream));
-    let (requests, connection) =
-        handshake.await.map_err(|error| Error::caused(Kind::ConnectFailed, error))?;
+    let failed = |error| Error::caused(Kind::ConnectFailed, error);
+    let (requests, mut connection) = handshake.await.map_err(failed)?;
+    // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
+    poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+        Poll::Ready(ended) => Poll::Ready(ended.and(Err(h2::Reason::NO_ERROR.into()))),
+        Poll::Pending if connection.max_concurrent_send_streams() != UNKNOWN => Poll::Ready(Ok(())),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+    .map_err(failed)?;
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
     tokio::task::spawn_local(async move {
         // What went wrong is told to every request that it concerns.

@@ -289,13 +289,19 @@ async fn what_a_client_gives_up_is_given_up_at_the_server() {
 
 #[tokio::test]
 async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
-    let upstream = http2_server(|_, request: Request<RecvStream>, mut respond| async move {
-        if request.uri().path() == "/late" {
-            let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            stream.send_data("some".into(), false).unwrap();
-            stream.send_reset(Reason::INTERNAL_ERROR);
-        } else {
-            respond.send_reset(Reason::INTERNAL_ERROR);
+    let read = Arc::new(Notify::new());
+    let begun = read.clone();
+    let upstream = http2_server(move |_, request: Request<RecvStream>, mut respond| {
+        let begun = begun.clone();
+        async move {
+            if request.uri().path() == "/late" {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data("some".into(), false).unwrap();
+                begun.notified().await;
+                stream.send_reset(Reason::INTERNAL_ERROR);
+            } else {
+                respond.send_reset(Reason::INTERNAL_ERROR);
+            }
         }
     })
     .await;
@@ -307,16 +313,10 @@ async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
     let said = text(answer.into_body()).await;
     assert!(said.contains("remote reset"), "{said}");
     let (answer, _) = requests.clone().send_request(request("GET", "/late"), true).unwrap();
-    let mut body = match within(answer).await {
-        Ok(answer) => answer.into_body(),
-        Err(error) => return assert!(error.is_reset(), "{error}"),
-    };
-    let error = loop {
-        match within(body.data()).await.expect("the answer seems complete") {
-            Ok(_) => {}
-            Err(error) => break error,
-        }
-    };
+    let mut body = within(answer).await.unwrap().into_body();
+    assert_eq!(within(body.data()).await.unwrap().unwrap(), "some");
+    read.notify_one();
+    let error = within(body.data()).await.expect("the answer seems complete").unwrap_err();
     assert!(error.is_reset(), "{error}");
 }
 

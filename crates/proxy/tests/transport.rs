@@ -53,6 +53,7 @@ impl Mesh {
         let with = |alpn: &[&[u8]]| self.spec(account, accepts, alpn).client().unwrap();
         let configs = ClientConfigs {
             own: with(&[b"istio-peer-exchange"]),
+            http2: with(&[b"h2"]),
             istio_http1: with(&[b"istio-http/1.1"]),
             istio_h2: with(&[b"istio-h2"]),
         };
@@ -189,7 +190,7 @@ async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
     matches.application_protocols = vec!["istio".into()];
     let inbound = Proxy::start(inbound, vec![cluster(&[echo().await], None)]).await;
     let offer = mesh.spec("client", "server", &[b"istio"]).client().unwrap();
-    let configs = ClientConfigs { own: Arc::clone(&offer), istio_http1: Arc::clone(&offer), istio_h2: offer };
+    let configs = ClientConfigs { own: Arc::clone(&offer), http2: Arc::clone(&offer), istio_http1: Arc::clone(&offer), istio_h2: offer };
     let config = Arc::new(ArcSwapOption::from_pointee(configs));
     let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]) });
     let outbound =
