@@ -29,7 +29,7 @@ use crate::{
     pick,
     pool::{Host, Pool, bump},
     route::{self, Chosen, Found},
-    story::Story,
+    story::{Story, grpc_status},
     tcp::Tunnel,
     upstream::{self, Offer},
     wire,
@@ -363,6 +363,7 @@ impl Story<'_> {
         let result = client.respond(&mut upstream.wire, &mut body).await;
         let complete = client.complete;
         self.told.sent = body.bytes;
+        self.told.grpc_status = body.trailers().and_then(grpc_status);
         self.told.reusable = result.is_ok() && complete && !connection.close;
         self.told.upstream = Some(upstream);
         if !request.is_read() && !request.skip(&mut self.downstream.wire) {

@@ -27,7 +27,7 @@ use crate::{
     exchange::{Client, Deadlines},
     fault,
     flow::Flow,
-    head::{RequestHead, ResponseHead, Version},
+    head::{Headers, RequestHead, ResponseHead, Version},
     headers::{self, Hop},
     hop,
     http1::{Connection, Framing, write::Persistence},
@@ -78,6 +78,8 @@ pub(crate) struct Told<'a> {
     pub(crate) busy: Option<Busy>,
     /// Counts the retry until it is over.
     pub(crate) retry: Option<Counted>,
+    /// The status that came after the answer's content.
+    pub(crate) grpc_status: Option<u32>,
     /// The upstream connection is good for another request.
     pub(crate) reusable: bool,
     /// The client's sidecar wants to know who we are.
@@ -427,8 +429,7 @@ impl<'a> Story<'a> {
         let mut record = self.record();
         record.duration = self.started.elapsed();
         if self.grpc {
-            let status = self.response.header("grpc-status").and_then(|text| std::str::from_utf8(text).ok());
-            record.grpc_status = status.and_then(|text| text.parse().ok());
+            record.grpc_status = self.told.grpc_status.or_else(|| grpc_status(self.response));
         }
         if record.status >= 500
             && let Some(host) = &self.told.host
@@ -446,6 +447,11 @@ impl<'a> Story<'a> {
             }
         }
     }
+}
+
+/// What gRPC says of a call, in its answer's head or trailers.
+pub(crate) fn grpc_status(headers: &Headers) -> Option<u32> {
+    std::str::from_utf8(headers.header("grpc-status")?).ok()?.parse().ok()
 }
 
 /// What the filters make of a request.
