@@ -155,7 +155,7 @@ pub fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer
 }
 
 /// Whom a certificate names and when it is valid.
-fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, SystemTime), Error> {
+pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, SystemTime), Error> {
     let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
         .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;
     let at = |time: x509_parser::time::ASN1Time| {

@@ -2,7 +2,7 @@
 //!
 //! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
 //! key and its certificates, trusted roots, both replaceable while in use), [`matcher`] (which names are accepted), [`tls`] (rustls
-//! configurations), [`authority`] (signs), [`request`] (asks for a signature), [`token`] (service account
+//! configurations), [`resumption`] (connections by them), [`authority`] (signs), [`request`] (asks for a signature), [`token`] (service account
 //! tokens).
 
 pub mod authority;
@@ -11,6 +11,7 @@ pub mod matcher;
 pub mod peer;
 pub mod renewal;
 pub mod request;
+pub mod resumption;
 pub mod tls;
 pub mod token;
 
@@ -19,6 +20,7 @@ pub use identity::{Identity, Live, Roots};
 pub use matcher::{NameMatch, Pattern, SanKind};
 pub use peer::Peer;
 pub use request::KeyAndCsr;
+pub use resumption::{Acceptor, Connector};
 pub use tls::{PeerCheck, TlsSpec};
 pub use token::{Issuer, ServiceAccount, Verifier};
 

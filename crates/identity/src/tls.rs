@@ -1,8 +1,8 @@
 //! rustls configurations from one description that fits both Envoy's TLS contexts and the mesh's own use.
 //!
 //! A configuration is made once and stays good while keys and roots change underneath: it holds [`Live`]
-//! handles and looks at them in each handshake. Session resumption is off, because a resumed session skips the
-//! check of the peer's certificate and would outlive a change of trust.
+//! handles and looks at them in each handshake. Session resumption is off in it, because a resumed session skips the
+//! check of the peer's certificate and would outlive a change of trust; [`crate::resumption`] has it under control.
 
 use std::sync::{Arc, LazyLock};
 
