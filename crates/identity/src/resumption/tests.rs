@@ -1,0 +1,210 @@
+//! Handshakes of an [`Acceptor`] with a [`Connector`], byte by byte without a network.
+
+use skysail_core::SpiffeId;
+
+use super::*;
+use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+fn identity(authority: &Authority, account: &str, life: Duration) -> Identity {
+    let id = SpiffeId::new("cluster.local", "default", account);
+    let request = KeyAndCsr::generate(Some(&id)).unwrap();
+    let signed = authority.sign(&request.csr_pem, &id, life).unwrap();
+    request.finish(signed.pem().as_bytes()).unwrap()
+}
+
+fn spec(authority: &Authority, account: &str, accepts: &str) -> TlsSpec {
+    let names = vec![NameMatch::uri(SpiffeId::new("cluster.local", "default", accepts).to_string())];
+    TlsSpec {
+        identities: vec![Live::new(identity(authority, account, HOUR))],
+        peer: Some(PeerCheck::spiffe(Live::new(authority.roots().unwrap()), names)),
+        ..TlsSpec::default()
+    }
+}
+
+/// A mesh of one server and one client.
+struct Pair {
+    authority: Authority,
+    server: TlsSpec,
+    client: TlsSpec,
+    acceptor: Acceptor,
+    connector: Connector,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let authority = Authority::ephemeral().unwrap();
+        let (server, client) = (spec(&authority, "server", "client"), spec(&authority, "client", "server"));
+        let (acceptor, connector) = (Acceptor::new(&server).unwrap(), Connector::new(&client).unwrap());
+        Self { authority, server, client, acceptor, connector }
+    }
+
+    fn connect(&self) -> Result<bool, Error> {
+        connect(&self.acceptor, &self.connector, 1)
+    }
+}
+
+/// Shakes hands with the server at this port; true when a session was resumed.
+fn connect(acceptor: &Acceptor, connector: &Connector, port: u16) -> Result<bool, Error> {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut client = connector.connect("reviews.test".try_into().unwrap(), address)?;
+    let mut server = acceptor.accept(&[])?;
+    finish(&mut server, &mut client)
+}
+
+fn finish(server: &mut ServerConnection, client: &mut ClientConnection) -> Result<bool, Error> {
+    let failed = |error: rustls::Error| Error::Tls(error.to_string());
+    let mut wire = Vec::new();
+    while client.wants_write() || server.wants_write() {
+        wire.clear();
+        client.write_tls(&mut wire).unwrap();
+        let mut unread = wire.as_slice();
+        while !unread.is_empty() {
+            server.read_tls(&mut unread).unwrap();
+            server.process_new_packets().map_err(failed)?;
+        }
+        wire.clear();
+        server.write_tls(&mut wire).unwrap();
+        let mut unread = wire.as_slice();
+        while !unread.is_empty() {
+            client.read_tls(&mut unread).unwrap();
+            client.process_new_packets().map_err(failed)?;
+        }
+    }
+    assert!(!server.is_handshaking() && !client.is_handshaking());
+    for (connection, account) in [(&**server as &CommonState, "client"), (&**client, "server")] {
+        let peer = Peer::from_der(&connection.peer_certificates().unwrap()[0]).unwrap();
+        assert_eq!(peer.spiffe, Some(SpiffeId::new("cluster.local", "default", account)));
+    }
+    let (here, there) = (is_resumed(server)?, is_resumed(client)?);
+    assert_eq!(here, there);
+    Ok(here)
+}
+
+#[test]
+fn a_client_that_comes_back_is_known_by_its_session() {
+    let pair = Pair::new();
+    assert!(!pair.connect().unwrap());
+    for _ in 0..3 {
+        assert!(pair.connect().unwrap());
+    }
+    // Another server has the name too; it gets nothing that it could not use.
+    assert!(!connect(&pair.acceptor, &pair.connector, 2).unwrap());
+    assert!(connect(&pair.acceptor, &pair.connector, 2).unwrap());
+    // Protocols are another matter.
+    assert!(!connect(&pair.acceptor, &pair.connector.offering(&[b"h2"]).unwrap(), 1).unwrap());
+}
+
+#[test]
+fn a_session_is_good_for_one_configuration_only() {
+    let pair = Pair::new();
+    assert!(!pair.connect().unwrap());
+    // As on another filter chain, even if it asks for the very same.
+    let other = Acceptor::new(&pair.server).unwrap();
+    assert!(!connect(&other, &pair.connector, 1).unwrap());
+    // The ticket of the other was the newer one; that of the first is gone with the attempt.
+    assert!(!pair.connect().unwrap());
+    let mut strict = pair.server.clone();
+    strict.peer.as_mut().unwrap().names = vec![NameMatch::uri("spiffe://cluster.local/ns/default/sa/other")];
+    let strict = Acceptor::new(&strict).unwrap();
+    assert!(connect(&strict, &pair.connector, 1).is_err());
+}
+
+#[test]
+fn new_roots_end_all_sessions() {
+    let pair = Pair::new();
+    assert!(!pair.connect().unwrap());
+    let stranger = Authority::ephemeral().unwrap();
+    let server_roots = &pair.server.peer.as_ref().unwrap().roots;
+    server_roots.set(Arc::new(stranger.roots().unwrap()));
+    let error = pair.connect().unwrap_err();
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
+    server_roots.set(Arc::new(pair.authority.roots().unwrap()));
+    assert!(!pair.connect().unwrap());
+    assert!(pair.connect().unwrap());
+
+    let client_roots = &pair.client.peer.as_ref().unwrap().roots;
+    client_roots.set(Arc::new(stranger.roots().unwrap()));
+    let error = pair.connect().unwrap_err();
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
+}
+
+#[test]
+fn a_new_certificate_ends_all_sessions() {
+    let pair = Pair::new();
+    for spec in [&pair.server, &pair.client] {
+        assert!(!pair.connect().unwrap());
+        assert!(pair.connect().unwrap());
+        let account = if std::ptr::eq(spec, &raw const pair.server) { "server" } else { "client" };
+        spec.identities[0].set(Arc::new(identity(&pair.authority, account, HOUR)));
+    }
+    assert!(!pair.connect().unwrap());
+    assert!(pair.connect().unwrap());
+}
+
+/// Otherwise a ticket under the new keys would vouch for a check by the old roots.
+#[test]
+fn a_handshake_during_a_change_leaves_no_session() {
+    let pair = Pair::new();
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let name = || ServerName::try_from("reviews.test").unwrap();
+    let mut client = pair.connector.connect(name(), address).unwrap();
+    let mut server = pair.acceptor.accept(&[]).unwrap();
+    for spec in [&pair.server, &pair.client] {
+        let roots = pair.authority.roots().unwrap();
+        spec.peer.as_ref().unwrap().roots.set(Arc::new(roots));
+    }
+    assert!(!finish(&mut server, &mut client).unwrap());
+    assert!(!pair.connect().unwrap(), "there is a session from before the change");
+    assert!(pair.connect().unwrap());
+
+    // A client that began with an old session, on a connection from before the change.
+    let mut server = pair.acceptor.accept(&[]).unwrap();
+    let mut client = pair.connector.connect(name(), address).unwrap();
+    pair.server.peer.as_ref().unwrap().roots.set(Arc::new(pair.authority.roots().unwrap()));
+    assert!(!finish(&mut server, &mut client).unwrap());
+}
+
+/// Time stands still for the handshake itself, so that only what is asked after it can tell.
+#[test]
+fn a_peer_whose_certificate_has_run_out_is_refused() {
+    #[derive(Debug)]
+    struct Then(u64);
+    impl rustls::time_provider::TimeProvider for Then {
+        fn current_time(&self) -> Option<rustls::pki_types::UnixTime> {
+            Some(rustls::pki_types::UnixTime::since_unix_epoch(Duration::from_secs(self.0)))
+        }
+    }
+    let mut pair = Pair::new();
+    let brief = identity(&pair.authority, "client", Duration::from_secs(1));
+    let then = brief.not_after.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() - 1;
+    pair.client.identities[0].set(Arc::new(brief));
+    pair.acceptor.config.time_provider = Arc::new(Then(then));
+    pair.connector.config.time_provider = Arc::new(Then(then));
+    while SystemTime::now() <= std::time::UNIX_EPOCH + Duration::from_secs(then + 1) {
+        std::thread::yield_now();
+    }
+    assert!(!pair.connect().unwrap());
+    let error = pair.connect().unwrap_err();
+    assert!(error.to_string().contains("has expired"), "{error}");
+}
+
+#[test]
+fn few_sessions_are_kept() {
+    let pair = Pair::new();
+    let count = || pair.connector.sessions.newest().unwrap().kept.lock().unwrap().len();
+    for port in 1..=70 {
+        connect(&pair.acceptor, &pair.connector, port).unwrap();
+    }
+    assert_eq!(count(), KEPT);
+    // Sessions of one server push out their own kind.
+    for _ in 0..3 {
+        let address = SocketAddr::from(([127, 0, 0, 1], 70));
+        let mut first = pair.connector.connect("reviews.test".try_into().unwrap(), address).unwrap();
+        connect(&pair.acceptor, &pair.connector, 70).unwrap();
+        let mut server = pair.acceptor.accept(&[]).unwrap();
+        finish(&mut server, &mut first).unwrap();
+    }
+    assert_eq!(count(), KEPT);
+}
