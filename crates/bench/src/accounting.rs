@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, fs};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Memory of a process and its descendants, in kilobytes as the kernel counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     /// Resident set: pages present, shared ones in full.
     pub(crate) rss_kb: u64,
@@ -15,6 +15,34 @@ pub(crate) struct Memory {
     pub(crate) private_kb: u64,
     /// Threads.
     pub(crate) threads: u64,
+}
+
+/// CPU time of processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cpu {
+    /// Nanoseconds on a CPU, exact.
+    pub(crate) nanoseconds: u64,
+    /// Ticks in user space and in the kernel. On most kernels they are sampled: their ratio is worth something once
+    /// there are hundreds of them.
+    pub(crate) user: u64,
+    pub(crate) kernel: u64,
+}
+
+impl Cpu {
+    /// What was used since an earlier moment.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self {
+            nanoseconds: self.nanoseconds.saturating_sub(earlier.nanoseconds),
+            user: self.user.saturating_sub(earlier.user),
+            kernel: self.kernel.saturating_sub(earlier.kernel),
+        }
+    }
+
+    /// The part of it in user space, if there were ticks to tell by.
+    pub(crate) fn user_share(self) -> Option<f64> {
+        let ticks = self.user + self.kernel;
+        (ticks > 0).then(|| self.user as f64 / ticks as f64)
+    }
 }
 
 /// Ticks of all CPUs since boot, from /proc/stat.
@@ -45,11 +73,19 @@ pub(crate) fn family(root: i32) -> Vec<i32> {
     family
 }
 
-/// Nanoseconds on a CPU of all threads of these processes.
-pub(crate) fn cpu(pids: &[i32]) -> u64 {
+/// CPU time of all threads of these processes.
+pub(crate) fn cpu(pids: &[i32]) -> Cpu {
     let threads =
         pids.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
-    threads.filter_map(|thread| on_cpu(&fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
+    let on_cpu = |thread: &fs::DirEntry| on_cpu(&fs::read_to_string(thread.path().join("schedstat")).ok()?);
+    let mut sum = Cpu { nanoseconds: threads.filter_map(|thread| on_cpu(&thread)).sum(), ..Cpu::default() };
+    for pid in pids {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let (user, kernel) = ticks_by_mode(&text).unwrap_or_default();
+        sum.user += user;
+        sum.kernel += kernel;
+    }
+    sum
 }
 
 /// The memory of these processes together.
@@ -79,6 +115,12 @@ pub(crate) fn available() -> bool {
 /// Field 4 of proc_pid_stat(5); the name in field 2 may hold anything, parentheses too.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Fields 14 and 15 of proc_pid_stat(5).
+fn ticks_by_mode(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
 fn on_cpu(schedstat: &str) -> Option<u64> {
@@ -116,6 +158,8 @@ mod tests {
     #[test]
     fn the_kernels_files_are_understood() {
         assert_eq!(parent("42 (a) b (c) S 7 42 42 0"), Some(7));
+        let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 55 66 0 0";
+        assert_eq!(ticks_by_mode(stat), Some((55, 66)));
         assert_eq!(on_cpu("123456 789 3\n"), Some(123_456));
         let rollup = "5500-7ffd ---p 00000000 00:00 0 [rollup]\nRss:   2048 kB\nPss:   1024 kB\n\
                       Private_Clean:  100 kB\nPrivate_Dirty:  200 kB\nSwap: 1 kB\n";
@@ -126,10 +170,19 @@ mod tests {
     }
 
     #[test]
+    fn time_is_split_by_ticks() {
+        let cpu = |nanoseconds, user, kernel| Cpu { nanoseconds, user, kernel };
+        let used = cpu(10, 4, 8).since(cpu(4, 3, 5));
+        assert_eq!(used, cpu(6, 1, 3));
+        assert_eq!(used.user_share(), Some(0.25));
+        assert_eq!(Cpu::default().user_share(), None);
+    }
+
+    #[test]
     fn this_process_has_memory_and_used_a_cpu() {
         let me = i32::try_from(std::process::id()).unwrap();
         assert!(family(me).contains(&me));
         assert!(memory(&[me]).rss_kb > 0);
-        assert!(cpu(&[me]) > 0);
+        assert!(cpu(&[me]).nanoseconds > 0);
     }
 }

@@ -15,6 +15,7 @@ use std::{
 
 use nix::{
     libc,
+    sched::{CpuSet, sched_setaffinity},
     sys::{
         prctl,
         signal::{Signal, kill, killpg},
@@ -24,12 +25,30 @@ use nix::{
 use tokio::process::{Child, Command};
 
 /// The priority of everything that takes part in a measurement.
-pub(crate) const PARTICIPANT: i32 = 1;
+const PARTICIPANT: i32 = 1;
 /// The priority of what takes the measurements: it sleeps most of the time and must not be late.
 pub(crate) const OBSERVER: i32 = 2;
 
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
+
+/// When and where something that takes part in a measurement runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scheduling {
+    pub(crate) realtime: bool,
+    /// The CPUs that it may use; all that there are if absent.
+    pub(crate) cpus: Option<CpuSet>,
+}
+
+impl Scheduling {
+    /// Puts the calling thread, and what it starts from now on, under this.
+    pub(crate) fn apply(self) -> io::Result<()> {
+        if let Some(cpus) = self.cpus {
+            sched_setaffinity(Pid::from_raw(0), &cpus)?;
+        }
+        if self.realtime { set_realtime(PARTICIPANT) } else { Ok(()) }
+    }
+}
 
 /// Asks for real-time scheduling of the calling thread.
 pub(crate) fn set_realtime(priority: i32) -> io::Result<()> {
@@ -56,7 +75,7 @@ impl Running {
         name: &str,
         command: &[OsString],
         folder: &Path,
-        realtime: bool,
+        schedule: Scheduling,
     ) -> anyhow::Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log)?;
@@ -72,12 +91,12 @@ impl Running {
             // A Ctrl-C on the terminal is for the benchmark alone, which then ends its processes.
             .process_group(0)
             .kill_on_drop(true);
-        // SAFETY: between fork and exec the closure only makes two system calls and allocates nothing.
+        // SAFETY: between fork and exec the closure only makes system calls and allocates nothing.
         unsafe {
             prepared.pre_exec(move || {
                 // SIGTERM and not SIGKILL, so that a master process ends its workers.
                 prctl::set_pdeathsig(Signal::SIGTERM)?;
-                if realtime { set_realtime(PARTICIPANT) } else { Ok(()) }
+                schedule.apply()
             });
         }
         let child = prepared

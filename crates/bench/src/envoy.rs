@@ -6,21 +6,30 @@
 
 use serde_json::{Value, json};
 
-use crate::peers::{Node, Role};
+use crate::peers::{Node, Protocol, Role};
 
 const TYPES: &str = "type.googleapis.com/";
 
 /// The bootstrap of this sidecar.
 pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
+    let clusters: Vec<Value> = (0..node.clusters).map(|number| cluster(node, number)).collect();
     json!({
         "node": { "id": "sidecar~10.0.0.1~a.default~default.svc.cluster.local", "cluster": "a.default" },
         "admin": { "address": address(node.admin) },
-        "static_resources": { "listeners": [listener(node)], "clusters": [cluster(node)] },
+        "static_resources": { "listeners": [listener(node)], "clusters": clusters },
     })
 }
 
 fn listener(node: &Node<'_>) -> Value {
-    let filters = json!([http_connection_manager(node)]);
+    let filter = match node.protocol {
+        Protocol::Http1 | Protocol::Http2 => http_connection_manager(node),
+        Protocol::Tcp => json!({
+            "name": "envoy.filters.network.tcp_proxy",
+            "typed_config":
+                typed("filters.network.tcp_proxy.v3.TcpProxy", json!({ "stat_prefix": "tcp", "cluster": "up" })),
+        }),
+    };
+    let filters = json!([filter]);
     match node.role {
         Role::Client => json!({
             "name": "outbound", "address": address(node.listen), "filter_chains": [{ "filters": filters }],
@@ -44,22 +53,35 @@ fn listener(node: &Node<'_>) -> Value {
     }
 }
 
-fn cluster(node: &Node<'_>) -> Value {
+/// The cluster that is used, number 0, or one of those that are only there.
+fn cluster(node: &Node<'_>, number: u16) -> Value {
     let many = 100_000;
+    let (name, port) =
+        if number == 0 { ("up".to_owned(), node.upstream) } else { (format!("other-{number}"), number) };
     let mut cluster = json!({
-        "name": "up",
+        "name": name,
         "type": "STATIC",
         "connect_timeout": "5s",
-        "alt_stat_name": "outbound|8080||server.mesh.local",
         "lb_policy": "LEAST_REQUEST",
         "load_assignment": {
-            "cluster_name": "up",
-            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(node.upstream) } }] }],
+            "cluster_name": name,
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(port) } }] }],
         },
         "circuit_breakers": { "thresholds": [{
             "max_connections": many, "max_pending_requests": many, "max_requests": many, "max_retries": many,
         }] },
     });
+    if number == 0 {
+        cluster["alt_stat_name"] = json!("outbound|8080||server.mesh.local");
+    }
+    if node.protocol == Protocol::Http2 {
+        cluster["typed_extension_protocol_options"] = json!({
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+                "upstreams.http.v3.HttpProtocolOptions",
+                json!({ "explicit_http_config": { "http2_protocol_options": {} } }),
+            ),
+        });
+    }
     if node.tls_out() {
         cluster["transport_socket"] = tls(node, "UpstreamTlsContext", json!({ "sni": node.other().dns }));
     }
@@ -171,7 +193,7 @@ fn tls(node: &Node<'_>, kind: &str, mut settings: Value) -> Value {
             "trusted_ca": { "filename": node.certificates.root },
             "match_typed_subject_alt_names": [{ "san_type": "URI", "matcher": { "exact": node.other().id } }],
         },
-        "alpn_protocols": ["http/1.1"],
+        "alpn_protocols": [if node.protocol == Protocol::Http2 { "h2" } else { "http/1.1" }],
     });
     json!({
         "name": "envoy.transport_sockets.tls",

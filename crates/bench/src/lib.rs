@@ -1,27 +1,35 @@
 //! `skysail bench`: what a mesh costs on this machine, beside other proxies in the same run.
 //!
-//! [`latency`] is the plan: rounds in which every peer takes its turn. One turn is [`topology`]: an echo server
+//! [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
 //! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
-//! ([`accounting`]). [`report`] makes the result file and the table of it.
+//! ([`accounting`]). [`report`] makes the result file and the tables of it.
 
 // They panic when the reader leaves; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod report;
+mod compare;
+mod latency;
 // Those below are used by those above.
+mod stage;
+
+mod report;
+mod topology;
+
+mod load;
+mod peers;
+mod relay;
+mod serve;
+
 mod accounting;
 mod certificates;
 mod child;
 mod clock;
+mod cpus;
 mod envoy;
 mod http1;
-mod latency;
-mod load;
 mod namespace;
-mod peers;
 mod schedule;
-mod serve;
-mod topology;
+mod stream;
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -37,9 +45,17 @@ enum Benchmark {
     /// A client sends requests when they are due, whether or not earlier ones were answered, and latency counts
     /// from that moment. Every peer gets the same load in turn, round after round.
     Latency(latency::Args),
+    /// All that a sidecar costs, beside other proxies: CPU, latency, throughput, handshakes, memory.
+    ///
+    /// A fixed set of experiments, every peer in turn, round after round; tables, a result file and, if wanted, a page
+    /// with plots.
+    Compare(compare::Args),
     /// Answer requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::Args),
+    /// Move bytes both ways between clients and a server.
+    #[command(hide = true)]
+    Relay(relay::Args),
 }
 
 /// Runs a benchmark, and says whether all of it was measured. The process must have one thread only, as the kernel
@@ -50,6 +66,8 @@ enum Benchmark {
 pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),
+        Benchmark::Compare(args) => compare::run(args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
+        Benchmark::Relay(args) => relay::run(&args).map(|()| true),
     }
 }

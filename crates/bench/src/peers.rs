@@ -1,5 +1,8 @@
 //! The proxies that can be measured: where they are found and how each is told to be the same sidecar.
 
+mod haproxy;
+mod nginx;
+
 use std::{
     env,
     ffi::OsString,
@@ -8,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use skysail_core::stdio;
 
 use crate::{
     certificates::{Certificates, Identity},
@@ -22,6 +26,29 @@ pub(crate) enum Peer {
     Envoy,
     Haproxy,
     Nginx,
+    /// The floor: bytes both ways, without HTTP or TLS, on one thread.
+    Relay,
+}
+
+/// What is spoken on both sides of a sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Protocol {
+    Http1,
+    /// With prior knowledge.
+    Http2,
+    /// Bytes that it does not look into.
+    Tcp,
+}
+
+impl Protocol {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Http1 => "http1",
+            Self::Http2 => "http2",
+            Self::Tcp => "tcp",
+        }
+    }
 }
 
 /// Which side of the connection a sidecar is on.
@@ -42,7 +69,14 @@ pub(crate) struct Node<'a> {
     pub(crate) admin: u16,
     /// Mutual TLS towards the other sidecar.
     pub(crate) mtls: bool,
+    pub(crate) protocol: Protocol,
     pub(crate) workers: u32,
+    /// Whether clients may continue their TLS sessions, where that is a setting.
+    pub(crate) resumption: bool,
+    /// Clusters in its configuration; only the first one is used.
+    pub(crate) clusters: u16,
+    /// Connections that it must be able to hold.
+    pub(crate) connections: usize,
     pub(crate) certificates: &'a Certificates,
     pub(crate) folder: &'a Path,
 }
@@ -90,6 +124,7 @@ pub(crate) struct Places {
 }
 
 impl Peer {
+    /// The sidecars.
     pub(crate) const ALL: [Self; 4] = [Self::Skysail, Self::Envoy, Self::Haproxy, Self::Nginx];
 
     /// Its name in tables and result files.
@@ -99,6 +134,41 @@ impl Peer {
             Self::Envoy => "envoy",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
+            Self::Relay => "relay",
+        }
+    }
+
+    /// The peers with their programs: those asked for, or else those of `usual` that are installed.
+    pub(crate) fn choose(
+        asked: &[Self],
+        usual: &[Self],
+        places: &Places,
+    ) -> anyhow::Result<Vec<(Self, PathBuf)>> {
+        if !asked.is_empty() {
+            return asked.iter().map(|peer| Ok((*peer, peer.find(places)?))).collect();
+        }
+        let mut found = Vec::new();
+        for peer in usual {
+            match peer.find(places) {
+                Ok(program) => found.push((*peer, program)),
+                // A file that was named must be there.
+                Err(error) if *peer == Self::Envoy && places.envoy.is_some() => return Err(error),
+                Err(error) if *peer == Self::Skysail => return Err(error),
+                Err(error) => stdio::tell(format_args!("going on without {}: {error:#}", peer.name())),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Why it cannot take part where this is spoken, with or without mutual TLS; nothing if it can.
+    pub(crate) fn unable(self, protocol: Protocol, mtls_from_client: bool) -> Option<&'static str> {
+        match self {
+            Self::Nginx if protocol == Protocol::Http2 => Some("nginx speaks no HTTP/2 to servers"),
+            Self::Nginx if protocol == Protocol::Tcp && nginx::stream_module().is_none() => {
+                Some("the stream module of nginx is not installed")
+            }
+            Self::Relay if mtls_from_client => Some("the relay speaks no TLS"),
+            _ => None,
         }
     }
 
@@ -108,6 +178,7 @@ impl Peer {
     /// When it is not there; the message says how to get it.
     pub(crate) fn find(self, places: &Places) -> anyhow::Result<PathBuf> {
         match self {
+            Self::Relay => env::current_exe().context("finding this program's file"),
             Self::Skysail => match &places.skysail {
                 Some(path) => given(path, "--skysail"),
                 None => env::current_exe().context("finding this program's file"),
@@ -131,7 +202,7 @@ impl Peer {
     /// Arguments with which the program says what it is.
     pub(crate) fn version_argument(self) -> &'static str {
         match self {
-            Self::Skysail | Self::Envoy => "--version",
+            Self::Skysail | Self::Envoy | Self::Relay => "--version",
             Self::Haproxy | Self::Nginx => "-v",
         }
     }
@@ -159,12 +230,16 @@ impl Peer {
                 }
             }
             Self::Haproxy => {
-                let file = node.write("haproxy.cfg", &haproxy(node))?;
+                let file = node.write("haproxy.cfg", &haproxy::configuration(node))?;
                 vec!["-db".into(), "-f".into(), file.into_os_string()]
             }
             Self::Nginx => {
-                let file = node.write("nginx.conf", &nginx(node))?;
+                let file = node.write("nginx.conf", &nginx::configuration(node))?;
                 vec!["-p".into(), node.folder.into(), "-c".into(), file.into_os_string()]
+            }
+            Self::Relay => {
+                let [listen, upstream] = [node.listen, node.upstream].map(|port| format!("127.0.0.1:{port}"));
+                ["bench", "relay", "--listen", &listen, "--upstream", &upstream].map(OsString::from).into()
             }
         };
         command.extend(arguments);
@@ -193,79 +268,6 @@ fn in_path(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-fn haproxy(node: &Node<'_>) -> String {
-    let bundle = node.own().bundle.display();
-    let root = node.certificates.root.display();
-    let bind = if node.tls_in() {
-        format!(" ssl crt {bundle} ca-file {root} verify required no-tls-tickets alpn http/1.1")
-    } else {
-        String::new()
-    };
-    let server = if node.tls_out() {
-        let name = &node.other().dns;
-        format!(
-            " ssl crt {bundle} ca-file {root} verify required verifyhost {name} sni str({name}) alpn http/1.1"
-        )
-    } else {
-        String::new()
-    };
-    let (workers, listen, upstream) = (node.workers, node.listen, node.upstream);
-    format!(
-        "global\n  nbthread {workers}\n  maxconn 4000\n  \
-         ssl-default-bind-options ssl-min-ver TLSv1.3\n  \
-         ssl-default-bind-ciphersuites TLS_AES_128_GCM_SHA256\n  ssl-default-bind-curves X25519\n  \
-         ssl-default-server-options ssl-min-ver TLSv1.3\n  \
-         ssl-default-server-ciphersuites TLS_AES_128_GCM_SHA256\n\
-         defaults\n  mode http\n  timeout connect 5s\n  timeout client 300s\n  timeout server 300s\n  \
-         http-reuse always\n  option http-keep-alive\n\
-         frontend f\n  bind 127.0.0.1:{listen}{bind}\n  default_backend b\n\
-         backend b\n  server s 127.0.0.1:{upstream}{server}\n"
-    )
-}
-
-fn nginx(node: &Node<'_>) -> String {
-    let own = node.own();
-    let (certificate, key) = (own.certificate.display(), own.key.display());
-    let (root, folder) = (node.certificates.root.display(), node.folder.display());
-    let side = if node.role == Role::Client { "client" } else { "server" };
-    let tls_in = if node.tls_in() {
-        format!(
-            "ssl_certificate {certificate}; ssl_certificate_key {key}; ssl_client_certificate {root}; \
-             ssl_verify_client on; ssl_protocols TLSv1.3; ssl_ecdh_curve X25519; ssl_session_cache off; \
-             ssl_session_tickets off; ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;"
-        )
-    } else {
-        String::new()
-    };
-    let (scheme, tls_out) = if node.tls_out() {
-        let name = &node.other().dns;
-        let settings = format!(
-            "proxy_ssl_certificate {certificate}; proxy_ssl_certificate_key {key}; \
-             proxy_ssl_trusted_certificate {root}; proxy_ssl_verify on; proxy_ssl_name {name}; \
-             proxy_ssl_server_name on; proxy_ssl_protocols TLSv1.3; \
-             proxy_ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;"
-        );
-        ("https", settings)
-    } else {
-        ("http", String::new())
-    };
-    let ssl = if node.tls_in() { " ssl" } else { "" };
-    let (workers, listen, upstream) = (node.workers, node.listen, node.upstream);
-    let user = if nix::unistd::Uid::effective().is_root() { "user root;" } else { "" };
-    format!(
-        "daemon off; {user} worker_processes {workers}; pid {folder}/{side}-nginx.pid; error_log stderr error;\n\
-         events {{ worker_connections 8192; }}\n\
-         http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 300s; tcp_nodelay on;\n  \
-         client_body_temp_path {folder}/{side}-b; proxy_temp_path {folder}/{side}-p;\n  \
-         fastcgi_temp_path {folder}/{side}-f; uwsgi_temp_path {folder}/{side}-u; scgi_temp_path {folder}/{side}-s;\n  \
-         upstream u {{ server 127.0.0.1:{upstream}; keepalive 256; keepalive_requests 1000000000; \
-         keepalive_timeout 300s; }}\n  \
-         server {{ listen 127.0.0.1:{listen}{ssl} reuseport backlog=4096; {tls_in}\n    \
-         location / {{ proxy_pass {scheme}://u; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
-         proxy_set_header Host $host; {tls_out} }} }} }}\n"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,7 +275,9 @@ mod tests {
     #[test]
     fn a_peer_that_is_not_there_is_refused_with_a_remedy() {
         let places = Places { envoy: Some(PathBuf::from("/nonexistent/envoy")), skysail: None };
-        let message = format!("{:#}", Peer::Envoy.find(&places).unwrap_err());
+        let usual = Peer::choose(&[], &Peer::ALL, &places).unwrap_err();
+        assert!(usual.to_string().contains("/nonexistent/envoy"), "a file that is named must be there");
+        let message = format!("{:#}", Peer::choose(&[Peer::Envoy], &[], &places).unwrap_err());
         assert!(message.contains("--envoy /nonexistent/envoy"), "{message}");
         assert!(Peer::Skysail.find(&places).unwrap().is_file());
     }
@@ -288,7 +292,11 @@ mod tests {
             upstream: 2,
             admin: 3,
             mtls: true,
+            protocol: Protocol::Http1,
             workers: 2,
+            resumption: false,
+            clusters: 1,
+            connections: 100,
             certificates: &certificates,
             folder: folder.path(),
         };

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::topology::Measurement;
 
@@ -23,14 +23,14 @@ pub(crate) struct Report {
     pub(crate) interrupted: bool,
     pub(crate) machine: Machine,
     pub(crate) settings: Settings,
-    pub(crate) peers: BTreeMap<&'static str, Program>,
+    pub(crate) peers: BTreeMap<String, Program>,
     pub(crate) runs: Vec<Run>,
     pub(crate) summary: Vec<Row>,
     pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// Where it ran.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) kernel: String,
     pub(crate) cpu: String,
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
 }
 
 /// A peer's program.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Program {
     pub(crate) file: String,
     pub(crate) version: String,
@@ -78,7 +78,7 @@ pub(crate) struct Run {
 }
 
 /// A value over the rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
     pub(crate) min: f64,
@@ -211,7 +211,7 @@ impl Report {
 }
 
 /// What a turn's figures are called in summaries.
-fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String, f64> {
+pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let quantiles = |run: &Measurement| {
         let l = &run.latency_us;
@@ -230,6 +230,10 @@ fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String
         let proxy = part.ends_with("-proxy");
         for name in [part.replace('-', "_"), if proxy { "proxies" } else { "ends" }.to_owned()] {
             add(format!("cpu_{name}_us_per_request"), cost.cpu_us_per_request);
+            if let Some(user) = cost.cpu_user_us_per_request.filter(|_| proxy) {
+                add(format!("cpu_user_{name}_us_per_request"), user);
+                add(format!("cpu_kernel_{name}_us_per_request"), cost.cpu_us_per_request - user);
+            }
             if let Some(memory) = cost.memory.filter(|_| proxy) {
                 add(format!("rss_{name}_kb"), memory.rss_kb as f64);
                 add(format!("pss_{name}_kb"), memory.pss_kb as f64);
@@ -242,7 +246,7 @@ fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String
 }
 
 /// Median, least and greatest; of an even number of values the median is between the two in the middle.
-fn spread(mut values: Vec<f64>) -> Option<Spread> {
+pub(crate) fn spread(mut values: Vec<f64>) -> Option<Spread> {
     values.sort_by(f64::total_cmp);
     let (min, max) = (*values.first()?, *values.last()?);
     let middle = values.len() / 2;
@@ -254,7 +258,7 @@ fn spread(mut values: Vec<f64>) -> Option<Spread> {
     Some(Spread { median, min, max })
 }
 
-const COLUMNS: [(&str, &str, f64, usize); 12] = [
+const COLUMNS: [(&str, &str, f64, usize); 13] = [
     ("P50 µs", "latency_p50_us", 1.0, 0),
     ("P90", "latency_p90_us", 1.0, 0),
     ("P99", "latency_p99_us", 1.0, 0),
@@ -262,6 +266,7 @@ const COLUMNS: [(&str, &str, f64, usize); 12] = [
     ("added P50", "added_p50_us", 1.0, 0),
     ("added P99", "added_p99_us", 1.0, 0),
     ("CPU µs/request, proxies", "cpu_proxies_us_per_request", 1.0, 1),
+    ("of it user", "cpu_user_proxies_us_per_request", 1.0, 1),
     ("CPU, client + server", "cpu_ends_us_per_request", 1.0, 1),
     ("RSS MB, client's proxy", "rss_client_proxy_kb", 1024.0, 1),
     ("RSS MB, server's proxy", "rss_server_proxy_kb", 1024.0, 1),
@@ -292,7 +297,8 @@ fn table(rows: &[&Row]) -> Table {
     table
 }
 
-fn cell(spread: &Spread, unit: f64, digits: usize) -> String {
+/// Median and range as text.
+pub(crate) fn cell(spread: &Spread, unit: f64, digits: usize) -> String {
     let number = |value: f64| format!("{:.digits$}", value / unit);
     let (min, max) = (number(spread.min), number(spread.max));
     if min == max { min } else { format!("{} ({min}–{max})", number(spread.median)) }

@@ -1,6 +1,10 @@
-//! The server of every topology: answers each request with its own body, on one thread, by epoll.
+//! The server of every topology: answers each request with its own body, on one thread, by epoll. For HTTP/2 that is
+//! `http2`; what comes over bare TCP `sink` drops.
 //!
 //! It has to cost little beside the sidecars in front of it, and the same for every peer.
+
+mod http2;
+mod sink;
 
 use std::{
     convert::Infallible,
@@ -12,7 +16,7 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::http1;
+use crate::{http1, peers::Protocol};
 
 /// Where to listen.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,6 +24,10 @@ pub(crate) struct Args {
     /// Address and port.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
+
+    /// What it speaks; over TCP it takes bytes and answers nothing.
+    #[arg(long, value_enum, default_value_t = Protocol::Http1)]
+    protocol: Protocol,
 }
 
 /// The largest request taken.
@@ -32,8 +40,16 @@ const LISTENER: u64 = u64::MAX;
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let listener =
         TcpListener::bind(args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
-    let never = serve(&listener).context("the echo server failed")?;
-    match never {}
+    match run_on(args.protocol, listener)? {}
+}
+
+/// Serves on this listener.
+pub(crate) fn run_on(protocol: Protocol, listener: TcpListener) -> anyhow::Result<Infallible> {
+    match protocol {
+        Protocol::Http1 => serve(&listener).context("the echo server failed"),
+        Protocol::Http2 => http2::serve(listener),
+        Protocol::Tcp => sink::serve(&listener).context("the sink failed"),
+    }
 }
 
 /// Serves whoever connects to this listener.

@@ -10,16 +10,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::{
-    accounting::{self, Memory, Ticks},
+    accounting::{self, Cpu, Memory, Ticks},
     certificates::Certificates,
-    child::{self, Running},
-    clock,
-    load::{self, Load, Moment, Outcome},
-    peers::{Node, Peer, Role},
+    child::{Running, Scheduling},
+    clock, cpus,
+    load::{self, Load, Moment, Outcome, Traffic},
+    peers::{Node, Peer, Protocol, Role},
+    stream::Tls,
 };
 
 /// What is between client and server.
@@ -29,18 +30,22 @@ pub(crate) enum Topology {
     Baseline,
     /// The server's sidecar; the client speaks plain HTTP to it.
     ServerSidecar,
+    /// The server's sidecar; the client itself speaks mutual TLS to it.
+    ServerMtls,
     /// The client's sidecar and the server's, with mutual TLS between them.
     BothSidecars,
 }
 
 impl Topology {
-    pub(crate) const ALL: [Self; 3] = [Self::Baseline, Self::ServerSidecar, Self::BothSidecars];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Baseline, Self::ServerSidecar, Self::ServerMtls, Self::BothSidecars];
 
     /// Its name on the command line and in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
             Self::ServerSidecar => "server-sidecar",
+            Self::ServerMtls => "server-mtls",
             Self::BothSidecars => "both-sidecars",
         }
     }
@@ -49,7 +54,7 @@ impl Topology {
     fn sidecars(self) -> &'static [Role] {
         match self {
             Self::Baseline => &[],
-            Self::ServerSidecar => &[Role::Server],
+            Self::ServerSidecar | Self::ServerMtls => &[Role::Server],
             Self::BothSidecars => &[Role::Client, Role::Server],
         }
     }
@@ -64,11 +69,27 @@ pub(crate) struct Setup {
     pub(crate) certificates: Certificates,
     /// Whether to ask for real-time scheduling.
     pub(crate) realtime: bool,
+}
+
+/// What stands between client and server in one turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) topology: Topology,
+    pub(crate) protocol: Protocol,
+    /// Worker threads or processes of each sidecar.
     pub(crate) workers: u32,
+    /// The sidecars have one CPU, client and server the others.
+    pub(crate) pinned: bool,
+    /// Whether the sidecars let clients continue their TLS sessions, where that is a setting.
+    pub(crate) resumption: bool,
+    /// Clusters in a sidecar's configuration.
+    pub(crate) clusters: u16,
+    /// Connections that a sidecar must be able to hold.
+    pub(crate) connections: usize,
 }
 
 /// Latencies of one turn in microseconds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Latencies {
     pub(crate) mean: f64,
     pub(crate) p50: f64,
@@ -79,20 +100,26 @@ pub(crate) struct Latencies {
 }
 
 /// What one process cost.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) cpu_us_per_request: f64,
+    /// Of it in user space; the rest is the kernel's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_user_us_per_request: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<Memory>,
 }
 
 /// What one turn showed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// Requests due in the window.
     pub(crate) requests: u64,
     pub(crate) unanswered: u64,
     pub(crate) refused: u64,
+    /// Requests on a connection that continued an earlier TLS session.
+    #[serde(default)]
+    pub(crate) resumed: u64,
     pub(crate) answers_per_second: f64,
     /// From when a request was due.
     pub(crate) latency_us: Latencies,
@@ -114,49 +141,105 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// Takes one turn. `peer` is the proxy and its program; a topology without sidecars needs none.
 pub(crate) async fn measure(
     setup: &Setup,
-    topology: Topology,
+    shape: Shape,
     peer: Option<(Peer, &Path)>,
     load: Load,
 ) -> anyhow::Result<Measurement> {
-    let ports = free_ports(5)?;
-    let mut parts = vec![start_server(setup, ports[0]).await?];
-    let mut upstream = ports[0];
-    for (index, role) in topology.sidecars().iter().rev().enumerate() {
-        let Some((peer, program)) = peer else { bail!("{} needs a peer", topology.name()) };
-        let node = Node {
-            role: *role,
-            listen: ports[1 + 2 * index],
-            upstream,
-            admin: ports[2 + 2 * index],
-            mtls: topology == Topology::BothSidecars,
-            workers: setup.workers,
-            certificates: &setup.certificates,
-            folder: &setup.folder,
-        };
-        let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
-        let mut proxy = Running::start(name, &peer.command(program, &node)?, &setup.folder, setup.realtime)?;
-        proxy.ready(node.listen).await?;
-        upstream = node.listen;
-        parts.push(proxy);
-    }
+    let resume = load.traffic == Traffic::NewConnections { resume: true };
+    let standing = Standing::start(setup, shape, peer).await?;
     tokio::time::sleep(SETTLE).await;
-    let load = Load { target: SocketAddr::from((Ipv4Addr::LOCALHOST, upstream)), ..load };
-    let measured = observe(setup, load, &parts).await;
-    let measured = measured.map_err(|error| match parts.last() {
-        Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.last_words())),
-        None => error,
-    });
-    for part in parts.into_iter().rev() {
-        part.stop().await;
-    }
-    measured
+    let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
+    let measured = observe(load, &standing).await;
+    standing.end(measured).await
 }
 
-async fn start_server(setup: &Setup, port: u16) -> anyhow::Result<Running> {
+/// A server and what stands in front of it.
+pub(crate) struct Standing {
+    /// The server, and the sidecars in the order away from it.
+    parts: Vec<Running>,
+    /// Where the client connects.
+    pub(crate) entry: SocketAddr,
+    /// For the client.
+    scheduling: Scheduling,
+    shape: Shape,
+}
+
+impl Standing {
+    /// Starts server and sidecars, and waits until all listen.
+    pub(crate) async fn start(
+        setup: &Setup,
+        shape: Shape,
+        peer: Option<(Peer, &Path)>,
+    ) -> anyhow::Result<Self> {
+        let (proxies, ends) =
+            if shape.pinned { cpus::apart().map(|(a, b)| (Some(a), Some(b)))? } else { (None, None) };
+        let scheduling = Scheduling { realtime: setup.realtime, cpus: ends };
+        let ports = free_ports(5)?;
+        let mut parts = vec![start_server(setup, shape.protocol, scheduling, ports[0]).await?];
+        let mut upstream = ports[0];
+        for (index, role) in shape.topology.sidecars().iter().rev().enumerate() {
+            let Some((peer, program)) = peer else { bail!("{} needs a peer", shape.topology.name()) };
+            let node = Node {
+                role: *role,
+                listen: ports[1 + 2 * index],
+                upstream,
+                admin: ports[2 + 2 * index],
+                mtls: matches!(shape.topology, Topology::ServerMtls | Topology::BothSidecars),
+                protocol: shape.protocol,
+                workers: shape.workers,
+                resumption: shape.resumption,
+                clusters: shape.clusters,
+                connections: shape.connections,
+                certificates: &setup.certificates,
+                folder: &setup.folder,
+            };
+            let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
+            let scheduling = Scheduling { cpus: proxies, ..scheduling };
+            let command = peer.command(program, &node)?;
+            let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
+            proxy.ready(node.listen).await?;
+            upstream = node.listen;
+            parts.push(proxy);
+        }
+        let entry = SocketAddr::from((Ipv4Addr::LOCALHOST, upstream));
+        Ok(Self { parts, entry, scheduling, shape })
+    }
+
+    /// What the client speaks, if that is TLS.
+    pub(crate) fn tls(&self, setup: &Setup, resume: bool) -> anyhow::Result<Option<Tls>> {
+        let wanted = self.shape.topology == Topology::ServerMtls;
+        wanted.then(|| Tls::new(&setup.certificates, resume)).transpose()
+    }
+
+    /// Memory of what the client connects to.
+    pub(crate) fn memory(&self) -> Memory {
+        let entry = self.parts.last().map(|part| accounting::family(part.pid()));
+        entry.map(|pids| accounting::memory(&pids)).unwrap_or_default()
+    }
+
+    /// Ends all, and tells with an error what the proxy had to say.
+    pub(crate) async fn end<T>(self, result: anyhow::Result<T>) -> anyhow::Result<T> {
+        let result = result.map_err(|error| match self.parts.last() {
+            Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.last_words())),
+            None => error,
+        });
+        for part in self.parts.into_iter().rev() {
+            part.stop().await;
+        }
+        result
+    }
+}
+
+async fn start_server(
+    setup: &Setup,
+    protocol: Protocol,
+    scheduling: Scheduling,
+    port: u16,
+) -> anyhow::Result<Running> {
     let mut command = vec![setup.executable.clone().into_os_string()];
-    command.extend(["bench", "serve", "--listen"].map(OsString::from));
+    command.extend(["bench", "serve", "--protocol", protocol.name(), "--listen"].map(OsString::from));
     command.push(format!("127.0.0.1:{port}").into());
-    let mut server = Running::start("server", &command, &setup.folder, setup.realtime)?;
+    let mut server = Running::start("server", &command, &setup.folder, scheduling)?;
     server.ready(port).await?;
     Ok(server)
 }
@@ -173,12 +256,13 @@ fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
 /// The state of all parts at one moment.
 struct Sample {
     at: u64,
-    cpu: Vec<u64>,
+    cpu: Vec<Cpu>,
     client: u64,
     ticks: Ticks,
 }
 
-async fn observe(setup: &Setup, load: Load, parts: &[Running]) -> anyhow::Result<Measurement> {
+async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement> {
+    let parts = &standing.parts;
     let families: Vec<Vec<i32>> = parts.iter().map(|part| accounting::family(part.pid())).collect();
     let sample = |client: u64| Sample {
         at: clock::now(),
@@ -187,11 +271,9 @@ async fn observe(setup: &Setup, load: Load, parts: &[Running]) -> anyhow::Result
         ticks: accounting::ticks(),
     };
     let (told, mut news) = mpsc::unbounded_channel();
-    let realtime = setup.realtime;
+    let scheduling = standing.scheduling;
     let driver = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-        if realtime {
-            child::set_realtime(child::PARTICIPANT)?;
-        }
+        scheduling.apply()?;
         load::drive(&load, |moment| {
             // Nobody listens any more when the benchmark is being ended.
             let _ = told.send((moment, clock::thread_cpu()));
@@ -235,14 +317,22 @@ fn summarize(
     let client = end.client.saturating_sub(begin.client);
     parts.insert(
         "client".to_owned(),
-        Cost { cpu_us_per_request: client as f64 / 1e3 / answers, memory: None },
+        Cost {
+            cpu_us_per_request: client as f64 / 1e3 / answers,
+            cpu_user_us_per_request: None,
+            memory: None,
+        },
     );
     let mut ours = client;
     for (index, name) in names.iter().enumerate() {
-        let used = end.cpu[index].saturating_sub(begin.cpu[index]);
-        ours += used;
-        let cost =
-            Cost { cpu_us_per_request: used as f64 / 1e3 / answers, memory: memory.get(index).copied() };
+        let used = end.cpu[index].since(begin.cpu[index]);
+        ours += used.nanoseconds;
+        let each = used.nanoseconds as f64 / 1e3 / answers;
+        let cost = Cost {
+            cpu_us_per_request: each,
+            cpu_user_us_per_request: used.user_share().map(|share| each * share),
+            memory: memory.get(index).copied(),
+        };
         parts.insert((*name).to_owned(), cost);
     }
     let all = (end.ticks.all - begin.ticks.all).max(1) as f64;
@@ -253,6 +343,7 @@ fn summarize(
         requests: outcome.requests,
         unanswered: outcome.unanswered,
         refused: outcome.refused,
+        resumed: outcome.resumed,
         answers_per_second: outcome.answered_in_window as f64 / seconds,
         latency_us: latencies(&outcome.due),
         latency_since_sent_us: latencies(&outcome.sent),
@@ -302,11 +393,12 @@ mod tests {
             requests: 1_000,
             unanswered: 0,
             refused: 0,
+            resumed: 0,
             answered_in_window: 2_000,
         };
         let sample = |at: u64, cpu: u64, client: u64, busy: u64, all: u64| Sample {
             at,
-            cpu: vec![cpu, 2 * cpu],
+            cpu: [cpu, 2 * cpu].map(|nanoseconds| Cpu { nanoseconds, user: cpu, kernel: 3 * cpu }).into(),
             client,
             ticks: Ticks { busy, all, stolen: 0 },
         };
@@ -316,6 +408,7 @@ mod tests {
         let got = summarize(&outcome, &begin, &end, &["server", "server-proxy"], &memory);
         let cpu = |part: &str| got.parts[part].cpu_us_per_request;
         assert_eq!((cpu("client"), cpu("server"), cpu("server-proxy")), (25.0, 50.0, 100.0));
+        assert_eq!(got.parts["server-proxy"].cpu_user_us_per_request, Some(25.0));
         assert_eq!(got.answers_per_second, 1_000.0);
         assert!(got.parts["client"].memory.is_none() && got.parts["server"].memory.is_some());
         let cpus = std::thread::available_parallelism().unwrap().get() as f64;

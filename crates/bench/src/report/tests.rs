@@ -8,12 +8,17 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
     let latencies =
         Latencies { mean: p50, p50, p90: 2.0 * p50, p99: 3.0 * p50, p99_9: 4.0 * p50, max: 5.0 * p50 };
     let memory = Memory { rss_kb: 2048, pss_kb: 1024, private_kb: 512, threads: 3 };
-    let cost = |cpu_us_per_request| Cost { cpu_us_per_request, memory: Some(memory) };
+    let cost = |cpu: f64| Cost {
+        cpu_us_per_request: cpu,
+        cpu_user_us_per_request: Some(cpu / 4.0),
+        memory: Some(memory),
+    };
     let parts = [("client", 1.0), ("server", 2.0), ("client-proxy", cpu), ("server-proxy", cpu)];
     Measurement {
         requests: 1_000,
         unanswered: 0,
         refused: 0,
+        resumed: 0,
         answers_per_second: 1_000.0,
         latency_us: latencies.clone(),
         latency_since_sent_us: latencies,

@@ -1,0 +1,331 @@
+//! `skysail bench compare`: a fixed set of experiments, each with every peer in turn, round after round.
+//!
+//! [`experiments`] says what they are, this runs them, [`result`] sums them up; [`table`] and [`page`] show them.
+
+mod experiments;
+mod page;
+mod plot;
+mod result;
+mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use skysail_core::{shutdown, stdio};
+
+use self::{
+    experiments::{Experiment, PAYLOAD, SETTINGS, Setting, Work},
+    result::{Comparison, Held, Run, Settings, Shown, Skipped},
+};
+use crate::{
+    load::{Idle, Load},
+    peers::Peer,
+    report::Machine,
+    schedule::Schedule,
+    stage::{self, Output, Stage, Turns, keep_first, minutes},
+    topology::{self, Setup, Shape, Standing},
+};
+
+/// What to compare.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    turns: Turns,
+
+    /// Experiments to make; by default all.
+    #[arg(long, value_name = "EXPERIMENT,…", value_delimiter = ',', value_enum)]
+    only: Vec<Experiment>,
+
+    /// Where the result goes, as JSON.
+    #[arg(long, value_name = "FILE", default_value = "skysail-bench-compare.json")]
+    result: PathBuf,
+
+    /// Where a page with tables and plots goes; it needs nothing but itself.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Measure nothing: show this result file of an earlier run again.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "peers", "result"])]
+    from: Option<PathBuf>,
+}
+
+/// One turn to take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Turn {
+    round: u32,
+    setting: &'static Setting,
+    peer: Option<Peer>,
+}
+
+/// Start and end of the processes of one turn, about, for the estimate of what is left.
+const OVERHEAD: Duration = Duration::from_millis(1_300);
+/// Until a sidecar has given back what its start took: ours does so 5 seconds after its last configuration.
+const CALM: Duration = Duration::from_millis(6_500);
+/// Until connections are idle and not just used.
+const REST: Duration = Duration::from_secs(2);
+
+/// Measures, writes the result file and prints the result. Says whether all of it was measured.
+pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
+    if let Some(html) = &args.html {
+        stage::check_writable("--html", html)?;
+    }
+    if let Some(file) = &args.from {
+        let comparison = read(file)?;
+        show(&args, &comparison)?;
+        return Ok(complete(&comparison));
+    }
+    keep_first(&mut args.only);
+    let usual = [&Peer::ALL[..], &[Peer::Relay]].concat();
+    let peers = args.turns.programs(&usual)?;
+    stage::check_writable("--result", &args.result)?;
+    let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
+    let (turns, skipped) = plan(&args.only, &names, args.turns.rounds);
+    for one in &skipped {
+        let Skipped { experiment, setting, peer, reason } = one;
+        stdio::tell(format_args!("{experiment}, {setting}: without {peer}, since {reason}"));
+    }
+    let stage = Stage::enter(&args.turns)?;
+    let mut comparison = new_comparison(&args, &peers, stage.machine.clone(), skipped);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    comparison.interrupted = runtime.block_on(async {
+        tokio::select! {
+            signal = shutdown::terminate() => signal.map(|_| true),
+            () = take_turns(&args.turns, &turns, &peers, &stage.setup, &mut comparison.runs) => Ok(false),
+        }
+    })?;
+    // A client thread may still be busy for a moment; nobody waits for it.
+    runtime.shutdown_background();
+    drop(stage);
+    comparison.summarize();
+    let json = serde_json::to_string_pretty(&comparison)?;
+    write(&args.result, &format!("{json}\n"))?;
+    show(&args, &comparison)?;
+    Ok(complete(&comparison))
+}
+
+fn read(file: &Path) -> anyhow::Result<Comparison> {
+    let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let comparison: Comparison = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no result of bench compare", file.display()))?;
+    if comparison.benchmark != "compare" || comparison.format != 1 {
+        bail!("{} is no result of bench compare in format 1", file.display());
+    }
+    Ok(comparison)
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// All turns in the order in which they are taken, and those that cannot be.
+fn plan(only: &[Experiment], peers: &[Peer], rounds: u32) -> (Vec<Turn>, Vec<Skipped>) {
+    let wanted = |setting: &&Setting| only.is_empty() || only.contains(&setting.experiment);
+    let (mut turns, mut skipped) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        for setting in SETTINGS.iter().filter(wanted) {
+            turns.extend(setting.baseline.then_some(Turn { round, setting, peer: None }));
+            for &peer in peers {
+                match setting.unable(peer) {
+                    None => turns.push(Turn { round, setting, peer: Some(peer) }),
+                    Some(reason) if round == 1 => skipped.push(Skipped {
+                        experiment: setting.experiment.name().to_owned(),
+                        setting: setting.name.to_owned(),
+                        peer: peer.name().to_owned(),
+                        reason: reason.to_owned(),
+                    }),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    (turns, skipped)
+}
+
+async fn take_turns(
+    how: &Turns,
+    turns: &[Turn],
+    peers: &[(Peer, PathBuf)],
+    setup: &Setup,
+    runs: &mut Vec<Run>,
+) {
+    let expected: Vec<Duration> = turns.iter().map(|turn| duration(turn.setting, how)).collect();
+    let began = Instant::now();
+    for (index, turn) in turns.iter().enumerate() {
+        let (past, left): (Duration, Duration) =
+            (expected[..index].iter().sum(), expected[index..].iter().sum());
+        let pace = if index == 0 { 1.0 } else { began.elapsed().as_secs_f64() / past.as_secs_f64() };
+        stdio::tell(format_args!(
+            "[{}/{}, {} left] round {}, {}, {}: {}",
+            index + 1,
+            turns.len(),
+            minutes(left.mul_f64(pace)),
+            turn.round,
+            turn.setting.experiment.name(),
+            turn.setting.name,
+            turn.peer.map_or("without sidecars", Peer::name),
+        ));
+        let program = turn.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
+        let program = program.map(|(peer, program)| (*peer, program.as_path()));
+        let (shown, error) = match take(how, turn, program, setup).await {
+            Ok(shown) => (shown, None),
+            Err(error) => (Shown::default(), Some(format!("{error:#}"))),
+        };
+        stdio::tell(format_args!("    {}", error.clone().unwrap_or_else(|| table::short(&shown))));
+        runs.push(Run {
+            round: turn.round,
+            experiment: turn.setting.experiment.name().to_owned(),
+            setting: turn.setting.name.to_owned(),
+            peer: turn.peer.map(|peer| peer.name().to_owned()),
+            shown,
+            error,
+        });
+    }
+}
+
+/// How long a turn takes, about.
+fn duration(setting: &Setting, how: &Turns) -> Duration {
+    match setting.work {
+        Work::Load { .. } => how.seconds + how.warmup + OVERHEAD,
+        Work::Hold(steps) => {
+            let opening =
+                Duration::from_micros(300) * u32::try_from(steps.iter().sum::<usize>()).unwrap_or(0);
+            CALM + OVERHEAD + opening + REST * u32::try_from(steps.len()).unwrap_or(0)
+        }
+    }
+}
+
+async fn take(how: &Turns, turn: &Turn, peer: Option<(Peer, &Path)>, setup: &Setup) -> anyhow::Result<Shown> {
+    let mut shape = turn.setting.shape();
+    match turn.setting.work {
+        Work::Load { traffic, connections, rate } => {
+            if peer.is_none() {
+                shape.topology = topology::Topology::Baseline;
+            }
+            let load = Load {
+                target: ([127, 0, 0, 1], 0).into(),
+                traffic,
+                connections,
+                schedule: rate.map(Schedule::per_second),
+                payload: PAYLOAD,
+                warmup: how.warmup,
+                window: how.seconds,
+                tls: None,
+            };
+            let measurement = topology::measure(setup, shape, peer, load).await?;
+            Ok(Shown { measurement: Some(measurement), held: Vec::new() })
+        }
+        Work::Hold(steps) => {
+            let standing = Standing::start(setup, shape, peer).await?;
+            let held = hold(&standing, setup, shape, steps).await;
+            Ok(Shown { measurement: None, held: standing.end(held).await? })
+        }
+    }
+}
+
+/// Looks at the memory with no connection, then with as many as each step says.
+async fn hold(
+    standing: &Standing,
+    setup: &Setup,
+    shape: Shape,
+    steps: &[usize],
+) -> anyhow::Result<Vec<Held>> {
+    tokio::time::sleep(CALM).await;
+    let mut held = vec![Held { connections: 0, memory: standing.memory() }];
+    let resume = shape.resumption;
+    let mut idle = Idle::new(standing.entry, standing.tls(setup, resume)?);
+    for &connections in steps {
+        let growing = tokio::task::spawn_blocking(move || idle.grow(connections).map(|()| idle));
+        idle = growing.await.context("the client failed")??;
+        tokio::time::sleep(REST).await;
+        held.push(Held { connections, memory: standing.memory() });
+    }
+    Ok(held)
+}
+
+fn new_comparison(
+    args: &Args,
+    peers: &[(Peer, PathBuf)],
+    machine: Machine,
+    skipped: Vec<Skipped>,
+) -> Comparison {
+    let wanted = |experiment: &Experiment| args.only.is_empty() || args.only.contains(experiment);
+    let experiments = Experiment::ALL.into_iter().filter(wanted);
+    Comparison {
+        format: 1,
+        benchmark: "compare".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: commit(),
+        started: stage::now(),
+        interrupted: false,
+        machine,
+        settings: Settings {
+            experiments: experiments.map(|experiment| experiment.name().to_owned()).collect(),
+            peers: peers.iter().map(|(peer, _)| peer.name().to_owned()).collect(),
+            seconds: args.turns.seconds.as_secs_f64(),
+            warmup: args.turns.warmup.as_secs_f64(),
+            rounds: args.turns.rounds,
+        },
+        peers: stage::versions(peers),
+        skipped,
+        runs: Vec::new(),
+        summary: Vec::new(),
+    }
+}
+
+/// What git says of the source tree that this program's file lies in, if it lies in one.
+fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(program.parent()?).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
+}
+
+/// Prints the result and writes the page.
+fn show(args: &Args, comparison: &Comparison) -> anyhow::Result<()> {
+    if let Some(html) = &args.html {
+        write(html, &page::page(comparison))?;
+    }
+    match args.turns.output {
+        Output::Table => {
+            let file = args.from.as_ref().unwrap_or(&args.result);
+            stdio::print(table::tables(comparison))?;
+            stdio::print(format_args!(
+                "Medians (min–max) of {} rounds; all of it in {}.",
+                comparison.settings.rounds,
+                file.display()
+            ))?;
+        }
+        Output::Json => stdio::print(serde_json::to_string_pretty(comparison)?)?,
+    }
+    Ok(())
+}
+
+/// Whether all turns were taken and none failed; says so if not.
+fn complete(comparison: &Comparison) -> bool {
+    if comparison.interrupted {
+        stdio::tell(format_args!("interrupted after {} turns", comparison.runs.len()));
+    }
+    let failed: Vec<&Run> = comparison.runs.iter().filter(|run| run.error.is_some()).collect();
+    if let Some(run) = failed.first() {
+        stdio::tell(format_args!(
+            "{} of {} turns failed, the first one {}, {} with {}: {}",
+            failed.len(),
+            comparison.runs.len(),
+            run.experiment,
+            run.setting,
+            run.peer.as_deref().unwrap_or("no proxy"),
+            run.error.as_deref().unwrap_or_default()
+        ));
+    }
+    !comparison.interrupted && failed.is_empty()
+}
+

@@ -1,0 +1,227 @@
+//! The experiments, as data: what is between client and server, what the client does, what its figures are called.
+
+use crate::{
+    load::Traffic,
+    peers::Peer,
+    topology::{Shape, Topology},
+};
+
+/// A question, and the settings under which it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(crate) enum Experiment {
+    /// Both sidecars at 1,000 requests a second over 16 connections.
+    Pair,
+    /// Both sidecars at 5,000 and 10,000 requests a second.
+    Rates,
+    /// Both sidecars at 1,000 requests a second over 2 to 64 connections.
+    Connections,
+    /// One worker with all that it can do over HTTP/1.1.
+    FlatOut,
+    /// One worker with all that it can do over HTTP/2.
+    Http2,
+    /// One worker that moves bytes one way.
+    Tcp,
+    /// A new mutual TLS connection for every request.
+    Handshakes,
+    /// Resident memory.
+    Memory,
+}
+
+impl Experiment {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Pair,
+        Self::Rates,
+        Self::Connections,
+        Self::FlatOut,
+        Self::Http2,
+        Self::Tcp,
+        Self::Handshakes,
+        Self::Memory,
+    ];
+
+    /// As on the command line and in result files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pair => "pair",
+            Self::Rates => "rates",
+            Self::Connections => "connections",
+            Self::FlatOut => "flat-out",
+            Self::Http2 => "http2",
+            Self::Tcp => "tcp",
+            Self::Handshakes => "handshakes",
+            Self::Memory => "memory",
+        }
+    }
+
+    /// One sentence above its table.
+    pub(crate) fn title(name: &str) -> &'static str {
+        match name {
+            "pair" => {
+                "Both sidecars, mutual TLS between them, HTTP/1.1, 1 kB each way, requests due at even intervals"
+            }
+            "rates" => "The same at higher rates",
+            "connections" => "The same over more and fewer connections",
+            "flat-out" => {
+                "One worker on a CPU of its own, HTTP/1.1, 1 kB each way, as many requests as it answers"
+            }
+            "http2" => "The same over HTTP/2 on both sides, 8 connections with 16 streams each",
+            "tcp" => "TCP, bytes one way over 4 connections, one worker on a CPU of its own",
+            "handshakes" => "A new mutual TLS connection for every request, one worker on a CPU of its own",
+            "memory" => "Resident memory of the server's sidecar, two workers",
+            _ => "",
+        }
+    }
+}
+
+/// What one turn does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Work {
+    /// A load, at a rate or without pause.
+    Load { traffic: Traffic, connections: usize, rate: Option<u32> },
+    /// Look at the memory with so many connections held, one after the other.
+    Hold(&'static [usize]),
+}
+
+/// One row of the plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Setting {
+    pub(crate) experiment: Experiment,
+    /// What tells it from others of its experiment.
+    pub(crate) name: &'static str,
+    pub(crate) topology: Topology,
+    pub(crate) work: Work,
+    /// Clusters in the sidecar's configuration.
+    pub(crate) clusters: u16,
+    /// Whether latency is told beside that without any sidecar.
+    pub(crate) baseline: bool,
+}
+
+/// Bytes of a request's body, and of its answer's.
+pub(crate) const PAYLOAD: usize = 1_024;
+
+/// All settings, in the order in which a round goes through them.
+pub(crate) const SETTINGS: [Setting; 15] = [
+    at_rate(Experiment::Pair, "1,000 rps, 16 connections", 1_000, 16),
+    at_rate(Experiment::Rates, "5,000 rps, 32 connections", 5_000, 32),
+    at_rate(Experiment::Rates, "10,000 rps, 32 connections", 10_000, 32),
+    at_rate(Experiment::Connections, "1,000 rps, 2 connections", 1_000, 2),
+    at_rate(Experiment::Connections, "1,000 rps, 4 connections", 1_000, 4),
+    at_rate(Experiment::Connections, "1,000 rps, 32 connections", 1_000, 32),
+    at_rate(Experiment::Connections, "1,000 rps, 64 connections", 1_000, 64),
+    flat_out(Experiment::FlatOut, "plain", Topology::ServerSidecar, Traffic::Http1, 32),
+    flat_out(Experiment::FlatOut, "mutual TLS in", Topology::ServerMtls, Traffic::Http1, 32),
+    flat_out(Experiment::Http2, "plain", Topology::ServerSidecar, Traffic::Http2 { streams: 16 }, 8),
+    flat_out(Experiment::Tcp, "plain", Topology::ServerSidecar, Traffic::Bytes, 4),
+    flat_out(
+        Experiment::Handshakes,
+        "full",
+        Topology::ServerMtls,
+        Traffic::NewConnections { resume: false },
+        16,
+    ),
+    flat_out(
+        Experiment::Handshakes,
+        "resumption offered",
+        Topology::ServerMtls,
+        Traffic::NewConnections { resume: true },
+        16,
+    ),
+    hold("idle connections", &[1_000, 10_000], 1),
+    hold("1,000 clusters", &[], 1_000),
+];
+
+const fn at_rate(experiment: Experiment, name: &'static str, rate: u32, connections: usize) -> Setting {
+    let work = Work::Load { traffic: Traffic::Http1, connections, rate: Some(rate) };
+    Setting { experiment, name, topology: Topology::BothSidecars, work, clusters: 1, baseline: true }
+}
+
+const fn flat_out(
+    experiment: Experiment,
+    name: &'static str,
+    topology: Topology,
+    traffic: Traffic,
+    connections: usize,
+) -> Setting {
+    let work = Work::Load { traffic, connections, rate: None };
+    Setting { experiment, name, topology, work, clusters: 1, baseline: false }
+}
+
+const fn hold(name: &'static str, connections: &'static [usize], clusters: u16) -> Setting {
+    Setting {
+        experiment: Experiment::Memory,
+        name,
+        topology: Topology::ServerSidecar,
+        work: Work::Hold(connections),
+        clusters,
+        baseline: false,
+    }
+}
+
+impl Setting {
+    /// What stands between client and server.
+    pub(crate) fn shape(&self) -> Shape {
+        let (traffic, connections, pinned) = match self.work {
+            Work::Load { traffic, connections, rate } => (traffic, connections, rate.is_none()),
+            Work::Hold(connections) => {
+                (Traffic::Http1, connections.iter().copied().max().unwrap_or_default(), false)
+            }
+        };
+        Shape {
+            topology: self.topology,
+            protocol: traffic.protocol(),
+            workers: if pinned { 1 } else { 2 },
+            pinned,
+            resumption: traffic == Traffic::NewConnections { resume: true },
+            clusters: self.clusters,
+            connections,
+        }
+    }
+
+    /// Why this peer cannot take part; nothing if it can.
+    pub(crate) fn unable(&self, peer: Peer) -> Option<&'static str> {
+        if peer == Peer::Relay && self.experiment == Experiment::Memory {
+            return Some("the relay holds no configuration");
+        }
+        peer.unable(self.shape().protocol, self.topology == Topology::ServerMtls)
+    }
+
+    /// Its number of connections and its rate, if it is about latency.
+    pub(crate) fn latency_point(experiment: &str, name: &str) -> Option<(usize, u32)> {
+        let setting = SETTINGS.iter().find(|s| s.experiment.name() == experiment && s.name == name)?;
+        match setting.work {
+            Work::Load { connections, rate: Some(rate), .. } => Some((connections, rate)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_experiment_has_settings_with_names_of_their_own() {
+        for experiment in Experiment::ALL {
+            let names: Vec<_> =
+                SETTINGS.iter().filter(|s| s.experiment == experiment).map(|s| s.name).collect();
+            assert!(!names.is_empty() && !Experiment::title(experiment.name()).is_empty(), "{experiment:?}");
+            let mut unique = names.clone();
+            unique.dedup();
+            assert_eq!(names, unique);
+        }
+    }
+
+    #[test]
+    fn what_a_peer_cannot_do_is_told_beforehand() {
+        let unable = |experiment, peer| {
+            let settings = SETTINGS.iter().filter(move |s| s.experiment == experiment);
+            settings.filter_map(|s| s.unable(peer)).count()
+        };
+        assert_eq!(unable(Experiment::Http2, Peer::Nginx), 1);
+        assert_eq!(
+            (unable(Experiment::FlatOut, Peer::Relay), unable(Experiment::Handshakes, Peer::Relay)),
+            (1, 2)
+        );
+        assert!(Experiment::ALL.iter().all(|experiment| unable(*experiment, Peer::Envoy) == 0));
+    }
+}

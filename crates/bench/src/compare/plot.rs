@@ -1,0 +1,196 @@
+//! Plots as SVG: horizontal bars, and lines over a logarithmic scale. Colours come from the page's style sheet.
+
+use std::fmt::Write as _;
+
+/// Text as it may stand in HTML and SVG.
+pub(super) fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            _ => safe.push(character),
+        }
+    }
+    safe
+}
+
+/// One bar: parts after each other.
+pub(super) struct Bar {
+    pub(super) label: String,
+    /// Length and CSS class.
+    pub(super) parts: Vec<(f64, String)>,
+    /// Lowest and highest of the whole.
+    pub(super) range: (f64, f64),
+}
+
+/// Bars under headings, all on one scale that begins at zero.
+pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
+    const LEFT: f64 = 150.0;
+    const WIDTH: f64 = 480.0;
+    const LINE: f64 = 22.0;
+    let all = || groups.iter().flat_map(|(_, bars)| bars);
+    let most = all().map(|bar| bar.range.1).fold(f64::MIN_POSITIVE, f64::max);
+    let scale = |value: f64| value.max(0.0) / most * WIDTH;
+    let mut body = String::new();
+    let mut y = 0.0;
+    // Writing to a String cannot fail.
+    for (title, bars) in groups {
+        let _ = write!(body, r#"<text class="group" x="0" y="{:.0}">{}</text>"#, y + 15.0, escape(title));
+        y += LINE;
+        for bar in bars {
+            let _ = write!(
+                body,
+                r#"<text x="{}" y="{:.0}" text-anchor="end">{}</text>"#,
+                LEFT - 8.0,
+                y + 14.0,
+                escape(&bar.label)
+            );
+            let mut x = LEFT;
+            let mut whole = 0.0;
+            for (length, class) in &bar.parts {
+                let width = scale(*length);
+                let _ = write!(
+                    body,
+                    r#"<rect class="{}" x="{x:.1}" y="{:.0}" width="{width:.1}" height="16"/>"#,
+                    escape(class),
+                    y + 2.0
+                );
+                x += width;
+                whole += length;
+            }
+            let (low, high) = (LEFT + scale(bar.range.0), LEFT + scale(bar.range.1));
+            let middle = y + 10.0;
+            let _ = write!(
+                body,
+                r#"<path class="range" d="M{low:.1} {middle:.0}H{high:.1}"/><text x="{:.1}" y="{:.0}">{whole:.digits$}</text>"#,
+                high.max(x) + 6.0,
+                y + 14.0
+            );
+            y += LINE;
+        }
+        y += 6.0;
+    }
+    let width = LEFT + WIDTH + 70.0;
+    format!(r#"<svg viewBox="0 0 {width:.0} {y:.0}" width="{width:.0}" role="img">{body}</svg>"#)
+}
+
+/// One line of a plot.
+pub(super) struct Line {
+    pub(super) label: String,
+    /// CSS classes.
+    pub(super) class: String,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// Lines over a logarithmic x axis; y begins at zero.
+pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
+    const LEFT: f64 = 60.0;
+    const TOP: f64 = 14.0;
+    const WIDTH: f64 = 460.0;
+    const HEIGHT: f64 = 240.0;
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let mut places: Vec<f64> = points().map(|(x, _)| *x).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    let (Some(least), Some(most)) = (places.first(), places.last()) else { return String::new() };
+    let span = (most / least).ln();
+    let x = |value: f64| {
+        let share = if span > 0.0 { (value / least).ln() / span } else { 0.5 };
+        LEFT + 20.0 + share * (WIDTH - 40.0)
+    };
+    let top = round_up(points().map(|(_, y)| *y).fold(0.0, f64::max));
+    let y = |value: f64| TOP + HEIGHT - value.max(0.0) / top * HEIGHT;
+    let mut body = String::new();
+    // Writing to a String cannot fail.
+    for step in 0..=4 {
+        let value = top * f64::from(step) / 4.0;
+        let _ = write!(
+            body,
+            r#"<path class="grid" d="M{LEFT} {0:.1}H{1:.1}"/><text x="{2}" y="{3:.1}" text-anchor="end">{value:.0}</text>"#,
+            y(value),
+            LEFT + WIDTH,
+            LEFT - 6.0,
+            y(value) + 4.0
+        );
+    }
+    for place in &places {
+        let _ = write!(
+            body,
+            r#"<text x="{:.1}" y="{:.0}" text-anchor="middle">{place}</text>"#,
+            x(*place),
+            TOP + HEIGHT + 18.0
+        );
+    }
+    for (index, line) in lines.iter().enumerate() {
+        let path: Vec<String> =
+            line.points.iter().map(|(px, py)| format!("{:.1} {:.1}", x(*px), y(*py))).collect();
+        let class = escape(&line.class);
+        let _ = write!(body, r#"<path class="line {class}" d="M{}"/>"#, path.join("L"));
+        for (px, py) in &line.points {
+            let _ = write!(body, r#"<circle class="{class}" cx="{:.1}" cy="{:.1}" r="3"/>"#, x(*px), y(*py));
+        }
+        let (at, height) = (LEFT + WIDTH + 14.0, TOP + 10.0 + 18.0 * index as f64);
+        let _ = write!(
+            body,
+            r#"<path class="line {class}" d="M{at} {0:.0}h24"/><text x="{1}" y="{2:.0}">{3}</text>"#,
+            height,
+            at + 30.0,
+            height + 4.0,
+            escape(&line.label)
+        );
+    }
+    let height = (TOP + HEIGHT + 42.0).max(TOP + 20.0 + 18.0 * lines.len() as f64);
+    let width = LEFT + WIDTH + 170.0;
+    format!(
+        r#"<svg viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" role="img">{body}<text x="{:.0}" y="{:.0}" text-anchor="middle">{}</text><text x="4" y="11">{}</text></svg>"#,
+        LEFT + WIDTH / 2.0,
+        TOP + HEIGHT + 36.0,
+        escape(x_title),
+        escape(y_title)
+    )
+}
+
+/// The next number that four steps lead to in round figures.
+fn round_up(value: f64) -> f64 {
+    if value <= 0.0 {
+        return 1.0;
+    }
+    let power = 10_f64.powf(value.log10().floor());
+    let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];
+    steps.map(|step| step * power).into_iter().find(|round| *round >= value).unwrap_or(10.0 * power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_end_at_round_figures() {
+        assert_eq!([0.0, 1.0, 370.0, 401.0, 9_000.0].map(round_up), [1.0, 1.0, 400.0, 600.0, 10_000.0]);
+    }
+
+    #[test]
+    fn the_longest_bar_takes_the_whole_width_and_text_cannot_break_out() {
+        let bar = |label: &str, length: f64| Bar {
+            label: label.to_owned(),
+            parts: vec![(length / 2.0, "user".to_owned()), (length / 2.0, "kernel".to_owned())],
+            range: (length, length),
+        };
+        let svg = bars(&[("a <b>".to_owned(), vec![bar("x&y", 10.0), bar("z", 20.0)])], 1);
+        assert!(svg.contains("a &lt;b&gt;") && svg.contains("x&amp;y"), "{svg}");
+        assert_eq!(svg.matches(r#"width="240.0""#).count(), 2, "{svg}");
+        assert_eq!(svg.matches(r#"width="120.0""#).count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn lines_have_their_points_between_the_axes() {
+        let line =
+            Line { label: "p".to_owned(), class: "c".to_owned(), points: vec![(2.0, 100.0), (64.0, 50.0)] };
+        let svg = lines(&[line], "x", "y");
+        assert!(svg.contains(r#"cx="80.0" cy="14.0""#) && svg.contains(r#"cx="500.0" cy="134.0""#), "{svg}");
+        assert_eq!(lines(&[], "x", "y"), "");
+    }
+}

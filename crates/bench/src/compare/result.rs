@@ -1,0 +1,214 @@
+//! The result of a comparison: every turn as it was, and medians and ranges over the rounds.
+//!
+//! Ratios are taken within a round and summarized then, as in [`crate::report`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    accounting::Memory,
+    report::{self, Machine, Program, Spread},
+    topology::Measurement,
+};
+
+/// The result file. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Comparison {
+    /// Raised when a field changes its meaning.
+    pub(crate) format: u32,
+    pub(crate) benchmark: String,
+    pub(crate) version: String,
+    /// Of the source tree that this program's file lies in, when it was run.
+    pub(crate) commit: Option<String>,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    /// Whether it was ended before all turns were taken.
+    pub(crate) interrupted: bool,
+    pub(crate) machine: Machine,
+    pub(crate) settings: Settings,
+    pub(crate) peers: BTreeMap<String, Program>,
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) summary: Vec<Row>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) experiments: Vec<String>,
+    /// The peers in their order: the first one is compared with each other.
+    pub(crate) peers: Vec<String>,
+    pub(crate) seconds: f64,
+    pub(crate) warmup: f64,
+    pub(crate) rounds: u32,
+}
+
+/// A turn that a peer cannot take.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Skipped {
+    pub(crate) experiment: String,
+    pub(crate) setting: String,
+    pub(crate) peer: String,
+    pub(crate) reason: String,
+}
+
+/// One turn.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) round: u32,
+    pub(crate) experiment: String,
+    pub(crate) setting: String,
+    /// Absent where no proxy takes part.
+    pub(crate) peer: Option<String>,
+    #[serde(flatten)]
+    pub(crate) shown: Shown,
+    pub(crate) error: Option<String>,
+}
+
+/// What a turn showed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Shown {
+    /// Under a load.
+    pub(crate) measurement: Option<Measurement>,
+    /// With connections held, one after the other.
+    #[serde(default)]
+    pub(crate) held: Vec<Held>,
+}
+
+/// Memory of the sidecar while it holds connections.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub(crate) connections: usize,
+    #[serde(flatten)]
+    pub(crate) memory: Memory,
+}
+
+/// One setting with one peer over the rounds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) experiment: String,
+    pub(crate) setting: String,
+    pub(crate) peer: Option<String>,
+    /// Turns that count, and turns that failed.
+    pub(crate) rounds: usize,
+    pub(crate) failed: usize,
+    pub(crate) metrics: BTreeMap<String, Spread>,
+}
+
+type Metrics = BTreeMap<String, f64>;
+
+/// The figure that ratios are made of: the first that a turn has.
+const COMPARED: [&str; 2] = ["cpu_proxies_us_per_request", "rss_kb"];
+const RELAY: &str = "relay";
+
+impl Comparison {
+    /// Makes the summary of the turns so far.
+    pub(crate) fn summarize(&mut self) {
+        let mut keys: Vec<(&str, &str, Option<&str>)> = Vec::new();
+        for experiment in &self.settings.experiments {
+            for run in self.runs.iter().filter(|run| run.experiment == *experiment) {
+                let key = (run.experiment.as_str(), run.setting.as_str(), run.peer.as_deref());
+                if !keys.contains(&key) {
+                    keys.push(key);
+                }
+            }
+        }
+        // Turns alternate: what belongs to one setting is brought together.
+        let settings: Vec<_> = keys.iter().map(|(experiment, setting, _)| (*experiment, *setting)).collect();
+        keys.sort_by_key(|(experiment, setting, _)| {
+            settings.iter().position(|other| *other == (*experiment, *setting))
+        });
+        self.summary = keys.iter().map(|(e, s, p)| self.row(e, s, *p)).collect();
+    }
+
+    fn row(&self, experiment: &str, setting: &str, peer: Option<&str>) -> Row {
+        let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let (mut rounds, mut failed) = (0, 0);
+        for run in self.runs_of(experiment, setting, peer) {
+            if run.error.is_some() {
+                failed += 1;
+                continue;
+            }
+            rounds += 1;
+            let own = self.metrics(run);
+            for (name, other) in [("ratio_to_relay", RELAY), ("first_to_this", self.first())] {
+                if let Some(value) = self.ratio(run, &own, other, name == "first_to_this") {
+                    values.entry(name.to_owned()).or_default().push(value);
+                }
+            }
+            for (name, value) in own {
+                values.entry(name).or_default().push(value);
+            }
+        }
+        let metrics = values.into_iter().filter_map(|(name, values)| Some((name, report::spread(values)?)));
+        Row {
+            experiment: experiment.to_owned(),
+            setting: setting.to_owned(),
+            peer: peer.map(str::to_owned),
+            rounds,
+            failed,
+            metrics: metrics.collect(),
+        }
+    }
+
+    fn first(&self) -> &str {
+        self.settings.peers.first().map_or("", String::as_str)
+    }
+
+    /// This turn's figure divided by the other peer's of the same round; the other way round if `inverse`.
+    fn ratio(&self, run: &Run, own: &Metrics, other: &str, inverse: bool) -> Option<f64> {
+        if run.peer.as_deref()? == other {
+            return None;
+        }
+        let mut others = self.runs_of(&run.experiment, &run.setting, Some(other));
+        let theirs = self.metrics(others.find(|theirs| theirs.round == run.round)?);
+        let name = COMPARED.iter().find(|name| own.contains_key(**name))?;
+        let (own, theirs) = (*own.get(*name)?, *theirs.get(*name)?);
+        let (above, below) = if inverse { (theirs, own) } else { (own, theirs) };
+        (below > 0.0).then_some(above / below)
+    }
+
+    fn runs_of(&self, experiment: &str, setting: &str, peer: Option<&str>) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(move |run| {
+            (run.experiment.as_str(), run.setting.as_str(), run.peer.as_deref())
+                == (experiment, setting, peer)
+        })
+    }
+
+    /// What a turn's figures are called in summaries.
+    fn metrics(&self, run: &Run) -> Metrics {
+        let mut metrics = Metrics::new();
+        if let Some(measurement) = &run.shown.measurement {
+            let mut baseline = self.runs_of(&run.experiment, &run.setting, None);
+            let baseline = baseline.find(|other| other.round == run.round && run.peer.is_some());
+            let baseline = baseline.and_then(|run| run.shown.measurement.as_ref());
+            metrics = report::metrics(measurement, baseline);
+            let cpu = metrics.get("cpu_proxies_us_per_request").copied();
+            if run.experiment == "tcp" {
+                // A "request" is a megabyte, and nobody waits for an answer.
+                metrics.retain(|name, _| !name.starts_with("latency_"));
+                metrics.insert("gb_per_second".to_owned(), measurement.answers_per_second / 1e3);
+                metrics.remove("answers_per_second");
+                metrics.extend(cpu.map(|cpu| ("gb_per_cpu_second".to_owned(), 1e3 / cpu)));
+            }
+            if run.experiment == "handshakes" {
+                let share = 100.0 * measurement.resumed as f64 / measurement.requests.max(1) as f64;
+                metrics.insert("resumed_percent".to_owned(), share);
+            }
+        }
+        let idle = run.shown.held.first().map(|held| held.memory.rss_kb as f64);
+        for Held { connections, memory } in &run.shown.held {
+            let rss = memory.rss_kb as f64;
+            let Some(idle) = idle.filter(|_| *connections > 0) else {
+                metrics.insert("rss_kb".to_owned(), rss);
+                metrics.insert("pss_kb".to_owned(), memory.pss_kb as f64);
+                continue;
+            };
+            metrics.insert(format!("rss_{connections}_kb"), rss);
+            let each = (rss - idle) * 1_024.0 / *connections as f64;
+            metrics.insert(format!("bytes_per_connection_{connections}"), each);
+        }
+        metrics
+    }
+}

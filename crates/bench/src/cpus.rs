@@ -1,0 +1,25 @@
+//! Which CPUs what is measured may use, so that client and server do not take their time from a proxy.
+
+use anyhow::{Context as _, bail};
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    unistd::Pid,
+};
+
+/// One CPU for the proxy, all others for the rest.
+///
+/// # Errors
+/// When there is only one.
+pub(crate) fn apart() -> anyhow::Result<(CpuSet, CpuSet)> {
+    let mut rest = sched_getaffinity(Pid::from_raw(0)).context("asking which CPUs there are")?;
+    let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| rest.is_set(*cpu).unwrap_or(false)).collect();
+    let Some(last) = there.last().filter(|_| there.len() > 1) else {
+        bail!(
+            "this needs two CPUs, and there is one: leave flat-out, http2, tcp and handshakes out of --only"
+        );
+    };
+    let mut proxy = CpuSet::new();
+    proxy.set(*last)?;
+    rest.unset(*last)?;
+    Ok((proxy, rest))
+}

@@ -1,0 +1,113 @@
+//! Requests over HTTP/2 with prior knowledge: so many streams on each connection, each of which sends its next
+//! request once it has the answer to the last one. One thread.
+
+use std::{cell::RefCell, net::SocketAddr, rc::Rc};
+
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{Request, StatusCode};
+use tokio::{
+    net::TcpStream,
+    task::{JoinSet, LocalSet},
+    time::Instant,
+};
+
+use super::{Load, Moment, Outcome};
+use crate::clock;
+
+struct State {
+    body: Bytes,
+    in_window: bool,
+    stopped: bool,
+    outcome: Outcome,
+}
+
+/// Applies the load until the window is over.
+pub(super) fn drive(load: &Load, streams: usize, tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+    ensure!(load.tls.is_none() && load.schedule.is_none(), "HTTP/2 goes in a closed loop, without TLS");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, run(load, streams, tell))
+}
+
+async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+    let body = Bytes::from(vec![b'x'; load.payload]);
+    let state = State { body, in_window: false, stopped: false, outcome: Outcome::new()? };
+    let state = Rc::new(RefCell::new(state));
+    let begin = Instant::now() + load.warmup;
+    let mut tasks = JoinSet::new();
+    for _ in 0..load.connections {
+        let sender = connect(load.target).await?;
+        for _ in 0..streams {
+            tasks.spawn_local(send_requests(sender.clone(), Rc::clone(&state)));
+        }
+    }
+    for (moment, at) in [(Moment::Begin, begin), (Moment::End, begin + load.window)] {
+        tokio::select! {
+            () = tokio::time::sleep_until(at) => {}
+            Some(ended) = tasks.join_next() => ended?.context("a connection was lost")?,
+        }
+        state.borrow_mut().in_window = moment == Moment::Begin;
+        tell(moment);
+    }
+    state.borrow_mut().stopped = true;
+    let mut outcome = state.borrow().outcome.clone();
+    outcome.requests = outcome.answered_in_window + outcome.unanswered;
+    Ok(outcome)
+}
+
+async fn connect(target: SocketAddr) -> anyhow::Result<SendRequest<Bytes>> {
+    let stream = TcpStream::connect(target).await.with_context(|| format!("cannot connect to {target}"))?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = h2::client::handshake(stream).await?;
+    tokio::task::spawn_local(async move {
+        // Whoever has a request on it is told the same.
+        let _ = connection.await;
+    });
+    Ok(sender)
+}
+
+/// One stream after another, until told to stop. An error means that the connection is of no more use.
+async fn send_requests(mut sender: SendRequest<Bytes>, state: Rc<RefCell<State>>) -> anyhow::Result<()> {
+    while !state.borrow().stopped {
+        sender = sender.ready().await?;
+        let sent = clock::now();
+        let body = state.borrow().body.clone();
+        let answer = exchange(&mut sender, body).await;
+        let mut state = state.borrow_mut();
+        if !state.in_window {
+            continue;
+        }
+        match answer {
+            Ok(status) if status == StatusCode::OK => {
+                let took = clock::now().saturating_sub(sent);
+                state.outcome.due.saturating_record(took);
+                state.outcome.sent.saturating_record(took);
+                state.outcome.answered_in_window += 1;
+            }
+            Ok(_) => {
+                state.outcome.refused += 1;
+                state.outcome.answered_in_window += 1;
+            }
+            Err(_) => state.outcome.unanswered += 1,
+        }
+    }
+    Ok(())
+}
+
+async fn exchange(sender: &mut SendRequest<Bytes>, body: Bytes) -> anyhow::Result<StatusCode> {
+    let request = Request::post("http://server.mesh.local/echo")
+        .header("content-type", "application/octet-stream")
+        .header("user-agent", "skysail-bench")
+        .header("content-length", body.len())
+        .body(())?;
+    let (answer, mut stream) = sender.send_request(request, false)?;
+    stream.send_data(body, true)?;
+    let answer = answer.await?;
+    let status = answer.status();
+    let mut body = answer.into_body();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data?.len())?;
+    }
+    Ok(status)
+}

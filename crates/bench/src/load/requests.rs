@@ -1,0 +1,361 @@
+//! Requests over HTTP/1.1, plain or with TLS: one thread, epoll, a periodic timer.
+//!
+//! At a rate, request number n is due at a moment fixed beforehand ([`Schedule`]) and goes over connection n modulo
+//! their number. If that connection still waits for an answer the request waits, too, and the wait counts. Requests
+//! due in the measured window are recorded whenever their answer comes; after the window the generator waits a while
+//! for the rest, so that the slowest ones are not left out. Without a rate every connection sends its next request
+//! when it has the answer to the one before, and answers within the window count.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    os::fd::AsFd as _,
+    time::Duration,
+};
+
+use anyhow::bail;
+use nix::{
+    libc,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        socket::{setsockopt, sockopt},
+        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+    },
+};
+
+use super::{Load, Moment, Outcome, Traffic};
+use crate::{
+    clock, http1,
+    schedule::{Schedule, nanoseconds},
+    stream::Stream,
+};
+
+/// How long answers may take after the window.
+const GRACE: Duration = Duration::from_secs(3);
+pub(super) const TIMER: u64 = u64::MAX;
+const MOST_RECONNECTS: u64 = 10_000;
+
+/// Applies the load; `tell` is called on this thread when the measured window begins and ends.
+pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+    let mut generator = Generator::connect(load)?;
+    let start = clock::now() + 50_000_000;
+    let timer = load.schedule.map(|schedule| ticks(&generator.epoll, start, schedule)).transpose()?;
+    generator.start = start;
+
+    let begin = start + nanoseconds(load.warmup);
+    let end = begin + nanoseconds(load.window);
+    let give_up = end + nanoseconds(GRACE);
+    let mut next = Some(Moment::Begin);
+    generator.start_closed_loop()?;
+    let mut events = [EpollEvent::empty(); 256];
+    loop {
+        let now = clock::now();
+        if next == Some(Moment::Begin) && now >= begin {
+            next = Some(Moment::End);
+            generator.in_window = true;
+            tell(Moment::Begin);
+        }
+        if next == Some(Moment::End) && now >= end {
+            next = None;
+            generator.in_window = false;
+            generator.stopped = true;
+            tell(Moment::End);
+        }
+        generator.release(now)?;
+        if next.is_none() && (generator.settled() || now >= give_up) {
+            return Ok(generator.finish());
+        }
+        let wake = if now < begin {
+            begin
+        } else if now < end {
+            end
+        } else {
+            give_up
+        };
+        let pause = u16::try_from((wake.saturating_sub(now)).div_ceil(1_000_000)).unwrap_or(u16::MAX);
+        let count = match generator.epoll.wait(&mut events, EpollTimeout::from(pause)) {
+            Err(nix::Error::EINTR) => 0,
+            count => count?,
+        };
+        for event in &events[..count] {
+            if event.data() == TIMER {
+                timer.as_ref().map(TimerFd::wait).transpose()?;
+            } else {
+                generator.ready(usize::try_from(event.data())?, event.events())?;
+            }
+        }
+    }
+}
+
+/// A timer that wakes epoll whenever a request is due. It goes on only once each tick is read.
+pub(super) fn ticks(epoll: &Epoll, start: u64, schedule: Schedule) -> anyhow::Result<TimerFd> {
+    let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+    epoll.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+    let period = clock::timespec(schedule.interval());
+    let first = Expiration::IntervalDelayed(clock::timespec(start), period);
+    timer.set(first, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    Ok(timer)
+}
+
+struct Generator<'a> {
+    load: &'a Load,
+    epoll: Epoll,
+    connections: Vec<Connection>,
+    request: Vec<u8>,
+    start: u64,
+    /// The next request of the schedule.
+    next: u64,
+    /// Number of the first request that counts, and of the first that is no longer sent.
+    first: u64,
+    total: u64,
+    /// Requests answered or given up.
+    done: u64,
+    reconnects: u64,
+    in_window: bool,
+    /// No further request is to be sent.
+    stopped: bool,
+    outcome: Outcome,
+}
+
+struct Connection {
+    stream: Stream,
+    /// Requests due on this connection but not begun.
+    waiting: u64,
+    /// Number of its next request.
+    next: u64,
+    flight: Option<Flight>,
+    input: Vec<u8>,
+    filled: usize,
+}
+
+/// A request under way.
+struct Flight {
+    number: u64,
+    sent: u64,
+    /// Bytes of the request that the kernel took.
+    written: usize,
+}
+
+impl<'a> Generator<'a> {
+    fn connect(load: &'a Load) -> anyhow::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let mut connections = Vec::with_capacity(load.connections);
+        for at in 0..load.connections {
+            connections.push(Connection {
+                stream: open(load, &epoll, at)?,
+                waiting: 0,
+                next: at as u64,
+                flight: None,
+                input: vec![0; load.payload + (16 << 10)],
+                filled: 0,
+            });
+        }
+        let due_before = |moment| load.schedule.map_or(0, |schedule| schedule.due_before(moment));
+        let (first, total) = (due_before(load.warmup), due_before(load.warmup + load.window));
+        let mut request = Vec::with_capacity(load.payload + 256);
+        write!(
+            request,
+            "POST /echo HTTP/1.1\r\nHost: server.mesh.local\r\nUser-Agent: skysail-bench\r\n\
+             Content-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
+            load.payload
+        )?;
+        request.resize(request.len() + load.payload, b'x');
+        Ok(Self {
+            load,
+            epoll,
+            connections,
+            request,
+            start: 0,
+            next: 0,
+            first,
+            total,
+            done: 0,
+            reconnects: 0,
+            in_window: false,
+            stopped: false,
+            outcome: Outcome { requests: total - first, ..Outcome::new()? },
+        })
+    }
+
+    /// Without a schedule every connection begins at once.
+    fn start_closed_loop(&mut self) -> anyhow::Result<()> {
+        if self.load.schedule.is_none() {
+            (0..self.connections.len()).try_for_each(|at| self.begin(at))?;
+        }
+        Ok(())
+    }
+
+    /// Hands every request that is due by now to its connection.
+    fn release(&mut self, now: u64) -> anyhow::Result<()> {
+        let Some(schedule) = self.load.schedule else { return Ok(()) };
+        while self.next < self.total && self.start + schedule.due(self.next) <= now {
+            let at = usize::try_from(self.next % self.connections.len() as u64)?;
+            self.next += 1;
+            self.connections[at].waiting += 1;
+            self.begin(at)?;
+        }
+        Ok(())
+    }
+
+    fn settled(&self) -> bool {
+        self.done == self.total
+    }
+
+    fn finish(mut self) -> Outcome {
+        if self.load.schedule.is_none() {
+            self.outcome.requests = self.outcome.due.len() + self.outcome.refused + self.outcome.unanswered;
+            return self.outcome;
+        }
+        self.outcome.unanswered = self.outcome.requests - self.outcome.due.len() - self.outcome.refused;
+        self.outcome
+    }
+
+    /// Sends the connection's next request if one is due and none is under way.
+    fn begin(&mut self, at: usize) -> anyhow::Result<()> {
+        let stride = self.connections.len() as u64;
+        let closed_loop = self.load.schedule.is_none();
+        let connection = &mut self.connections[at];
+        let due = if closed_loop { !self.stopped } else { connection.waiting > 0 };
+        if connection.flight.is_some() || !due {
+            return Ok(());
+        }
+        connection.waiting = connection.waiting.saturating_sub(1);
+        let sent = clock::now();
+        connection.flight = Some(Flight { number: connection.next, sent, written: 0 });
+        connection.next += stride;
+        connection.filled = 0;
+        if matches!(self.load.traffic, Traffic::NewConnections { .. }) {
+            self.connections[at].stream = open(self.load, &self.epoll, at)?;
+        }
+        self.send(at)
+    }
+
+    fn ready(&mut self, at: usize, events: EpollFlags) -> anyhow::Result<()> {
+        let written = self.connections[at].flight.as_ref().map(|flight| flight.written);
+        if events.contains(EpollFlags::EPOLLOUT) {
+            self.watch(at, EpollFlags::EPOLLIN)?;
+            self.send(at)?;
+        } else if written.is_some_and(|written| written < self.request.len()) {
+            // A handshake goes on with what came.
+            self.send(at)?;
+        }
+        if events.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            self.receive(at)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, at: usize) -> anyhow::Result<()> {
+        let connection = &mut self.connections[at];
+        let Some(flight) = &mut connection.flight else { return Ok(()) };
+        while flight.written < self.request.len() {
+            match connection.stream.write(&self.request[flight.written..]) {
+                Ok(length) => flight.written += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if connection.stream.wants_write() {
+                        return self.watch(at, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT);
+                    }
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return self.broken(at, &error),
+            }
+        }
+        if connection.stream.holds_output() {
+            match connection.stream.flush() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return self.watch(at, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT);
+                }
+                Err(error) => return self.broken(at, &error),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, at: usize) -> anyhow::Result<()> {
+        loop {
+            let connection = &mut self.connections[at];
+            match connection.stream.read(&mut connection.input[connection.filled..]) {
+                Ok(0) => return self.broken(at, &ErrorKind::UnexpectedEof.into()),
+                Ok(length) => connection.filled += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return self.broken(at, &error),
+            }
+            let input = &connection.input[..connection.filled];
+            let Some(head) = http1::head(input) else {
+                if connection.filled == connection.input.len() {
+                    bail!("an answer's headers take more than {} bytes", connection.filled);
+                }
+                continue;
+            };
+            let Some(length) = head.content_length else {
+                bail!("an answer without content-length: {}", String::from_utf8_lossy(&input[..head.length]));
+            };
+            let total = head.length.saturating_add(length);
+            if total > connection.input.len() {
+                bail!("an answer of {length} bytes to a request of {}", self.load.payload);
+            }
+            if connection.filled >= total {
+                let status = http1::status(input);
+                return self.answered(at, status, head.close);
+            }
+        }
+    }
+
+    /// The connection's request has its answer.
+    fn answered(&mut self, at: usize, status: u16, close: bool) -> anyhow::Result<()> {
+        let now = clock::now();
+        // Bytes that nobody asked for; the status may be 408 before the other side closes.
+        let Some(flight) = self.connections[at].flight.take() else { return Ok(()) };
+        self.done += 1;
+        self.outcome.answered_in_window += u64::from(self.in_window);
+        let due = self.load.schedule.map(|schedule| self.start + schedule.due(flight.number));
+        let counts = if due.is_some() { flight.number >= self.first } else { self.in_window };
+        if counts && status == 200 {
+            self.outcome.due.saturating_record(now.saturating_sub(due.unwrap_or(flight.sent)));
+            self.outcome.sent.saturating_record(now.saturating_sub(flight.sent));
+            self.outcome.resumed += u64::from(self.connections[at].stream.resumed());
+        } else {
+            self.outcome.refused += u64::from(counts);
+        }
+        let fresh = matches!(self.load.traffic, Traffic::NewConnections { .. });
+        if close && !fresh { self.reopen(at) } else { self.begin(at) }
+    }
+
+    /// The connection is lost, and with it the request under way.
+    fn broken(&mut self, at: usize, error: &io::Error) -> anyhow::Result<()> {
+        let lost = self.connections[at].flight.take().is_some();
+        self.done += u64::from(lost);
+        if self.load.schedule.is_none() && self.in_window {
+            self.outcome.unanswered += u64::from(lost);
+        }
+        self.reconnects += 1;
+        if self.reconnects > MOST_RECONNECTS {
+            bail!("{MOST_RECONNECTS} connections to {} broke, the last with: {error}", self.load.target);
+        }
+        self.reopen(at)
+    }
+
+    fn reopen(&mut self, at: usize) -> anyhow::Result<()> {
+        self.connections[at].stream = open(self.load, &self.epoll, at)?;
+        self.begin(at)
+    }
+
+    fn watch(&self, at: usize, events: EpollFlags) -> anyhow::Result<()> {
+        let mut event = EpollEvent::new(events, at as u64);
+        Ok(self.epoll.modify(self.connections[at].stream.as_fd(), &mut event)?)
+    }
+}
+
+/// Opens a connection that epoll knows by its place.
+fn open(load: &Load, epoll: &Epoll, at: usize) -> anyhow::Result<Stream> {
+    let stream = Stream::open(load.target, load.tls.as_ref())?;
+    stream.socket().set_nonblocking(true)?;
+    if matches!(load.traffic, Traffic::NewConnections { .. }) {
+        // Closed by a reset: thousands of connections a second would use up all ports while they wait out their time.
+        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
+    }
+    epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+    Ok(stream)
+}

@@ -1,0 +1,211 @@
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    sync::Arc,
+};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
+use rustls::{
+    RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::WebPkiClientVerifier,
+};
+
+use super::*;
+use crate::{certificates::Certificates, clock, serve};
+
+fn load(target: SocketAddr) -> Load {
+    Load {
+        target,
+        traffic: Traffic::Http1,
+        connections: 3,
+        schedule: Some(Schedule::per_second(500)),
+        payload: 1024,
+        warmup: Duration::from_millis(100),
+        window: Duration::from_millis(400),
+        tls: None,
+    }
+}
+
+#[test]
+fn the_timer_ticks_again_and_again() {
+    let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+    let timer = requests::ticks(&epoll, clock::now(), Schedule::per_second(1_000)).unwrap();
+    for _ in 0..3 {
+        let mut events = [EpollEvent::empty(); 2];
+        assert_eq!(epoll.wait(&mut events, EpollTimeout::from(10_000_u16)), Ok(1));
+        assert_eq!(events[0].data(), requests::TIMER);
+        timer.wait().unwrap();
+    }
+}
+
+#[test]
+fn every_request_of_the_window_is_accounted_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || serve::serve(&listener).unwrap());
+    let mut moments = Vec::new();
+    let outcome = drive(&load(target), |moment| moments.push(moment)).unwrap();
+    assert_eq!(moments, [Moment::Begin, Moment::End]);
+    assert_eq!((outcome.requests, outcome.unanswered, outcome.refused), (200, 0, 0));
+    assert_eq!(outcome.due.len(), 200);
+    // A request is never sent before it is due.
+    assert!(outcome.due.max() >= outcome.sent.min());
+    assert!(outcome.due.mean() >= outcome.sent.mean());
+}
+
+#[test]
+fn requests_that_wait_for_a_stalled_server_count_from_when_they_were_due() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    let (outcome, begun) = std::thread::scope(|scope| {
+        let (told, begun) = std::sync::mpsc::sync_channel(2);
+        let driving = scope.spawn(move || {
+            let stalled = Load { connections: 1, warmup: Duration::ZERO, ..load(target) };
+            drive(&stalled, |moment| told.send(moment).unwrap())
+        });
+        // Nothing is answered until the window is over.
+        let moments = [begun.recv().unwrap(), begun.recv().unwrap()];
+        std::thread::spawn(move || serve::serve(&listener).unwrap());
+        (driving.join().unwrap().unwrap(), moments)
+    });
+    assert_eq!(begun, [Moment::Begin, Moment::End]);
+    assert_eq!((outcome.requests, outcome.unanswered, outcome.answered_in_window), (200, 0, 0));
+    // The first was due 400 ms before the end; all but it were sent after the end.
+    assert!(outcome.due.max() >= 390_000_000, "{}", outcome.due.max());
+    assert!(outcome.due.value_at_quantile(0.5) >= 190_000_000);
+    assert!(outcome.sent.value_at_quantile(0.5) < outcome.due.value_at_quantile(0.5));
+}
+
+#[test]
+fn answers_other_than_200_are_no_latencies() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+    });
+    let one = Load { connections: 1, ..load(target) };
+    let outcome = drive(&one, |_| ()).unwrap();
+    assert_eq!(outcome.due.len(), 0);
+    assert_eq!(outcome.refused + outcome.unanswered, 200);
+    assert!(outcome.refused > 0);
+}
+
+/// The server of a protocol, on a thread of its own.
+fn server(protocol: Protocol) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || serve::run_on(protocol, listener).unwrap());
+    target
+}
+
+#[test]
+fn without_a_schedule_every_connection_goes_on_when_it_has_its_answer() {
+    let closed = Load { schedule: None, ..load(server(Protocol::Http1)) };
+    let mut moments = Vec::new();
+    let outcome = drive(&closed, |moment| moments.push(moment)).unwrap();
+    assert_eq!(moments, [Moment::Begin, Moment::End]);
+    assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
+    assert!(outcome.requests > 3, "{}", outcome.requests);
+    assert_eq!((outcome.due.len(), outcome.answered_in_window), (outcome.requests, outcome.requests));
+}
+
+#[test]
+fn http2_keeps_its_streams_busy() {
+    let traffic = Traffic::Http2 { streams: 4 };
+    let outcome = drive(&Load { schedule: None, traffic, ..load(server(Protocol::Http2)) }, |_| ()).unwrap();
+    assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
+    assert!(outcome.requests > 12, "{}", outcome.requests);
+    assert_eq!(outcome.due.len(), outcome.requests);
+}
+
+#[test]
+fn bytes_are_counted_in_millions() {
+    let traffic = Traffic::Bytes;
+    let outcome = drive(&Load { schedule: None, traffic, ..load(server(Protocol::Tcp)) }, |_| ()).unwrap();
+    assert!(outcome.answered_in_window > 1, "{}", outcome.answered_in_window);
+}
+
+#[test]
+fn held_connections_are_in_use_until_they_are_dropped() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut idle = Idle::new(listener.local_addr().unwrap(), None);
+    let accepting = std::thread::spawn(move || {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        let accept = |_| {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 1_024]).unwrap() > 0);
+            stream.write_all(answer).unwrap();
+            stream
+        };
+        (0..5).map(accept).collect::<Vec<_>>()
+    });
+    idle.grow(3).unwrap();
+    idle.grow(5).unwrap();
+    let mut streams = accepting.join().unwrap();
+    drop(idle);
+    assert!(streams.iter_mut().all(|stream| stream.read(&mut [0; 8]).unwrap() == 0));
+}
+
+/// Wants a client certificate, answers one request a connection, hands out tickets.
+fn tls_server(certificates: &Certificates) -> SocketAddr {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&certificates.root).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build().unwrap();
+    let own = &certificates.server;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![CertificateDer::from_pem_file(&own.certificate).unwrap()],
+            PrivateKeyDer::from_pem_file(&own.key).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let config = Arc::new(config);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let connection = ServerConnection::new(config.clone()).unwrap();
+            let mut stream = StreamOwned::new(connection, stream.unwrap());
+            std::thread::spawn(move || {
+                let mut input = vec![0; 4_096];
+                let mut filled = 0;
+                while !input[..filled].ends_with(b"xxx") {
+                    match stream.read(&mut input[filled..]) {
+                        // At the end the client leaves as it is.
+                        Ok(0) | Err(_) => return,
+                        Ok(length) => filled += length,
+                    }
+                }
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                let _ = stream.read(&mut [0; 8]);
+            });
+        }
+    });
+    target
+}
+
+#[test]
+fn every_request_can_have_a_connection_of_its_own_that_resumes_only_if_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let certificates = Certificates::make(folder.path()).unwrap();
+    let target = tls_server(&certificates);
+    for resume in [false, true] {
+        let traffic = Traffic::NewConnections { resume };
+        let tls = Some(Tls::new(&certificates, resume).unwrap());
+        let outcome = drive(&Load { schedule: None, traffic, tls, ..load(target) }, |_| ()).unwrap();
+        assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
+        assert!(outcome.requests > 3, "{}", outcome.requests);
+        assert_eq!(outcome.resumed > 0, resume, "{} of {}", outcome.resumed, outcome.requests);
+    }
+}

@@ -1,0 +1,210 @@
+//! What every benchmark does around its turns: it is told how, moves out of the machine's way, notes where it is, and
+//! says how far it got.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, ensure};
+use skysail_core::stdio;
+use tempfile::TempDir;
+
+use crate::{
+    accounting,
+    certificates::Certificates,
+    child, namespace,
+    peers::{Peer, Places},
+    report::{Machine, Program},
+    topology::Setup,
+};
+
+/// How to take turns.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Turns {
+    /// Proxies to measure; by default all that are installed.
+    #[arg(long, value_name = "PEER,…", value_delimiter = ',', value_enum)]
+    pub(crate) peers: Vec<Peer>,
+
+    /// How long each turn is measured.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    pub(crate) seconds: Duration,
+
+    /// How long the load is applied before.
+    #[arg(long, value_name = "SECONDS", default_value = "1.5", value_parser = seconds)]
+    pub(crate) warmup: Duration,
+
+    /// How often every peer takes its turn.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+
+    /// Envoy's program; by default ~/.cache/skysail/envoy-1.40.0/envoy, then the one in PATH.
+    #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
+    envoy: Option<PathBuf>,
+
+    /// Another build of skysail or skysail-proxy to measure instead of this one.
+    #[arg(long, value_name = "FILE")]
+    skysail: Option<PathBuf>,
+
+    /// What is printed at the end.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+
+    /// Leave scheduling to the kernel's defaults even where real-time scheduling is permitted.
+    #[arg(long)]
+    no_realtime: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Output {
+    /// Tables in Markdown.
+    Table,
+    /// What the result file holds.
+    Json,
+}
+
+impl Turns {
+    /// The peers that take part, with their programs.
+    pub(crate) fn programs(&self, usual: &[Peer]) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
+        let places = Places { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
+        let mut asked = self.peers.clone();
+        keep_first(&mut asked);
+        Peer::choose(&asked, usual, &places)
+    }
+}
+
+/// Where the turns are taken.
+pub(crate) struct Stage {
+    pub(crate) setup: Setup,
+    pub(crate) machine: Machine,
+    /// Holds all files of the run, and goes with it.
+    _folder: TempDir,
+}
+
+impl Stage {
+    /// Real-time scheduling and a network namespace where they may be had, a folder, certificates. The process must have one thread only, as
+    /// the kernel wants for namespaces.
+    pub(crate) fn enter(turns: &Turns) -> anyhow::Result<Self> {
+        ensure!(
+            accounting::available(),
+            "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
+        );
+        let scheduling = if turns.no_realtime {
+            Err("not asked for".to_owned())
+        } else {
+            child::set_realtime(child::OBSERVER).map_err(|error| error.to_string())
+        };
+        let network = namespace::enter();
+        for (what, error) in [
+            ("real-time scheduling", scheduling.as_ref().err().cloned().filter(|_| !turns.no_realtime)),
+            ("a network namespace of its own", network.as_ref().err().map(ToString::to_string)),
+        ] {
+            if let Some(error) = error {
+                stdio::tell(format_args!("going on without {what}: {error}"));
+            }
+        }
+        let folder =
+            tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
+        let setup = Setup {
+            executable: std::env::current_exe().context("finding this program's file")?,
+            folder: folder.path().to_owned(),
+            certificates: Certificates::make(folder.path())?,
+            realtime: scheduling.is_ok(),
+        };
+        Ok(Self { setup, machine: machine(scheduling.err().as_deref(), &network), _folder: folder })
+    }
+}
+
+fn machine(no_realtime: Option<&str>, network: &io::Result<()>) -> Machine {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpu = text("/proc/cpuinfo");
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    Machine {
+        kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
+        cpu: cpu.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned()),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        load: text("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default(),
+        network: match network {
+            Ok(()) => "own namespace".to_owned(),
+            Err(error) => format!("the machine's loopback: {error}"),
+        },
+        congestion_control: namespace::congestion_control(),
+        scheduling: no_realtime
+            .map_or_else(|| "SCHED_RR".to_owned(), |reason| format!("SCHED_OTHER: {reason}")),
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// What the programs say they are, by peer.
+pub(crate) fn versions(peers: &[(Peer, PathBuf)]) -> BTreeMap<String, Program> {
+    peers.iter().map(|(peer, program)| (peer.name().to_owned(), version(*peer, program))).collect()
+}
+
+fn version(peer: Peer, program: &Path) -> Program {
+    let output = std::process::Command::new(program).arg(peer.version_argument()).output();
+    let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
+    Program { file: program.display().to_string(), version: line.to_owned() }
+}
+
+/// Fails, naming the option, if a file cannot be written, which is found out without leaving anything behind.
+pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let checked = if file.exists() {
+        fs::OpenOptions::new().append(true).open(file).map(drop)
+    } else {
+        tempfile::tempfile_in(folder).map(drop)
+    };
+    checked.with_context(|| format!("{option} {}: it cannot be written", file.display()))
+}
+
+/// Drops what was given before: a turn is known by its settings.
+pub(crate) fn keep_first<T: PartialEq>(values: &mut Vec<T>) {
+    let mut kept = Vec::with_capacity(values.len());
+    for value in values.drain(..) {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    *values = kept;
+}
+
+/// A duration as people say it.
+pub(crate) fn minutes(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds < 100 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
+}
+
+/// A number of seconds on the command line.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds @ 0.1..=3_600.0) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("a number of seconds from 0.1 to 3600 is needed".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_twice_counts_once() {
+        let mut connections = vec![4, 2, 4, 4, 8];
+        keep_first(&mut connections);
+        assert_eq!(connections, [4, 2, 8]);
+    }
+
+    #[test]
+    fn durations_are_told_in_what_suits_them() {
+        assert_eq!(minutes(Duration::from_secs(99)), "99 s");
+        assert_eq!(minutes(Duration::from_secs(121)), "3 min");
+        assert!(seconds("nan").is_err() && seconds("0").is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! The client's side of a connection, plain or with mutual TLS: what the generators read from and write to.
+//!
+//! TLS is as in a mesh and the same for every peer: 1.3, AES-128-GCM, X25519, ECDSA P-256, a client certificate.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use rustls::{
+    ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned,
+    client::Resumption,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+
+use crate::certificates::Certificates;
+
+/// How to speak TLS, and to whom.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    config: Arc<ClientConfig>,
+    server: ServerName<'static>,
+}
+
+impl Tls {
+    /// As the client of these certificates; `resume` offers the server its own tickets on later connections.
+    pub(crate) fn new(certificates: &Certificates, resume: bool) -> anyhow::Result<Self> {
+        /// Tickets kept: more than any load has connections under way.
+        const TICKETS: usize = 4_096;
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&certificates.root)?)?;
+        let own = &certificates.client;
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(&own.certificate)?.collect();
+        let provider = CryptoProvider {
+            cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
+            kx_groups: vec![aws_lc_rs::kx_group::X25519],
+            ..aws_lc_rs::default_provider()
+        };
+        let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain?, PrivateKeyDer::from_pem_file(&own.key)?)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.resumption =
+            if resume { Resumption::in_memory_sessions(TICKETS) } else { Resumption::disabled() };
+        let server = ServerName::try_from(certificates.server.dns.clone())?;
+        Ok(Self { config: Arc::new(config), server })
+    }
+}
+
+/// One connection to what is measured.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// Opens a connection. It blocks, which on loopback takes no longer than the call itself. The handshake of TLS comes
+    /// with the first reads and writes.
+    pub(crate) fn open(target: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(target).with_context(|| format!("cannot connect to {target}"))?;
+        stream.set_nodelay(true)?;
+        let Some(tls) = tls else { return Ok(Self::Plain(stream)) };
+        let connection = ClientConnection::new(tls.config.clone(), tls.server.clone())?;
+        Ok(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
+    }
+
+    /// The socket itself.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => &stream.sock,
+        }
+    }
+
+    /// Whether bytes wait for the socket to take them; otherwise a call that would block waits for the other side.
+    pub(crate) fn wants_write(&self) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Tls(stream) => stream.conn.wants_write(),
+        }
+    }
+
+    /// Whether bytes that were written are not yet the kernel's.
+    pub(crate) fn holds_output(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.conn.wants_write(),
+        }
+    }
+
+    /// Whether its session is the continuation of an earlier one.
+    pub(crate) fn resumed(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.conn.handshake_kind() == Some(HandshakeKind::Resumed),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(buffer),
+            Self::Tls(stream) => stream.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
