@@ -53,6 +53,7 @@ pub(crate) mod buffer;
 pub mod http1;
 pub(crate) mod http2;
 pub(crate) mod socket;
+pub(crate) mod splice;
 pub(crate) mod timer;
 
 // The decisions: pure and synchronous.

@@ -23,6 +23,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::client::SendRequest;
+use skysail_identity::Connector;
 use tokio::sync::Notify;
 
 use crate::{
@@ -113,7 +114,7 @@ pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
     /// The TLS configuration it was made with.
-    config: Option<Arc<rustls::ClientConfig>>,
+    config: Option<Arc<Connector>>,
     /// Requests it has served.
     pub(crate) served: Cell<u32>,
     /// The peer remembers who we are, so it need not be told with every request.
@@ -258,7 +259,7 @@ impl Pool {
     }
 
     /// An idle connection that can be used.
-    pub(crate) fn take(&self, host: &Host, config: Option<&Arc<rustls::ClientConfig>>) -> Option<Upstream> {
+    pub(crate) fn take(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
         loop {
             let mut upstream = host.idle.borrow_mut().pop()?;
             if upstream.link.uses(config) && upstream.is_quiet() {
@@ -268,7 +269,7 @@ impl Pool {
     }
 
     /// A share of a connection of HTTP/2.
-    pub(crate) fn share(&self, host: &Host, config: Option<&Arc<rustls::ClientConfig>>) -> Option<Upstream> {
+    pub(crate) fn share(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
         let mut cx = Context::from_waker(Waker::noop());
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
@@ -310,7 +311,7 @@ impl Pool {
         place: Place,
         stream: &Stream,
         peer: Peer,
-        config: Option<Arc<rustls::ClientConfig>>,
+        config: Option<Arc<Connector>>,
     ) -> Rc<Link> {
         bump(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
@@ -434,7 +435,7 @@ impl Multiplexed {
 
 impl Link {
     /// Whether it was made with this TLS configuration.
-    fn uses(&self, config: Option<&Arc<rustls::ClientConfig>>) -> bool {
+    fn uses(&self, config: Option<&Arc<Connector>>) -> bool {
         match (&self.config, config) {
             (None, None) => true,
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),

@@ -112,13 +112,11 @@ impl Remote {
             Some(RemoteTls::Fixed(config, name)) => (Arc::clone(config), name.clone()),
             Some(RemoteTls::Cluster(tls)) => {
                 let configs = tls.config.load_full().ok_or("the certificates for TLS have not come yet")?;
-                let mut config = (*configs.own).clone();
-                config.alpn_protocols = vec![b"h2".to_vec()];
                 let name = match &tls.sni {
                     Some(name) => name.clone(),
                     None => ServerName::try_from(host.clone())?,
                 };
-                (Arc::new(config), name)
+                (Arc::new(configs.own.config(&[b"h2"])), name)
             }
         };
         let stream = tokio_rustls::TlsConnector::from(config).connect(name, tcp).await?;

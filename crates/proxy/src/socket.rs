@@ -18,13 +18,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
 };
 
-use crate::{buffer::Buffer, peer::Peer, timer::Timer};
+use crate::{buffer::Buffer, peer::Peer, splice::Pipe, timer::Timer};
 
 /// How long a peer's end is waited for after our own.
 const LINGER: Duration = Duration::from_secs(1);
@@ -83,34 +84,41 @@ impl Stream {
         Peer::certified(names, principal)
     }
 
-    /// Ends TLS of a client here. What was read already is part of the handshake.
-    pub(crate) async fn accept_tls(&mut self, config: Arc<rustls::ServerConfig>) -> io::Result<()> {
-        let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
+    /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.
+    /// What was read already is part of the handshake.
+    pub(crate) async fn accept_tls(
+        &mut self,
+        acceptor: &Acceptor,
+        offered: &[Box<[u8]>],
+    ) -> io::Result<bool> {
+        let session = acceptor.accept(offered).map_err(io::Error::other)?;
         self.handshake(rustls::Connection::Server(session)).await
     }
 
-    /// Begins TLS with a server.
+    /// Begins TLS with a server at an address; true when a session is resumed.
     pub(crate) async fn connect_tls(
         &mut self,
-        config: Arc<rustls::ClientConfig>,
+        connector: &Connector,
         name: rustls::pki_types::ServerName<'static>,
-    ) -> io::Result<()> {
-        let session = rustls::ClientConnection::new(config, name).map_err(io::Error::other)?;
+        address: SocketAddr,
+    ) -> io::Result<bool> {
+        let session = connector.connect(name, address).map_err(io::Error::other)?;
         self.handshake(rustls::Connection::Client(session)).await
     }
 
-    async fn handshake(&mut self, mut rustls: rustls::Connection) -> io::Result<()> {
+    async fn handshake(&mut self, mut rustls: rustls::Connection) -> io::Result<bool> {
         rustls.set_buffer_limit(Some(64 * 1024));
         let raw = std::mem::take(&mut self.input);
         self.received = 0;
         self.tls = Some(Box::new(Session { rustls, raw, waiting: 0, ended: false, closing: false }));
         let Self { tcp, tls, .. } = self;
-        let Some(session) = tls else { return Ok(()) };
+        let Some(session) = tls else { return Ok(false) };
         poll_fn(|cx| {
             loop {
                 ready!(session.poll_flush(tcp, cx))?;
                 if !session.rustls.is_handshaking() {
-                    return Poll::Ready(Ok(()));
+                    let resumed = resumption::is_resumed(&session.rustls);
+                    return Poll::Ready(resumed.map_err(io::Error::other));
                 }
                 if session.ended {
                     return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -210,6 +218,39 @@ impl Stream {
         };
         self.sent += count as u64;
         Poll::Ready(Ok(count))
+    }
+
+    /// Whether its bytes are the socket's, so that they may pass through a [`Pipe`].
+    pub(crate) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// Fills an empty pipe with what is there; 0 is the peer's end. What is in `input` came before.
+    pub(crate) fn poll_fill_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.tcp.poll_read_ready(cx))?;
+            match self.tcp.try_io(Interest::READABLE, || pipe.fill(&self.tcp)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                filled => {
+                    let count = filled?;
+                    self.received += count as u64;
+                    return Poll::Ready(Ok(count));
+                }
+            }
+        }
+    }
+
+    /// Writes all that is in a pipe; ready when the kernel has it. What is in `output` must have gone before.
+    pub(crate) fn poll_drain_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<()>> {
+        while !pipe.is_empty() {
+            ready!(self.tcp.poll_write_ready(cx))?;
+            match self.tcp.try_io(Interest::WRITABLE, || pipe.drain(&self.tcp)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                drained => self.sent += drained? as u64,
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.

@@ -23,12 +23,15 @@ use crate::{
     pool::{Link, Upstream},
     route,
     socket::Stream,
+    splice::Pipe,
     telemetry::{self, Record},
     timer::{Timer, earlier},
     upstream::{self, Offer},
     wire::Wire,
 };
 
+/// Fewer bytes at once than this are copied.
+const LITTLE: usize = 4 * 1024;
 /// How often the bytes of a long connection are counted.
 const REPORT: Duration = Duration::from_secs(5);
 
@@ -36,7 +39,7 @@ const REPORT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
-    let connected = connect(worker, &downstream.origin, &proxy).await;
+    let connected = Box::pin(connect(worker, &downstream.origin, &proxy)).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
         Err(error) => {
@@ -162,6 +165,14 @@ fn log(worker: &Worker, proxy: &TcpProxy, record: &Record<'_>) {
     }
 }
 
+/// Whether an error is about splicing as such. With an empty pipe, `splice` says so before it has taken anything.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied
+    )
+}
+
 /// How a stretch of a tunnel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -187,8 +198,23 @@ pub(crate) struct Tunnel {
 #[derive(Default)]
 struct Way {
     state: State,
+    /// How the next bytes go.
+    passage: Passage,
+    /// Bytes that passed through no buffer and are yet to be written.
+    pipe: Option<Pipe>,
     /// The sender may say who it is before all else.
     greeted: Option<Met>,
+}
+
+/// How bytes pass. A pipe saves the copies, and costs more than they do where there is little to copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Passage {
+    #[default]
+    Buffers,
+    /// There is so much that a block was not enough.
+    Pipe,
+    /// There is none; some sandboxes refuse it.
+    NoPipe,
 }
 
 /// What came of a greeting.
@@ -256,9 +282,10 @@ impl Tunnel {
 impl Way {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
-            if ready!(to.poll_flush(cx)).is_err() {
+            if ready!(self.poll_flush(cx, to)).is_err() {
                 // Nothing more gets there, but what came from there may still be on its way.
                 to.output.clear();
+                self.pipe = None;
                 self.state = State::Done;
             }
             if self.state == State::Done {
@@ -276,13 +303,48 @@ impl Way {
                     self.state = State::Done;
                 }
                 State::Open => {
-                    from.rest();
-                    if ready!(from.poll_fill(cx))? == 0 {
+                    if ready!(self.poll_fill(cx, from, to.is_plain()))? == 0 {
                         self.state = State::Ending;
                     }
                 }
             }
         }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
+        ready!(to.poll_flush(cx))?;
+        match &mut self.pipe {
+            Some(pipe) => to.poll_drain_pipe(cx, pipe),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Takes more from the sender; 0 is its end. All that was taken before must have been passed on.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream, plain: bool) -> Poll<io::Result<usize>> {
+        from.rest();
+        if self.passage == Passage::Pipe && self.pipe.is_none() {
+            self.pipe = Pipe::lend();
+        }
+        if let Some(pipe) = &mut self.pipe {
+            let filled = from.poll_fill_pipe(cx, pipe);
+            match &filled {
+                Poll::Ready(Ok(count)) if *count >= LITTLE => return filled,
+                Poll::Ready(Ok(_)) => self.passage = Passage::Buffers,
+                Poll::Ready(Err(error)) if is_refusal(error) => self.passage = Passage::NoPipe,
+                Poll::Ready(Err(_)) | Poll::Pending => {}
+            }
+            if pipe.is_empty() {
+                self.pipe = None;
+            }
+            if self.passage != Passage::NoPipe {
+                return filled;
+            }
+        }
+        let count = ready!(from.poll_fill(cx))?;
+        if from.input.is_full() && self.passage == Passage::Buffers && plain && from.is_plain() {
+            self.passage = Passage::Pipe;
+        }
+        Poll::Ready(Ok(count))
     }
 
     /// Takes a greeting off the front. True while it is not yet known whether there is one.
@@ -300,5 +362,105 @@ impl Way {
             Greeting::Incomplete | Greeting::Absent => self.greeted = Some(Met::Known(None)),
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// Two ends of a TCP connection.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    fn noise(length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        fastrand::Rng::with_seed(3).fill(&mut bytes);
+        bytes
+    }
+
+    /// Sends all of it while reading as much at the other end.
+    async fn pass(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
+        let mut got = vec![0; bytes.len()];
+        let (sent, read) = tokio::join!(from.write_all(bytes), to.read_exact(&mut got));
+        sent.unwrap();
+        read.unwrap();
+        assert!(got == bytes);
+    }
+
+    #[tokio::test]
+    async fn much_goes_through_a_pipe_and_little_through_buffers() {
+        let (mut client, near) = connected().await;
+        let (far, mut server) = connected().await;
+        let (mut near, mut far) = (Stream::new(near), Stream::new(far));
+        let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
+        let much = noise(5_000_000);
+        // Runs the tunnel as long as the peers have something to do.
+        macro_rules! meanwhile {
+            ($peers:expr) => {
+                tokio::select! {
+                    ended = tunnel.run(&mut near, &mut far, &mut timer, None, None) => panic!("{ended:?}"),
+                    () = $peers => {}
+                }
+            };
+        }
+        meanwhile!(pass(&mut client, &mut server, b"hello"));
+        assert_eq!(tunnel.up.passage, Passage::Buffers);
+        // What a block holds is copied; what a socket holds beyond it is not.
+        client.write_all(&much[..100_000]).await.unwrap();
+        meanwhile!(async {
+            server.read_exact(&mut vec![0; 100_000]).await.unwrap();
+        });
+        meanwhile!(pass(&mut client, &mut server, &much));
+        meanwhile!(async {
+            pass(&mut client, &mut server, &much).await;
+            pass(&mut server, &mut client, &much).await;
+        });
+        meanwhile!(pass(&mut client, &mut server, b"bye"));
+        assert!(tunnel.up.pipe.is_none() && tunnel.down.pipe.is_none(), "an idle connection holds a pipe");
+        let up = 5 + 100_000 + 2 * 5_000_000 + 3;
+        assert_eq!((near.received, far.sent, far.received, near.sent), (up, up, 5_000_000, 5_000_000));
+        assert!(!near.input.has_memory() && !far.output.has_memory());
+
+        // The other way still passes after one has ended.
+        client.shutdown().await.unwrap();
+        meanwhile!(async {
+            assert_eq!(server.read(&mut [0]).await.unwrap(), 0);
+            pass(&mut server, &mut client, &much).await;
+        });
+        drop(server);
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None).await;
+        assert_eq!(ended, Ended::Closed);
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_leaves_ends_its_way_and_keeps_nothing() {
+        let (mut client, near) = connected().await;
+        let (far, server) = connected().await;
+        let (mut near, mut far) = (Stream::new(near), Stream::new(far));
+        let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
+        // It reads nothing, so the pipe fills up; then it is gone, with bytes unread.
+        let much = noise(20_000_000);
+        let sender = tokio::spawn(async move { client.write_all(&much).await });
+        tokio::select! {
+            ended = tunnel.run(&mut near, &mut far, &mut timer, None, None) => panic!("{ended:?}"),
+            () = async {
+                while server.peek(&mut [0; 65_536]).await.unwrap() < 65_536 {}
+            } => {}
+        }
+        drop(server);
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None).await;
+        assert_eq!(ended, Ended::Closed);
+        drop((near, far, tunnel));
+        assert!(sender.await.unwrap().is_err());
     }
 }

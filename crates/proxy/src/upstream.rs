@@ -12,6 +12,7 @@ use std::{
 };
 
 use rustls::pki_types::ServerName;
+use skysail_identity::Connector;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -64,7 +65,7 @@ impl Offer {
     }
 
     /// Of the configurations, the one that offers this.
-    fn config(self, configs: &ClientConfigs) -> &Arc<rustls::ClientConfig> {
+    fn config(self, configs: &ClientConfigs) -> &Arc<Connector> {
         match (self.protocol, self.istio) {
             (Spoken::Http1, true) => &configs.istio_http1,
             (Spoken::Http2, true) => &configs.istio_h2,
@@ -84,7 +85,7 @@ fn reuse(
     pool: &Pool,
     host: &Host,
     offer: Offer,
-    config: Option<&Arc<rustls::ClientConfig>>,
+    config: Option<&Arc<Connector>>,
 ) -> Option<Upstream> {
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
@@ -109,7 +110,8 @@ pub(crate) async fn get(
         let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh;
         if !soon {
             match pool.admit(host) {
-                Ok(place) => return open(pool, host, offer, config, shared, place).await,
+                // Boxed: a request seldom opens one, and its future is held by every connection that waits.
+                Ok(place) => return Box::pin(open(pool, host, offer, config, shared, place)).await,
                 Err(Full) if waiting.is_none() => {
                     waiting = Some(pool.pending().ok_or_else(|| Error::new(Kind::Overflow))?);
                 }
@@ -130,7 +132,7 @@ async fn open(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
     offer: Offer,
-    config: Option<Arc<rustls::ClientConfig>>,
+    config: Option<Arc<Connector>>,
     shared: &Shared,
     place: Place,
 ) -> Result<Upstream, Error> {
@@ -214,7 +216,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
 
 async fn establish(
     endpoint: &Endpoint,
-    config: Option<Arc<rustls::ClientConfig>>,
+    config: Option<Arc<Connector>>,
     source: Option<IpAddr>,
     shared: &Shared,
 ) -> Result<(Stream, Peer), Error> {
@@ -227,7 +229,7 @@ async fn establish(
     let name = server_name(endpoint);
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
-    stream.connect_tls(config, name).await.map_err(failed)?;
+    stream.connect_tls(&config, name, endpoint.address).await.map_err(failed)?;
     let peer = stream.peer(shared.principal());
     Ok((stream, peer))
 }
@@ -247,7 +249,7 @@ async fn dial(address: SocketAddr, source: Option<IpAddr>, mark: Option<u32>) ->
     TcpSocket::from_std_stream(socket.into()).connect(address).await
 }
 
-fn client_config(tls: Option<&ClientTls>, offer: Offer) -> Result<Option<Arc<rustls::ClientConfig>>, Error> {
+fn client_config(tls: Option<&ClientTls>, offer: Offer) -> Result<Option<Arc<Connector>>, Error> {
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {

@@ -12,13 +12,16 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use skysail_core::SpiffeId;
-use skysail_identity::{Authority, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
+use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
 use skysail_proxy::config::{
     FilterChain, Listener,
     http::{ClientCertDetails, ForwardClientCert, MetadataExchange},
     listener::{ChainMatch, Direction, Inspect, Terminal, Transport},
+    policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+    text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
+use skysail_proxy::telemetry;
 use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp};
 
 /// Certificates of one mesh.
@@ -44,13 +47,13 @@ impl Mesh {
     }
 
     fn server(&self, account: &str, accepts: &str) -> Arc<ServerTls> {
-        let config =
-            self.spec(account, accepts, &[b"istio-http/1.1", b"istio-peer-exchange"]).server().unwrap();
-        Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from(Some(config))) })
+        let spec = self.spec(account, accepts, &[b"istio-http/1.1", b"istio-peer-exchange"]);
+        let acceptor = Acceptor::new(&spec).unwrap();
+        Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) })
     }
 
     fn client(&self, account: &str, accepts: &str) -> Arc<ClientTls> {
-        let with = |alpn: &[&[u8]]| self.spec(account, accepts, alpn).client().unwrap();
+        let with = |alpn: &[&[u8]]| Arc::new(Connector::new(&self.spec(account, accepts, alpn)).unwrap());
         let configs = ClientConfigs {
             own: with(&[b"istio-peer-exchange"]),
             http2: with(&[b"h2"]),
@@ -101,6 +104,64 @@ async fn two_proxies_speak_mutual_tls() {
     }
     assert_eq!(behind.workers().clusters().await[0].requests_total, 3);
     assert_eq!(before.workers().clusters().await[0].connections_total, 1);
+}
+
+/// Lets only this service account pass.
+fn only(account: &str) -> Arc<Policy> {
+    let name = SpiffeId::new("cluster.local", "default", account).to_string();
+    let rule = Rule {
+        name: "rule".into(),
+        permissions: vec![Permission::Any],
+        principals: vec![Principal::Authenticated(Some(TextMatch::Exact(name.into_bytes().into())))],
+    };
+    let rules = Rules { action: RuleAction::Allow, rules: vec![rule] };
+    Arc::new(Policy { rules: Some(rules), shadow: None, stat_prefix: "".into() })
+}
+
+/// The name of a client is known from its session as from its certificate, and new roots end the session.
+#[tokio::test]
+async fn a_resumed_connection_is_authorized_like_any_other() {
+    let mesh = Mesh::new();
+    let mut spec = mesh.spec("server", "", &[b"istio-http/1.1"]);
+    let check = spec.peer.as_mut().unwrap();
+    check.names = vec![];
+    let roots = Arc::clone(&check.roots);
+    let acceptor = Acceptor::new(&spec).unwrap();
+    let inbound = Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) });
+    let terminal = http(|manager, _| {
+        manager.policies = vec![only("client")];
+        let forward = ForwardClientCert::AppendForward;
+        manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };
+    });
+    let behind = Proxy::start(listener(terminal, Some(inbound)), vec![cluster(&[echo().await], None)]).await;
+    let resumed = async || {
+        let metrics = telemetry::collect(behind.workers().scrape().await, &behind.local, None);
+        let of = |name: &str| {
+            let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        (of("envoy_listener_ssl_handshake{"), of("envoy_listener_ssl_session_reused{"))
+    };
+    for (account, status, counted) in [("client", 200, (3, 2)), ("stranger", 403, (6, 4))] {
+        let tls = mesh.client(account, "server");
+        let mut one_by_one = cluster(&[behind.address], Some(&tls));
+        one_by_one.max_requests_per_connection = Some(1);
+        let terminal = http(|manager, _| manager.istio_alpn = true);
+        let before = Proxy::start(listener(terminal, None), vec![one_by_one]).await;
+        let mut client = before.connect().await;
+        for _ in 0..3 {
+            client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            let (head, body) = client.message().await;
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}{body}");
+            assert_eq!(body.contains("URI=spiffe://cluster.local/ns/default/sa/client"), status == 200, "{body}");
+        }
+        assert_eq!(resumed().await, counted);
+        roots.set(Arc::new(Authority::ephemeral().unwrap().roots().unwrap()));
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 503 "), "{head}{body}");
+        roots.set(Arc::new(mesh.0.roots().unwrap()));
+    }
 }
 
 #[tokio::test]
@@ -189,7 +250,7 @@ async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
     let matches = &mut Arc::get_mut(&mut inbound.chains[0]).unwrap().matches;
     matches.application_protocols = vec!["istio".into()];
     let inbound = Proxy::start(inbound, vec![cluster(&[echo().await], None)]).await;
-    let offer = mesh.spec("client", "server", &[b"istio"]).client().unwrap();
+    let offer = Arc::new(Connector::new(&mesh.spec("client", "server", &[b"istio"])).unwrap());
     let configs = ClientConfigs { own: Arc::clone(&offer), http2: Arc::clone(&offer), istio_http1: Arc::clone(&offer), istio_h2: offer };
     let config = Arc::new(ArcSwapOption::from_pointee(configs));
     let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]) });

@@ -1,17 +1,17 @@
 //! TLS on either side, as the request path uses it.
 //!
-//! Certificates are live: a handle's rustls configuration is replaced when a certificate is renewed or the
-//! trust changes, and each handshake takes the newest.
+//! Certificates are live: each handshake takes the newest certificate and what is trusted by then.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use skysail_identity::{Acceptor, Connector};
 
 /// Terminating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext`.
 #[derive(Debug)]
 pub struct ServerTls {
     /// `None` until the secrets it names have arrived: connections are closed until then.
-    pub config: Arc<ArcSwapOption<rustls::ServerConfig>>,
+    pub config: Arc<ArcSwapOption<Acceptor>>,
 }
 
 /// Originating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext`.
@@ -30,11 +30,11 @@ pub struct ClientTls {
 #[derive(Debug)]
 pub struct ClientConfigs {
     /// With the context's own list.
-    pub own: Arc<rustls::ClientConfig>,
+    pub own: Arc<Connector>,
     /// The same for HTTP/2: `h2`, where the context has no list.
-    pub http2: Arc<rustls::ClientConfig>,
+    pub http2: Arc<Connector>,
     /// Offering `istio-http/1.1`, `istio-http/1.0`, `http/1.1`, and so on: what filter `istio.alpn` asks for HTTP/1.
-    pub istio_http1: Arc<rustls::ClientConfig>,
+    pub istio_http1: Arc<Connector>,
     /// Offering `istio-h2`, `h2`: the same for HTTP/2.
-    pub istio_h2: Arc<rustls::ClientConfig>,
+    pub istio_h2: Arc<Connector>,
 }

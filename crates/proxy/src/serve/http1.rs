@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
-pub(super) async fn run(
+pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Accepted,
     manager: &Arc<HttpManager>,

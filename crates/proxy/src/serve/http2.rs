@@ -32,7 +32,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves a connection.
-pub(super) async fn run(worker: &Rc<Worker>, connection: Connection, manager: &Arc<HttpManager>) {
+pub(crate) async fn run(worker: &Rc<Worker>, connection: Connection, manager: &Arc<HttpManager>) {
     let Connection { stream, mut timer, mut origin, registered } = connection;
     let handshake = h2::server::Builder::new()
         .initial_window_size(http2::STREAM_WINDOW)

@@ -1,7 +1,7 @@
 //! HTTP on a downstream connection: which version the client speaks, and its requests, each told by `story`.
 
-mod http1;
-mod http2;
+pub(crate) mod http1;
+pub(crate) mod http2;
 
 use std::{rc::Rc, sync::Arc};
 

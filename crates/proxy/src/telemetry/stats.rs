@@ -97,6 +97,7 @@ set! {
         cx_active: Gauge "envoy_listener_downstream_cx_active",
         no_filter_chain: Counter "envoy_listener_no_filter_chain_match",
         tls_handshakes: Counter "envoy_listener_ssl_handshake",
+        tls_resumed: Counter "envoy_listener_ssl_session_reused",
         tls_errors: Counter "envoy_listener_ssl_connection_error",
         rbac_allowed: Counter "envoy_tcp_rbac_allowed",
         rbac_denied: Counter "envoy_tcp_rbac_denied",

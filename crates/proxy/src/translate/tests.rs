@@ -180,7 +180,7 @@ fn secrets_make_contexts_usable() {
     tls.refresh().unwrap();
     assert!(contexts.iter().all(|context| client_ready(context)));
     let configs = contexts[0].config.load_full().unwrap();
-    assert_eq!(configs.istio_http1.alpn_protocols, [&b"istio-http/1.1"[..], b"istio", b"http/1.1"]);
+    assert_eq!(configs.istio_http1.alpn(), [&b"istio-http/1.1"[..], b"istio", b"http/1.1"]);
 }
 
 /// The mesh's root and a workload's certificate and key, all PEM.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use skysail_identity::{Identity, Live, PeerCheck, Roots, TlsSpec};
+use skysail_identity::{Acceptor, Connector, Identity, Live, PeerCheck, Roots, TlsSpec};
 
 use super::{Reject, Result};
 use crate::config::tls::{ClientConfigs, ClientTls, ServerTls};
@@ -158,24 +158,19 @@ impl TlsContexts {
     }
 }
 
-fn fill_server(config: &ArcSwapOption<rustls::ServerConfig>, spec: &TlsSpec) -> Result<()> {
+fn fill_server(config: &ArcSwapOption<Acceptor>, spec: &TlsSpec) -> Result<()> {
     if config.load().is_none() && has_secrets(spec) {
-        config.store(Some(spec.server().map_err(refuse)?));
+        config.store(Some(Arc::new(Acceptor::new(spec).map_err(refuse)?)));
     }
     Ok(())
 }
 
 fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result<()> {
     if configs.load().is_none() && has_secrets(spec) {
-        let own = spec.client().map_err(refuse)?;
-        // The same but for the protocols; everything inside is shared.
-        let offering = |protocols: &[&[u8]]| {
-            let mut config = (*own).clone();
-            config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-            Arc::new(config)
-        };
-        let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1), offering(ISTIO_H2));
-        let http2 = if own.alpn_protocols.is_empty() { offering(&[b"h2"]) } else { own.clone() };
+        let own = Arc::new(Connector::new(spec).map_err(refuse)?);
+        let offering = |protocols: &[&[u8]]| own.offering(protocols).map(Arc::new).map_err(refuse);
+        let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1)?, offering(ISTIO_H2)?);
+        let http2 = if own.alpn().is_empty() { offering(&[b"h2"])? } else { Arc::clone(&own) };
         configs.store(Some(Arc::new(ClientConfigs { own, http2, istio_http1, istio_h2 })));
     }
     Ok(())

@@ -30,6 +30,7 @@ use tokio::{
 pub(crate) struct Proxy {
     pub(crate) workers: Option<Workers>,
     pub(crate) address: SocketAddr,
+    pub(crate) local: Arc<LocalWorkload>,
 }
 
 impl Proxy {
@@ -37,13 +38,11 @@ impl Proxy {
     pub(crate) async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
         let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
         let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
+        let local = LocalWorkload::new("sidecar~127.0.0.1~a.b~b.svc.cluster.local", "a.b", &metadata);
+        let local = Arc::new(local);
         let shared = Shared {
             snapshot: Arc::new(ArcSwap::default()),
-            local: Arc::new(LocalWorkload::new(
-                "sidecar~127.0.0.1~a.b~b.svc.cluster.local",
-                "a.b",
-                &metadata,
-            )),
+            local: Arc::clone(&local),
             mark: None,
             principal: Arc::new(ArcSwapOption::empty()),
             access_log: Arc::new(AccessLogger::start().unwrap()),
@@ -51,7 +50,7 @@ impl Proxy {
         let workers = Workers::start(1, shared).unwrap();
         workers.publish(snapshot(listener, clusters)).await.unwrap();
         let address = workers.addresses().await[0].2;
-        Self { workers: Some(workers), address }
+        Self { workers: Some(workers), address, local }
     }
 
     pub(crate) fn workers(&self) -> &Workers {
