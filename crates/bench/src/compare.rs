@@ -75,7 +75,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
         stage::check_writable("--html", html)?;
     }
     if let Some(file) = &args.from {
-        let comparison = read(file)?;
+        let mut comparison = read(file)?;
+        comparison.summarize();
         show(&args, &comparison)?;
         return Ok(complete(&comparison));
     }
@@ -329,3 +330,5 @@ fn complete(comparison: &Comparison) -> bool {
     !comparison.interrupted && failed.is_empty()
 }
 
+#[cfg(test)]
+mod tests;

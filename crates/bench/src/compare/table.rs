@@ -105,11 +105,13 @@ pub(super) fn short(shown: &Shown) -> String {
         let parts = &measurement.parts;
         let costs = parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
         let latency = &measurement.latency_us;
+        // Bytes one way have none.
+        let latency =
+            (latency.max > 0.0).then(|| format!(", P50 {:.0} P99 {:.0} µs", latency.p50, latency.p99));
         return format!(
-            "{:.0}/s, P50 {:.0} P99 {:.0} µs, CPU µs each: {}; others' CPUs {:.2}",
+            "{:.0}/s{}, CPU µs each: {}; others' CPUs {:.2}",
             measurement.answers_per_second,
-            latency.p50,
-            latency.p99,
+            latency.unwrap_or_default(),
             costs.collect::<Vec<_>>().join(", "),
             measurement.other_cpus
         );

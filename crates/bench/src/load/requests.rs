@@ -196,8 +196,9 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
+    /// Whether nothing that counts is under way.
     fn settled(&self) -> bool {
-        self.done == self.total
+        if self.load.schedule.is_none() { self.stopped } else { self.done == self.total }
     }
 
     fn finish(mut self) -> Outcome {

@@ -1,0 +1,99 @@
+use super::*;
+
+/// Two rounds as they were once, with one turn that failed.
+fn recorded() -> Comparison {
+    let mut comparison: Comparison = serde_json::from_str(include_str!("recorded.json")).unwrap();
+    comparison.summarize();
+    comparison
+}
+
+#[test]
+fn peers_alternate_within_a_round_and_what_one_cannot_do_is_told_once() {
+    let only = [Experiment::Pair, Experiment::Http2];
+    let (turns, skipped) = plan(&only, &[Peer::Skysail, Peer::Nginx], 2);
+    let short: Vec<_> = turns.iter().map(|turn| (turn.round, turn.setting.experiment, turn.peer)).collect();
+    let (skysail, nginx) = (Some(Peer::Skysail), Some(Peer::Nginx));
+    let once = |round| {
+        let pair = [None, skysail, nginx].map(|peer| (round, Experiment::Pair, peer));
+        [&pair[..], &[(round, Experiment::Http2, skysail)]].concat()
+    };
+    assert_eq!(short, [once(1), once(2)].concat());
+    let skipped: Vec<_> = skipped.iter().map(|one| (one.experiment.as_str(), one.peer.as_str())).collect();
+    assert_eq!(skipped, [("http2", "nginx")]);
+    assert_eq!(plan(&[], &Peer::ALL, 1).0.iter().filter(|turn| turn.peer == skysail).count(), SETTINGS.len());
+}
+
+#[test]
+fn a_result_that_was_read_is_written_as_it_was() {
+    let recorded: serde_json::Value = serde_json::from_str(include_str!("recorded.json")).unwrap();
+    let again: Comparison = serde_json::from_value(recorded.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&again).unwrap(), recorded);
+}
+
+#[test]
+fn ratios_and_derived_figures_are_taken_within_a_round() {
+    let comparison = recorded();
+    let row = |experiment: &str, peer: &str| {
+        let mut rows = comparison.summary.iter();
+        rows.find(|row| row.experiment == experiment && row.peer.as_deref() == Some(peer)).unwrap()
+    };
+    let cpu = |peer: &str, round: u32| {
+        let mut runs = comparison.runs.iter();
+        let run = runs
+            .find(|run| run.experiment == "tcp" && run.peer.as_deref() == Some(peer) && run.round == round);
+        run.unwrap().shown.measurement.as_ref().unwrap().parts["server-proxy"].cpu_us_per_request
+    };
+    let close = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * a.abs(), "{a} {b}");
+    let ratio = row("tcp", "skysail").metrics["ratio_to_relay"];
+    let rounds = [1, 2].map(|round| cpu("skysail", round) / cpu("relay", round));
+    close(ratio.median, f64::midpoint(rounds[0], rounds[1]));
+    assert_eq!(row("tcp", "relay").metrics["first_to_this"], ratio);
+    let gb = row("tcp", "skysail").metrics["gb_per_cpu_second"];
+    close(gb.median, f64::midpoint(1e3 / cpu("skysail", 1), 1e3 / cpu("skysail", 2)));
+    assert!(!row("tcp", "skysail").metrics.contains_key("latency_p50_us"));
+    let memory = &row("memory", "skysail").metrics;
+    let each = (memory["rss_1000_kb"].median - memory["rss_kb"].median) * 1.024;
+    assert!((memory["bytes_per_connection_1000"].median - each).abs() < 1.0, "{memory:?}");
+    let failed = comparison.summary.iter().find(|row| row.failed > 0).unwrap();
+    assert_eq!((failed.rounds, failed.failed), (1, 1));
+}
+
+#[test]
+fn tables_have_the_columns_that_there_are_figures_for() {
+    let text = table::tables(&recorded());
+    let of = |experiment: &str| {
+        let start = text.find(&format!("### {experiment}\n")).unwrap();
+        text[start..].split("###").nth(1).unwrap()
+    };
+    assert!(of("pair").contains("added P50") && of("pair").contains("× relay"), "{text}");
+    assert!(of("tcp").contains("GB per CPU second") && !of("tcp").contains("P50"), "{text}");
+    assert!(of("memory").contains("RSS MB, 10,000 idle") && !of("memory").contains("CPU"), "{text}");
+    assert!(text.contains("memory, idle connections: without relay, since the relay holds no"), "{text}");
+}
+
+#[test]
+fn the_page_needs_nothing_but_itself_and_is_balanced() {
+    let page = page::page(&recorded());
+    for outside in ["<script", "src=", "href=", "url(", "@import", "http:", "https:"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    // pair: CPU; rates: latency and CPU; tcp; memory.
+    assert_eq!(page.matches("<svg ").count(), 5);
+    for tag in ["svg", "table", "tr", "td", "th", "ul", "li", "p", "h2", "text", "div", "span"] {
+        let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf"), "a figure is none");
+    assert!(page.contains("the server &lt;ended&gt;"), "errors are told, and are no markup");
+}
+
+#[test]
+fn what_is_no_result_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.json");
+    assert!(read(&file).unwrap_err().to_string().contains("cannot read"));
+    for text in ["{}", include_str!("recorded.json").replacen("\"format\": 1", "\"format\": 9", 1).as_str()] {
+        fs::write(&file, text).unwrap();
+        assert!(read(&file).unwrap_err().to_string().contains("is no result of bench compare"));
+    }
+}
