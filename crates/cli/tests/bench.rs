@@ -1,4 +1,4 @@
-//! `skysail bench` as its users run it: one short baseline, its result file, its refusals.
+//! `skysail bench` as its users run it: one short baseline, its result file, its refusals; a short comparison.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -9,7 +9,7 @@ use std::{
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_skysail"))
-        .args(["bench", "latency"])
+        .arg("bench")
         .args(arguments)
         .current_dir(folder)
         .env_remove("SKYSAIL_ENVOY")
@@ -20,7 +20,7 @@ fn bench(folder: &Path, arguments: &[&str]) -> Output {
 #[test]
 fn half_a_second_of_baseline_gives_a_result_file_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = "--peers skysail --topologies baseline --connections 2,4 --qps 200 --seconds 0.5 --warmup 0.1 \
+    let arguments = "latency --peers skysail --topologies baseline --connections 2,4 --qps 200 --seconds 0.5 --warmup 0.1 \
                      --rounds 1 --output json --no-realtime";
     let output = bench(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>());
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -49,7 +49,7 @@ fn half_a_second_of_baseline_gives_a_result_file_and_nothing_else() {
 #[test]
 fn a_peer_that_is_not_installed_is_refused_before_anything_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let output = bench(folder.path(), &["--peers", "envoy", "--envoy", "no-such-envoy"]);
+    let output = bench(folder.path(), &["latency", "--peers", "envoy", "--envoy", "no-such-envoy"]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(errors.starts_with("skysail: --envoy no-such-envoy: "), "{errors}");
@@ -62,10 +62,56 @@ fn a_result_that_cannot_be_written_is_refused_before_anything_runs() {
     let taken = folder.path().join("taken");
     std::fs::create_dir(&taken).unwrap();
     for result in ["no/such/folder/result.json", "taken"] {
-        let output = bench(folder.path(), &["--peers", "skysail", "--result", result]);
+        let output = bench(folder.path(), &["latency", "--peers", "skysail", "--result", result]);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.starts_with(&format!("skysail: --result {result}: ")), "{errors}");
     }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "compare --peers skysail,relay --only pair,flat-out,http2,tcp,handshakes --rounds 1 --seconds 1 \
+                     --warmup 0.3 --no-realtime --html page.html --output json";
+    let output = bench(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("handshakes, full: without relay, since the relay speaks no TLS"), "{errors}");
+    assert!(
+        errors.contains("[1/12, ") && errors.contains("round 1, pair, 1,000 rps, 16 connections: skysail")
+    );
+
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written = std::fs::read(folder.path().join("skysail-bench-compare.json")).unwrap();
+    assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
+    assert_eq!((&printed["benchmark"], &printed["interrupted"]), (&"compare".into(), &false.into()));
+    let runs = printed["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 12);
+    for run in runs {
+        assert!(run["error"].is_null(), "{run}");
+        let cost = &run["measurement"]["parts"]["server-proxy"]["cpu_us_per_request"];
+        assert!(run["peer"].is_null() || cost.as_f64().unwrap() > 0.0, "{run}");
+        if run["setting"] == "full" {
+            assert_eq!(run["measurement"]["resumed"], 0, "{run}");
+        }
+    }
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("<svg ") && page.contains("1,000 rps, 16 connections"));
+
+    let again = bench(folder.path(), &["compare", "--from", "skysail-bench-compare.json"]);
+    let text = String::from_utf8_lossy(&again.stdout);
+    assert!(again.status.success() && text.contains("### flat-out") && text.contains("× relay"), "{text}");
+}
+
+#[test]
+fn a_result_that_is_none_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("x.json"), "{}").unwrap();
+    let output = bench(folder.path(), &["compare", "--from", "x.json", "--html", "page.html"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.starts_with("skysail: x.json is no result of bench compare"), "{errors}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

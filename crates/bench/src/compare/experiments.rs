@@ -126,7 +126,7 @@ pub(crate) const SETTINGS: [Setting; 15] = [
         Traffic::NewConnections { resume: true },
         16,
     ),
-    hold("idle connections", &[1_000, 10_000], 1),
+    hold("one cluster", &[1_000, 10_000], 1),
     hold("1,000 clusters", &[], 1_000),
 ];
 

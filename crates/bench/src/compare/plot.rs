@@ -85,10 +85,10 @@ pub(super) struct Line {
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Lines over a logarithmic x axis; y begins at zero.
+/// Lines over two logarithmic axes.
 pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     const LEFT: f64 = 60.0;
-    const TOP: f64 = 14.0;
+    const TOP: f64 = 26.0;
     const WIDTH: f64 = 460.0;
     const HEIGHT: f64 = 240.0;
     let points = || lines.iter().flat_map(|line| &line.points);
@@ -101,19 +101,20 @@ pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
         let share = if span > 0.0 { (value / least).ln() / span } else { 0.5 };
         LEFT + 20.0 + share * (WIDTH - 40.0)
     };
-    let top = round_up(points().map(|(_, y)| *y).fold(0.0, f64::max));
-    let y = |value: f64| TOP + HEIGHT - value.max(0.0) / top * HEIGHT;
+    let (bottom, top) = points().fold((f64::MAX, 1.0_f64), |(low, high), (_, y)| (low.min(*y), high.max(*y)));
+    let marks = marks(bottom, top);
+    let (Some(bottom), Some(top)) = (marks.first(), marks.last()) else { return String::new() };
+    let y = |value: f64| TOP + HEIGHT - (value.max(*bottom) / bottom).ln() / (top / bottom).ln() * HEIGHT;
     let mut body = String::new();
     // Writing to a String cannot fail.
-    for step in 0..=4 {
-        let value = top * f64::from(step) / 4.0;
+    for mark in &marks {
         let _ = write!(
             body,
-            r#"<path class="grid" d="M{LEFT} {0:.1}H{1:.1}"/><text x="{2}" y="{3:.1}" text-anchor="end">{value:.0}</text>"#,
-            y(value),
+            r#"<path class="grid" d="M{LEFT} {0:.1}H{1:.1}"/><text x="{2}" y="{3:.1}" text-anchor="end">{mark}</text>"#,
+            y(*mark),
             LEFT + WIDTH,
             LEFT - 6.0,
-            y(value) + 4.0
+            y(*mark) + 4.0
         );
     }
     for place in &places {
@@ -145,7 +146,7 @@ pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     let height = (TOP + HEIGHT + 42.0).max(TOP + 20.0 + 18.0 * lines.len() as f64);
     let width = LEFT + WIDTH + 170.0;
     format!(
-        r#"<svg viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" role="img">{body}<text x="{:.0}" y="{:.0}" text-anchor="middle">{}</text><text x="4" y="11">{}</text></svg>"#,
+        r#"<svg viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" role="img">{body}<text x="{:.0}" y="{:.0}" text-anchor="middle">{}</text><text x="{LEFT}" y="14">{}</text></svg>"#,
         LEFT + WIDTH / 2.0,
         TOP + HEIGHT + 36.0,
         escape(x_title),
@@ -153,14 +154,13 @@ pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     )
 }
 
-/// The next number that four steps lead to in round figures.
-fn round_up(value: f64) -> f64 {
-    if value <= 0.0 {
-        return 1.0;
-    }
-    let power = 10_f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];
-    steps.map(|step| step * power).into_iter().find(|round| *round >= value).unwrap_or(10.0 * power)
+/// Round figures, at least two, from below the lowest value to above the highest.
+fn marks(lowest: f64, highest: f64) -> Vec<f64> {
+    let all: Vec<f64> =
+        (0..12).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power))).collect();
+    let from = all.iter().rposition(|mark| *mark <= lowest).unwrap_or(0);
+    let to = all.iter().position(|mark| *mark >= highest).unwrap_or(all.len() - 1);
+    all[from..=to.max(from + 1).min(all.len() - 1)].to_vec()
 }
 
 #[cfg(test)]
@@ -168,8 +168,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_end_at_round_figures() {
-        assert_eq!([0.0, 1.0, 370.0, 401.0, 9_000.0].map(round_up), [1.0, 1.0, 400.0, 600.0, 10_000.0]);
+    fn axes_go_from_round_figure_to_round_figure() {
+        assert_eq!(marks(130.0, 401.0), [100.0, 200.0, 500.0]);
+        assert_eq!(marks(0.2, 1.0), [1.0, 2.0]);
+        assert_eq!(marks(500.0, 500.0), [500.0, 1_000.0]);
     }
 
     #[test]
@@ -188,9 +190,9 @@ mod tests {
     #[test]
     fn lines_have_their_points_between_the_axes() {
         let line =
-            Line { label: "p".to_owned(), class: "c".to_owned(), points: vec![(2.0, 100.0), (64.0, 50.0)] };
+            Line { label: "p".to_owned(), class: "c".to_owned(), points: vec![(2.0, 100.0), (64.0, 10.0)] };
         let svg = lines(&[line], "x", "y");
-        assert!(svg.contains(r#"cx="80.0" cy="14.0""#) && svg.contains(r#"cx="500.0" cy="134.0""#), "{svg}");
+        assert!(svg.contains(r#"cx="80.0" cy="26.0""#) && svg.contains(r#"cx="500.0" cy="266.0""#), "{svg}");
         assert_eq!(lines(&[], "x", "y"), "");
     }
 }

@@ -68,7 +68,7 @@ fn tables_have_the_columns_that_there_are_figures_for() {
     assert!(of("pair").contains("added P50") && of("pair").contains("× relay"), "{text}");
     assert!(of("tcp").contains("GB per CPU second") && !of("tcp").contains("P50"), "{text}");
     assert!(of("memory").contains("RSS MB, 10,000 idle") && !of("memory").contains("CPU"), "{text}");
-    assert!(text.contains("memory, idle connections: without relay, since the relay holds no"), "{text}");
+    assert!(text.contains("memory, one cluster: without relay, since the relay holds no"), "{text}");
 }
 
 #[test]
