@@ -240,7 +240,7 @@ mod tests {
         let http2 = size(|| serve::http2::run(todo!(), todo!(), todo!()));
         let tcp = size(|| tcp::run(todo!(), todo!(), todo!()));
         assert!(task <= 900, "{task}");
-        assert!(http1 <= 3_300, "{http1}");
+        assert!(http1 <= 800, "{http1}");
         assert!(http2 <= 1_800, "{http2}");
         assert!(tcp <= 1_300, "{tcp}");
     }

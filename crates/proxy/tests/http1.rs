@@ -398,3 +398,22 @@ async fn escaped_slashes_lead_to_the_path_without_them() {
     client.send("POST /a%2Fb HTTP/1.1\r\nHost: a\r\nContent-Type: application/grpc\r\n\r\n").await;
     assert!(client.head().await.contains("\r\ncontent-type: application/grpc\r\n"));
 }
+
+/// After five seconds a connection gives back most of what it holds.
+#[tokio::test]
+async fn a_connection_goes_on_after_a_pause_and_ends_when_idle_for_too_long() {
+    let terminal = http(|manager, _| manager.idle_timeout = Some(Duration::from_millis(5_500)));
+    let ending = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
+    let lasting = proxy_to(echo().await).await;
+    let (mut ended, mut lasts) = (ending.connect().await, lasting.connect().await);
+    for client in [&mut ended, &mut lasts] {
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
+    }
+    // Its end tells that the other's pause has begun.
+    assert_eq!(ended.rest().await, "");
+    for _ in 0..2 {
+        lasts.send("GET /b HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(lasts.message().await.0.starts_with("HTTP/1.1 200 "));
+    }
+}

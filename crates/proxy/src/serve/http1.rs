@@ -4,7 +4,7 @@ use std::{
     future::poll_fn,
     rc::Rc,
     sync::Arc,
-    task::Poll,
+    task::{Poll, ready},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -36,45 +36,100 @@ pub(crate) async fn run(
     let Accepted { stream, timer, origin, registered } = connection;
     let mut downstream = Downstream { wire: Wire::Http1(stream), timer, origin };
     let mut manager = manager.clone();
-    let counters = worker.shard.manager(&manager.stat_prefix);
-    let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
-    let forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
     let mut unsure = unsure;
     loop {
-        let (framing, connection) = match next(worker, &mut downstream, &manager, &mut head, unsure).await {
-            Next::Request(framing, connection) => (framing, connection),
-            Next::Preface => {
+        // Boxed, and let go of in a pause, so that an idle connection holds little.
+        match Box::pin(requests(worker, &mut downstream, &mut manager, &mut unsure)).await {
+            Stop::Pause => {
+                if !resumes(worker, &mut downstream, manager.idle_timeout).await {
+                    return None;
+                }
+            }
+            Stop::Preface => {
                 let Downstream { wire, timer, origin } = downstream;
                 let Wire::Http1(stream) = wire else { return None };
                 return Some(Accepted { stream, timer, origin, registered });
             }
-            Next::Refused(malformed) => {
-                refuse_malformed(worker, &mut downstream, &manager, malformed);
-                break;
-            }
-            Next::End => return None,
-        };
-        unsure = false;
-        // A connection that the newest configuration would not have may finish this request by the old.
-        let last = !downstream::refresh(&mut downstream.origin, worker) || worker.is_draining();
-        if let Some(newest) = newest(&downstream.origin, &manager) {
-            manager = newest;
-        }
-        counters.rq_total.inc();
-        counters.rq_active.inc();
-        let snapshot = downstream.origin.snapshot.clone();
-        let cert = forwarded_cert.as_deref();
-        let story = Story::new(worker, &manager, &snapshot, cert, &mut downstream, &mut head, &mut response);
-        let keep = story.tell(framing, connection, last).await;
-        counters.rq_active.dec();
-        if !keep {
-            break;
+            Stop::Close => break,
+            Stop::End => return None,
         }
     }
     let Downstream { wire: Wire::Http1(mut stream), mut timer, .. } = downstream else { return None };
     stream.close(&mut timer).await;
     None
 }
+
+/// Why no more requests are served for now, or ever.
+enum Stop {
+    /// None came for a while.
+    Pause,
+    /// The connection speaks HTTP/2.
+    Preface,
+    /// The connection is to be closed in good order.
+    Close,
+    /// It is over.
+    End,
+}
+
+/// Serves requests as long as they come one soon after the other.
+async fn requests(
+    worker: &Rc<Worker>,
+    downstream: &mut Downstream,
+    manager: &mut Arc<HttpManager>,
+    unsure: &mut bool,
+) -> Stop {
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
+    let forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
+    loop {
+        let (framing, connection) = match next(worker, downstream, manager, &mut head, *unsure).await {
+            Next::Request(framing, connection) => (framing, connection),
+            Next::Preface => return Stop::Preface,
+            Next::Refused(malformed) => {
+                refuse_malformed(worker, downstream, manager, malformed);
+                return Stop::Close;
+            }
+            Next::Pause => return Stop::Pause,
+            Next::End => return Stop::End,
+        };
+        *unsure = false;
+        // A connection that the newest configuration would not have may finish this request by the old.
+        let last = !downstream::refresh(&mut downstream.origin, worker) || worker.is_draining();
+        if let Some(newest) = newest(&downstream.origin, manager) {
+            *manager = newest;
+        }
+        counters.rq_total.inc();
+        counters.rq_active.inc();
+        let snapshot = downstream.origin.snapshot.clone();
+        let cert = forwarded_cert.as_deref();
+        let story = Story::new(worker, manager, &snapshot, cert, downstream, &mut head, &mut response);
+        let keep = story.tell(framing, connection, last).await;
+        counters.rq_active.dec();
+        if !keep {
+            return Stop::Close;
+        }
+    }
+}
+
+/// Waits in a pause for what comes next; false when it is the end.
+async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Option<Duration>) -> bool {
+    let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return false };
+    let idle = idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
+    poll_fn(|cx| {
+        if let Poll::Ready(filled) = stream.poll_fill(cx) {
+            return Poll::Ready(matches!(filled, Ok(1..)));
+        }
+        stream.rest();
+        if worker.is_draining() {
+            return Poll::Ready(false);
+        }
+        timer.poll(cx, idle).map(|()| false)
+    })
+    .await
+}
+
+/// After so long without a request a connection is idle, and gives back what it does not need to wait.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// The first line of HTTP/2's preface, which no request begins with.
 const HTTP2_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
@@ -86,7 +141,9 @@ enum Next {
     Preface,
     /// Something that is no request.
     Refused(Malformed),
-    /// Nothing.
+    /// Nothing so far.
+    Pause,
+    /// Nothing any more.
     End,
 }
 
@@ -101,7 +158,7 @@ async fn next(
     let limits = hop::limits(manager);
     let mut scan = Scan::default();
     // Between requests a connection may idle for long, but a head that has begun must come to its end.
-    let (mut idle, mut begun) = (None, None);
+    let (mut idle, mut pause, mut begun) = (None, None, None);
     let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return Next::End };
     poll_fn(|cx| {
         loop {
@@ -135,14 +192,20 @@ async fn next(
                 return Poll::Ready(Next::End);
             }
         }
-        let after = |timeout: Option<Duration>| timeout.map(|timeout| Instant::now() + timeout);
+        let now = Instant::now();
+        let after = |timeout: Option<Duration>| timeout.map(|timeout| now + timeout);
         if idle.is_none() {
             idle = after(manager.idle_timeout);
+            pause = Some(now + PAUSE);
         }
         if begun.is_none() && !stream.input.is_empty() {
             begun = after(earlier(manager.stream_idle_timeout, manager.request_timeout));
         }
-        timer.poll(cx, earlier(idle, begun)).map(|()| Next::End)
+        // A head that has begun is no pause.
+        let pause = pause.filter(|_| stream.input.is_empty());
+        let over = earlier(idle, begun);
+        ready!(timer.poll(cx, earlier(over, pause)));
+        Poll::Ready(if over.is_some_and(|over| Instant::now() >= over) { Next::End } else { Next::Pause })
     })
     .await
 }
