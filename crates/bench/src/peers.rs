@@ -220,7 +220,9 @@ impl Peer {
                     [OsString::from("-c"), file].into_iter().chain(rest.map(OsString::from)).collect()
                 } else {
                     // By itself the thin program has no subcommands.
-                    let thin = program.file_name().is_some_and(|name| name == "skysail-proxy");
+                    let thin = program
+                        .file_name()
+                        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"));
                     command.extend((!thin).then(|| OsString::from("proxy")));
                     let rest = ["--concurrency", &workers, "--drain-seconds", "1"];
                     [OsString::from("--bootstrap"), file]
@@ -306,7 +308,7 @@ mod tests {
         let skysail = Peer::Skysail.command(program, &node).unwrap();
         assert_eq!(skysail[1..4], ["proxy".into(), "--bootstrap".into(), envoy[2].clone()]);
         assert_eq!(fs::read(&skysail[3]).unwrap(), theirs);
-        let thin = Peer::Skysail.command(Path::new("/bin/skysail-proxy"), &node).unwrap();
+        let thin = Peer::Skysail.command(Path::new("/bin/skysail-proxy-before"), &node).unwrap();
         assert_eq!(thin[1], "--bootstrap");
         for (peer, word) in [(Peer::Haproxy, "verify required"), (Peer::Nginx, "ssl_verify_client on")] {
             let command = peer.command(program, &node).unwrap();

@@ -44,7 +44,7 @@ pub(crate) struct Turns {
     #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
     envoy: Option<PathBuf>,
 
-    /// Another build of skysail or skysail-proxy to measure instead of this one.
+    /// Another build of skysail or skysail-proxy to measure instead of this one. The latter is known by how its name begins.
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
