@@ -18,7 +18,9 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{
     ClientConfig, ClientConnection, CommonState, HandshakeKind, NamedGroup, ServerConfig, ServerConnection,
-    client::{ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls12Resumption, Tls13ClientSessionValue},
+    client::{
+        ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls12Resumption, Tls13ClientSessionValue,
+    },
     crypto::aws_lc_rs::Ticketer,
     pki_types::ServerName,
     server::ProducesTickets,
@@ -88,7 +90,10 @@ impl Connector {
     /// # Errors
     /// See [`TlsSpec::client`].
     pub fn new(spec: &TlsSpec) -> Result<Self, Error> {
-        Ok(Self { config: (*spec.client()?).clone(), sessions: Sessions::new(Arc::new(spec.clone()), no_sessions)? })
+        Ok(Self {
+            config: (*spec.client()?).clone(),
+            sessions: Sessions::new(Arc::new(spec.clone()), no_sessions)?,
+        })
     }
 
     /// The same but for the protocols it offers, with sessions of its own.

@@ -235,10 +235,10 @@ mod tests {
     #[test]
     #[allow(unreachable_code, reason = "only the types count")]
     fn a_connection_that_waits_is_small() {
-        let task = size(|| serve(todo!(), todo!(), todo!(), todo!()));
-        let http1 = size(|| serve::http1::run(todo!(), todo!(), todo!(), todo!()));
-        let http2 = size(|| serve::http2::run(todo!(), todo!(), todo!()));
-        let tcp = size(|| tcp::run(todo!(), todo!(), todo!()));
+        let task = size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
+        let http1 = size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
+        let http2 = size(|| serve::http2::run(unreachable!(), unreachable!(), unreachable!()));
+        let tcp = size(|| tcp::run(unreachable!(), unreachable!(), unreachable!()));
         assert!(task <= 900, "{task}");
         assert!(http1 <= 800, "{http1}");
         assert!(http2 <= 1_800, "{http2}");

@@ -276,7 +276,8 @@ impl Pool {
         shared.retain(|multiplexed| {
             let mut connection = multiplexed.connection.clone();
             let open = !matches!(connection.poll_ready(&mut cx), Poll::Ready(Err(_)));
-            let current = open && multiplexed.link.uses(config) && multiplexed.link.served.get() < self.most();
+            let current =
+                open && multiplexed.link.uses(config) && multiplexed.link.served.get() < self.most();
             if current && found.is_none() && multiplexed.requests() < connection.current_max_send_streams() {
                 multiplexed.link.idle_since.set(Instant::now());
                 let wire = Wire::Http2(Box::new(Duplex::idle(connection)));
@@ -464,7 +465,8 @@ impl Upstream {
             // There may be room for another stream now.
             return link.host.freed.notify_one();
         };
-        let usable = !link.pool().gone.get() && !link.host.gone.get() && link.served.get() < link.pool().most();
+        let usable =
+            !link.pool().gone.get() && !link.host.gone.get() && link.served.get() < link.pool().most();
         if !usable || !stream.input.is_empty() || !stream.output.is_empty() {
             return;
         }

@@ -115,7 +115,12 @@ impl Stream {
         let Some(session) = tls else { return Ok(false) };
         poll_fn(|cx| {
             loop {
-                ready!(session.poll_flush(tcp, cx))?;
+                // What a server of TLS 1.3 has left to say is the session's ticket, which goes with the first data.
+                let answers = matches!(session.rustls, rustls::Connection::Server(_))
+                    && session.rustls.protocol_version() == Some(rustls::ProtocolVersion::TLSv1_3);
+                if session.rustls.is_handshaking() || !answers {
+                    ready!(session.poll_flush(tcp, cx))?;
+                }
                 if !session.rustls.is_handshaking() {
                     let resumed = resumption::is_resumed(&session.rustls);
                     return Poll::Ready(resumed.map_err(io::Error::other));
@@ -226,7 +231,11 @@ impl Stream {
     }
 
     /// Fills an empty pipe with what is there; 0 is the peer's end. What is in `input` came before.
-    pub(crate) fn poll_fill_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_fill_pipe(
+        &mut self,
+        cx: &mut Context<'_>,
+        pipe: &mut Pipe,
+    ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.tcp.poll_read_ready(cx))?;
             match self.tcp.try_io(Interest::READABLE, || pipe.fill(&self.tcp)) {

@@ -153,7 +153,11 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
             client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
             let (head, body) = client.message().await;
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}{body}");
-            assert_eq!(body.contains("URI=spiffe://cluster.local/ns/default/sa/client"), status == 200, "{body}");
+            assert_eq!(
+                body.contains("URI=spiffe://cluster.local/ns/default/sa/client"),
+                status == 200,
+                "{body}"
+            );
         }
         assert_eq!(resumed().await, counted);
         roots.set(Arc::new(Authority::ephemeral().unwrap().roots().unwrap()));
@@ -251,7 +255,12 @@ async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
     matches.application_protocols = vec!["istio".into()];
     let inbound = Proxy::start(inbound, vec![cluster(&[echo().await], None)]).await;
     let offer = Arc::new(Connector::new(&mesh.spec("client", "server", &[b"istio"])).unwrap());
-    let configs = ClientConfigs { own: Arc::clone(&offer), http2: Arc::clone(&offer), istio_http1: Arc::clone(&offer), istio_h2: offer };
+    let configs = ClientConfigs {
+        own: Arc::clone(&offer),
+        http2: Arc::clone(&offer),
+        istio_http1: Arc::clone(&offer),
+        istio_h2: offer,
+    };
     let config = Arc::new(ArcSwapOption::from_pointee(configs));
     let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]) });
     let outbound =

@@ -17,9 +17,7 @@ use crate::{
     error::Flags,
     head::{RequestHead, ResponseHead},
     hop,
-    http1::{
-        Connection, Framing, Malformed, Scan, parse, write::Persistence,
-    },
+    http1::{Connection, Framing, Malformed, Scan, parse, write::Persistence},
     story::Story,
     telemetry::{self, Record},
     timer::earlier,
