@@ -87,19 +87,25 @@ impl Buffer {
     }
 
     /// Puts bytes at the end, growing as needed.
+    #[inline]
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
-        if self.spare().len() < bytes.len() {
-            if self.start > 0 {
-                self.block.copy_within(self.start..self.end, 0);
-                self.end -= self.start;
-                self.start = 0;
-            }
-            if self.block.len() - self.end < bytes.len() {
-                self.grow(self.len() + bytes.len());
-            }
+        if self.block.len() - self.end < bytes.len() {
+            self.make_room(bytes.len());
         }
         self.block[self.end..self.end + bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();
+    }
+
+    #[cold]
+    fn make_room(&mut self, count: usize) {
+        if self.spare().len() < count && self.start > 0 {
+            self.block.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.block.len() - self.end < count {
+            self.grow(self.len() + count);
+        }
     }
 
     /// Gives the memory back if nothing is in it.

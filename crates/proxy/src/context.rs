@@ -3,7 +3,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     rc::Rc,
     sync::Arc,
     task::Waker,
@@ -14,7 +13,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::Notify;
 
 use crate::{
-    config::Snapshot,
+    config::{Map, Snapshot},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
     telemetry::{AccessLogger, LogWriter, Shard},
@@ -51,7 +50,7 @@ pub(crate) struct Worker {
     pub(crate) log: Option<LogWriter>,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
-    connections: RefCell<HashMap<u64, Waker>>,
+    connections: RefCell<Map<u64, Waker>>,
     next_connection: Cell<u64>,
     draining: Cell<bool>,
     /// Told when the last connection ends.

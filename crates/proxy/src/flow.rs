@@ -99,9 +99,7 @@ impl Flow {
     pub(crate) fn has_arrived(&self, from: &Wire) -> bool {
         self.read
             || match from {
-                Wire::Http1(from) => {
-                    self.decoder.left().is_some_and(|left| left <= from.input.len() as u64)
-                }
+                Wire::Http1(from) => self.decoder.left().is_some_and(|left| left <= from.input.len() as u64),
                 Wire::Http2(from) => from.is_end(),
             }
     }

@@ -1,8 +1,9 @@
 //! Heads of requests and responses, as every codec fills them and every decision reads them.
 //!
 //! Headers stay one block of bytes with an index over it. Reading a head costs one copy of the block, changing
-//! it appends to the block and turns an index entry, and both buffers live as long as the connection, so a
-//! request allocates nothing here. Names are in lower case. Pseudo-headers of HTTP/2 are fields of their own.
+//! it appends a line to the block and turns an index entry, and both buffers live as long as the connection, so a
+//! request allocates nothing here. Fields lie in the block as HTTP/1 writes them, so that those that follow each
+//! other are written in one piece. Names are in lower case. Pseudo-headers of HTTP/2 are fields of their own.
 
 use std::{
     fmt,
@@ -105,9 +106,10 @@ impl Headers {
         let Some(at) = self.index.iter().position(|field| self.named(field, name)) else {
             return self.append(name, value);
         };
-        let start = self.store(value);
-        self.index[at].value = start;
-        self.index[at].value_len = offset(value.len());
+        self.index[at] = self.store(name, value);
+        if !self.index[at + 1..].iter().any(|field| self.named(field, name)) {
+            return;
+        }
         let text = &self.text;
         let mut position = 0;
         self.index.retain(|field| {
@@ -118,11 +120,8 @@ impl Headers {
 
     /// Adds a field after all others.
     pub fn append(&mut self, name: &str, value: &[u8]) {
-        let at = self.store(name.as_bytes());
-        self.text[at as usize..].make_ascii_lowercase();
-        let name_len = offset(name.len());
-        let start = self.store(value);
-        self.index.push(Field { name: at, name_len, value: start, value_len: offset(value.len()) });
+        let field = self.store(name, value);
+        self.index.push(field);
     }
 
     /// Takes every field of this name (lower case) away and says whether there was one.
@@ -172,9 +171,13 @@ impl Headers {
         &self.text
     }
 
-    /// Announces a field of the loaded text; its name is brought to lower case.
+    /// The loaded text, for names to be brought to lower case.
+    pub(crate) fn text_mut(&mut self) -> &mut [u8] {
+        &mut self.text
+    }
+
+    /// Announces a field of the loaded text, whose name is in lower case.
     pub(crate) fn index_field(&mut self, name: Range<usize>, value: Range<usize>) {
-        self.text[name.clone()].make_ascii_lowercase();
         self.index.push(Field {
             name: offset(name.start),
             name_len: offset(name.len()),
@@ -183,10 +186,52 @@ impl Headers {
         });
     }
 
-    fn store(&mut self, bytes: &[u8]) -> u32 {
-        let start = offset(self.text.len());
-        self.text.extend_from_slice(bytes);
-        start
+    /// The fields as HTTP/1 writes them, in as few pieces as can be, but for those whose names `skip` holds of.
+    pub(crate) fn lines(&self, skip: impl Fn(&[u8]) -> bool, mut piece: impl FnMut(&[u8])) {
+        let mut run = 0..0;
+        for field in &self.index {
+            let name = field.name as usize..(field.name + field.name_len) as usize;
+            let value = field.value as usize..(field.value + field.value_len) as usize;
+            if skip(&self.text[name.clone()]) {
+                continue;
+            }
+            let end = value.end + 2;
+            let as_written = name.end + 2 == value.start
+                && self.text[name.end..value.start] == *b": "
+                && self.text.get(value.end..end) == Some(b"\r\n");
+            if as_written && name.start == run.end {
+                run.end = end;
+                continue;
+            }
+            piece(&self.text[std::mem::replace(&mut run, 0..0)]);
+            if as_written {
+                run = name.start..end;
+            } else {
+                piece(&self.text[name]);
+                piece(b": ");
+                piece(&self.text[value]);
+                piece(b"\r\n");
+            }
+        }
+        piece(&self.text[run]);
+    }
+
+    /// Puts a line at the end of the text.
+    fn store(&mut self, name: &str, value: &[u8]) -> Field {
+        let at = self.text.len();
+        self.text.reserve(name.len() + value.len() + 4);
+        self.text.extend_from_slice(name.as_bytes());
+        self.text[at..].make_ascii_lowercase();
+        self.text.extend_from_slice(b": ");
+        let start = self.text.len();
+        self.text.extend_from_slice(value);
+        self.text.extend_from_slice(b"\r\n");
+        Field {
+            name: offset(at),
+            name_len: offset(name.len()),
+            value: offset(start),
+            value_len: offset(value.len()),
+        }
     }
 
     fn name(&self, field: &Field) -> &[u8] {

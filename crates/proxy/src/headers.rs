@@ -174,10 +174,12 @@ pub fn request_id(dice: &mut fastrand::Rng) -> [u8; 36] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let bits = dice.u128(..) & !(0xf << 76) | 0x4 << 76;
     let bits = bits & !(0x3 << 62) | 0x2 << 62;
-    let mut text = [b'-'; 36];
-    let places = (0..36).filter(|place| !matches!(place, 8 | 13 | 18 | 23));
-    for (digit, place) in places.enumerate() {
-        text[place] = DIGITS[(bits >> (124 - 4 * digit)) as usize & 0xf];
+    let (mut text, mut at) = ([b'-'; 36], 0);
+    for (index, byte) in bits.to_be_bytes().into_iter().enumerate() {
+        at += usize::from(matches!(index, 4 | 6 | 8 | 10));
+        text[at] = DIGITS[usize::from(byte >> 4)];
+        text[at + 1] = DIGITS[usize::from(byte & 0xf)];
+        at += 2;
     }
     text
 }

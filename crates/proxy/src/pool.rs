@@ -10,7 +10,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     net::SocketAddr,
     rc::{Rc, Weak},
     sync::{
@@ -28,7 +27,7 @@ use tokio::sync::Notify;
 
 use crate::{
     balance::PickState,
-    config::{Cluster, Endpoint, Endpoints, Snapshot},
+    config::{Cluster, Endpoint, Endpoints, Map, Snapshot},
     http2::Duplex,
     peer::Peer,
     socket::Stream,
@@ -44,7 +43,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_hours(1);
 /// Clusters that this worker has used, with their connections.
 #[derive(Default)]
 pub(crate) struct Clusters {
-    used: RefCell<HashMap<Arc<str>, Rc<Pool>>>,
+    used: RefCell<Map<Arc<str>, Rc<Pool>>>,
 }
 
 /// One cluster as this worker uses it.
@@ -52,7 +51,7 @@ pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) stats: Rc<ClusterStats>,
     pub(crate) pick: RefCell<PickState>,
-    hosts: RefCell<HashMap<SocketAddr, Rc<Host>>>,
+    hosts: RefCell<Map<SocketAddr, Rc<Host>>>,
     /// The cluster has been replaced or removed: connections end with the request they serve.
     gone: Cell<bool>,
     /// Told when there is a place for another connection, to whichever endpoint.

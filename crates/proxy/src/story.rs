@@ -37,7 +37,7 @@ use crate::{
     policy::{self, Subject, Tally, Verdict},
     pool::{Busy, Counted, Host, Pool, Upstream, bump},
     route::{self, Found},
-    telemetry::{self, Record},
+    telemetry::{self, Record, stats::ManagerStats},
 };
 
 /// One request, from its head to its record.
@@ -45,6 +45,7 @@ pub(crate) struct Story<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
+    counters: &'a ManagerStats,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) head: &'a mut RequestHead,
     pub(crate) response: &'a mut ResponseHead,
@@ -92,6 +93,7 @@ impl<'a> Story<'a> {
         worker: &'a Rc<Worker>,
         manager: &'a HttpManager,
         snapshot: &'a Snapshot,
+        counters: &'a ManagerStats,
         forwarded_cert: Option<&'a str>,
         downstream: &'a mut Downstream,
         head: &'a mut RequestHead,
@@ -101,6 +103,7 @@ impl<'a> Story<'a> {
             worker,
             manager,
             snapshot,
+            counters,
             client: downstream.origin.source.ip(),
             downstream,
             head,
@@ -186,9 +189,7 @@ impl<'a> Story<'a> {
         hop::remove_connection_fields(self.head, wanted.is_some());
         let origin = &self.downstream.origin;
         let peer = &origin.peer;
-        if self.manager.metadata_exchange.is_some()
-            && origin.listener.direction == Direction::Inbound
-        {
+        if self.manager.metadata_exchange.is_some() && origin.listener.direction == Direction::Inbound {
             if let Some(metadata) = self.head.header(METADATA) {
                 self.told.asked = true;
                 peer.set_workload(self.worker.peers.workload(metadata));
@@ -221,7 +222,7 @@ impl<'a> Story<'a> {
         };
         let mut tally = Tally::default();
         let verdict = policy::check(policies, &subject, &mut tally);
-        let counters = self.worker.shard.manager(&self.manager.stat_prefix);
+        let counters = self.counters;
         counters.rbac_allowed.add(tally.allowed.into());
         counters.rbac_denied.add(tally.denied.into());
         counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
@@ -236,7 +237,7 @@ impl<'a> Story<'a> {
     async fn filter<'f>(&mut self, found: &Found<'f>, body: &mut Flow) -> Result<Filtered<'f>, Error> {
         if let Some(fault) = found.route.fault.as_ref().filter(|_| self.manager.fault) {
             let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
-            let counters = self.worker.shard.manager(&self.manager.stat_prefix);
+            let counters = self.counters;
             if let Some(delay) = decision.delay {
                 counters.fault_delays.inc();
                 self.told.flags.insert(Flags::DI);

@@ -16,8 +16,9 @@ use std::{
 use anyhow::Context as _;
 use tokio::{
     net::TcpListener,
+    runtime::{Builder, LocalOptions},
     sync::{mpsc, oneshot},
-    task::{JoinHandle as Task, LocalSet, spawn_local},
+    task::{JoinHandle as Task, spawn_local},
 };
 
 use crate::{
@@ -75,16 +76,26 @@ impl Workers {
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
         for index in 0..concurrency.max(1) {
             let (sender, receiver) = mpsc::unbounded_channel();
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .with_context(|| format!("worker {index} cannot get an event loop"))?;
+            let (started, start) = std::sync::mpsc::channel();
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                let local = LocalSet::new();
-                local.block_on(&runtime, run(Worker::new(shared), receiver));
+                // It belongs to the thread it is made on.
+                let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+                let (runtime, result) = match runtime {
+                    Ok(runtime) => (Some(runtime), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                // Who starts the workers waits for this.
+                let _ = started.send(result);
+                if let Some(runtime) = runtime {
+                    runtime.block_on(run(Worker::new(shared), receiver));
+                }
             });
             threads.push(thread.with_context(|| format!("worker {index} cannot get a thread"))?);
+            start
+                .recv()
+                .unwrap_or_else(|_| Err(std::io::ErrorKind::BrokenPipe.into()))
+                .with_context(|| format!("worker {index} cannot get an event loop"))?;
             senders.push(sender);
         }
         Ok(Self { shared, senders, threads: Mutex::new(threads), bound: tokio::sync::Mutex::default() })

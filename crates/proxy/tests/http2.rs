@@ -140,7 +140,10 @@ async fn a_client_of_http2_reaches_a_server_of_http1() {
 async fn content_of_unknown_length_and_trailers_become_chunks_and_back() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
-        assert!(head.contains("\r\ntransfer-encoding: chunked\r\n") && head.contains("\r\nte: trailers\r\n"), "{head}");
+        assert!(
+            head.contains("\r\ntransfer-encoding: chunked\r\n") && head.contains("\r\nte: trailers\r\n"),
+            "{head}"
+        );
         let body = client.until("\r\n\r\n").await;
         assert!(body.contains("hello") && body.ends_with("0\r\nx-sum: 5\r\n\r\n"), "{body}");
         client.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await;

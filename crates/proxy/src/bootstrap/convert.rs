@@ -43,7 +43,9 @@ pub(crate) fn child(conversion: Conversion) -> anyhow::Result<()> {
 
 /// Converts by way of a child process.
 pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    let mut command = Command::new("/proc/self/exe");
+    // The file may have been replaced since; a program that only simulates this one does not know the other name.
+    let own = std::env::current_exe().ok().filter(|file| file.exists());
+    let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
     let mut own = std::env::args_os();
     command.arg0(own.next().unwrap_or_else(|| "skysail-proxy".into()));
     // Inside the binary that is all programs the words before the first option say that it is to be the proxy.

@@ -16,13 +16,18 @@ pub mod tls;
 
 use std::{collections::HashMap, sync::Arc};
 
+use foldhash::fast::RandomState;
+
 pub use cluster::{Cluster, Endpoint, Endpoints};
 pub use http::HttpManager;
 pub use listener::{FilterChain, Listener};
 pub use route::RouteTable;
 
+/// A map that requests look into: hashed fast, with a seed of the process.
+pub type Map<K, V> = HashMap<K, V, RandomState>;
+
 /// A map by resource name.
-pub type ByName<T> = HashMap<Arc<str>, Arc<T>>;
+pub type ByName<T> = Map<Arc<str>, Arc<T>>;
 
 /// The whole configuration at one moment.
 #[derive(Clone, Debug, Default)]
@@ -42,5 +47,5 @@ pub struct Listeners {
     pub by_name: ByName<Listener>,
     /// Those found by original destination: `use_original_dst` on the socket a connection came in by leads to
     /// the listener of exactly this address and port, else of the unspecified address and this port.
-    pub by_address: HashMap<std::net::SocketAddr, Arc<Listener>>,
+    pub by_address: Map<std::net::SocketAddr, Arc<Listener>>,
 }

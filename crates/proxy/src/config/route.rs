@@ -3,9 +3,10 @@
 //! Source: `envoy.config.route.v3`. Making the index of a table is part of the translation; finding in it is
 //! `route::find`.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
+    Map,
     http::Format,
     policy::Policy,
     text::{HeaderMatch, TextMatch},
@@ -19,7 +20,7 @@ pub struct RouteTable {
     /// In the order of the configuration.
     pub hosts: Vec<VirtualHost>,
     /// `reviews.default` → index into `hosts`. In lower case; compared with the port (`a.b:80`).
-    pub exact: HashMap<Box<str>, usize>,
+    pub exact: Map<Box<str>, usize>,
     /// `*.example.com`, without the star, longest first.
     pub suffixes: Vec<(Box<str>, usize)>,
     /// `example.*`, without the star, longest first.

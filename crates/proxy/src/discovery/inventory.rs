@@ -24,7 +24,7 @@ use skysail_xds::{
 
 use super::uses;
 use crate::{
-    config::{Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery},
+    config::{ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery},
     secrets::Secrets,
     translate::{self, SecretName, SecretSource, Translator},
 };
@@ -334,12 +334,12 @@ impl Inventory {
 
     /// What is in force.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        fn active<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> HashMap<Arc<str>, Arc<T>> {
+        fn active<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> ByName<T> {
             let active = slots.iter().filter_map(|(name, slot)| Some((name, slot.active.as_ref()?)));
             active.map(|(name, kept)| (Arc::clone(name), Arc::clone(&kept.value))).collect()
         }
         let by_name = active(&self.listeners);
-        let mut by_address = HashMap::new();
+        let mut by_address = crate::config::Map::default();
         for listener in by_name.values() {
             for address in &listener.addresses {
                 by_address.insert(*address, Arc::clone(listener));

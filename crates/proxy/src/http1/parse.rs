@@ -3,7 +3,9 @@
 //! A head is looked at once, when its last byte is there: [`Scan`] finds that byte in one pass however the head
 //! arrives, then the head is copied and indexed. Sources are sections of RFC 9112 unless said otherwise.
 
-use std::ops::Range;
+use std::{ops::Range, sync::LazyLock};
+
+use memchr::memmem::Finder;
 
 use super::Framing;
 use crate::head::{self, Headers, RequestHead, ResponseHead, Scheme, Version};
@@ -41,6 +43,9 @@ pub struct Connection {
     pub upgrade: bool,
 }
 
+/// The end of a head.
+static END: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
+
 /// Looks for the end of a head as bytes arrive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
@@ -59,6 +64,16 @@ impl Scan {
     /// A line that ends without CR (2.2 lets us take it; those who do not would see another message), or
     /// a head longer than the limit.
     pub fn end(&mut self, input: &[u8], limits: &Limits) -> Result<Option<usize>, Malformed> {
+        // Nearly always all of it is there at once. What is wrong with its lines shows when they are read.
+        if self.at == 0
+            && !input.starts_with(b"\r")
+            && let Some(end) = END.find(input)
+        {
+            if end + 3 >= limits.max_head {
+                return Err(Malformed::new(431, "http1.headers_too_large"));
+            }
+            return Ok(Some(end + 4));
+        }
         let from = self.at;
         for found in memchr::memchr_iter(b'\n', &input[from..]) {
             let newline = from + found;
@@ -214,35 +229,67 @@ fn status_line(line: &[u8]) -> Result<(Version, u16), Malformed> {
     }
 }
 
-/// Reads the field lines from `at` to the empty line or the end.
+/// Reads the field lines from `at` to the empty line or the end: each byte is looked at once.
 fn fields(headers: &mut Headers, mut at: usize, limits: &Limits) -> Result<(), Malformed> {
+    let bad = Malformed::new(400, "http1.invalid_characters");
     while at < headers.text().len() {
-        let text = headers.text();
-        let end = at + memchr::memchr(b'\n', &text[at..]).ok_or(BAD)?;
-        let line = &text[at..end];
-        let [line @ .., b'\r'] = line else { return Err(BAD) };
-        if line.is_empty() {
-            break;
+        let text = headers.text_mut();
+        if text[at] == b'\r' {
+            return if text.get(at + 1) == Some(&b'\n') { Ok(()) } else { Err(BAD) };
         }
         // White space before the colon or at the beginning (obs-fold) is no token, so it is refused (5.1, 5.2).
-        let colon = line.iter().position(|b| !is_token(*b)).ok_or(BAD)?;
-        if colon == 0 || line[colon] != b':' {
-            return Err(Malformed::new(400, "http1.invalid_characters"));
+        let mut colon = at;
+        while let Some(byte) = text.get_mut(colon) {
+            match TOKEN[usize::from(*byte)] {
+                0 => break,
+                lower => *byte = lower,
+            }
+            colon += 1;
         }
-        let value = &line[colon + 1..];
-        if !value.iter().all(|b| is_value(*b)) {
-            return Err(Malformed::new(400, "http1.invalid_characters"));
+        if colon == at || text.get(colon) != Some(&b':') {
+            return Err(bad);
         }
-        let skipped = value.iter().take_while(|b| is_blank(**b)).count();
-        let trailing = value[skipped..].iter().rev().take_while(|b| is_blank(**b)).count();
-        let value = at + colon + 1 + skipped..at + line.len() - trailing;
+        let end = value_end(text, colon + 1).ok_or(BAD)?;
+        if text[end] != b'\r' || text.get(end + 1) != Some(&b'\n') {
+            return Err(bad);
+        }
+        let (mut from, mut to) = (colon + 1, end);
+        while from < to && is_blank(text[from]) {
+            from += 1;
+        }
+        while from < to && is_blank(text[to - 1]) {
+            to -= 1;
+        }
         if headers.len() >= limits.max_headers {
             return Err(Malformed::new(431, "http1.too_many_headers"));
         }
-        headers.index_field(at..at + colon, value);
-        at = end + 1;
+        headers.index_field(at..colon, from..to);
+        at = end + 2;
     }
     Ok(())
+}
+
+/// Where a value that begins here ends: at the first byte that none may hold, which may be the line's end or not.
+fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGH: u64 = ONES << 7;
+    // Eight bytes at a time: borrows mark bytes below a space, and those that are DEL (7f).
+    while let Some(block) = text[at..].first_chunk::<8>() {
+        let block = u64::from_le_bytes(*block);
+        let delete = block ^ (ONES * 0x7f);
+        let found = (block.wrapping_sub(ONES * 0x20) & !block | delete.wrapping_sub(ONES) & !delete) & HIGH;
+        if found == 0 {
+            at += 8;
+            continue;
+        }
+        at += found.trailing_zeros() as usize / 8;
+        if is_value(text[at]) {
+            at += 1;
+        } else {
+            return Some(at);
+        }
+    }
+    text[at..].iter().position(|b| !is_value(*b)).map(|more| at + more)
 }
 
 /// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
@@ -393,26 +440,26 @@ fn is_blank(b: u8) -> bool {
     matches!(b, b' ' | b'\t')
 }
 
-/// Section 5.6.2 of RFC 9110.
+/// Bytes of tokens in lower case; 0 for all others. Source: section 5.6.2 of RFC 9110.
+const TOKEN: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        let others = matches!(
+            byte,
+            b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
+        );
+        if others || byte.is_ascii_alphanumeric() {
+            table[byte as usize] = byte.to_ascii_lowercase();
+        }
+        byte += 1;
+    }
+    table
+};
+
+/// Whether a byte may be part of a token.
 pub(crate) fn is_token(b: u8) -> bool {
-    b.is_ascii_alphanumeric()
-        || matches!(
-            b,
-            b'!' | b'#'
-                | b'$'
-                | b'%'
-                | b'&'
-                | b'\''
-                | b'*'
-                | b'+'
-                | b'-'
-                | b'.'
-                | b'^'
-                | b'_'
-                | b'`'
-                | b'|'
-                | b'~'
-        )
+    TOKEN[usize::from(b)] != 0
 }
 
 /// Section 5.5 of RFC 9110: no controls but the tab.

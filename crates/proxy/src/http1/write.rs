@@ -104,20 +104,13 @@ pub(crate) fn finish(out: &mut Buffer, framing: Framing, trailers: Option<&Heade
 }
 
 fn fields(out: &mut Buffer, headers: &Headers, persistence: Persistence, in_head: bool) {
-    for (name, value) in headers.iter() {
-        let framing = match name {
-            b"content-length" | b"transfer-encoding" | b"connection" | b"keep-alive" | b"host"
-            | b"proxy-connection" => true,
-            b"upgrade" => persistence != Persistence::Upgrade || !in_head,
-            _ => false,
-        };
-        if !framing {
-            out.extend(name);
-            out.extend(b": ");
-            out.extend(value);
-            out.extend(b"\r\n");
-        }
-    }
+    let framing = |name: &[u8]| match name {
+        b"content-length" | b"transfer-encoding" | b"connection" | b"keep-alive" | b"host"
+        | b"proxy-connection" => true,
+        b"upgrade" => persistence != Persistence::Upgrade || !in_head,
+        _ => false,
+    };
+    headers.lines(framing, |piece| out.extend(piece));
 }
 
 fn end(out: &mut Buffer, persistence: Persistence) {

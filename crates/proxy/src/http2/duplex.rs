@@ -108,8 +108,7 @@ impl Duplex {
     pub(crate) fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Error> {
         let response = convert::to_response(head).ok_or_else(|| Error::new(Kind::UpstreamProtocol))?;
         let Heads::Heard(respond) = &mut self.heads else { return Err(Error::new(Kind::DownstreamClosed)) };
-        let send =
-            respond.send_response(response, end).map_err(|_| Error::new(Kind::DownstreamClosed))?;
+        let send = respond.send_response(response, end).map_err(|_| Error::new(Kind::DownstreamClosed))?;
         (self.heads, self.send) = (Heads::Answered, Some(send));
         Ok(())
     }

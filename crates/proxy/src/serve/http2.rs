@@ -83,14 +83,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Connection, manager: &A
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
             manager = newest;
         }
-        let task = tell(
-            worker.clone(),
-            manager.clone(),
-            origin.clone(),
-            forwarded_cert.clone(),
-            request,
-            respond,
-        );
+        let task =
+            tell(worker.clone(), manager.clone(), origin.clone(), forwarded_cert.clone(), request, respond);
         tokio::task::spawn_local(task);
     }
     drop(registered);
@@ -124,7 +118,8 @@ async fn tell(
     let wire = Wire::Http2(Box::new(Duplex::accepted(recv, respond)));
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
     let cert = forwarded_cert.as_deref();
-    let story = Story::new(&worker, &manager, &snapshot, cert, &mut downstream, &mut head, &mut response);
+    let story =
+        Story::new(&worker, &manager, &snapshot, &counters, cert, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, Persistence::default(), false)).await;
     counters.rq_active.dec();
 }

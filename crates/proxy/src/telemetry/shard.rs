@@ -18,7 +18,7 @@ use super::{
     stats::{ClusterStats, ListenerStats, ManagerStats, Sample},
 };
 use crate::{
-    config::listener::Direction,
+    config::{Map, listener::Direction},
     head::RequestHead,
     peer::{LocalWorkload, Peer},
 };
@@ -49,9 +49,9 @@ struct Numbers {
     http: Table<HttpSeries>,
     tcp: Table<TcpSeries>,
     dropped: u64,
-    clusters: HashMap<Arc<str>, Rc<ClusterStats>>,
-    managers: HashMap<Arc<str>, Rc<ManagerStats>>,
-    listeners: HashMap<Arc<str>, Rc<ListenerStats>>,
+    clusters: Map<Arc<str>, Rc<ClusterStats>>,
+    managers: Map<Arc<str>, Rc<ManagerStats>>,
+    listeners: Map<Arc<str>, Rc<ListenerStats>>,
 }
 
 /// Series by their labels.

@@ -283,7 +283,7 @@ fn table(forward: Forward) -> RouteTable {
     RouteTable {
         name: "table".into(),
         hosts: vec![host],
-        exact: HashMap::new(),
+        exact: HashMap::default(),
         suffixes: vec![],
         prefixes: vec![],
         any: Some(0),
