@@ -32,7 +32,7 @@ kind: Service
 metadata: {name: stock, namespace: shop}
 spec:
   selector: {app: stock}
-  ports: [{name: http, port: 80, targetPort: web}]
+  ports: [{name: http, port: 80, targetPort: web}, {name: grpc, port: 81, targetPort: rpc}]
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -42,7 +42,7 @@ spec:
   template:
     metadata: {labels: {app: stock, version: v3}}
     spec:
-      containers: [{name: stock, image: registry.example/shop/stock:3, ports: [{name: web, containerPort: 9090}]}]
+      containers: [{name: stock, image: registry.example/shop/stock:3, ports: [{name: web, containerPort: 9090}, {name: rpc, containerPort: 9091}]}]
 ---
 apiVersion: v1
 kind: Pod
@@ -65,6 +65,7 @@ const STOCK: &str = "http://stock.shop";
 fn a_stand_in_reports_what_it_got_and_from_whom() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     calls_are_reported(&mesh);
+    versions_of_http_meet(&mesh);
     the_stranger_is_refused(&mesh);
     names_beyond_the_mesh_do_not_exist(&mesh);
     commands_run_inside(&mesh);
@@ -102,6 +103,21 @@ fn calls_are_reported(mesh: &Mesh) {
     let headers = report["headers"].as_object().unwrap();
     assert!(!headers.keys().any(|name| name.contains("peer-metadata")), "{report:#}");
     assert_eq!(mesh.call("front", &format!("{STOCK}/status/418"), &[]).status, Some(418));
+}
+
+/// A client speaks what it likes; the server gets what its port is declared to speak.
+fn versions_of_http_meet(mesh: &Mesh) {
+    for (port, flags, protocol) in
+        [(80, &["--http2"][..], "HTTP/1.1"), (81, &["--http2"], "HTTP/2.0"), (81, &[], "HTTP/2.0")]
+    {
+        let mut flags = flags.to_vec();
+        flags.extend(["-d", "hello"]);
+        let answer = mesh.call("front", &format!("{STOCK}:{port}/a"), &flags);
+        assert_eq!(answer.status, Some(200), "{port} {flags:?}: {answer:?}");
+        let report = answer.json();
+        assert_eq!((&report["protocol"], &report["body"]), (&protocol.into(), &"hello".into()), "{report:#}");
+        assert_eq!(report["caller"], "spiffe://cluster.local/ns/shop/sa/front", "{report:#}");
+    }
 }
 
 /// STRICT: who shows no certificate gets no answer, by name or by address.

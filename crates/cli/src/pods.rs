@@ -63,6 +63,9 @@ pub(crate) struct Request {
     /// A body; its content-type is application/x-www-form-urlencoded, as with curl, if no header gives another.
     #[arg(short, long, value_name = "BODY")]
     data: Option<String>,
+    /// Speak HTTP/2 from the start rather than HTTP/1.1.
+    #[arg(long)]
+    http2: bool,
     /// How many times to ask, one after the other.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
     times: u32,
@@ -122,12 +125,13 @@ pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
 /// Runs this program's own small client inside, so that nothing need be installed.
 pub(crate) fn call(args: CallArgs) -> anyhow::Result<u8> {
     let exe = std::env::current_exe().context("finding this program's file")?;
-    let Request { url, method, headers, data, times } = args.request;
+    let Request { url, method, headers, data, http2, times } = args.request;
     let mut command: Vec<OsString> = vec![exe.into(), "workload".into(), "get".into(), url.into()];
     command.extend(["-n".into(), times.to_string().into()]);
     command.extend(method.into_iter().flat_map(|method| ["-X".into(), method.into()]));
     command.extend(headers.into_iter().flat_map(|header| ["-H".into(), header.into()]));
     command.extend(data.into_iter().flat_map(|data| ["-d".into(), data.into()]));
+    command.extend(http2.then(|| "--http2".into()));
     exec(&ExecArgs { workload: args.workload, name: args.name, command })
 }
 
@@ -158,13 +162,13 @@ pub(crate) fn get(request: Request) -> anyhow::Result<u8> {
 impl Request {
     /// With what curl takes for granted where there is a body.
     fn complete(self) -> http::Call {
-        let Self { url, method, mut headers, data: body, times: _ } = self;
+        let Self { url, method, mut headers, data: body, http2, times: _ } = self;
         let typed = headers.iter().any(|line| line.to_ascii_lowercase().starts_with("content-type:"));
         if body.is_some() && !typed {
             headers.push("content-type: application/x-www-form-urlencoded".to_owned());
         }
         let method = method.unwrap_or_else(|| if body.is_some() { "POST" } else { "GET" }.to_owned());
-        http::Call { method, url, headers, body }
+        http::Call { method, url, headers, body, http2 }
     }
 }
 
@@ -250,8 +254,15 @@ mod tests {
             let text = |text: &str| text.to_owned();
             let headers = headers.iter().copied().map(text).collect();
             let url = "http://a/".to_owned();
-            let call =
-                Request { url, method: method.map(text), headers, data: data.map(text), times: 1 }.complete();
+            let call = Request {
+                url,
+                method: method.map(text),
+                headers,
+                data: data.map(text),
+                http2: false,
+                times: 1,
+            }
+            .complete();
             (call.method, call.headers.join(", "))
         };
         let form = "content-type: application/x-www-form-urlencoded";

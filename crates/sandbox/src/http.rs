@@ -1,4 +1,4 @@
-//! The least of HTTP/1.1 that asking for a page takes: one request, one connection, the whole answer (RFC 9112).
+//! The least of HTTP that asking for a page takes: one request, one connection, the whole answer.
 
 use std::{
     io,
@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+use http::{Request, Uri};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
@@ -34,6 +36,8 @@ pub struct Call {
     pub headers: Vec<String>,
     /// The body.
     pub body: Option<String>,
+    /// HTTP/2, by prior knowledge (RFC 9113, section 3.3), rather than HTTP/1.1.
+    pub http2: bool,
 }
 
 /// Makes a call and returns the status and the body.
@@ -45,15 +49,24 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
     let rest =
         call.url.strip_prefix("http://").ok_or_else(|| wrong(format!("{}: not http://…", call.url)))?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+    if let Some(line) = call.headers.iter().find(|line| line.contains(['\r', '\n']) || !line.contains(':')) {
+        return Err(wrong(format!("{line:?} is not a header: write NAME: VALUE")));
+    }
     let place = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+    let find = async {
+        let to = tokio::net::lookup_host(&place).await?.find(SocketAddr::is_ipv4);
+        to.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{place} has no address")))
+    };
+    if call.http2 {
+        let request = http2_request(call).map_err(|error| wrong(error.to_string()))?;
+        let body = call.body.clone().unwrap_or_default();
+        return limited(limit, async { http2(connect(find.await?, None).await?, request, body).await }).await;
+    }
     let mut request = format!("{} {path} HTTP/1.1\r\nconnection: close\r\n", call.method);
     if !call.headers.iter().any(|line| line.to_ascii_lowercase().starts_with("host:")) {
         request.push_str(&format!("host: {host}\r\n"));
     }
     for line in &call.headers {
-        if line.contains(['\r', '\n']) || !line.contains(':') {
-            return Err(wrong(format!("{line:?} is not a header: write NAME: VALUE")));
-        }
         request.push_str(&format!("{line}\r\n"));
     }
     let body = call.body.as_deref().unwrap_or_default();
@@ -62,13 +75,45 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
     }
     request.push_str("\r\n");
     request.push_str(body);
+    limited(limit, async { exchange(connect(find.await?, None).await?, &request).await }).await
+}
+
+/// The head of a call; its `host` becomes the authority.
+fn http2_request(call: &Call) -> Result<Request<()>, http::Error> {
+    let fields = call.headers.iter().filter_map(|line| line.split_once(':'));
+    let (hosts, fields): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| name.eq_ignore_ascii_case("host"));
+    let mut uri = call.url.parse::<Uri>()?.into_parts();
+    if let Some((_, host)) = hosts.first() {
+        uri.authority = Some(host.trim().parse()?);
+    }
+    let request = Request::builder().method(call.method.as_str()).uri(Uri::from_parts(uri)?);
+    fields.into_iter().fold(request, |request, (name, value)| request.header(name, value.trim())).body(())
+}
+
+/// Sends a request and reads the whole answer.
+async fn http2(stream: TcpStream, request: Request<()>, body: String) -> io::Result<(u16, String)> {
+    let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
+    // It ends with what is sent and received here, and its errors show there.
+    let driver = tokio::spawn(connection);
     let exchange = async {
-        let to = tokio::net::lookup_host(&place).await?.find(SocketAddr::is_ipv4);
-        let to =
-            to.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{place} has no address")))?;
-        exchange(connect(to, None).await?, &request).await
+        let mut requests = requests.ready().await?;
+        let (answer, mut sending) = requests.send_request(request, body.is_empty())?;
+        if !body.is_empty() {
+            sending.send_data(Bytes::from(body), true)?;
+        }
+        let answer = answer.await?;
+        let (status, mut incoming) = (answer.status().as_u16(), answer.into_body());
+        let mut text = Vec::new();
+        while let Some(piece) = incoming.data().await {
+            let piece = piece?;
+            incoming.flow_control().release_capacity(piece.len())?;
+            text.extend_from_slice(&piece);
+        }
+        Ok((status, String::from_utf8_lossy(&text).into_owned()))
     };
-    limited(limit, exchange).await
+    let result = exchange.await.map_err(|error: h2::Error| io::Error::other(error));
+    driver.abort();
+    result
 }
 
 /// Asks for a page and returns the status and the body.

@@ -32,7 +32,6 @@ impl Report<'_> {
                 }
             }
             self.named_ports(&about);
-            self.http2_ports(&about);
             self.addressless(&about, &http_ports);
         }
     }
@@ -58,21 +57,6 @@ impl Report<'_> {
                     message,
                     "name the container's port, or use its number",
                 );
-            }
-        }
-    }
-
-    /// HTTP/2, which `skysail-proxy` does not speak. The root namespace's services are the control plane's own.
-    fn http2_ports(&mut self, about: &About<'_, Service>) {
-        if about.namespace() == self.world.mesh().root_namespace {
-            return;
-        }
-        for (index, port) in about.entry.object.spec.ports.iter().enumerate() {
-            if matches!(port.protocol, Protocol::Http2 | Protocol::Grpc) {
-                let field = format!("spec.ports[{index}]");
-                let message = "is HTTP/2, which skysail-proxy does not speak yet: it closes such connections; an Envoy in its place does";
-                let remedy = "name it tcp-... to have its bytes passed on";
-                self.say(about, Severity::Warning, field, message, remedy);
             }
         }
     }
