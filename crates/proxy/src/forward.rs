@@ -32,7 +32,7 @@ use crate::{
     story::{Story, grpc_status},
     tcp::Tunnel,
     upstream::{self, Offer},
-    wire,
+    wire::{self, Wire},
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
@@ -257,6 +257,10 @@ impl Story<'_> {
             Some(upstream) if !fresh => upstream,
             _ => client.wait(Box::pin(connecting)).await?,
         };
+        if way.upgrade && matches!(upstream.wire, Wire::Http2(_)) {
+            // Only extended CONNECT could carry it there.
+            return Err(Error::new(Kind::UpgradeRefused).into());
+        }
         let reused = upstream.link.served.get() > 0;
         let safe = hop::is_idempotent(self.head.method());
         if !safe && upstream.may_be_stale(self.started) && !upstream.is_quiet_now() {

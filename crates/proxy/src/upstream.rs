@@ -81,12 +81,7 @@ pub(crate) fn take(pool: &Pool, host: &Host, offer: Offer) -> Result<Option<Upst
     Ok(reuse(pool, host, offer, config.as_ref()))
 }
 
-fn reuse(
-    pool: &Pool,
-    host: &Host,
-    offer: Offer,
-    config: Option<&Arc<Connector>>,
-) -> Option<Upstream> {
+fn reuse(pool: &Pool, host: &Host, offer: Offer, config: Option<&Arc<Connector>>) -> Option<Upstream> {
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
         Spoken::Bytes => None,

@@ -416,6 +416,29 @@ async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
 }
 
 #[tokio::test]
+async fn an_upgrade_does_not_get_to_a_server_of_http2() {
+    let proxy = proxy(http2(http2_server(repeat).await)).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
+}
+
+#[tokio::test]
+async fn a_request_without_a_host_is_refused() {
+    let proxy = proxy(cluster(&[echo().await], None)).await;
+    let requests = connect(&proxy).await;
+    let mut nobody = Request::builder().uri("/").body(()).unwrap();
+    *nobody.version_mut() = http::Version::HTTP_11;
+    let (answer, _) = requests.clone().send_request(nobody, true).unwrap();
+    assert_eq!(within(answer).await.unwrap().status(), 400);
+    let mut user = request("GET", "/");
+    *user.uri_mut() = "http://user@a/".parse().unwrap();
+    let (answer, _) = requests.clone().send_request(user, true).unwrap();
+    assert_eq!(within(answer).await.unwrap().status(), 400);
+}
+
+#[tokio::test]
 async fn answers_without_content_end_with_their_heads() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;

@@ -6,14 +6,14 @@ use http::{
 };
 
 use crate::{
-    head::{Headers, RequestHead, ResponseHead, Scheme, Version},
+    head::{Headers, RequestHead, ResponseHead, Scheme, Version, as_authority},
     http1::{Framing, Limits, Malformed},
 };
 
 /// Takes over a request's head.
 ///
 /// # Errors
-/// More fields than allowed.
+/// More fields than allowed, or no authority that could be one.
 pub(crate) fn request_head(
     parts: &http::request::Parts,
     limits: &Limits,
@@ -30,14 +30,15 @@ pub(crate) fn request_head(
     if head.len() > limits.max_headers {
         return Err(Malformed::new(431, "http2.too_many_headers"));
     }
-    match parts.uri.authority() {
-        // It stands for the field `host`, whatever that says (RFC 9113, section 8.3.1).
-        Some(authority) => {
-            head.set_authority(authority.as_str());
-            head.remove("host");
-        }
-        None => head.load_authority(),
-    }
+    // It stands for the field `host`, whatever that says (RFC 9113, section 8.3.1).
+    let authority = match parts.uri.authority() {
+        Some(authority) => Some(authority.as_str().as_bytes()),
+        None => parts.headers.get("host").map(HeaderValue::as_bytes),
+    };
+    let authority = authority.ok_or(Malformed::new(400, "http2.missing_host_header"))?;
+    let authority = as_authority(authority).ok_or(Malformed::new(400, "http2.invalid_authority"))?;
+    head.set_authority(authority);
+    head.remove("host");
     join_cookies(head);
     Ok(())
 }

@@ -100,7 +100,8 @@ async fn requests(
         counters.rq_active.inc();
         let snapshot = downstream.origin.snapshot.clone();
         let cert = forwarded_cert.as_deref();
-        let story = Story::new(worker, manager, &snapshot, &counters, cert, downstream, &mut head, &mut response);
+        let story =
+            Story::new(worker, manager, &snapshot, &counters, cert, downstream, &mut head, &mut response);
         let keep = story.tell(framing, connection, last).await;
         counters.rq_active.dec();
         if !keep {
