@@ -236,7 +236,8 @@ mod tests {
     #[allow(unreachable_code, reason = "only the types count")]
     fn a_connection_that_waits_is_small() {
         let task = size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
-        let http1 = size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
+        let http1 =
+            size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http2 = size(|| serve::http2::run(unreachable!(), unreachable!(), unreachable!()));
         let tcp = size(|| tcp::run(unreachable!(), unreachable!(), unreachable!()));
         assert!(task <= 900, "{task}");
