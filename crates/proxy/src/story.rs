@@ -61,6 +61,16 @@ pub(crate) struct Story<'a> {
     grpc: bool,
 }
 
+/// What the requests of a connection have in common.
+pub(crate) struct Terms<'a> {
+    pub(crate) worker: &'a Rc<Worker>,
+    pub(crate) manager: &'a HttpManager,
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) counters: &'a ManagerStats,
+    /// This hop's element of `x-forwarded-client-cert`.
+    pub(crate) forwarded_cert: Option<&'a str>,
+}
+
 /// What the record says at the end, as it becomes known.
 #[derive(Default)]
 pub(crate) struct Told<'a> {
@@ -90,15 +100,12 @@ pub(crate) struct Told<'a> {
 impl<'a> Story<'a> {
     /// A request whose head has been read.
     pub(crate) fn new(
-        worker: &'a Rc<Worker>,
-        manager: &'a HttpManager,
-        snapshot: &'a Snapshot,
-        counters: &'a ManagerStats,
-        forwarded_cert: Option<&'a str>,
+        terms: Terms<'a>,
         downstream: &'a mut Downstream,
         head: &'a mut RequestHead,
         response: &'a mut ResponseHead,
     ) -> Self {
+        let Terms { worker, manager, snapshot, counters, forwarded_cert } = terms;
         Self {
             worker,
             manager,

@@ -18,7 +18,7 @@ use crate::{
     head::{RequestHead, ResponseHead},
     hop,
     http1::{Connection, Framing, Malformed, Scan, parse, write::Persistence},
-    story::Story,
+    story::{Story, Terms},
     telemetry::{self, Record},
     timer::earlier,
     wire::Wire,
@@ -99,9 +99,14 @@ async fn requests(
         counters.rq_total.inc();
         counters.rq_active.inc();
         let snapshot = downstream.origin.snapshot.clone();
-        let cert = forwarded_cert.as_deref();
-        let story =
-            Story::new(worker, manager, &snapshot, &counters, cert, downstream, &mut head, &mut response);
+        let terms = Terms {
+            worker,
+            manager,
+            snapshot: &snapshot,
+            counters: &counters,
+            forwarded_cert: forwarded_cert.as_deref(),
+        };
+        let story = Story::new(terms, downstream, &mut head, &mut response);
         let keep = story.tell(framing, connection, last).await;
         counters.rq_active.dec();
         if !keep {

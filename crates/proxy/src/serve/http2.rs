@@ -23,7 +23,7 @@ use crate::{
     hop,
     http1::Connection as Persistence,
     http2::{self, Duplex, Io},
-    story::Story,
+    story::{Story, Terms},
     timer::{Timer, earlier},
     wire::Wire,
 };
@@ -117,9 +117,14 @@ async fn tell(
     let snapshot = origin.snapshot.clone();
     let wire = Wire::Http2(Box::new(Duplex::accepted(recv, respond)));
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
-    let cert = forwarded_cert.as_deref();
-    let story =
-        Story::new(&worker, &manager, &snapshot, &counters, cert, &mut downstream, &mut head, &mut response);
+    let terms = Terms {
+        worker: &worker,
+        manager: &manager,
+        snapshot: &snapshot,
+        counters: &counters,
+        forwarded_cert: forwarded_cert.as_deref(),
+    };
+    let story = Story::new(terms, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, Persistence::default(), false)).await;
     counters.rq_active.dec();
 }
