@@ -186,6 +186,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,
+        max_streams: 100,
         idle_timeout: None,
         stream_idle_timeout: None,
         request_timeout: None,
