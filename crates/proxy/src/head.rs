@@ -124,6 +124,12 @@ impl Headers {
         self.index.push(field);
     }
 
+    /// The same for a name that is known to be a token in lower case.
+    pub(crate) fn push(&mut self, name: &[u8], value: &[u8]) {
+        let field = self.put(name, value);
+        self.index.push(field);
+    }
+
     /// Takes every field of this name (lower case) away and says whether there was one.
     pub fn remove(&mut self, name: &str) -> bool {
         let text = &self.text;
@@ -216,12 +222,18 @@ impl Headers {
         piece(&self.text[run]);
     }
 
-    /// Puts a line at the end of the text.
     fn store(&mut self, name: &str, value: &[u8]) -> Field {
         let at = self.text.len();
+        let field = self.put(name.as_bytes(), value);
+        self.text[at..at + name.len()].make_ascii_lowercase();
+        field
+    }
+
+    /// Puts a line at the end of the text.
+    fn put(&mut self, name: &[u8], value: &[u8]) -> Field {
+        let at = self.text.len();
         self.text.reserve(name.len() + value.len() + 4);
-        self.text.extend_from_slice(name.as_bytes());
-        self.text[at..].make_ascii_lowercase();
+        self.text.extend_from_slice(name);
         self.text.extend_from_slice(b": ");
         let start = self.text.len();
         self.text.extend_from_slice(value);

@@ -463,6 +463,6 @@ pub(crate) fn is_token(b: u8) -> bool {
 }
 
 /// Section 5.5 of RFC 9110: no controls but the tab.
-fn is_value(b: u8) -> bool {
+pub(crate) fn is_value(b: u8) -> bool {
     b >= b' ' && b != 0x7f || b == b'\t'
 }

@@ -1,0 +1,344 @@
+//! Heads as HTTP/2 has them: what makes a message well-formed (RFC 9113, section 8), and ours from and to fields.
+
+use super::hpack::Encoder;
+use crate::{
+    head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
+    http1::{
+        Framing,
+        parse::{is_token, is_value},
+    },
+};
+
+/// What a head may be at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes of names and values, with 32 more for each field.
+    pub(crate) size: usize,
+    /// Fields.
+    pub(crate) fields: usize,
+}
+
+/// Why fields are no head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Malformed,
+    TooLarge,
+}
+
+/// Where fields go.
+pub(crate) enum Target<'a> {
+    Request(&'a mut RequestHead),
+    Answer(&'a mut ResponseHead),
+    Trailers(&'a mut Headers),
+    /// Nobody wants them.
+    Nothing,
+}
+
+/// A head that is being read.
+pub(crate) struct Reading<'a> {
+    target: Target<'a>,
+    left: Bounds,
+    fault: Option<Fault>,
+    /// Pseudo-headers that have been there.
+    pseudo: u8,
+    /// Other fields have been there.
+    fields: bool,
+    cookies: u32,
+    host: bool,
+    /// What `content-length` says.
+    length: Option<u64>,
+}
+
+const METHOD: u8 = 1;
+const SCHEME: u8 = 2;
+const AUTHORITY: u8 = 4;
+const PATH: u8 = 8;
+const STATUS: u8 = 16;
+
+impl<'a> Reading<'a> {
+    pub(crate) fn new(target: Target<'a>, bounds: Bounds) -> Self {
+        let (fault, length) = (None, None);
+        Self { target, left: bounds, fault, pseudo: 0, fields: false, cookies: 0, host: false, length }
+    }
+
+    /// Takes a field.
+    pub(crate) fn field(&mut self, name: &[u8], value: &[u8]) {
+        if self.fault.is_none() {
+            self.fault = self.take(name, value).err();
+        }
+    }
+
+    fn take(&mut self, name: &[u8], value: &[u8]) -> Result<(), Fault> {
+        let size = self.left.size.checked_sub(name.len() + value.len() + 32);
+        let fields = self.left.fields.checked_sub(usize::from(!name.starts_with(b":")));
+        let (Some(size), Some(fields)) = (size, fields) else { return Err(Fault::TooLarge) };
+        self.left = Bounds { size, fields };
+        if let Some(name) = name.strip_prefix(b":") {
+            return self.pseudo(name, value).ok_or(Fault::Malformed);
+        }
+        self.fields = true;
+        self.regular(name, value).ok_or(Fault::Malformed)
+    }
+
+    /// Section 8.3: each at most once, before all other fields, and none but the known.
+    fn pseudo(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        let bit = match name {
+            b"method" => METHOD,
+            b"scheme" => SCHEME,
+            b"authority" => AUTHORITY,
+            b"path" => PATH,
+            b"status" => STATUS,
+            _ => return None,
+        };
+        if self.fields || self.pseudo & bit != 0 {
+            return None;
+        }
+        self.pseudo |= bit;
+        match (&mut self.target, bit) {
+            (Target::Nothing, _) => {}
+            (Target::Request(head), METHOD) => {
+                let valid = !value.is_empty() && value.len() <= 64 && value.iter().all(|b| is_token(*b));
+                head.set_method(str::from_utf8(value).ok().filter(|_| valid)?);
+            }
+            (Target::Request(head), SCHEME) => {
+                if value == b"https" {
+                    head.set_scheme(Scheme::Https);
+                }
+            }
+            (Target::Request(head), AUTHORITY) => head.set_authority(head::as_authority(value)?),
+            (Target::Request(head), PATH) => {
+                let valid = !value.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#');
+                head.set_path(str::from_utf8(value).ok().filter(|_| valid)?);
+            }
+            (Target::Answer(head), STATUS) => {
+                let [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] = value else { return None };
+                let digit = |digit: &u8| u16::from(digit - b'0');
+                head.set_status(digit(a) * 100 + digit(b) * 10 + digit(c));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Sections 8.2.1 and 8.2.2.
+    fn regular(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        let plain = !name.is_empty() && name.iter().all(|b| is_token(*b) && !b.is_ascii_uppercase());
+        let blank = |b: Option<&u8>| matches!(b, Some(b' ' | b'\t'));
+        if !plain || blank(value.first()) || blank(value.last()) || !value.iter().all(|b| is_value(*b)) {
+            return None;
+        }
+        match name {
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
+                return None;
+            }
+            b"te" if value != b"trailers" => return None,
+            b"content-length" => {
+                let digits = !value.is_empty() && value.len() <= 18 && value.iter().all(u8::is_ascii_digit);
+                let known = self.length.replace(str::from_utf8(value).ok()?.parse().ok()?);
+                if !digits || known.is_some() {
+                    return None;
+                }
+            }
+            b"cookie" => self.cookies += 1,
+            b"host" => {
+                if self.host || !value.iter().all(|b| head::is_host(*b)) {
+                    return None;
+                }
+                self.host = true;
+            }
+            _ => {}
+        }
+        match &mut self.target {
+            Target::Request(head) => head.push(name, value),
+            Target::Answer(head) => head.push(name, value),
+            Target::Trailers(head) => head.push(name, value),
+            Target::Nothing => {}
+        }
+        Some(())
+    }
+
+    /// Checks the whole, and says how long the content is, if that is known.
+    pub(crate) fn finish(self) -> Result<Option<u64>, Fault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        let whole = match self.target {
+            Target::Nothing => true,
+            Target::Trailers(_) => self.pseudo == 0,
+            Target::Answer(head) => {
+                head.version = Version::Http2;
+                self.pseudo == STATUS
+            }
+            Target::Request(head) => {
+                head.version = Version::Http2;
+                if self.host {
+                    // `:authority` stands for it, whatever it says (section 8.3.1).
+                    if self.pseudo & AUTHORITY == 0 { head.load_authority() } else { drop(head.remove("host")) }
+                }
+                if self.cookies > 1 {
+                    join_cookies(head);
+                }
+                let path = head.path();
+                match head.method() {
+                    "CONNECT" => self.pseudo == METHOD | AUTHORITY,
+                    method => {
+                        let valid = path.starts_with('/') || (path == "*" && method == "OPTIONS");
+                        valid && self.pseudo | AUTHORITY == METHOD | SCHEME | AUTHORITY | PATH
+                    }
+                }
+            }
+        };
+        if whole { Ok(self.length) } else { Err(Fault::Malformed) }
+    }
+}
+
+/// How a body is framed where the next hop is HTTP/1.1.
+pub(crate) fn framing(end: bool, length: Option<u64>) -> Framing {
+    if end { Framing::None } else { length.map_or(Framing::Chunked, Framing::Length) }
+}
+
+/// Clients may send every cookie as a field of its own; outside of HTTP/2 there may be one only (section 8.2.3).
+fn join_cookies(head: &mut RequestHead) {
+    let joined = head.header_values("cookie").collect::<Vec<_>>().join(&b"; "[..]);
+    head.set("cookie", &joined);
+}
+
+/// Writes a request's head; false if HTTP/2 cannot carry it.
+pub(crate) fn request(encoder: &mut Encoder, out: &mut Vec<u8>, head: &RequestHead) -> bool {
+    let connect = head.method() == "CONNECT";
+    if head.method().is_empty() || (if connect { head.authority() } else { head.path() }).is_empty() {
+        return false;
+    }
+    encoder.begin(out);
+    match head.method() {
+        "GET" => encoder.indexed(out, 2),
+        "POST" => encoder.indexed(out, 3),
+        method => encoder.field(out, b":method", method.as_bytes()),
+    }
+    if !connect {
+        encoder.indexed(out, if head.scheme() == "https" { 7 } else { 6 });
+        match head.path() {
+            "/" => encoder.indexed(out, 4),
+            path => encoder.field(out, b":path", path.as_bytes()),
+        }
+    }
+    if !head.authority().is_empty() {
+        encoder.field(out, b":authority", head.authority().as_bytes());
+    }
+    fields(encoder, out, head);
+    true
+}
+
+/// Writes an answer's head.
+pub(crate) fn answer(encoder: &mut Encoder, out: &mut Vec<u8>, head: &ResponseHead) {
+    encoder.begin(out);
+    status(encoder, out, head.status());
+    fields(encoder, out, head);
+}
+
+/// Writes `:status`.
+pub(crate) fn status(encoder: &mut Encoder, out: &mut Vec<u8>, status: u16) {
+    match status {
+        200 => encoder.indexed(out, 8),
+        204 => encoder.indexed(out, 9),
+        206 => encoder.indexed(out, 10),
+        304 => encoder.indexed(out, 11),
+        400 => encoder.indexed(out, 12),
+        404 => encoder.indexed(out, 13),
+        500 => encoder.indexed(out, 14),
+        _ => {
+            let digit = |by: u16| b'0' + (status / by % 10) as u8;
+            encoder.field(out, b":status", &[digit(100), digit(10), digit(1)]);
+        }
+    }
+}
+
+/// Writes trailers.
+pub(crate) fn trailers(encoder: &mut Encoder, out: &mut Vec<u8>, trailers: &Headers) {
+    encoder.begin(out);
+    fields(encoder, out, trailers);
+}
+
+/// Writes fields, without those that only HTTP/1 has.
+fn fields(encoder: &mut Encoder, out: &mut Vec<u8>, headers: &Headers) {
+    for (name, value) in headers.iter() {
+        match name {
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {}
+            b"te" if value != b"trailers" => {}
+            _ => encoder.field(out, name, value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { size: 1000, fields: 10 };
+    const GET: [(&str, &str); 4] =
+        [(":method", "GET"), (":scheme", "http"), (":authority", "a:1"), (":path", "/x")];
+
+    fn request(fields: &[(&str, &str)]) -> Result<RequestHead, Fault> {
+        let mut head = RequestHead::default();
+        let mut reading = Reading::new(Target::Request(&mut head), BOUNDS);
+        for (name, value) in fields {
+            reading.field(name.as_bytes(), value.as_bytes());
+        }
+        reading.finish().map(|_| head)
+    }
+
+    fn with(more: &[(&'static str, &'static str)]) -> Result<RequestHead, Fault> {
+        request(&[&GET, more].concat())
+    }
+
+    #[test]
+    fn requests_are_read() {
+        let head = with(&[("cookie", "a"), ("host", "b"), ("te", "trailers"), ("cookie", "c")]).unwrap();
+        let read = (head.method(), head.scheme(), head.authority(), head.path());
+        assert_eq!(read, ("GET", "http", "a:1", "/x"));
+        assert_eq!((head.header("cookie"), head.len()), (Some(&b"a; c"[..]), 2));
+        let head = request(&[GET[0], GET[1], GET[3], ("host", "b:2")]).unwrap();
+        assert_eq!((head.authority(), head.len()), ("b:2", 0));
+        assert!(request(&[(":method", "CONNECT"), (":authority", "a:1")]).is_ok());
+        assert!(request(&[(":method", "OPTIONS"), GET[1], GET[2], (":path", "*")]).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for fields in [&GET[1..], &GET[..3], &[GET[0], GET[2], GET[3]], &[]] {
+            assert_eq!(request(fields).unwrap_err(), Fault::Malformed, "{fields:?}");
+        }
+        for more in [
+            (":path", "/y"),
+            (":status", "200"),
+            (":protocol", "websocket"),
+            ("X-Upper", "a"),
+            ("", "a"),
+            ("a b", "a"),
+            ("connection", "close"),
+            ("transfer-encoding", "chunked"),
+            ("te", "gzip"),
+            ("a", "b\r\nc: d"),
+            ("a", "b\0"),
+            ("a", " b"),
+            ("a", "b "),
+            ("content-length", "-1"),
+            ("content-length", "1, 1"),
+            ("host", "a/b"),
+        ] {
+            assert_eq!(with(&[more]).unwrap_err(), Fault::Malformed, "{more:?}");
+        }
+        assert_eq!(with(&[("content-length", "1"), ("content-length", "1")]).unwrap_err(), Fault::Malformed);
+        let late = request(&[GET[0], GET[1], GET[2], ("a", "b"), GET[3]]);
+        assert_eq!(late.unwrap_err(), Fault::Malformed);
+        for path in ["", "x", "*", "/a b", "/a#b"] {
+            let read = request(&[GET[0], GET[1], GET[2], (":path", path)]);
+            assert_eq!(read.unwrap_err(), Fault::Malformed, "{path:?}");
+        }
+        assert_eq!(with(&[("a", ""); 11]).unwrap_err(), Fault::TooLarge);
+        let long = "a".repeat(1000);
+        let mut all = GET.to_vec();
+        all.push(("a", &long));
+        assert_eq!(request(&all).unwrap_err(), Fault::TooLarge);
+    }
+}

@@ -1,0 +1,508 @@
+//! What comes in on a connection, frame by frame.
+
+use super::{GONE, INTERIM, LEAVING, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
+use crate::{
+    buffer::Buffer,
+    head::Headers,
+    http2::{
+        frame::{
+            self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, MAX_WINDOW, PADDED, PREFACE, Reason,
+        },
+        heads::{self, Fault, Reading, Target},
+    },
+};
+
+/// Header blocks in more frames than this have nothing good in mind.
+const CONTINUATIONS: u32 = 64;
+
+/// Content of a frame, of which some has come in.
+pub(super) struct Data {
+    stream: u32,
+    /// Content still to come.
+    left: usize,
+    /// Padding after it.
+    padding: usize,
+    end: bool,
+}
+
+/// A header block, of which some frames have come in.
+pub(super) struct Block {
+    stream: u32,
+    end: bool,
+    bytes: Vec<u8>,
+    frames: u32,
+}
+
+/// An error of the whole connection.
+type Fatal = Reason;
+
+impl Session {
+    /// Takes what it can of `input`, and makes room in it for the rest of what has begun.
+    ///
+    /// # Errors
+    /// Something after which the connection cannot go on.
+    pub(crate) fn feed(&mut self, input: &mut Buffer) -> Result<(), Fatal> {
+        if self.preface {
+            let seen = input.len().min(PREFACE.len());
+            if input.bytes()[..seen] != PREFACE[..seen] {
+                return Err(Reason::PROTOCOL);
+            }
+            if seen < PREFACE.len() {
+                return Ok(());
+            }
+            input.consume(seen);
+            self.preface = false;
+        }
+        loop {
+            if self.data.is_some() && !self.data(input)? {
+                return Ok(());
+            }
+            let Some(head) = Head::read(input.bytes()) else { return Ok(()) };
+            if head.length > MAX_FRAME {
+                return Err(Reason::FRAME_SIZE);
+            }
+            let expected = match (&self.partial, self.peer.settled) {
+                (Some(block), _) => head.kind == Kind::Continuation && head.stream == block.stream,
+                (None, false) => head.kind == Kind::Settings && !head.has(ACK),
+                (None, true) => head.kind != Kind::Continuation,
+            };
+            if !expected {
+                return Err(Reason::PROTOCOL);
+            }
+            if head.kind == Kind::Data {
+                let begin = HEAD + usize::from(head.has(PADDED));
+                let Some(padding) = input.bytes().get(HEAD..begin) else { return Ok(()) };
+                let padding = padding.first().map(|padding| usize::from(*padding));
+                input.consume(begin);
+                self.begin_data(&head, padding)?;
+                continue;
+            }
+            let total = HEAD + head.length;
+            if input.len() < total {
+                if input.is_full() {
+                    input.grow(total);
+                }
+                return Ok(());
+            }
+            self.frame(&head, &input.bytes()[HEAD..total])?;
+            input.consume(total);
+        }
+    }
+
+    fn frame(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        match head.kind {
+            Kind::Headers => self.headers(head, payload),
+            Kind::Continuation => self.continuation(head, payload),
+            Kind::Settings => self.settings(head, payload),
+            Kind::WindowUpdate => self.window_update(head, payload),
+            Kind::Reset => self.reset_by_peer(head, payload),
+            Kind::Ping => self.ping(head, payload),
+            Kind::GoAway => self.go_away(head, payload),
+            Kind::PushPromise => Err(Reason::PROTOCOL),
+            Kind::Priority if head.stream == 0 => Err(Reason::PROTOCOL),
+            Kind::Priority | Kind::Unknown | Kind::Data => self.chat(),
+        }
+    }
+
+    /// Counts a frame that brings nothing.
+    fn chat(&mut self) -> Result<(), Fatal> {
+        if self.chatter.take() { Ok(()) } else { Err(Reason::CALM) }
+    }
+
+    /// Counts a frame that must be answered.
+    fn reply(&mut self) -> Result<(), Fatal> {
+        self.replies += 1;
+        if self.replies > REPLIES { Err(Reason::CALM) } else { self.chat() }
+    }
+
+    /// Whether no frame of this stream can have been sent yet, or ever.
+    fn is_idle(&self, stream: u32) -> bool {
+        stream % 2 == 0
+            || match self.role {
+                Role::Server => stream > self.last,
+                Role::Client => stream >= self.last,
+            }
+    }
+
+    /// Ends a stream for what the peer did. Peers that do it again and again are not served.
+    fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
+        frame::reset(&mut self.out, id, reason);
+        self.lose_stream(id, Lost::Broken(reason));
+        self.replies += 1;
+        if self.replies > REPLIES || !self.resets.take() { Err(Reason::CALM) } else { Ok(()) }
+    }
+
+    fn lose_stream(&mut self, id: u32, why: Lost) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.lost.get_or_insert(why);
+            stream.wake(READ | ROOM | GONE, &mut self.wakes);
+            self.settle(id);
+        }
+    }
+
+    fn begin_data(&mut self, head: &Head, padding: Option<usize>) -> Result<(), Fatal> {
+        if self.is_idle(head.stream) {
+            return Err(Reason::PROTOCOL);
+        }
+        // The byte that says how long the padding is counts, too.
+        let extra = padding.map_or(0, |padding| padding + 1);
+        let left = head.length.checked_sub(extra).ok_or(Reason::PROTOCOL)?;
+        self.receive_window -= head.length as i64;
+        if self.receive_window < 0 {
+            return Err(Reason::FLOW_CONTROL);
+        }
+        let end = head.has(END_STREAM);
+        if left == 0 && !end {
+            self.chat()?;
+        }
+        self.data = Some(Data { stream: head.stream, left, padding: extra.saturating_sub(1), end });
+        self.credit(extra as u32);
+        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
+            return Ok(());
+        };
+        stream.receive_window -= head.length as i64;
+        stream.owed += extra as u32;
+        let enough = stream.left.is_none_or(|known| known >= left as u64);
+        let wrong = if stream.received {
+            Some(Reason::STREAM_CLOSED)
+        } else if !stream.headed || !enough {
+            Some(Reason::PROTOCOL)
+        } else {
+            (stream.receive_window < 0).then_some(Reason::FLOW_CONTROL)
+        };
+        match wrong {
+            Some(reason) => self.break_stream(head.stream, reason),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes content; true once the frame is done.
+    fn data(&mut self, input: &mut Buffer) -> Result<bool, Fatal> {
+        let Some(data) = &mut self.data else { return Ok(true) };
+        let bytes = input.bytes();
+        let count = data.left.min(bytes.len());
+        data.left -= count;
+        let (left, id) = (data.left, data.stream);
+        if count > 0 {
+            match self.streams.get_mut(&id).filter(|stream| stream.lost.is_none()) {
+                Some(stream) => {
+                    if stream.content.is_empty() {
+                        stream.content.reserve_exact(count);
+                    }
+                    stream.content.extend_from_slice(&bytes[..count]);
+                    stream.held += count as u32;
+                    stream.left = stream.left.map(|left| left.saturating_sub(count as u64));
+                    stream.wake(READ, &mut self.wakes);
+                    self.chatter.give();
+                }
+                None => self.credit(count as u32),
+            }
+            input.consume(count);
+        }
+        let Some(data) = &mut self.data else { return Ok(true) };
+        if left == 0 {
+            let skipped = data.padding.min(input.len());
+            data.padding -= skipped;
+            input.consume(skipped);
+            if data.padding == 0 {
+                let end = data.end;
+                self.data = None;
+                if end {
+                    self.end(id)?;
+                }
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The peer has sent all of a stream.
+    fn end(&mut self, id: u32) -> Result<(), Fatal> {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.lost.is_none()) else {
+            return Ok(());
+        };
+        if stream.left.is_some_and(|left| left > 0) {
+            return self.break_stream(id, Reason::PROTOCOL);
+        }
+        stream.received = true;
+        stream.wake(READ, &mut self.wakes);
+        self.settle(id);
+        Ok(())
+    }
+
+    fn headers(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        let new = self.role == Role::Server && head.stream > self.last && head.stream % 2 == 1;
+        if self.is_idle(head.stream) && !new {
+            return Err(Reason::PROTOCOL);
+        }
+        let content = frame::content(head, payload)?;
+        let end = head.has(END_STREAM);
+        if head.has(END_HEADERS) {
+            return self.block(head.stream, end, content);
+        }
+        self.partial = Some(Block { stream: head.stream, end, bytes: content.to_vec(), frames: 0 });
+        Ok(())
+    }
+
+    fn continuation(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        let Some(mut block) = self.partial.take() else { return Err(Reason::PROTOCOL) };
+        block.frames += 1;
+        block.bytes.extend_from_slice(payload);
+        // What is too large could be answered once it is read, but it must not be without end.
+        let most = self.limits.head.size.saturating_mul(2).saturating_add(MAX_FRAME);
+        if block.frames > CONTINUATIONS || block.bytes.len() > most {
+            return Err(Reason::CALM);
+        }
+        if head.has(END_HEADERS) {
+            return self.block(block.stream, block.end, &block.bytes);
+        }
+        self.partial = Some(block);
+        Ok(())
+    }
+
+    /// A whole header block. It must be read whatever becomes of it, as those that follow build on it.
+    fn block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
+        let state = self.streams.get(&id).map(|stream| (stream.lost.is_some(), stream.received, stream.headed));
+        match state {
+            None if self.role == Role::Server && id > self.last => self.request_block(id, end, block),
+            Some((false, false, false)) => self.answer_block(id, end, block),
+            Some((false, false, true)) => self.trailer_block(id, end, block),
+            Some((false, true, _)) => {
+                self.read(Target::Nothing, block)?.ok();
+                self.break_stream(id, Reason::STREAM_CLOSED)
+            }
+            // A stream that we gave up, of which the peer may not know.
+            _ => self.read(Target::Nothing, block).map(drop),
+        }
+    }
+
+    fn read(&mut self, target: Target<'_>, block: &[u8]) -> Result<Result<Option<u64>, Fault>, Fatal> {
+        let mut reading = Reading::new(target, self.limits.head);
+        let decoded = self.decoder.decode(block, |name, value| reading.field(name, value));
+        decoded.map_err(|_| Reason::COMPRESSION)?;
+        Ok(reading.finish())
+    }
+
+    fn request_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
+        self.last = id;
+        if self.leaving == Leaving::Known {
+            // It knows that this is not looked at.
+            return self.read(Target::Nothing, block).map(drop);
+        }
+        // Streams that the peer gave up count while somebody here is still busy with them.
+        let held = self.streams.len() as u64;
+        if self.open >= self.limits.streams || held >= u64::from(self.limits.streams) * 2 + 64 {
+            self.read(Target::Nothing, block)?.ok();
+            return self.break_stream(id, Reason::REFUSED);
+        }
+        let mut head = self.spare_requests.pop().unwrap_or_default();
+        head.clear();
+        let read = self.read(Target::Request(&mut head), block)?;
+        let length = match read {
+            Ok(Some(1..)) if end => return self.break_stream(id, Reason::PROTOCOL),
+            Ok(length) => length,
+            Err(Fault::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
+            Err(Fault::TooLarge) => {
+                self.block.clear();
+                self.encoder.begin(&mut self.block);
+                heads::status(&mut self.encoder, &mut self.block, 431);
+                frame::headers(&mut self.out, id, true, &self.block, self.peer.frame);
+                return if end { self.reply() } else { self.break_stream(id, Reason::NONE) };
+            }
+        };
+        let stream = Stream { headed: true, received: end, left: length, ..self.stream() };
+        self.streams.insert(id, stream);
+        self.open += 1;
+        self.accepted.push_back(Request { stream: id, head, length, end });
+        self.chatter.give();
+        Ok(())
+    }
+
+    fn answer_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
+        let mut head = self.spare_answers.pop().unwrap_or_default();
+        head.clear();
+        let read = self.read(Target::Answer(&mut head), block)?;
+        let interim = matches!(head.status(), 100..=199);
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        let silent = stream.head_only || matches!(head.status(), 204 | 304);
+        let Ok(length) = read else { return self.break_stream(id, Reason::PROTOCOL) };
+        if interim {
+            if end || head.status() == 101 || stream.interim.len() >= INTERIM {
+                return self.break_stream(id, Reason::PROTOCOL);
+            }
+            stream.interim.push_back(head);
+        } else {
+            stream.left = if silent { None } else { length };
+            stream.headed = true;
+            stream.answer = Some((head, length));
+        }
+        stream.wake(READ, &mut self.wakes);
+        self.chatter.give();
+        if end { self.end(id) } else { Ok(()) }
+    }
+
+    fn trailer_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
+        let mut trailers = Headers::default();
+        let read = self.read(Target::Trailers(&mut trailers), block)?;
+        if !end || read.is_err() {
+            return self.break_stream(id, Reason::PROTOCOL);
+        }
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.trailers = Some(trailers);
+        }
+        self.end(id)
+    }
+
+    fn settings(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        if head.stream != 0 {
+            return Err(Reason::PROTOCOL);
+        }
+        if payload.len() % 6 != 0 || (head.has(ACK) && !payload.is_empty()) {
+            return Err(Reason::FRAME_SIZE);
+        }
+        if head.has(ACK) {
+            return self.chat();
+        }
+        for (id, value) in frame::each_setting(payload) {
+            match id {
+                1 => self.encoder.resize(value as usize),
+                2 if value > 1 || (value == 1 && self.role == Role::Client) => return Err(Reason::PROTOCOL),
+                3 => self.peer.streams = value,
+                4 => self.set_window(i64::from(value))?,
+                5 => {
+                    if !(MAX_FRAME..1 << 24).contains(&(value as usize)) {
+                        return Err(Reason::PROTOCOL);
+                    }
+                    // Larger frames would only make the other streams wait.
+                    self.peer.frame = MAX_FRAME;
+                }
+                _ => {}
+            }
+        }
+        self.peer.settled = true;
+        frame::head(&mut self.out, Kind::Settings, ACK, 0, 0);
+        self.reply()
+    }
+
+    /// Windows of streams that are there change with the setting, too (section 6.9.2).
+    fn set_window(&mut self, window: i64) -> Result<(), Fatal> {
+        if window > MAX_WINDOW {
+            return Err(Reason::FLOW_CONTROL);
+        }
+        let change = window - self.peer.window;
+        self.peer.window = window;
+        if change == 0 {
+            return Ok(());
+        }
+        for stream in self.streams.values_mut() {
+            stream.send_window += change;
+            if stream.send_window > MAX_WINDOW {
+                return Err(Reason::FLOW_CONTROL);
+            }
+            if stream.send_window > 0 {
+                stream.wake(ROOM, &mut self.wakes);
+            }
+        }
+        Ok(())
+    }
+
+    fn window_update(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        if payload.len() != 4 {
+            return Err(Reason::FRAME_SIZE);
+        }
+        let count = i64::from(frame::number(payload)? & 0x7fff_ffff);
+        if head.stream == 0 {
+            self.send_window += count;
+            return match count {
+                0 => Err(Reason::PROTOCOL),
+                _ if self.send_window > MAX_WINDOW => Err(Reason::FLOW_CONTROL),
+                _ => {
+                    self.unstall();
+                    Ok(())
+                }
+            };
+        }
+        if self.is_idle(head.stream) {
+            return Err(Reason::PROTOCOL);
+        }
+        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
+            return Ok(());
+        };
+        stream.send_window += count;
+        if count == 0 {
+            return self.break_stream(head.stream, Reason::PROTOCOL);
+        }
+        if stream.send_window > MAX_WINDOW {
+            return self.break_stream(head.stream, Reason::FLOW_CONTROL);
+        }
+        if stream.send_window > 0 {
+            stream.wake(ROOM, &mut self.wakes);
+        }
+        Ok(())
+    }
+
+    fn reset_by_peer(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        if self.is_idle(head.stream) {
+            return Err(Reason::PROTOCOL);
+        }
+        if payload.len() != 4 {
+            return Err(Reason::FRAME_SIZE);
+        }
+        let reason = Reason(frame::number(payload)?);
+        if let Some(stream) = self.streams.get_mut(&head.stream) {
+            // A server that has answered says so when it needs no more of the request (section 8.1).
+            if self.role == Role::Client && reason == Reason::NONE && stream.received {
+                stream.sent = true;
+                stream.wake(ROOM, &mut self.wakes);
+                self.settle(head.stream);
+                return Ok(());
+            }
+            let over = stream.closed;
+            let why = if reason == Reason::REFUSED { Lost::Unprocessed } else { Lost::Reset(reason) };
+            if !over {
+                self.lose_stream(head.stream, why);
+            }
+            self.accepted.retain(|request| request.stream != head.stream);
+            if over || self.role == Role::Client {
+                return self.chat();
+            }
+        }
+        // A client that opens streams only to reset them makes us work for nothing (CVE-2023-44487).
+        if self.role == Role::Client || self.resets.take() { self.chat() } else { Err(Reason::CALM) }
+    }
+
+    fn ping(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        if head.stream != 0 {
+            return Err(Reason::PROTOCOL);
+        }
+        let Ok(content) = <[u8; 8]>::try_from(payload) else { return Err(Reason::FRAME_SIZE) };
+        if !head.has(ACK) {
+            frame::ping(&mut self.out, ACK, content);
+            return self.reply();
+        }
+        if self.leaving == Leaving::Told && content == LEAVING {
+            self.leaving = Leaving::Known;
+            let last = if self.role == Role::Server { self.last } else { 0 };
+            frame::go_away(&mut self.out, last, Reason::NONE);
+        }
+        self.chat()
+    }
+
+    fn go_away(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
+        if head.stream != 0 {
+            return Err(Reason::PROTOCOL);
+        }
+        if payload.len() < 8 {
+            return Err(Reason::FRAME_SIZE);
+        }
+        let last = frame::number(payload)? & 0x7fff_ffff;
+        self.peer_leaves = true;
+        if self.role == Role::Client {
+            let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
+            for id in above {
+                self.lose_stream(id, Lost::Unprocessed);
+            }
+        }
+        self.chat()
+    }
+}
