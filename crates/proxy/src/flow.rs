@@ -268,7 +268,7 @@ impl Flow {
                 Wire::Http2(from) => {
                     let piece = ready!(from.poll_piece(cx)).map_err(|_| Broken::Sender)?;
                     if piece.is_none() {
-                        self.trailers = ready!(from.poll_trailers(cx)).map_err(|_| Broken::Sender)?;
+                        self.trailers = from.trailers();
                     }
                     // An end that is known goes with the content, which saves a frame.
                     self.read = piece.is_none() || from.is_end();
@@ -305,14 +305,14 @@ impl Flow {
                 while !self.waiting.is_empty() {
                     let room = ready!(to.poll_room(cx, self.waiting.len())).map_err(gone)?;
                     let last = all && self.trailers.is_none() && room == self.waiting.len();
-                    to.send(self.waiting.split_to(room), last).map_err(gone)?;
+                    to.send(&self.waiting.split_to(room), last).map_err(gone)?;
                     self.given += room;
                     self.ended |= last;
                 }
                 if all && !self.ended {
                     match &self.trailers {
                         Some(trailers) => to.send_trailers(trailers),
-                        None => to.send(Bytes::new(), true),
+                        None => to.send(&[], true),
                     }
                     .map_err(gone)?;
                     self.ended = true;

@@ -16,19 +16,16 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
-    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use h2::client::SendRequest;
 use skysail_identity::Connector;
 use tokio::sync::Notify;
 
 use crate::{
     balance::PickState,
     config::{Cluster, Endpoint, Endpoints, Map, Snapshot},
-    http2::Duplex,
+    http2::{Connection, Duplex},
     peer::Peer,
     socket::Stream,
     telemetry::{Shard, stats::ClusterStats},
@@ -132,7 +129,7 @@ pub(crate) struct Upstream {
 /// A connection of HTTP/2. It ends by itself once neither the pool nor a request holds it.
 struct Multiplexed {
     link: Rc<Link>,
-    connection: SendRequest<Bytes>,
+    connection: Connection,
 }
 
 /// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
@@ -269,17 +266,16 @@ impl Pool {
 
     /// A share of a connection of HTTP/2.
     pub(crate) fn share(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
-        let mut cx = Context::from_waker(Waker::noop());
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
         shared.retain(|multiplexed| {
-            let mut connection = multiplexed.connection.clone();
-            let open = !matches!(connection.poll_ready(&mut cx), Poll::Ready(Err(_)));
-            let current =
-                open && multiplexed.link.uses(config) && multiplexed.link.served.get() < self.most();
-            if current && found.is_none() && multiplexed.requests() < connection.current_max_send_streams() {
+            let connection = &multiplexed.connection;
+            let current = connection.is_usable()
+                && multiplexed.link.uses(config)
+                && multiplexed.link.served.get() < self.most();
+            if current && found.is_none() && multiplexed.requests() < connection.capacity() {
                 multiplexed.link.idle_since.set(Instant::now());
-                let wire = Wire::Http2(Box::new(Duplex::idle(connection)));
+                let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
                 found = Some(Upstream { wire, link: multiplexed.link.clone() });
             }
             current
@@ -396,7 +392,7 @@ impl Host {
     }
 
     /// Takes in a connection of HTTP/2 that requests may share, and gives the first its share.
-    pub(crate) fn add_shared(&self, link: Rc<Link>, connection: SendRequest<Bytes>) -> Upstream {
+    pub(crate) fn add_shared(&self, link: Rc<Link>, connection: Connection) -> Upstream {
         let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
         if !self.gone.get() && !link.place.pool.gone.get() {
             self.shared.borrow_mut().push(Rc::new(Multiplexed { link: link.clone(), connection }));

@@ -205,26 +205,6 @@ impl Stream {
         .await;
     }
 
-    /// Takes bytes to be written, or as many of them as it has room for. With TLS they go with the next flush.
-    pub(crate) fn poll_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let count = match &mut self.tls {
-            None => ready!(Pin::new(&mut self.tcp).poll_write_vectored(cx, parts))?,
-            Some(session) => loop {
-                let count = session.rustls.writer().write_vectored(parts)?;
-                if count > 0 || parts.iter().all(|part| part.is_empty()) {
-                    break count;
-                }
-                ready!(session.poll_flush(&mut self.tcp, cx))?;
-            },
-        };
-        self.sent += count as u64;
-        Poll::Ready(Ok(count))
-    }
-
     /// Whether its bytes are the socket's, so that they may pass through a [`Pipe`].
     pub(crate) fn is_plain(&self) -> bool {
         self.tls.is_none()

@@ -2,10 +2,9 @@
 //! where it was agreed on.
 
 use std::{
-    future::{Future as _, poll_fn},
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
-    pin::Pin,
     rc::Rc,
     sync::Arc,
     task::Poll,
@@ -175,38 +174,30 @@ impl Drop for Connecting<'_> {
     }
 }
 
-/// How many requests a server takes that has not said so yet: no server says this.
-const UNKNOWN: usize = usize::MAX - 1;
-
 /// Begins HTTP/2 on a connection.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
-    let handshake = h2::client::Builder::new()
-        .enable_push(false)
-        .initial_window_size(http2::STREAM_WINDOW)
-        .initial_connection_window_size(http2::CONNECTION_WINDOW)
-        .max_send_buffer_size(http2::SEND_BUFFER)
-        .max_header_list_size(http2::MAX_HEAD)
-        .initial_max_send_streams(UNKNOWN)
-        .handshake(http2::Io::new(stream));
-    let failed = |error| Error::caused(Kind::ConnectFailed, error);
-    let (requests, mut connection) = handshake.await.map_err(failed)?;
+    let limits = http2::Limits { streams: 0, head: http2::ANSWER };
+    let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
+    let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
-    poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
-        Poll::Ready(ended) => Poll::Ready(ended.and(Err(h2::Reason::NO_ERROR.into()))),
-        Poll::Pending if connection.max_concurrent_send_streams() != UNKNOWN => Poll::Ready(Ok(())),
-        Poll::Pending => Poll::Pending,
-    })
-    .await
-    .map_err(failed)?;
+    let settled = poll_fn(|cx| {
+        let over = driver.poll(cx).is_ready();
+        if over || driver.is_settled() { Poll::Ready(!over) } else { Poll::Pending }
+    });
+    if !settled.await {
+        let lost = driver.lost().map_or_else(String::new, |lost| lost.to_string());
+        return Err(Error::caused(Kind::ConnectFailed, lost));
+    }
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
     tokio::task::spawn_local(async move {
         // What went wrong is told to every request that it concerns.
-        let _ = connection.await;
+        poll_fn(|cx| driver.poll(cx)).await;
         if let Some(host) = owner.upgrade() {
             host.remove_shared(&known);
         }
+        driver.close().await;
     });
-    Ok(host.add_shared(link, requests))
+    Ok(host.add_shared(link, connection))
 }
 
 async fn establish(

@@ -1,41 +1,79 @@
 //! One stream of an HTTP/2 connection, from either end.
 
-use std::task::{Context, Poll, ready};
-
-use bytes::Bytes;
-use h2::{
-    Reason, RecvStream, SendStream,
-    client::{ResponseFuture, SendRequest},
-    server::SendResponse,
+use std::{
+    cell::RefCell,
+    fmt,
+    rc::Rc,
+    task::{Context, Poll, ready},
 };
 
-use super::convert;
+use bytes::Bytes;
+
+use super::{
+    frame::Reason,
+    heads,
+    session::{Lost, Request, Session},
+};
 use crate::{
     error::{Error, Kind},
     head::{Headers, RequestHead, ResponseHead},
     http1::Framing,
 };
 
-/// A stream: what is received, what is sent, and how far the two heads have come.
+/// A connection that streams are on, or can be. It ends by itself once nobody holds it.
+#[derive(Clone)]
+pub(crate) struct Connection(pub(super) Rc<RefCell<Session>>);
+
+impl Connection {
+    /// Whether another stream may be opened on it, now or later.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.0.borrow().is_usable()
+    }
+
+    /// How many streams the peer takes at once.
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.borrow().capacity()
+    }
+
+    /// Keeps a request's head for its memory.
+    pub(crate) fn recycle(&self, head: RequestHead) {
+        self.0.borrow_mut().recycle(head);
+    }
+
+    /// Does something with the session; if that is of concern to its driver, wakes it.
+    fn with<T>(&self, action: impl FnOnce(&mut Session) -> T) -> T {
+        let mut session = self.0.borrow_mut();
+        let result = action(&mut session);
+        let driver = if session.has_news() { session.driver.take() } else { None };
+        drop(session);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        result
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The driver, which is left alone then, ends the connection.
+        if Rc::strong_count(&self.0) == 2 {
+            let driver = self.0.borrow_mut().driver.take();
+            if let Some(driver) = driver {
+                driver.wake();
+            }
+        }
+    }
+}
+
+/// A stream, and how far it has come.
 pub(crate) struct Duplex {
-    heads: Heads,
-    recv: Option<RecvStream>,
-    send: Option<SendStream<Bytes>>,
+    connection: Connection,
+    /// The stream, once there is one.
+    id: Option<u32>,
     /// Bytes of content received so far.
     pub(crate) received: u64,
     /// Bytes of content sent so far.
     pub(crate) sent: u64,
-}
-
-enum Heads {
-    /// To a server: no stream yet.
-    Idle(SendRequest<Bytes>),
-    /// To a server: it has yet to answer.
-    Asked(ResponseFuture),
-    /// From a client: we have yet to answer.
-    Heard(SendResponse<Bytes>),
-    /// The answer's head is there.
-    Answered,
 }
 
 /// What a server says.
@@ -48,13 +86,13 @@ pub(crate) enum Answered {
 
 impl Duplex {
     /// A client's request.
-    pub(crate) fn accepted(recv: RecvStream, respond: SendResponse<Bytes>) -> Self {
-        Self { heads: Heads::Heard(respond), recv: Some(recv), send: None, received: 0, sent: 0 }
+    pub(crate) fn accepted(connection: Connection, request: &Request) -> Self {
+        Self { connection, id: Some(request.stream), received: 0, sent: 0 }
     }
 
     /// A place for a request to a server.
-    pub(crate) fn idle(connection: SendRequest<Bytes>) -> Self {
-        Self { heads: Heads::Idle(connection), recv: None, send: None, received: 0, sent: 0 }
+    pub(crate) fn idle(connection: Connection) -> Self {
+        Self { connection, id: None, received: 0, sent: 0 }
     }
 
     /// Sends a request's head; `end` says that nothing follows.
@@ -62,12 +100,12 @@ impl Duplex {
     /// # Errors
     /// The head cannot be carried by HTTP/2, or the connection takes no more streams.
     pub(crate) fn request(&mut self, head: &RequestHead, end: bool) -> Result<(), Error> {
-        let request = convert::to_request(head).ok_or_else(|| Error::new(Kind::BadPath))?;
-        let Heads::Idle(connection) = &mut self.heads else { return Err(Error::new(Kind::UpstreamReset)) };
-        let (answer, send) = connection
-            .send_request(request, end)
-            .map_err(|error| Error::caused(Kind::UpstreamRefused, error))?;
-        (self.heads, self.send) = (Heads::Asked(answer), Some(send));
+        if self.id.is_some() {
+            return Err(Error::new(Kind::UpstreamReset));
+        }
+        let id = self.connection.with(|session| session.request(head, end));
+        let id = id.ok_or_else(|| Error::new(Kind::BadPath))?;
+        self.id = Some(id.map_err(|lost| Error::caused(Kind::UpstreamRefused, lost))?);
         Ok(())
     }
 
@@ -78,109 +116,76 @@ impl Duplex {
         method: &str,
         head: &mut ResponseHead,
     ) -> Poll<Result<Answered, Error>> {
-        let Heads::Asked(answer) = &mut self.heads else {
-            return Poll::Ready(Err(Error::new(Kind::UpstreamReset)));
-        };
-        if let Poll::Ready(Some(interim)) = answer.poll_informational(cx) {
-            let (parts, ()) = interim.map_err(upstream_error)?.into_parts();
-            convert::response_head(&parts, method, true, head);
+        let Some(id) = self.id else { return Poll::Ready(Err(Error::new(Kind::UpstreamReset))) };
+        let mut session = self.connection.0.borrow_mut();
+        let Some(length) = ready!(session.poll_answer(cx, id, head)).map_err(upstream_error)? else {
             return Poll::Ready(Ok(Answered::Interim));
-        }
-        let answer = ready!(std::pin::Pin::new(answer).poll(cx)).map_err(upstream_error)?;
-        let (parts, recv) = answer.into_parts();
-        let framing = convert::response_head(&parts, method, recv.is_end_stream(), head);
-        (self.heads, self.recv) = (Heads::Answered, Some(recv));
-        Poll::Ready(Ok(Answered::Final(framing)))
+        };
+        let silent = method == "HEAD" || matches!(head.status(), 204 | 304);
+        Poll::Ready(Ok(Answered::Final(heads::framing(silent || session.is_end(id), length))))
     }
 
     /// Sends an answer that is not the last (1xx).
     pub(crate) fn interim(&mut self, head: &ResponseHead) {
-        if let (Heads::Heard(respond), Some(response)) = (&mut self.heads, convert::to_response(head)) {
-            // A client that is gone is noticed elsewhere.
-            let _ = respond.send_informational(response);
-        }
+        // A client that is gone is noticed elsewhere.
+        let _ = self.with(|session, id| session.respond(id, head, true, false));
     }
 
     /// Sends an answer's head; `end` says that nothing follows.
     ///
     /// # Errors
-    /// The client is gone, or the head cannot be carried by HTTP/2.
+    /// The client is gone.
     pub(crate) fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Error> {
-        let response = convert::to_response(head).ok_or_else(|| Error::new(Kind::UpstreamProtocol))?;
-        let Heads::Heard(respond) = &mut self.heads else { return Err(Error::new(Kind::DownstreamClosed)) };
-        let send = respond.send_response(response, end).map_err(|_| Error::new(Kind::DownstreamClosed))?;
-        (self.heads, self.send) = (Heads::Answered, Some(send));
-        Ok(())
+        let sent = self.with(|session, id| session.respond(id, head, false, end));
+        sent.map_err(|Gone| Error::new(Kind::DownstreamClosed))
     }
 
     /// Whether all that the other end sends has been taken.
     pub(crate) fn is_end(&self) -> bool {
-        self.recv.as_ref().is_none_or(RecvStream::is_end_stream)
+        self.id.is_none_or(|id| self.connection.0.borrow().is_end(id))
     }
 
     /// The next piece of content; `None` at its end.
-    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, h2::Error>> {
-        let Some(recv) = &mut self.recv else { return Poll::Ready(Ok(None)) };
-        let piece = ready!(recv.poll_data(cx)).transpose()?;
+    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Lost>> {
+        let Some(id) = self.id else { return Poll::Ready(Ok(None)) };
+        let piece = ready!(self.connection.0.borrow_mut().poll_piece(cx, id))?;
         self.received += piece.as_ref().map_or(0, Bytes::len) as u64;
         Poll::Ready(Ok(piece))
     }
 
-    /// What follows the content.
-    pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Headers>, h2::Error>> {
-        let Some(recv) = &mut self.recv else { return Poll::Ready(Ok(None)) };
-        let trailers = ready!(recv.poll_trailers(cx))?;
-        Poll::Ready(Ok(trailers.map(|trailers| {
-            let mut headers = Headers::default();
-            convert::headers(&trailers, &mut headers);
-            headers
-        })))
+    /// What follows the content, all of which has been taken.
+    pub(crate) fn trailers(&mut self) -> Option<Headers> {
+        self.connection.0.borrow_mut().trailers(self.id?)
     }
 
     /// Tells the other end that so much of its content has been handed on.
     pub(crate) fn release(&mut self, count: usize) {
-        if let Some(recv) = &mut self.recv {
-            // Only more than was received would be an error.
-            let _ = recv.flow_control().release_capacity(count);
+        if let Some(id) = self.id {
+            self.connection.with(|session| session.release(id, count));
         }
     }
 
     /// How much of `want` may be sent now.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>, want: usize) -> Poll<Result<usize, Gone>> {
-        let Some(send) = &mut self.send else { return Poll::Ready(Err(Gone)) };
-        send.reserve_capacity(want);
-        loop {
-            let room = send.capacity().min(want);
-            if room > 0 {
-                return Poll::Ready(Ok(room));
-            }
-            match ready!(send.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Poll::Ready(Err(Gone)),
-            }
-        }
+        let Some(id) = self.id else { return Poll::Ready(Err(Gone)) };
+        self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(Gone))
     }
 
     /// Sends content for which there is room; `end` says that nothing follows.
-    pub(crate) fn send(&mut self, data: Bytes, end: bool) -> Result<(), Gone> {
+    pub(crate) fn send(&mut self, data: &[u8], end: bool) -> Result<(), Gone> {
         self.sent += data.len() as u64;
-        self.send.as_mut().ok_or(Gone)?.send_data(data, end).map_err(|_| Gone)
+        self.with(|session, id| session.send(id, data, end))
     }
 
     /// Sends what follows the content, and the end.
     pub(crate) fn send_trailers(&mut self, trailers: &Headers) -> Result<(), Gone> {
-        let trailers = convert::to_headers(trailers).ok_or(Gone)?;
-        self.send.as_mut().ok_or(Gone)?.send_trailers(trailers).map_err(|_| Gone)
+        self.with(|session, id| session.send_trailers(id, trailers))
     }
 
     /// Reads a server's answer that nobody wants, to its end.
     pub(crate) fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut head = ResponseHead::default();
-        while matches!(self.heads, Heads::Asked(_)) {
-            if ready!(self.poll_answer(cx, "GET", &mut head)).is_err() {
-                return Poll::Ready(());
-            }
-        }
+        while !matches!(ready!(self.poll_answer(cx, "GET", &mut head)), Ok(Answered::Final(_)) | Err(_)) {}
         while let Ok(Some(piece)) = ready!(self.poll_piece(cx)) {
             self.release(piece.len());
         }
@@ -189,19 +194,26 @@ impl Duplex {
 
     /// Whether the other end has given the stream up, or the connection is lost.
     pub(crate) fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
-        match (&mut self.heads, &mut self.send) {
-            (Heads::Heard(respond), _) => respond.poll_reset(cx).is_ready(),
-            (Heads::Answered, Some(send)) => send.poll_reset(cx).is_ready(),
-            _ => false,
-        }
+        self.id.is_some_and(|id| self.connection.0.borrow_mut().is_gone(cx, id))
     }
 
     /// Gives the stream up.
     pub(crate) fn reset(&mut self) {
-        match (&mut self.heads, &mut self.send) {
-            (Heads::Heard(respond), _) => respond.send_reset(Reason::INTERNAL_ERROR),
-            (_, Some(send)) => send.send_reset(Reason::INTERNAL_ERROR),
-            _ => {}
+        if let Some(id) = self.id {
+            self.connection.with(|session| session.reset(id, Reason::INTERNAL));
+        }
+    }
+
+    fn with(&mut self, send: impl FnOnce(&mut Session, u32) -> bool) -> Result<(), Gone> {
+        let id = self.id.ok_or(Gone)?;
+        if self.connection.with(|session| send(session, id)) { Ok(()) } else { Err(Gone) }
+    }
+}
+
+impl Drop for Duplex {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.connection.with(|session| session.forget(id));
         }
     }
 }
@@ -210,17 +222,25 @@ impl Duplex {
 #[derive(Debug)]
 pub(crate) struct Gone;
 
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reset(reason) => write!(f, "the peer gave the stream up: {reason}"),
+            Self::Unprocessed => f.write_str("the peer takes no more streams on this connection"),
+            Self::Broken(reason) => write!(f, "the peer does not keep to HTTP/2: {reason}"),
+            Self::Dropped => f.write_str("the stream was given up"),
+            Self::Closed(why) => write!(f, "the connection is lost: {why}"),
+        }
+    }
+}
+
 /// What the end of a stream to a server means.
-pub(crate) fn upstream_error(error: h2::Error) -> Error {
-    let kind = if error.is_go_away() && error.is_remote() || error.reason() == Some(Reason::REFUSED_STREAM) {
-        // Streams above the last that the server names have not been looked at (RFC 9113, section 6.8).
-        Kind::UpstreamRefused
-    } else if error.is_io() {
-        Kind::UpstreamClosed
-    } else if error.is_reset() && error.is_remote() {
-        Kind::UpstreamReset
-    } else {
-        Kind::UpstreamProtocol
+fn upstream_error(lost: Lost) -> Error {
+    let kind = match lost {
+        Lost::Reset(_) | Lost::Dropped => Kind::UpstreamReset,
+        Lost::Unprocessed => Kind::UpstreamRefused,
+        Lost::Broken(_) => Kind::UpstreamProtocol,
+        Lost::Closed(_) => Kind::UpstreamClosed,
     };
-    Error::caused(kind, error)
+    Error::caused(kind, lost)
 }

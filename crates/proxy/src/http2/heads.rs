@@ -173,7 +173,11 @@ impl<'a> Reading<'a> {
                 head.version = Version::Http2;
                 if self.host {
                     // `:authority` stands for it, whatever it says (section 8.3.1).
-                    if self.pseudo & AUTHORITY == 0 { head.load_authority() } else { drop(head.remove("host")) }
+                    if self.pseudo & AUTHORITY == 0 {
+                        head.load_authority();
+                    } else {
+                        head.remove("host");
+                    }
                 }
                 if self.cookies > 1 {
                     join_cookies(head);

@@ -112,7 +112,7 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Malformed> {
 }
 
 /// A text, in the block or, if it was in Huffman code, in `space` (section 5.2).
-fn text<'a>(block: &mut &'a [u8], space: &'a mut Vec<u8>) -> Result<&'a [u8], Malformed> {
+fn text<'s, 'b: 's>(block: &mut &'b [u8], space: &'s mut Vec<u8>) -> Result<&'s [u8], Malformed> {
     let coded = block.first().ok_or(Malformed)? & 0x80 != 0;
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(Malformed)?;

@@ -1,19 +1,26 @@
-//! HTTP/2: the crate `h2` does the framing (RFC 9113); here is what joins it to connections ([`Io`]), to heads
-//! ([`convert`]) and to the story of a request, for which a stream is a [`Duplex`].
+//! HTTP/2 (RFC 9113), for connections that belong to one thread.
+//!
+//! Bytes are frames ([`frame`]) and header blocks ([`hpack`]), the fields of which are heads ([`heads`]). A
+//! [`Session`] is the state of a connection and touches no socket; its [`Driver`] is the task's part that does. To
+//! the story of a request a stream is a [`Duplex`].
 
-mod convert;
+mod driver;
 mod duplex;
-mod io;
+mod frame;
+mod heads;
+mod hpack;
+mod session;
 
-pub(crate) use convert::{request_framing, request_head};
-pub(crate) use duplex::{Answered, Duplex};
-pub(crate) use io::Io;
+pub(crate) use driver::Driver;
+pub(crate) use duplex::{Answered, Connection, Duplex};
+pub(crate) use heads::{Bounds, framing};
+pub(crate) use session::{Limits, Request, Role};
+#[cfg(feature = "fuzzing")]
+pub(crate) use {hpack::Decoder, session::Session};
 
 /// What may be on its way to us on one stream before we say that there is room for more. Envoy's is 16 MiB.
 pub(crate) const STREAM_WINDOW: u32 = 256 * 1024;
 /// The same for a whole connection.
 pub(crate) const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Most bytes of one stream that wait to be written.
-pub(crate) const SEND_BUFFER: usize = 64 * 1024;
-/// Largest head of an answer, as HTTP/1.1 has it.
-pub(crate) const MAX_HEAD: u32 = 60 * 1024;
+/// What a server may send as the head of an answer, as HTTP/1.1 has it.
+pub(crate) const ANSWER: Bounds = Bounds { size: 60 * 1024, fields: 100 };

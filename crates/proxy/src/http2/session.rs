@@ -111,6 +111,8 @@ pub(crate) struct Session {
     last: u32,
     /// Streams that neither end has ended.
     open: u32,
+    /// The last stream has gone.
+    emptied: bool,
 
     peer: Peer,
     send_window: i64,
@@ -241,6 +243,7 @@ impl Session {
             partial: None,
             last: if role == Role::Server { 0 } else { 1 },
             open: 0,
+            emptied: false,
             peer: Peer { settled: false, streams: u32::MAX, window: FIRST_WINDOW, frame: MAX_FRAME },
             send_window: FIRST_WINDOW,
             receive_window: i64::from(CONNECTION_WINDOW),
@@ -288,9 +291,21 @@ impl Session {
         self.lost.as_ref()
     }
 
-    /// The next request; those of streams that have been given up meanwhile are left out.
+    /// The next request; those that have been given up meanwhile are left out.
     pub(crate) fn accept(&mut self) -> Option<Request> {
-        self.accepted.pop_front()
+        loop {
+            let request = self.accepted.pop_front()?;
+            if self.streams.get(&request.stream).is_some_and(|stream| stream.lost.is_none()) {
+                return Some(request);
+            }
+            self.forget(request.stream);
+            self.recycle(request.head);
+        }
+    }
+
+    /// Whether the driver has something to do.
+    pub(crate) fn has_news(&mut self) -> bool {
+        !self.out.is_empty() || std::mem::take(&mut self.emptied)
     }
 
     /// Keeps a request's head for its memory.
@@ -579,6 +594,7 @@ impl Session {
         self.reset(id, if answered { Reason::NONE } else { Reason::CANCEL });
         if let Some(stream) = self.streams.remove(&id) {
             self.credit(stream.held);
+            self.emptied = self.streams.is_empty();
         }
     }
 }

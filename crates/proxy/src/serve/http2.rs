@@ -8,85 +8,81 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use h2::{RecvStream, server::SendResponse};
-use http::Request;
 use tracing::debug;
 
 use super::newest;
 use crate::{
     config::HttpManager,
-    connection::Connection,
+    connection::Connection as Accepted,
     context::Worker,
     downstream::{self, Downstream, Origin},
-    head::{RequestHead, ResponseHead},
-    hop,
+    head::ResponseHead,
     http1::Connection as Persistence,
-    http2::{self, Duplex, Io},
+    http2::{self, Bounds, Connection, Driver, Duplex, Limits, Request, Role},
     story::{Story, Terms},
-    timer::{Timer, earlier},
+    timer::Timer,
     wire::Wire,
 };
 
 /// A client that says nothing at first is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A client without requests that has been told that no more are taken may say so long that it knows.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, connection: Connection, manager: &Arc<HttpManager>) {
-    let Connection { stream, mut timer, mut origin, registered } = connection;
-    let handshake = h2::server::Builder::new()
-        .initial_window_size(http2::STREAM_WINDOW)
-        .initial_connection_window_size(http2::CONNECTION_WINDOW)
-        .max_send_buffer_size(http2::SEND_BUFFER)
-        .max_concurrent_streams(manager.max_streams)
-        .max_header_list_size(u32::try_from(manager.max_head).unwrap_or(u32::MAX))
-        .handshake::<_, Bytes>(Io::new(stream));
-    let mut streams = match tokio::time::timeout(PATIENCE, handshake).await {
-        Ok(Ok(streams)) => streams,
-        Ok(Err(error)) => return debug!("HTTP/2 with {} did not begin: {error}", origin.source),
-        Err(_) => return debug!("HTTP/2 with {} did not begin in time", origin.source),
-    };
+pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
+    let Accepted { stream, mut timer, mut origin, registered } = connection;
+    let head = Bounds { size: manager.max_head, fields: manager.max_headers };
+    let mut driver = Driver::new(stream, Role::Server, Limits { streams: manager.max_streams, head });
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     let (mut ending, mut idle) = (false, None);
+    let begun = Instant::now();
     loop {
         let next = poll_fn(|cx| {
-            if worker.is_draining() && !ending {
-                ending = true;
-                streams.graceful_shutdown();
+            loop {
+                if worker.is_draining() && !ending {
+                    (ending, idle) = (true, None);
+                    driver.leave();
+                }
+                if let Poll::Ready(next) = driver.poll_accept(cx) {
+                    return Poll::Ready(next);
+                }
+                if driver.is_busy() {
+                    idle = None;
+                } else if idle.is_none() {
+                    let patience = if ending { Some(FAREWELL) } else { manager.idle_timeout };
+                    idle = patience.map(|patience| Instant::now() + patience);
+                }
+                let deadline = if driver.is_settled() { idle } else { Some(begun + PATIENCE) };
+                if timer.poll(cx, deadline).is_pending() {
+                    return Poll::Pending;
+                }
+                if ending || !driver.is_settled() {
+                    return Poll::Ready(None);
+                }
+                (ending, idle) = (true, None);
+                driver.leave();
             }
-            if let Poll::Ready(next) = streams.poll_accept(cx) {
-                return Poll::Ready(next);
-            }
-            if streams.has_streams() {
-                idle = None;
-            } else if idle.is_none() {
-                idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout);
-            }
-            if timer.poll(cx, earlier(idle, None)).is_ready() && !ending {
-                ending = true;
-                streams.graceful_shutdown();
-                return streams.poll_accept(cx);
-            }
-            Poll::Pending
         });
-        let (request, respond) = match next.await {
-            Some(Ok(next)) => next,
-            Some(Err(error)) => break debug!("HTTP/2 with {} ended: {error}", origin.source),
-            None => break,
-        };
+        let Some(request) = next.await else { break };
         if !downstream::refresh(&mut origin, worker) && !ending {
             ending = true;
-            streams.graceful_shutdown();
+            driver.leave();
         }
         if let Some(newest) = newest(&origin, &manager) {
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
             manager = newest;
         }
+        let connection = driver.connection();
         let task =
-            tell(worker.clone(), manager.clone(), origin.clone(), forwarded_cert.clone(), request, respond);
+            tell(worker.clone(), manager.clone(), origin.clone(), forwarded_cert.clone(), request, connection);
         tokio::task::spawn_local(task);
     }
+    if let Some(lost) = driver.lost() {
+        debug!("HTTP/2 with {} ended: {lost}", origin.source);
+    }
+    driver.close().await;
     drop(registered);
 }
 
@@ -96,26 +92,17 @@ async fn tell(
     manager: Arc<HttpManager>,
     origin: Rc<Origin>,
     forwarded_cert: Option<Rc<str>>,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
+    request: Request,
+    connection: Connection,
 ) {
-    let (parts, recv) = request.into_parts();
-    let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
-    if let Err(malformed) = http2::request_head(&parts, &hop::limits(&manager), &mut head) {
-        let mut answer = http::Response::new(());
-        *answer.status_mut() =
-            http::StatusCode::from_u16(malformed.status).unwrap_or(http::StatusCode::BAD_REQUEST);
-        // A client that is gone needs no answer.
-        let _ = respond.send_response(answer, true);
-        return;
-    }
-    drop(parts);
-    let framing = http2::request_framing(&head, recv.is_end_stream());
+    let wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
+    let Request { mut head, length, end, .. } = request;
+    let mut response = ResponseHead::default();
+    let framing = http2::framing(end, length);
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.rq_total.inc();
     counters.rq_active.inc();
     let snapshot = origin.snapshot.clone();
-    let wire = Wire::Http2(Box::new(Duplex::accepted(recv, respond)));
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
     let terms = Terms {
         worker: &worker,
@@ -127,4 +114,5 @@ async fn tell(
     let story = Story::new(terms, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, Persistence::default(), false)).await;
     counters.rq_active.dec();
+    connection.recycle(head);
 }

@@ -462,7 +462,6 @@ impl Session {
             if !over {
                 self.lose_stream(head.stream, why);
             }
-            self.accepted.retain(|request| request.stream != head.stream);
             if over || self.role == Role::Client {
                 return self.chat();
             }

@@ -1,0 +1,160 @@
+//! What moves a connection's bytes: one read for all that has come, one write for all that waits.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    task::{Context, Poll, ready},
+};
+
+use super::{
+    duplex::Connection,
+    frame::Reason,
+    session::{Limits, Lost, Request, Role, Session},
+};
+use crate::{socket::Stream, timer::Timer};
+
+/// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
+const BACKLOG: usize = 256 * 1024;
+
+/// A connection's socket with its session. Must be polled for the connection to live.
+pub(crate) struct Driver {
+    stream: Stream,
+    session: Rc<RefCell<Session>>,
+    role: Role,
+}
+
+impl Driver {
+    pub(crate) fn new(stream: Stream, role: Role, limits: Limits) -> Self {
+        Self { stream, session: Rc::new(RefCell::new(Session::new(role, limits))), role }
+    }
+
+    /// The connection, for those who want streams of it.
+    pub(crate) fn connection(&self) -> Connection {
+        Connection(self.session.clone())
+    }
+
+    /// Whether the peer's settings have come.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.session.borrow().is_settled()
+    }
+
+    /// Whether any stream is in use.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.session.borrow().is_busy()
+    }
+
+    /// Takes no more streams.
+    pub(crate) fn leave(&self) {
+        self.session.borrow_mut().leave();
+    }
+
+    /// Why the connection ended.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.session.borrow().lost().cloned()
+    }
+
+    /// Moves bytes both ways; ready when nothing more can come of the connection.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let over = self.turn(cx);
+        // Nothing is borrowed here: those who are woken may look at the session.
+        let mut wakes = std::mem::take(&mut self.session.borrow_mut().wakes);
+        wakes.drain(..).for_each(|waker| waker.wake());
+        self.session.borrow_mut().wakes = wakes;
+        if over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// The next request of a client; `None` at the end of the connection.
+    pub(crate) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Request>> {
+        if let Some(request) = self.session.borrow_mut().accept() {
+            return Poll::Ready(Some(request));
+        }
+        if self.poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        match self.session.borrow_mut().accept() {
+            Some(request) => Poll::Ready(Some(request)),
+            None => Poll::Pending,
+        }
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> bool {
+        // A client's connection that nobody holds is wanted no more.
+        let wanted = self.role == Role::Server || Rc::strong_count(&self.session) > 1;
+        let Self { stream, session, .. } = self;
+        let session = &mut *session.borrow_mut();
+        session.driver = Some(cx.waker().clone());
+        if !wanted {
+            session.fail(Reason::NONE);
+        }
+        loop {
+            let read = session.is_over() || read(stream, session, cx).is_pending();
+            if let Poll::Ready(Err(error)) = flush(stream, session, cx) {
+                session.lose(Lost::Closed(error.to_string().into()));
+            }
+            // What was not read for too much that waited may be read if that has gone.
+            if read || session.is_over() || session.out.len() >= BACKLOG {
+                break;
+            }
+        }
+        if stream.input.is_empty() {
+            // A connection on which nothing happens holds no buffer.
+            stream.rest();
+            session.out.release();
+        }
+        session.is_over()
+    }
+
+    /// Ends the connection in good order.
+    pub(crate) async fn close(mut self) {
+        let rest = std::mem::take(&mut self.session.borrow_mut().out);
+        self.stream.output.extend(rest.bytes());
+        self.stream.close(&mut Timer::default()).await;
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let wakes = {
+            let mut session = self.session.borrow_mut();
+            session.lose(Lost::Closed("closed".into()));
+            std::mem::take(&mut session.wakes)
+        };
+        wakes.into_iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// Takes in what has come; ready if there may be more.
+fn read(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Poll<()> {
+    while session.out.len() < BACKLOG {
+        if let Err(reason) = session.feed(&mut stream.input) {
+            session.fail(reason);
+            break;
+        }
+        match ready!(stream.poll_fill(cx)) {
+            Ok(1..) => {}
+            Ok(_) => session.lose(Lost::Closed("closed by the peer".into())),
+            Err(error) => session.lose(Lost::Closed(error.to_string().into())),
+        }
+        if session.is_over() {
+            break;
+        }
+    }
+    Poll::Ready(())
+}
+
+fn flush(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    loop {
+        // Not copied: the two buffers change places.
+        if stream.output.is_empty() {
+            if session.out.is_empty() {
+                break;
+            }
+            std::mem::swap(&mut stream.output, &mut session.out);
+        }
+        ready!(stream.poll_flush(cx))?;
+    }
+    // Even if nothing is left, TLS may hold some.
+    ready!(stream.poll_flush(cx))?;
+    session.written();
+    Poll::Ready(Ok(()))
+}
