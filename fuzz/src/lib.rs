@@ -31,12 +31,14 @@ pub use http1::{http1_request, http1_response};
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their folders of seeds.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("certificate", certificate),
     ("dns", dns),
     ("format", format),
+    ("hpack", hpack),
     ("http1_request", http1_request),
     ("http1_response", http1_response),
+    ("http2", http2),
     ("inspect", inspect),
     ("node", node),
     ("path", path),
@@ -45,6 +47,21 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("xds", xds),
     ("yaml", yaml),
 ];
+
+/// Header blocks of HTTP/2: what is read means the same once it is written anew.
+pub fn hpack(data: &[u8]) {
+    let [read, again] = fuzzing::hpack(data);
+    assert_eq!(read, again);
+}
+
+/// A connection of HTTP/2, at the end that the first byte says: its bytes mean the same in any pieces.
+pub fn http2(data: &[u8]) {
+    let [end, piece, bytes @ ..] = data else { return };
+    let server = end % 2 == 0;
+    let whole = fuzzing::http2(server, bytes, usize::MAX);
+    let pieces = fuzzing::http2(server, bytes, usize::from(*piece));
+    assert_eq!(whole, pieces);
+}
 
 /// What a connection begins with: once something is known, more bytes do not change it, unless they complete a
 /// line or record.

@@ -1,6 +1,8 @@
 //! Ways for the fuzz targets to what is the crate's own. Built with the feature `fuzzing` alone, which nothing
 //! that is shipped turns on.
 
+use std::task::{Context, Waker};
+
 use crate::{
     buffer::Buffer,
     config::http::Format,
@@ -10,6 +12,7 @@ use crate::{
         Framing,
         write::{self, Persistence},
     },
+    http2::{self, Decoder, Encoder, Session},
     inspect::{self, Findings, Look},
     translate::{self, TlsContexts, Translator},
 };
@@ -97,4 +100,56 @@ pub enum Resource {
     Endpoints,
     /// `envoy.config.bootstrap.v3.Bootstrap`
     Bootstrap,
+}
+
+/// Header blocks of one connection, each after two bytes that tell its length, up to the first that is none: their
+/// fields, and what is read from them once they are written anew.
+pub fn hpack(data: &[u8]) -> [Fields; 2] {
+    let (mut decoder, mut encoder, mut next) = (Decoder::new(), Encoder::new(), Decoder::new());
+    let (mut all, mut again) = (Vec::new(), Vec::new());
+    let mut rest = data;
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let (block, after) = after.split_at(after.len().min(usize::from(u16::from_be_bytes(*length))));
+        let mut out = Vec::new();
+        encoder.begin(&mut out);
+        let read = decoder.decode(block, |name, value| {
+            all.push((name.to_vec(), value.to_vec()));
+            encoder.field(&mut out, name, value);
+        });
+        let reread = next.decode(&out, |name, value| again.push((name.to_vec(), value.to_vec())));
+        if reread.is_err() || read.is_err() {
+            break;
+        }
+        rest = after;
+    }
+    [all, again]
+}
+
+/// Names and values.
+pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What a peer's bytes make of a connection of HTTP/2, at either end, if they come in pieces of this size: how it
+/// went, what the connection has to say, and the requests.
+pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String) {
+    let limits = http2::Limits { streams: 4, head: http2::Bounds { size: 4096, fields: 20 } };
+    let role = if server { http2::Role::Server } else { http2::Role::Client };
+    let mut session = Session::new(role, limits);
+    let mut input = Buffer::default();
+    let mut went = true;
+    for bytes in data.chunks(piece.max(1)) {
+        input.extend(bytes);
+        if let Err(reason) = session.feed(&mut input) {
+            session.fail(reason);
+            went = false;
+            break;
+        }
+    }
+    let mut requests = String::new();
+    let mut cx = Context::from_waker(Waker::noop());
+    while let Some(request) = session.accept() {
+        let content = session.poll_piece(&mut cx, request.stream);
+        requests += &format!("{:?} {:?} {content:?}\n", request.stream, request.head);
+        session.forget(request.stream);
+    }
+    (went, session.out.bytes().to_vec(), requests)
 }

@@ -16,7 +16,10 @@ pub(crate) use duplex::{Answered, Connection, Duplex};
 pub(crate) use heads::{Bounds, framing};
 pub(crate) use session::{Limits, Request, Role};
 #[cfg(feature = "fuzzing")]
-pub(crate) use {hpack::Decoder, session::Session};
+pub(crate) use {
+    hpack::{Decoder, Encoder},
+    session::Session,
+};
 
 /// What may be on its way to us on one stream before we say that there is room for more. Envoy's is 16 MiB.
 pub(crate) const STREAM_WINDOW: u32 = 256 * 1024;

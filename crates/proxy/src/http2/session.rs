@@ -461,10 +461,7 @@ impl Session {
     /// Whether all that the peer sends has been taken.
     pub(crate) fn is_end(&self, id: u32) -> bool {
         self.streams.get(&id).is_none_or(|stream| {
-            stream.received
-                && stream.lost.is_none()
-                && stream.content.is_empty()
-                && stream.trailers.is_none()
+            stream.received && stream.lost.is_none() && stream.content.is_empty() && stream.trailers.is_none()
         })
     }
 

@@ -75,8 +75,14 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
             manager = newest;
         }
         let connection = driver.connection();
-        let task =
-            tell(worker.clone(), manager.clone(), origin.clone(), forwarded_cert.clone(), request, connection);
+        let task = tell(
+            worker.clone(),
+            manager.clone(),
+            origin.clone(),
+            forwarded_cert.clone(),
+            request,
+            connection,
+        );
         tokio::task::spawn_local(task);
     }
     if let Some(lost) = driver.lost() {

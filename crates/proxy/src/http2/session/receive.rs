@@ -6,7 +6,8 @@ use crate::{
     head::Headers,
     http2::{
         frame::{
-            self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, MAX_WINDOW, PADDED, PREFACE, Reason,
+            self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, MAX_WINDOW, PADDED, PREFACE,
+            Reason,
         },
         heads::{self, Fault, Reading, Target},
     },
@@ -262,7 +263,8 @@ impl Session {
 
     /// A whole header block. It must be read whatever becomes of it, as those that follow build on it.
     fn block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
-        let state = self.streams.get(&id).map(|stream| (stream.lost.is_some(), stream.received, stream.headed));
+        let state =
+            self.streams.get(&id).map(|stream| (stream.lost.is_some(), stream.received, stream.headed));
         match state {
             None if self.role == Role::Server && id > self.last => self.request_block(id, end, block),
             Some((false, false, false)) => self.answer_block(id, end, block),

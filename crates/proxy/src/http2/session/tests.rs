@@ -1,0 +1,392 @@
+use std::task::Waker;
+
+use super::*;
+use crate::http2::frame::{END_HEADERS, END_STREAM, Head, Kind};
+
+const LIMITS: Limits = Limits { streams: 10, head: Bounds { size: 4096, fields: 20 } };
+
+fn feed(session: &mut Session, bytes: &[u8]) -> Result<(), Reason> {
+    // In pieces, as they may arrive.
+    let mut input = Buffer::default();
+    for piece in bytes.chunks(977) {
+        input.extend(piece);
+        session.feed(&mut input)?;
+    }
+    Ok(())
+}
+
+fn server() -> Session {
+    let mut session = Session::new(Role::Server, LIMITS);
+    let mut begin = Buffer::default();
+    begin.extend(frame::PREFACE);
+    frame::settings(&mut begin, &[]);
+    feed(&mut session, begin.bytes()).unwrap();
+    session.out.clear();
+    session
+}
+
+fn client() -> Session {
+    let mut session = Session::new(Role::Client, LIMITS);
+    feed(&mut session, &frame(Kind::Settings, 0, 0, b"")).unwrap();
+    session.out.clear();
+    session
+}
+
+fn frame(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut out = Buffer::default();
+    frame::head(&mut out, kind, flags, stream, payload.len());
+    out.extend(payload);
+    out.bytes().to_vec()
+}
+
+/// `GET http://a/` without any table.
+const GET: &[u8] = b"\x82\x86\x84\x01\x01a";
+
+fn get(stream: u32) -> Vec<u8> {
+    frame(Kind::Headers, END_HEADERS | END_STREAM, stream, GET)
+}
+
+fn post(stream: u32) -> Vec<u8> {
+    frame(Kind::Headers, END_HEADERS, stream, b"\x83\x86\x84\x01\x01a")
+}
+
+/// What waits to be written, which is taken.
+fn frames(session: &mut Session) -> Vec<(Kind, u32, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while let Some(head) = Head::read(session.out.bytes()) {
+        let payload = session.out.bytes()[frame::HEAD..frame::HEAD + head.length].to_vec();
+        session.out.consume(frame::HEAD + head.length);
+        frames.push((head.kind, head.stream, payload));
+    }
+    session.written();
+    frames
+}
+
+fn resets(session: &mut Session) -> Vec<(u32, Reason)> {
+    let reason = |payload: &[u8]| Reason(frame::number(payload).unwrap());
+    let frames = frames(session).into_iter().filter(|(kind, ..)| *kind == Kind::Reset);
+    frames.map(|(_, stream, payload)| (stream, reason(&payload))).collect()
+}
+
+fn cx() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+fn request() -> RequestHead {
+    RequestHead::build("POST", "/x", "a:1", &[("x-one", "1"), ("connection", "close")])
+}
+
+/// Gives each what the other has to say until both are silent.
+fn talk(a: &mut Session, b: &mut Session) {
+    while !a.out.is_empty() || !b.out.is_empty() {
+        let mut said = std::mem::take(&mut a.out);
+        feed(b, said.bytes()).unwrap();
+        a.written();
+        said = std::mem::take(&mut b.out);
+        feed(a, said.bytes()).unwrap();
+        b.written();
+    }
+}
+
+#[test]
+fn a_client_and_a_server_understand_each_other() {
+    let (mut client, mut server) = (Session::new(Role::Client, LIMITS), Session::new(Role::Server, LIMITS));
+    talk(&mut client, &mut server);
+    assert!(client.is_settled() && client.capacity() == 10);
+    for _ in 0..3 {
+        let id = client.request(&request(), false).unwrap().unwrap();
+        assert_eq!(client.poll_room(&cx(), id, 5), Poll::Ready(Some(5)));
+        assert!(client.send(id, b"hello", false));
+        let mut trailers = Headers::default();
+        trailers.append("x-sum", b"5");
+        assert!(client.send_trailers(id, &trailers) && !client.send(id, b"more", true));
+        talk(&mut client, &mut server);
+
+        let asked = server.accept().unwrap();
+        assert_eq!((asked.head.method(), asked.head.path(), asked.end), ("POST", "/x", false));
+        assert!(asked.head.has("x-one") && !asked.head.has("connection"));
+        assert!(!server.is_end(id));
+        assert!(matches!(server.poll_piece(&cx(), id), Poll::Ready(Ok(Some(piece))) if piece == "hello"));
+        assert!(matches!(server.poll_piece(&cx(), id), Poll::Ready(Ok(None))));
+        assert!(server.trailers(id).unwrap().has("x-sum") && server.is_end(id));
+        server.release(id, 5);
+        assert!(server.respond(id, &ResponseHead::build(103, &[]), true, false));
+        assert!(server.respond(id, &ResponseHead::build(201, &[("x-two", "2")]), false, true));
+        server.forget(id);
+        talk(&mut client, &mut server);
+
+        let mut head = ResponseHead::default();
+        assert!(matches!(client.poll_answer(&cx(), id, &mut head), Poll::Ready(Ok(None))));
+        assert_eq!(head.status(), 103);
+        assert!(matches!(client.poll_answer(&cx(), id, &mut head), Poll::Ready(Ok(Some(None)))));
+        assert!(head.status() == 201 && head.has("x-two") && client.is_end(id));
+        client.forget(id);
+        assert!(!client.is_busy() && !server.is_busy() && client.out.is_empty());
+    }
+}
+
+#[test]
+fn content_flows_as_windows_allow() {
+    let (mut client, mut server) = (client(), server());
+    let id = client.request(&request(), false).unwrap().unwrap();
+    let Poll::Ready(Some(room)) = client.poll_room(&cx(), id, 1 << 20) else { panic!("no room") };
+    assert_eq!(room, FIRST_WINDOW as usize);
+    assert!(client.send(id, &vec![0; room], false));
+    assert!(client.poll_room(&cx(), id, 1).is_pending());
+    talk(&mut client, &mut server);
+    // The stream has room by the server's settings, and the connection by what came with them.
+    frame::window_update(&mut server.out, 0, 10);
+    talk(&mut client, &mut server);
+    assert!(client.poll_room(&cx(), id, 100).is_pending());
+    frame::window_update(&mut server.out, id, 7);
+    talk(&mut client, &mut server);
+    assert_eq!(client.poll_room(&cx(), id, 100), Poll::Ready(Some(7)));
+    frame::settings(&mut server.out, &[(4, 65_535 + 1)]);
+    talk(&mut client, &mut server);
+    assert_eq!(client.poll_room(&cx(), id, 100), Poll::Ready(Some(8)));
+    // What is handed on makes room again, a good part at a time; what nobody takes does so for the connection.
+    let asked = server.accept().unwrap();
+    server.release(asked.stream, 1 << 30);
+    assert_eq!(frames(&mut server).len(), 0);
+    for _ in 0..16 {
+        let mut data = frame(Kind::Data, 0, id, &[0; 16 * 1024]);
+        data.truncate(frame::HEAD + 16 * 1024);
+        let _ = feed(&mut server, &data);
+        server.release(id, 16 * 1024);
+    }
+    let updates: Vec<_> = frames(&mut server).into_iter().map(|(kind, stream, _)| (kind, stream)).collect();
+    assert!(updates.contains(&(Kind::WindowUpdate, id)), "{updates:?}");
+    assert!(updates.len() < 6, "{updates:?}");
+}
+
+#[test]
+fn bad_requests_end_their_streams_alone() {
+    let mut server = server();
+    let bad: [(&[u8], Reason); 3] = [
+        (b"\x82\x86\x84\x01\x01a\x00\x01X\x01a", Reason::PROTOCOL),
+        (b"\x82\x86\x01\x01a", Reason::PROTOCOL),
+        (b"\x82\x86\x84\x01\x01a\x00\x0econtent-length\x011", Reason::PROTOCOL),
+    ];
+    for (at, (block, reason)) in bad.into_iter().enumerate() {
+        let id = at as u32 * 2 + 1;
+        feed(&mut server, &frame(Kind::Headers, END_HEADERS | END_STREAM, id, block)).unwrap();
+        assert_eq!(resets(&mut server), [(id, reason)]);
+    }
+    // More and less content than was said.
+    for (id, content) in [(11, &b"abc"[..]), (13, b"a")] {
+        let block = b"\x83\x86\x84\x01\x01a\x00\x0econtent-length\x012";
+        feed(&mut server, &frame(Kind::Headers, END_HEADERS, id, block)).unwrap();
+        feed(&mut server, &frame(Kind::Data, END_STREAM, id, content)).unwrap();
+        assert_eq!(resets(&mut server), [(id, Reason::PROTOCOL)]);
+    }
+    // Trailers that do not end the stream, and content after the end.
+    feed(&mut server, &[post(15), post(17)].concat()).unwrap();
+    feed(&mut server, &frame(Kind::Headers, END_HEADERS, 15, b"")).unwrap();
+    feed(&mut server, &frame(Kind::Data, END_STREAM, 17, b"")).unwrap();
+    feed(&mut server, &frame(Kind::Data, END_STREAM, 17, b"")).unwrap();
+    assert_eq!(resets(&mut server), [(15, Reason::PROTOCOL), (17, Reason::STREAM_CLOSED)]);
+    feed(&mut server, &get(19)).unwrap();
+    assert!(std::iter::from_fn(|| server.accept()).any(|request| request.stream == 19));
+    assert_eq!(server.streams.len(), 1, "those given up before anybody took them are gone");
+}
+
+#[test]
+fn what_breaks_the_rules_ends_the_connection() {
+    let update = |stream, count: u32| frame(Kind::WindowUpdate, 0, stream, &count.to_be_bytes());
+    let setting = |id: u16, value: u32| {
+        let payload = [&id.to_be_bytes()[..], &value.to_be_bytes()].concat();
+        frame(Kind::Settings, 0, 0, &payload)
+    };
+    let bad = [
+        (frame(Kind::Data, 0, 0, b""), Reason::PROTOCOL),
+        (frame(Kind::Data, 0, 1, b""), Reason::PROTOCOL),
+        (get(2), Reason::PROTOCOL),
+        (frame(Kind::Headers, END_HEADERS, 1, b"\xff\xff\xff"), Reason::COMPRESSION),
+        (frame(Kind::Continuation, END_HEADERS, 1, b""), Reason::PROTOCOL),
+        ([frame(Kind::Headers, 0, 1, GET), get(3)].concat(), Reason::PROTOCOL),
+        ([frame(Kind::Headers, 0, 1, GET), frame(Kind::Continuation, 4, 3, b"")].concat(), Reason::PROTOCOL),
+        (frame(Kind::PushPromise, 0, 1, b""), Reason::PROTOCOL),
+        (frame(Kind::Reset, 0, 1, &[0; 4]), Reason::PROTOCOL),
+        (frame(Kind::Ping, 0, 0, b"short"), Reason::FRAME_SIZE),
+        (frame(Kind::Ping, 0, 1, &[0; 8]), Reason::PROTOCOL),
+        (frame(Kind::Settings, 0, 0, b"odd"), Reason::FRAME_SIZE),
+        (frame(Kind::Settings, 0, 1, b""), Reason::PROTOCOL),
+        (frame(Kind::GoAway, 0, 0, b""), Reason::FRAME_SIZE),
+        (frame(Kind::Unknown, 0, 0, &[0; 16 * 1024 + 1]), Reason::FRAME_SIZE),
+        (update(0, 0), Reason::PROTOCOL),
+        (update(0, 0x7fff_ffff), Reason::FLOW_CONTROL),
+        (setting(4, 1 << 31), Reason::FLOW_CONTROL),
+        (setting(5, 100), Reason::PROTOCOL),
+        (setting(2, 2), Reason::PROTOCOL),
+        ([get(1), get(1), get(2)].concat(), Reason::PROTOCOL),
+    ];
+    for (bytes, reason) in bad {
+        assert_eq!(feed(&mut server(), &bytes), Err(reason), "{bytes:?}");
+    }
+    let mut server = Session::new(Role::Server, LIMITS);
+    assert_eq!(feed(&mut server, b"GET / HTTP/1.1\r\n"), Err(Reason::PROTOCOL));
+    // More than the window lets in.
+    let mut server = self::server();
+    feed(&mut server, &post(1)).unwrap();
+    let data = frame(Kind::Data, 0, 1, &[0; 16 * 1024]);
+    let sixteen = data.repeat(16);
+    feed(&mut server, &sixteen).unwrap();
+    feed(&mut server, &data).unwrap();
+    assert_eq!(resets(&mut server), [(1, Reason::FLOW_CONTROL)]);
+}
+
+#[test]
+fn floods_are_stopped() {
+    let flood = |session: &mut Session, mut next: Box<dyn FnMut(u32) -> Vec<u8>>| {
+        for round in 0..10_000 {
+            if let Err(reason) = feed(session, &next(round)) {
+                return Some((round, reason));
+            }
+            frames(session);
+            while let Some(request) = session.accept() {
+                session.forget(request.stream);
+            }
+        }
+        None
+    };
+    let calm = |stopped: Option<(u32, Reason)>, most: u32| {
+        let (round, reason) = stopped.expect("never stopped");
+        assert!(reason == Reason::CALM && round < most, "{reason} after {round}");
+    };
+    let reset = |stream| frame(Kind::Reset, 0, stream, &8_u32.to_be_bytes());
+    // CVE-2023-44487.
+    calm(flood(&mut server(), Box::new(move |n| [get(n * 2 + 1), reset(n * 2 + 1)].concat())), 300);
+    // The same by what makes us reset.
+    let bad = |n| frame(Kind::Headers, END_HEADERS | END_STREAM, n * 2 + 1, b"\x82");
+    calm(flood(&mut server(), Box::new(bad)), 300);
+    calm(flood(&mut server(), Box::new(|_| frame(Kind::Ping, 0, 0, &[0; 8]))), 3000);
+    calm(flood(&mut server(), Box::new(|_| frame(Kind::Settings, 0, 0, b""))), 3000);
+    calm(flood(&mut server(), Box::new(|_| frame(Kind::Priority, 0, 3, &[0; 5]))), 3000);
+    let mut empty = server();
+    feed(&mut empty, &post(1)).unwrap();
+    calm(flood(&mut empty, Box::new(|_| frame(Kind::Data, 0, 1, b""))), 3000);
+    // A head without end, in frames that are empty and in frames that are not.
+    for payload in [&b""[..], &[0; 16 * 1024]] {
+        let mut head = server();
+        feed(&mut head, &frame(Kind::Headers, 0, 1, GET)).unwrap();
+        calm(flood(&mut head, Box::new(move |_| frame(Kind::Continuation, 0, 1, payload))), 100);
+    }
+    // Those who do as much good as harm are served.
+    let mut busy = server();
+    let both = |n: u32| [get(n * 4 + 1), get(n * 4 + 3), reset(n * 4 + 3)].concat();
+    for n in 0..2000 {
+        feed(&mut busy, &both(n)).unwrap();
+        let request = busy.accept().unwrap();
+        assert!(busy.respond(request.stream, &ResponseHead::build(200, &[]), false, true));
+        busy.forget(request.stream);
+        while let Some(request) = busy.accept() {
+            busy.forget(request.stream);
+        }
+        frames(&mut busy);
+    }
+}
+
+#[test]
+fn large_heads_are_answered_however_small_their_blocks() {
+    let mut server = server();
+    let large = [&b"\x82\x86\x84\x01\x01a\x00\x01x\x7f\xa1\x0f"[..], &[b'a'; 2080]].concat();
+    feed(&mut server, &frame(Kind::Headers, END_HEADERS | END_STREAM, 1, &large)).unwrap();
+    assert!(server.accept().is_some());
+    // A field of 2 kB in the table, then 4000 times its index.
+    let mut bomb = [&b"\x82\x86\x84\x01\x01a\x40\x01x\x7f\xa1\x0f"[..], &[b'a'; 2080]].concat();
+    bomb.extend([0xbe; 4000]);
+    feed(&mut server, &frame(Kind::Headers, END_HEADERS | END_STREAM, 3, &bomb)).unwrap();
+    assert!(server.accept().is_none());
+    let said = frames(&mut server);
+    assert!(matches!(&said[..], [(Kind::Headers, 3, block)] if block.ends_with(b"431")), "{said:?}");
+}
+
+#[test]
+fn streams_beyond_the_limit_are_refused() {
+    let mut server = server();
+    for n in 0..11 {
+        feed(&mut server, &get(n * 2 + 1)).unwrap();
+    }
+    assert_eq!(resets(&mut server), [(21, Reason::REFUSED)]);
+    let mut client = client();
+    feed(&mut client, &frame(Kind::Settings, 0, 0, b"\0\x03\0\0\0\x01")).unwrap();
+    assert_eq!(client.capacity(), 1);
+    let first = client.request(&request(), true).unwrap().unwrap();
+    assert!(matches!(client.request(&request(), true), Some(Err(Lost::Unprocessed))));
+    client.forget(first);
+    assert_eq!(resets(&mut client), [(first, Reason::CANCEL)]);
+    assert!(matches!(client.request(&request(), true), Some(Ok(_))));
+}
+
+#[test]
+fn those_who_leave_finish_what_they_have() {
+    let (mut client, mut server) = (client(), server());
+    let first = client.request(&request(), true).unwrap().unwrap();
+    talk(&mut client, &mut server);
+    server.leave();
+    // On its way while the server leaves: still taken.
+    let second = client.request(&request(), true).unwrap().unwrap();
+    talk(&mut client, &mut server);
+    assert!(!client.is_usable() && matches!(client.request(&request(), true), Some(Err(Lost::Unprocessed))));
+    for id in [first, second] {
+        assert!(!server.is_over() && !client.is_over());
+        assert_eq!(server.accept().unwrap().stream, id);
+        assert!(server.respond(id, &ResponseHead::build(200, &[]), false, true));
+        server.forget(id);
+        talk(&mut client, &mut server);
+        let mut head = ResponseHead::default();
+        assert!(client.poll_answer(&cx(), id, &mut head).is_ready());
+        client.forget(id);
+    }
+    assert!(server.is_over() && client.is_over());
+}
+
+#[test]
+fn what_a_server_has_not_looked_at_is_told_apart() {
+    let mut client = client();
+    let ids: Vec<_> = (0..3).map(|_| client.request(&request(), true).unwrap().unwrap()).collect();
+    feed(&mut client, &frame(Kind::Reset, 0, ids[0], &7_u32.to_be_bytes())).unwrap();
+    feed(&mut client, &frame(Kind::GoAway, 0, 0, &[0, 0, 0, ids[1] as u8, 0, 0, 0, 0])).unwrap();
+    let mut answer = |id| client.poll_answer(&cx(), id, &mut ResponseHead::default());
+    assert!(matches!(answer(ids[0]), Poll::Ready(Err(Lost::Unprocessed))));
+    assert!(answer(ids[1]).is_pending());
+    assert!(matches!(answer(ids[2]), Poll::Ready(Err(Lost::Unprocessed))));
+}
+
+#[test]
+fn content_that_nobody_takes_does_not_use_up_the_window() {
+    let mut server = server();
+    let data = frame(Kind::Data, 0, 1, &[0; 16 * 1024]);
+    feed(&mut server, &post(1)).unwrap();
+    feed(&mut server, &data.repeat(8)).unwrap();
+    server.accept().unwrap();
+    server.forget(1);
+    // On its way before the client knows.
+    feed(&mut server, &data.repeat(64)).unwrap();
+    let credited: u32 = frames(&mut server)
+        .into_iter()
+        .filter(|(kind, stream, _)| (*kind, *stream) == (Kind::WindowUpdate, 0))
+        .map(|(.., payload)| frame::number(&payload).unwrap())
+        .sum();
+    assert!(credited + CONNECTION_WINDOW / 2 > 72 * 16 * 1024, "{credited}");
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_frames_are_survived(
+        client: bool,
+        sent: Vec<(u8, u8, u32, Vec<u8>)>,
+    ) {
+        let mut session = if client { self::client() } else { server() };
+        if client {
+            (0..3).for_each(|_| drop(session.request(&request(), false)));
+        }
+        for (kind, flags, stream, payload) in sent {
+            let mut bytes = frame(Kind::Data, flags, stream % 8, &payload);
+            bytes[3] = kind % 11;
+            if feed(&mut session, &bytes).is_err() {
+                break;
+            }
+        }
+    }
+}
