@@ -145,9 +145,9 @@ pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String)
         }
     }
     let mut requests = String::new();
-    let mut cx = Context::from_waker(Waker::noop());
+    let cx = Context::from_waker(Waker::noop());
     while let Some(request) = session.accept() {
-        let content = session.poll_piece(&mut cx, request.stream);
+        let content = session.poll_piece(&cx, request.stream);
         requests += &format!("{:?} {:?} {content:?}\n", request.stream, request.head);
         session.forget(request.stream);
     }

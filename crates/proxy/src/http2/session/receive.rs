@@ -1,14 +1,11 @@
 //! What comes in on a connection, frame by frame.
 
-use super::{GONE, INTERIM, LEAVING, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
+use super::{GONE, INTERIM, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
 use crate::{
     buffer::Buffer,
     head::Headers,
     http2::{
-        frame::{
-            self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, MAX_WINDOW, PADDED, PREFACE,
-            Reason,
-        },
+        frame::{self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, PADDED, PREFACE, Reason},
         heads::{self, Fault, Reading, Target},
     },
 };
@@ -35,7 +32,7 @@ pub(super) struct Block {
 }
 
 /// An error of the whole connection.
-type Fatal = Reason;
+pub(super) type Fatal = Reason;
 
 impl Session {
     /// Takes what it can of `input`, and makes room in it for the rest of what has begun.
@@ -101,24 +98,25 @@ impl Session {
             Kind::GoAway => self.go_away(head, payload),
             Kind::PushPromise => Err(Reason::PROTOCOL),
             Kind::Priority if head.stream == 0 => Err(Reason::PROTOCOL),
+            Kind::Priority if payload.len() != 5 => Err(Reason::FRAME_SIZE),
             Kind::Priority | Kind::Unknown | Kind::Data => self.chat(),
         }
     }
 
     /// Counts a frame that brings nothing.
-    fn chat(&mut self) -> Result<(), Fatal> {
+    pub(super) fn chat(&mut self) -> Result<(), Fatal> {
         if self.chatter.take() { Ok(()) } else { Err(Reason::CALM) }
     }
 
     /// Counts a frame that must be answered.
-    fn reply(&mut self) -> Result<(), Fatal> {
+    pub(super) fn reply(&mut self) -> Result<(), Fatal> {
         self.replies += 1;
         if self.replies > REPLIES { Err(Reason::CALM) } else { self.chat() }
     }
 
     /// Whether no frame of this stream can have been sent yet, or ever.
-    fn is_idle(&self, stream: u32) -> bool {
-        stream % 2 == 0
+    pub(super) fn is_idle(&self, stream: u32) -> bool {
+        stream.is_multiple_of(2)
             || match self.role {
                 Role::Server => stream > self.last,
                 Role::Client => stream >= self.last,
@@ -126,14 +124,14 @@ impl Session {
     }
 
     /// Ends a stream for what the peer did. Peers that do it again and again are not served.
-    fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
+    pub(super) fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
         frame::reset(&mut self.out, id, reason);
         self.lose_stream(id, Lost::Broken(reason));
         self.replies += 1;
         if self.replies > REPLIES || !self.resets.take() { Err(Reason::CALM) } else { Ok(()) }
     }
 
-    fn lose_stream(&mut self, id: u32, why: Lost) {
+    pub(super) fn lose_stream(&mut self, id: u32, why: Lost) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.lost.get_or_insert(why);
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
@@ -232,7 +230,7 @@ impl Session {
     }
 
     fn headers(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        let new = self.role == Role::Server && head.stream > self.last && head.stream % 2 == 1;
+        let new = self.role == Role::Server && head.stream > self.last && !head.stream.is_multiple_of(2);
         if self.is_idle(head.stream) && !new {
             return Err(Reason::PROTOCOL);
         }
@@ -298,7 +296,6 @@ impl Session {
             return self.break_stream(id, Reason::REFUSED);
         }
         let mut head = self.spare_requests.pop().unwrap_or_default();
-        head.clear();
         let read = self.read(Target::Request(&mut head), block)?;
         let length = match read {
             Ok(Some(1..)) if end => return self.break_stream(id, Reason::PROTOCOL),
@@ -322,7 +319,6 @@ impl Session {
 
     fn answer_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
         let mut head = self.spare_answers.pop().unwrap_or_default();
-        head.clear();
         let read = self.read(Target::Answer(&mut head), block)?;
         let interim = matches!(head.status(), 100..=199);
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
@@ -353,157 +349,5 @@ impl Session {
             stream.trailers = Some(trailers);
         }
         self.end(id)
-    }
-
-    fn settings(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        if head.stream != 0 {
-            return Err(Reason::PROTOCOL);
-        }
-        if payload.len() % 6 != 0 || (head.has(ACK) && !payload.is_empty()) {
-            return Err(Reason::FRAME_SIZE);
-        }
-        if head.has(ACK) {
-            return self.chat();
-        }
-        for (id, value) in frame::each_setting(payload) {
-            match id {
-                1 => self.encoder.resize(value as usize),
-                2 if value > 1 || (value == 1 && self.role == Role::Client) => return Err(Reason::PROTOCOL),
-                3 => self.peer.streams = value,
-                4 => self.set_window(i64::from(value))?,
-                5 => {
-                    if !(MAX_FRAME..1 << 24).contains(&(value as usize)) {
-                        return Err(Reason::PROTOCOL);
-                    }
-                    // Larger frames would only make the other streams wait.
-                    self.peer.frame = MAX_FRAME;
-                }
-                _ => {}
-            }
-        }
-        self.peer.settled = true;
-        frame::head(&mut self.out, Kind::Settings, ACK, 0, 0);
-        self.reply()
-    }
-
-    /// Windows of streams that are there change with the setting, too (section 6.9.2).
-    fn set_window(&mut self, window: i64) -> Result<(), Fatal> {
-        if window > MAX_WINDOW {
-            return Err(Reason::FLOW_CONTROL);
-        }
-        let change = window - self.peer.window;
-        self.peer.window = window;
-        if change == 0 {
-            return Ok(());
-        }
-        for stream in self.streams.values_mut() {
-            stream.send_window += change;
-            if stream.send_window > MAX_WINDOW {
-                return Err(Reason::FLOW_CONTROL);
-            }
-            if stream.send_window > 0 {
-                stream.wake(ROOM, &mut self.wakes);
-            }
-        }
-        Ok(())
-    }
-
-    fn window_update(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        if payload.len() != 4 {
-            return Err(Reason::FRAME_SIZE);
-        }
-        let count = i64::from(frame::number(payload)? & 0x7fff_ffff);
-        if head.stream == 0 {
-            self.send_window += count;
-            return match count {
-                0 => Err(Reason::PROTOCOL),
-                _ if self.send_window > MAX_WINDOW => Err(Reason::FLOW_CONTROL),
-                _ => {
-                    self.unstall();
-                    Ok(())
-                }
-            };
-        }
-        if self.is_idle(head.stream) {
-            return Err(Reason::PROTOCOL);
-        }
-        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
-            return Ok(());
-        };
-        stream.send_window += count;
-        if count == 0 {
-            return self.break_stream(head.stream, Reason::PROTOCOL);
-        }
-        if stream.send_window > MAX_WINDOW {
-            return self.break_stream(head.stream, Reason::FLOW_CONTROL);
-        }
-        if stream.send_window > 0 {
-            stream.wake(ROOM, &mut self.wakes);
-        }
-        Ok(())
-    }
-
-    fn reset_by_peer(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        if self.is_idle(head.stream) {
-            return Err(Reason::PROTOCOL);
-        }
-        if payload.len() != 4 {
-            return Err(Reason::FRAME_SIZE);
-        }
-        let reason = Reason(frame::number(payload)?);
-        if let Some(stream) = self.streams.get_mut(&head.stream) {
-            // A server that has answered says so when it needs no more of the request (section 8.1).
-            if self.role == Role::Client && reason == Reason::NONE && stream.received {
-                stream.sent = true;
-                stream.wake(ROOM, &mut self.wakes);
-                self.settle(head.stream);
-                return Ok(());
-            }
-            let over = stream.closed;
-            let why = if reason == Reason::REFUSED { Lost::Unprocessed } else { Lost::Reset(reason) };
-            if !over {
-                self.lose_stream(head.stream, why);
-            }
-            if over || self.role == Role::Client {
-                return self.chat();
-            }
-        }
-        // A client that opens streams only to reset them makes us work for nothing (CVE-2023-44487).
-        if self.role == Role::Client || self.resets.take() { self.chat() } else { Err(Reason::CALM) }
-    }
-
-    fn ping(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        if head.stream != 0 {
-            return Err(Reason::PROTOCOL);
-        }
-        let Ok(content) = <[u8; 8]>::try_from(payload) else { return Err(Reason::FRAME_SIZE) };
-        if !head.has(ACK) {
-            frame::ping(&mut self.out, ACK, content);
-            return self.reply();
-        }
-        if self.leaving == Leaving::Told && content == LEAVING {
-            self.leaving = Leaving::Known;
-            let last = if self.role == Role::Server { self.last } else { 0 };
-            frame::go_away(&mut self.out, last, Reason::NONE);
-        }
-        self.chat()
-    }
-
-    fn go_away(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
-        if head.stream != 0 {
-            return Err(Reason::PROTOCOL);
-        }
-        if payload.len() < 8 {
-            return Err(Reason::FRAME_SIZE);
-        }
-        let last = frame::number(payload)? & 0x7fff_ffff;
-        self.peer_leaves = true;
-        if self.role == Role::Client {
-            let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
-            for id in above {
-                self.lose_stream(id, Lost::Unprocessed);
-            }
-        }
-        self.chat()
     }
 }

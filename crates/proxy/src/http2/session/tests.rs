@@ -1,4 +1,4 @@
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 use super::*;
 use crate::http2::frame::{END_HEADERS, END_STREAM, Head, Kind};
