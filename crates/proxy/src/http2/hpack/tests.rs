@@ -178,6 +178,7 @@ fn the_fixed_table_is_found_by_name() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
     #[test]
     fn what_is_written_is_read(
         heads in prop::collection::vec(
@@ -200,7 +201,9 @@ proptest! {
             prop_assert_eq!(fields(&mut decoder, &out).unwrap(), expected);
         }
     }
+}
 
+proptest! {
     #[test]
     fn any_bytes_are_survived(blocks: Vec<Vec<u8>>) {
         let mut decoder = Decoder::new();
