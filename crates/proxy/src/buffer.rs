@@ -7,11 +7,16 @@ use std::cell::RefCell;
 
 /// Size of a block: a head of usual size and the beginning of its body in one read.
 pub(crate) const BLOCK: usize = 16 * 1024;
+/// Size of the blocks that are taken when that is too little, as for what many streams have to say at once.
+const LARGE: usize = 64 * 1024;
 /// Free blocks kept by one worker.
 const KEPT: usize = 64;
+/// Free large blocks kept by one worker.
+const KEPT_LARGE: usize = 8;
 
 thread_local! {
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+    static FREE_LARGE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A queue of bytes: written at the end, read at the front.
@@ -77,7 +82,7 @@ impl Buffer {
     /// Makes room for bytes beyond one block (a head larger than usual).
     pub(crate) fn grow(&mut self, size: usize) {
         if size > self.block.len() {
-            let mut block = vec![0; size.next_power_of_two()].into_boxed_slice();
+            let mut block = take_large(size);
             let len = self.len();
             block[..len].copy_from_slice(self.bytes());
             give_block(std::mem::replace(&mut self.block, block));
@@ -135,15 +140,25 @@ fn take_block() -> Box<[u8]> {
     free.unwrap_or_else(|| vec![0; BLOCK].into_boxed_slice())
 }
 
+/// A block for at least so many bytes.
+fn take_large(size: usize) -> Box<[u8]> {
+    let free = || FREE_LARGE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    let free = if size <= LARGE { free() } else { None };
+    free.unwrap_or_else(|| vec![0; size.next_power_of_two().max(LARGE)].into_boxed_slice())
+}
+
 fn give_block(block: Box<[u8]>) {
-    if block.len() == BLOCK {
-        let _ = FREE.try_with(|free| {
-            let mut free = free.borrow_mut();
-            if free.len() < KEPT {
-                free.push(block);
-            }
-        });
-    }
+    let (list, kept) = match block.len() {
+        BLOCK => (&FREE, KEPT),
+        LARGE => (&FREE_LARGE, KEPT_LARGE),
+        _ => return,
+    };
+    let _ = list.try_with(|free| {
+        let mut free = free.borrow_mut();
+        if free.len() < kept {
+            free.push(block);
+        }
+    });
 }
 
 #[cfg(test)]
