@@ -187,7 +187,8 @@ impl<'a> Reading<'a> {
                     "CONNECT" => self.pseudo == METHOD | AUTHORITY,
                     method => {
                         let valid = path.starts_with('/') || (path == "*" && method == "OPTIONS");
-                        valid && self.pseudo | AUTHORITY == METHOD | SCHEME | AUTHORITY | PATH
+                        let named = !head.authority().is_empty();
+                        valid && named && self.pseudo | AUTHORITY == METHOD | SCHEME | AUTHORITY | PATH
                     }
                 }
             }
