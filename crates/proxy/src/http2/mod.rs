@@ -1,7 +1,7 @@
 //! HTTP/2 (RFC 9113), for connections that belong to one thread.
 //!
 //! Bytes are frames ([`frame`]) and header blocks ([`hpack`]), the fields of which are heads ([`heads`]). A
-//! [`Session`] is the state of a connection and touches no socket; its [`Driver`] is the task's part that does. To
+//! `Session` is the state of a connection and touches no socket; its `Driver` is the task's part that does. To
 //! the story of a request a stream is a [`Duplex`].
 
 mod driver;
