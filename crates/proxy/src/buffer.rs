@@ -44,6 +44,7 @@ impl Buffer {
     }
 
     /// Whether it holds memory at the moment.
+    #[cfg(test)]
     pub(crate) fn has_memory(&self) -> bool {
         !self.block.is_empty()
     }

@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tracing::{debug, warn};
 
-use crate::{connection, context::Worker};
+use crate::{connection, context::Worker, timer};
 
 /// Connections that may wait to be accepted, on each worker.
 const BACKLOG: i32 = 4096;
@@ -57,7 +57,7 @@ pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpL
                 warn!(
                     "no connection can be taken on {name}: {error}; is the limit of open files high enough?"
                 );
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                timer::sleep(Duration::from_millis(100)).await;
             }
         }
     }

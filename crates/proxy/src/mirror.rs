@@ -18,7 +18,7 @@ use crate::{
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Busy, Host, Pool},
-    route,
+    route, timer,
     upstream::{self, Offer, Spoken},
 };
 
@@ -75,7 +75,7 @@ pub(crate) fn send(
                 }
                 Ok::<_, Error>(())
             };
-            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, sent).await {
+            if let Some(Err(error)) = timer::timeout(PATIENCE, sent).await {
                 debug!("a copy of a request did not get to {}: {error}", pool.cluster.name);
             }
         });

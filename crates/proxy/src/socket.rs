@@ -12,16 +12,18 @@ use std::{
     io::{self, Read as _, Write as _},
     mem::MaybeUninit,
     net::SocketAddr,
+    os::fd::AsRawFd as _,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{MsgFlags, recv};
 use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    io::{AsyncWrite, Interest},
     net::TcpStream,
 };
 
@@ -137,12 +139,7 @@ impl Stream {
     /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let count = match &mut self.tls {
-            None => {
-                if !self.input.has_memory() {
-                    ready!(self.tcp.poll_read_ready(cx))?;
-                }
-                ready!(poll_read(&mut self.tcp, cx, &mut self.input))?
-            }
+            None => ready!(poll_read(&self.tcp, cx, &mut self.input))?,
             Some(session) => ready!(session.poll_read(&mut self.tcp, cx, &mut self.input))?,
         };
         self.received += count as u64;
@@ -295,9 +292,6 @@ impl Session {
     /// Gives rustls more encrypted bytes, from the socket if need be.
     fn poll_more(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.raw.is_empty() {
-            if !self.raw.has_memory() {
-                ready!(tcp.poll_read_ready(cx))?;
-            }
             let count = ready!(poll_read(tcp, cx, &mut self.raw))?;
             if count == 0 {
                 self.ended = true;
@@ -359,10 +353,27 @@ fn settled<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
     }
 }
 
-fn poll_read(tcp: &mut TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
-    let mut spare = ReadBuf::new(buffer.spare());
-    ready!(Pin::new(tcp).poll_read(cx, &mut spare))?;
-    let count = spare.filled().len();
-    buffer.filled(count);
-    Poll::Ready(Ok(count))
+/// Reads what is there; 0 is the peer's end. As long as nothing is there the buffer needs no memory.
+fn poll_read(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(tcp.poll_read_ready(cx))?;
+        let mut count = None;
+        let read = tcp.try_io(Interest::READABLE, || {
+            let spare = buffer.spare();
+            let read = recv(tcp.as_raw_fd(), spare, MsgFlags::empty())?;
+            count = Some(read);
+            // Less than there was room for was all there is, which saves asking.
+            if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        match (count, read) {
+            (Some(count), _) => {
+                buffer.filled(count);
+                return Poll::Ready(Ok(count));
+            }
+            (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                return Poll::Ready(Err(error));
+            }
+            (None, _) => {}
+        }
+    }
 }

@@ -38,6 +38,7 @@ use crate::{
     pool::{Busy, Counted, Host, Pool, Upstream, bump},
     route::{self, Found},
     telemetry::{self, Record, stats::ManagerStats},
+    timer,
 };
 
 /// One request, from its head to its record.
@@ -282,7 +283,7 @@ impl<'a> Story<'a> {
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
         let sleep = async {
-            tokio::time::sleep(delay).await;
+            timer::sleep(delay).await;
             Ok(())
         };
         Client::new(self.downstream, deadlines, body, false).wait(Box::pin(sleep)).await

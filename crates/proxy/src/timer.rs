@@ -1,41 +1,177 @@
-//! One timer for all deadlines of a connection.
+//! What a worker waits for: deadlines that move, pauses, and limits of time.
 //!
-//! Most deadlines are moved long before they pass: each request has a new one. So the runtime's timer is set
-//! only when there is none or it would come too late; when it fires early it is set again. Connections with
-//! no deadline never touch the runtime's timers.
+//! Most deadlines are moved long before they pass: each request has a new one. So a [`Timer`] takes its place among
+//! those of its thread only when it has none or would come too late, and when it comes too early it takes another. The
+//! kernel is told of the first one only, through a `timerfd` that the worker's event loop watches like a socket. In
+//! steady traffic neither costs anything; the runtime's own timers are asked before each wait, and are not used here.
 
 use std::{
-    future::Future as _,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Instant,
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    future::{Future, poll_fn},
+    io,
+    os::fd::AsFd as _,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 
-use tokio::time::{Sleep, sleep_until};
+use nix::sys::{
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+};
+use tokio::net::unix::pipe;
+
+thread_local! {
+    static TIMERS: Timers = const { Timers::new() };
+}
+
+/// The timers of one thread.
+struct Timers {
+    /// Who is to be woken when; the number tells those of the same moment apart.
+    waiting: RefCell<BTreeMap<(Instant, u64), Waker>>,
+    next: Cell<u64>,
+    /// All up to this moment have been woken, and wait no longer.
+    woken: Cell<Option<Instant>>,
+    /// What tells the event loop, and when it will.
+    alarm: RefCell<Option<TimerFd>>,
+    set: Cell<Option<Instant>>,
+}
+
+/// Makes the timers of this thread go off as long as the future that is returned is polled.
+///
+/// # Errors
+/// When the system gives no timer, or outside a runtime.
+pub(crate) fn start() -> io::Result<impl Future<Output = ()>> {
+    let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+    let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+    // To the event loop it is something that becomes readable, as a pipe does.
+    let watched = pipe::Receiver::from_owned_fd_unchecked(alarm.as_fd().try_clone_to_owned()?)?;
+    TIMERS.with(|timers| *timers.alarm.borrow_mut() = Some(alarm));
+    Ok(async move {
+        // It fails only when the event loop ends.
+        while watched.readable().await.is_ok() {
+            // How often it went off does not matter.
+            while watched.try_read(&mut [0; 8]).is_ok() {}
+            TIMERS.with(|timers| timers.wake(Instant::now()));
+        }
+    })
+}
+
+/// Lets time pass.
+pub(crate) async fn sleep(duration: Duration) {
+    let mut timer = Timer::default();
+    let end = Instant::now() + duration;
+    poll_fn(|cx| timer.poll(cx, Some(end))).await;
+}
+
+/// What a future comes to; `None` if it takes longer than this.
+pub(crate) async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut timer = Timer::default();
+    let end = Instant::now() + limit;
+    let mut future = pin!(future);
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => timer.poll(cx, Some(end)).map(|()| None),
+    })
+    .await
+}
+
+impl Timers {
+    const fn new() -> Self {
+        Self {
+            waiting: RefCell::new(BTreeMap::new()),
+            next: Cell::new(0),
+            woken: Cell::new(None),
+            alarm: RefCell::new(None),
+            set: Cell::new(None),
+        }
+    }
+
+    fn add(&self, at: Instant, waker: Waker) -> (Instant, u64) {
+        let key = (at, self.next.get());
+        self.next.set(key.1 + 1);
+        self.waiting.borrow_mut().insert(key, waker);
+        if self.set.get().is_none_or(|set| at < set) {
+            self.set_alarm(Some(at));
+        }
+        key
+    }
+
+    /// Wakes all whose time has come.
+    fn wake(&self, now: Instant) {
+        let later = self.waiting.borrow_mut().split_off(&(now, u64::MAX));
+        let due = self.waiting.replace(later);
+        self.woken.set(Some(now));
+        let next = self.waiting.borrow().keys().next().map(|(at, _)| *at);
+        self.set_alarm(next);
+        due.into_values().for_each(Waker::wake);
+    }
+
+    fn set_alarm(&self, at: Option<Instant>) {
+        self.set.set(at);
+        let alarm = self.alarm.borrow();
+        let Some(alarm) = &*alarm else { return };
+        let done = match at {
+            // Zero would mean never.
+            Some(at) => alarm.set(
+                Expiration::OneShot(TimeSpec::from_duration(
+                    at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)),
+                )),
+                TimerSetTimeFlags::empty(),
+            ),
+            None => alarm.unset(),
+        };
+        if let Err(error) = done {
+            tracing::error!("a deadline cannot be watched: {error}");
+        }
+    }
+}
 
 /// Waits for a deadline that moves.
 #[derive(Default)]
 pub(crate) struct Timer {
-    sleep: Option<Pin<Box<Sleep>>>,
+    place: Option<Place>,
+}
+
+/// A place among the timers of the thread, given up when dropped.
+struct Place {
+    key: (Instant, u64),
+    waker: Waker,
 }
 
 impl Timer {
     /// Ready when `deadline` has passed; `None` never passes.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
         let Some(deadline) = deadline else { return Poll::Pending };
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(deadline.into())));
-        loop {
-            if sleep.deadline().into_std() > deadline {
-                sleep.as_mut().reset(deadline.into());
-            }
-            ready!(sleep.as_mut().poll(cx));
-            if Instant::now() >= deadline {
-                // Polled again, a timer that has fired would be ready at once whatever its deadline.
-                self.sleep = None;
-                return Poll::Ready(());
-            }
-            sleep.as_mut().reset(deadline.into());
+        if let Some(place) = &self.place
+            && place.key.0 <= deadline
+            && place.is_waiting()
+            && place.waker.will_wake(cx.waker())
+        {
+            return Poll::Pending;
         }
+        self.place = None;
+        if Instant::now() >= deadline {
+            return Poll::Ready(());
+        }
+        let waker = cx.waker().clone();
+        self.place = Some(Place { key: TIMERS.with(|timers| timers.add(deadline, waker.clone())), waker });
+        Poll::Pending
+    }
+}
+
+impl Place {
+    fn is_waiting(&self) -> bool {
+        TIMERS.with(|timers| timers.woken.get().is_none_or(|woken| self.key.0 > woken))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // At the end of the thread there is nothing left to give up.
+        let waker = TIMERS.try_with(|timers| timers.waiting.borrow_mut().remove(&self.key));
+        drop(waker);
     }
 }
 
@@ -49,28 +185,86 @@ pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::poll_fn, time::Duration};
+    use std::{
+        sync::Arc,
+        task::{Wake, ready},
+    };
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_deadline_may_move_both_ways() {
-        let start = tokio::time::Instant::now();
-        let now = start.into_std();
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    fn waiting() -> Vec<Instant> {
+        TIMERS.with(|timers| timers.waiting.borrow().keys().map(|(at, _)| *at).collect())
+    }
+
+    #[test]
+    fn a_deadline_may_move_both_ways() {
+        let waker = Arc::new(Nobody).into();
+        let mut cx = Context::from_waker(&waker);
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
         let mut timer = Timer::default();
-        let far = now + Duration::from_secs(60);
+        assert!(timer.poll(&mut cx, None).is_pending());
+        assert!(waiting().is_empty());
+        // The kernel hears only of what comes sooner than what it knows.
+        for (deadline, place) in [(60, 60), (70, 60), (50, 50), (60, 50)] {
+            assert!(timer.poll(&mut cx, Some(after(deadline))).is_pending());
+            assert_eq!(waiting(), [after(place)]);
+            assert_eq!(TIMERS.with(|timers| timers.set.get()), Some(after(place)));
+        }
+        // Woken for the deadline it had, it waits for the one it has.
+        TIMERS.with(|timers| timers.wake(after(55)));
+        assert!(waiting().is_empty());
+        assert!(timer.poll(&mut cx, Some(after(60))).is_pending());
+        assert_eq!(waiting(), [after(60)]);
+        assert!(timer.poll(&mut cx, Some(now)).is_ready());
+        assert!(waiting().is_empty());
+        assert!(timer.poll(&mut cx, Some(after(60))).is_pending());
+        drop(timer);
+        assert!(waiting().is_empty());
+    }
+
+    #[tokio::test]
+    async fn time_passes_for_all_in_order() {
+        let driver = start().unwrap();
+        let begin = Instant::now();
+        let millis = Duration::from_millis;
+        let mut order = Vec::new();
+        let mut sleeps = [30, 10, 20, 10].map(|length| (length, Box::pin(sleep(millis(length)))));
+        let all = poll_fn(|cx| {
+            for (length, sleep) in &mut sleeps {
+                if *length > 0 && sleep.as_mut().poll(cx).is_ready() {
+                    order.push(std::mem::take(length));
+                }
+            }
+            if order.len() == 4 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::select! {
+            () = all => {}
+            () = driver => panic!("it ended"),
+        }
+        assert_eq!(order, [10, 10, 20, 30]);
+        assert!(begin.elapsed() >= millis(30));
+    }
+
+    #[tokio::test]
+    async fn a_limit_ends_what_takes_longer() {
+        let mut driver = pin!(start().unwrap());
+        let limited = async {
+            assert_eq!(timeout(Duration::from_secs(60), async { 7 }).await, Some(7));
+            assert_eq!(timeout(Duration::from_millis(1), std::future::pending::<()>()).await, None);
+        };
+        let mut limited = pin!(limited);
         poll_fn(|cx| {
-            assert!(timer.poll(cx, Some(far)).is_pending());
-            assert!(timer.poll(cx, None).is_pending());
+            assert!(driver.as_mut().poll(cx).is_pending());
+            ready!(limited.as_mut().poll(cx));
             Poll::Ready(())
         })
         .await;
-        assert_eq!(timer.sleep.as_ref().unwrap().deadline().into_std(), far);
-        poll_fn(|cx| {
-            assert!(timer.poll(cx, Some(now + Duration::from_secs(1))).is_pending());
-            Poll::Ready(())
-        })
-        .await;
-        assert_eq!(timer.sleep.as_ref().unwrap().deadline().into_std(), now + Duration::from_secs(1));
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     peer::Peer,
     pool::{Full, Host, Link, Place, Pool, Upstream, bump},
     socket::Stream,
+    timer,
 };
 
 /// What will be spoken on a connection, which decides what TLS offers.
@@ -144,10 +145,10 @@ async fn open(
             Ok(Upstream::own(stream, link))
         }
     };
-    let error = match tokio::time::timeout(pool.cluster.connect_timeout, connect).await {
-        Ok(Ok(upstream)) => return Ok(upstream),
-        Ok(Err(error)) => error,
-        Err(_) => Error::new(Kind::ConnectTimeout),
+    let error = match timer::timeout(pool.cluster.connect_timeout, connect).await {
+        Some(Ok(upstream)) => return Ok(upstream),
+        Some(Err(error)) => error,
+        None => Error::new(Kind::ConnectTimeout),
     };
     bump(&host.totals.connect_failures);
     pool.stats.cx_connect_fail.inc();

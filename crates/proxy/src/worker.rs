@@ -26,6 +26,7 @@ use crate::{
     context::Worker,
     listen, pool,
     telemetry::ShardSnapshot,
+    timer,
 };
 
 pub use crate::{context::Shared, pool::HostStats};
@@ -80,15 +81,22 @@ impl Workers {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 // It belongs to the thread it is made on.
-                let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-                let (runtime, result) = match runtime {
-                    Ok(runtime) => (Some(runtime), Ok(())),
-                    Err(error) => (None, Err(error)),
-                };
+                // Its timers are `timer`'s: the runtime's would be asked before each wait.
+                let runtime = Builder::new_current_thread().enable_io().build_local(LocalOptions::default());
+                let ready = runtime.and_then(|runtime| {
+                    let _entered = runtime.enter();
+                    let timers = timer::start()?;
+                    Ok((runtime, timers))
+                });
                 // Who starts the workers waits for this.
-                let _ = started.send(result);
-                if let Some(runtime) = runtime {
-                    runtime.block_on(run(Worker::new(shared), receiver));
+                match ready {
+                    Ok((runtime, timers)) => {
+                        let _ = started.send(Ok(()));
+                        runtime.block_on(run(Worker::new(shared), timers, receiver));
+                    }
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                    }
                 }
             });
             threads.push(thread.with_context(|| format!("worker {index} cannot get a thread"))?);
@@ -197,8 +205,13 @@ fn sockets(listener: &Arc<Listener>) -> impl Iterator<Item = (Arc<str>, SocketAd
 }
 
 /// A worker's main task: does what it is told until nobody can tell it anything.
-async fn run(worker: Rc<Worker>, mut commands: mpsc::UnboundedReceiver<Command>) {
+async fn run(
+    worker: Rc<Worker>,
+    timers: impl Future<Output = ()> + 'static,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+) {
     let mut sockets = HashMap::new();
+    let timers = spawn_local(timers);
     let sweeper = spawn_local(sweep(worker.clone()));
     while let Some(command) = commands.recv().await {
         match command {
@@ -219,6 +232,7 @@ async fn run(worker: Rc<Worker>, mut commands: mpsc::UnboundedReceiver<Command>)
         }
     }
     sweeper.abort();
+    timers.abort();
 }
 
 /// A listening socket on one worker.
@@ -258,10 +272,8 @@ fn close(worker: &Rc<Worker>, socket: Socket) {
 }
 
 async fn sweep(worker: Rc<Worker>) {
-    let mut ticks = tokio::time::interval(pool::SWEEP);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        timer::sleep(pool::SWEEP).await;
         worker.clusters.sweep(Instant::now());
     }
 }
@@ -276,6 +288,6 @@ async fn wait_until_quiet(worker: &Worker, patience: Duration) -> usize {
             told.await;
         }
     };
-    let _ = tokio::time::timeout(patience, quiet).await;
+    timer::timeout(patience, quiet).await;
     worker.connections()
 }
