@@ -324,9 +324,9 @@ impl Story<'_> {
             }
             upstream.link.introduced.set(self.response.has(METADATA_KEPT));
         }
-        self.response.remove_if(|name, _| {
-            [METADATA, METADATA_ID, METADATA_KEPT].iter().any(|taken| name == taken.as_bytes())
-        });
+        for name in [METADATA, METADATA_ID, METADATA_KEPT] {
+            self.response.remove(name);
+        }
     }
 
     /// Says to the client's sidecar who we are, if it wants to know.

@@ -4,6 +4,9 @@
 //! it appends a line to the block and turns an index entry, and both buffers live as long as the connection, so a
 //! request allocates nothing here. Fields lie in the block as HTTP/1 writes them, so that those that follow each
 //! other are written in one piece. Names are in lower case. Pseudo-headers of HTTP/2 are fields of their own.
+//!
+//! Most names that are asked for are not there. A head therefore knows its [`Names`], a set of 64 bits that says so at
+//! one glance.
 
 use std::{
     fmt,
@@ -38,6 +41,8 @@ impl Version {
 pub struct Headers {
     text: Vec<u8>,
     index: Vec<Field>,
+    /// The names of all fields there were since the head was empty.
+    names: Names,
 }
 
 /// Where a field lies in the text.
@@ -47,6 +52,41 @@ struct Field {
     name_len: u32,
     value: u32,
     value_len: u32,
+    names: Names,
+}
+
+/// A set of names in lower case, as far as a glance can tell: what is not in it is not there, what is in it may be.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Names(u64);
+
+impl Names {
+    /// The set of these.
+    pub(crate) const fn of(names: &[&str]) -> Self {
+        let (mut set, mut at) = (0, 0);
+        while at < names.len() {
+            set |= Self::one(names[at].as_bytes()).0;
+            at += 1;
+        }
+        Self(set)
+    }
+
+    /// The set of one. The factors tell those apart that are common in heads or asked for on the way.
+    #[inline]
+    const fn one(name: &[u8]) -> Self {
+        match name {
+            [] => Self(1),
+            [first, ..] => {
+                let last = name[name.len() - 1] as usize;
+                Self(1 << ((name.len() + *first as usize * 18 + last * 13) & 63))
+            }
+        }
+    }
+
+    /// Whether one of these may be in the other set.
+    #[inline]
+    const fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
 }
 
 /// What a client asks.
@@ -82,13 +122,22 @@ pub enum Scheme {
 
 impl Headers {
     /// The first value of this name (lower case).
+    #[inline]
     pub fn header(&self, name: &str) -> Option<&[u8]> {
+        if !self.names.meets(Names::one(name.as_bytes())) {
+            return None;
+        }
+        self.find(name)
+    }
+
+    fn find(&self, name: &str) -> Option<&[u8]> {
         self.index.iter().find(|field| self.named(field, name)).map(|field| self.value(field))
     }
 
     /// Every value of this name (lower case), in order.
     pub fn header_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.index.iter().filter(move |field| self.named(field, name)).map(|field| self.value(field))
+        let there = self.may_have(Names::one(name.as_bytes()));
+        self.index.iter().filter(move |field| there && self.named(field, name)).map(|field| self.value(field))
     }
 
     /// All fields in order, names in lower case.
@@ -97,15 +146,22 @@ impl Headers {
     }
 
     /// Whether there is a field of this name.
+    #[inline]
     pub fn has(&self, name: &str) -> bool {
-        self.index.iter().any(|field| self.named(field, name))
+        self.header(name).is_some()
+    }
+
+    /// Whether there may be a field with one of these names.
+    #[inline]
+    pub(crate) fn may_have(&self, names: Names) -> bool {
+        self.names.meets(names)
     }
 
     /// Puts this value in place of all of this name; the place of the first is kept.
     pub fn set(&mut self, name: &str, value: &[u8]) {
-        let Some(at) = self.index.iter().position(|field| self.named(field, name)) else {
-            return self.append(name, value);
-        };
+        let there = self.may_have(Names::one(name.as_bytes()));
+        let at = self.index.iter().position(|field| there && self.named(field, name));
+        let Some(at) = at else { return self.append(name, value) };
         self.index[at] = self.store(name, value);
         if !self.index[at + 1..].iter().any(|field| self.named(field, name)) {
             return;
@@ -121,17 +177,22 @@ impl Headers {
     /// Adds a field after all others.
     pub fn append(&mut self, name: &str, value: &[u8]) {
         let field = self.store(name, value);
-        self.index.push(field);
+        self.add(field);
     }
 
     /// The same for a name that is known to be a token in lower case.
     pub(crate) fn push(&mut self, name: &[u8], value: &[u8]) {
         let field = self.put(name, value);
-        self.index.push(field);
+        self.add(field);
     }
 
     /// Takes every field of this name (lower case) away and says whether there was one.
+    #[inline]
     pub fn remove(&mut self, name: &str) -> bool {
+        self.may_have(Names::one(name.as_bytes())) && self.take(name)
+    }
+
+    fn take(&mut self, name: &str) -> bool {
         let text = &self.text;
         let before = self.index.len();
         self.index.retain(|field| slice(text, field.name, field.name_len) != name.as_bytes());
@@ -161,6 +222,7 @@ impl Headers {
         const KEPT: usize = 16 * 1024;
         self.text.clear();
         self.index.clear();
+        self.names = Names::default();
         if self.text.capacity() > KEPT {
             self.text = Vec::new();
         }
@@ -184,21 +246,28 @@ impl Headers {
 
     /// Announces a field of the loaded text, whose name is in lower case.
     pub(crate) fn index_field(&mut self, name: Range<usize>, value: Range<usize>) {
-        self.index.push(Field {
+        self.add(Field {
             name: offset(name.start),
             name_len: offset(name.len()),
             value: offset(value.start),
             value_len: offset(value.len()),
+            names: Names::one(&self.text[name]),
         });
     }
 
-    /// The fields as HTTP/1 writes them, in as few pieces as can be, but for those whose names `skip` holds of.
-    pub(crate) fn lines(&self, skip: impl Fn(&[u8]) -> bool, mut piece: impl FnMut(&[u8])) {
+    fn add(&mut self, field: Field) {
+        self.names.0 |= field.names.0;
+        self.index.push(field);
+    }
+
+    /// The fields as HTTP/1 writes them, in as few pieces as can be, but for those whose names `skip` holds of, which
+    /// are among `skipped`.
+    pub(crate) fn lines(&self, skipped: Names, skip: impl Fn(&[u8]) -> bool, mut piece: impl FnMut(&[u8])) {
         let mut run = 0..0;
         for field in &self.index {
             let name = field.name as usize..(field.name + field.name_len) as usize;
             let value = field.value as usize..(field.value + field.value_len) as usize;
-            if skip(&self.text[name.clone()]) {
+            if skipped.meets(field.names) && skip(&self.text[name.clone()]) {
                 continue;
             }
             let end = value.end + 2;
@@ -224,8 +293,10 @@ impl Headers {
 
     fn store(&mut self, name: &str, value: &[u8]) -> Field {
         let at = self.text.len();
-        let field = self.put(name.as_bytes(), value);
-        self.text[at..at + name.len()].make_ascii_lowercase();
+        let mut field = self.put(name.as_bytes(), value);
+        let name = &mut self.text[at..at + name.len()];
+        name.make_ascii_lowercase();
+        field.names = Names::one(name);
         field
     }
 
@@ -243,6 +314,7 @@ impl Headers {
             name_len: offset(name.len()),
             value: offset(start),
             value_len: offset(value.len()),
+            names: Names::one(name),
         }
     }
 

@@ -169,16 +169,25 @@ fn forward_client_cert(mode: ForwardClientCert, hop: Hop<'_>, head: &mut Request
     }
 }
 
+/// Every byte as two hexadecimal digits.
+static HEX: [[u8; 2]; 256] = {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let (mut table, mut at) = ([[0; 2]; 256], 0);
+    while at < 256 {
+        table[at] = [DIGITS[at >> 4], DIGITS[at & 0xf]];
+        at += 1;
+    }
+    table
+};
+
 /// A random UUID (RFC 9562, version 4) as text.
 pub fn request_id(dice: &mut fastrand::Rng) -> [u8; 36] {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let bits = dice.u128(..) & !(0xf << 76) | 0x4 << 76;
     let bits = bits & !(0x3 << 62) | 0x2 << 62;
     let (mut text, mut at) = ([b'-'; 36], 0);
     for (index, byte) in bits.to_be_bytes().into_iter().enumerate() {
         at += usize::from(matches!(index, 4 | 6 | 8 | 10));
-        text[at] = DIGITS[usize::from(byte >> 4)];
-        text[at + 1] = DIGITS[usize::from(byte & 0xf)];
+        text[at..at + 2].copy_from_slice(&HEX[usize::from(byte)]);
         at += 2;
     }
     text

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::{
     config::HttpManager,
     context::Worker,
-    head::{Headers, ResponseHead},
+    head::{Headers, Names, ResponseHead},
     http1::Limits,
 };
 
@@ -14,6 +14,10 @@ use crate::{
 pub(crate) fn limits(manager: &HttpManager) -> Limits {
     Limits { max_head: manager.max_head, max_headers: manager.max_headers }
 }
+
+/// Fields that concern one connection alone, whatever its `connection` field says.
+const HOP_BY_HOP: Names =
+    Names::of(&["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "te"]);
 
 /// Takes away what is between one connection's two ends: RFC 9110, section 7.6.1. The fields that frame a message
 /// are written anew anyway; `te: trailers` may stay, as trailers are passed on.
@@ -28,6 +32,9 @@ pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool
         if !named.is_empty() {
             headers.remove_if(|name, _| named.iter().any(|token| **token == *name));
         }
+    }
+    if !headers.may_have(HOP_BY_HOP) {
+        return;
     }
     headers.remove_if(|name, value| match name {
         b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" => true,

@@ -23,6 +23,9 @@ pub enum Outcome {
 /// Brings a request's path to normal form, as far as the manager wants it.
 pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
     let original = head.path();
+    if is_plain(original.as_bytes()) {
+        return Outcome::Go;
+    }
     if original.contains('#') {
         return Outcome::Reject;
     }
@@ -56,6 +59,21 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
         head.set_path(&new);
     }
     if redirect { Outcome::Redirect } else { Outcome::Go }
+}
+
+/// Whether nothing that is done here could change a target, at one look: most are like that.
+fn is_plain(target: &[u8]) -> bool {
+    let mut before = 0;
+    for (at, byte) in target.iter().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => {}
+            b'.' | b'/' if before != b'/' => {}
+            b'?' => return !target[at..].contains(&b'#'),
+            _ => return false,
+        }
+        before = *byte;
+    }
+    true
 }
 
 /// Where a redirect leads: to the path in normal form, as in Envoy. A path that begins with two slashes would read as
@@ -239,6 +257,17 @@ mod tests {
             prop_assert!(once.starts_with('/'));
             prop_assert!(!once.split('/').any(|segment| segment == "." || segment == ".."), "{}", once);
             prop_assert!(!is_canonical(&path) || once == path);
+        }
+
+        #[test]
+        fn what_is_plain_would_stay_as_it_is(target in "[a./?#%2\\*é -]{0,12}") {
+            let path = target.split('?').next().unwrap_or_default();
+            if is_plain(target.as_bytes()) {
+                prop_assert!(!target.contains('#'));
+                prop_assert!(!path.starts_with('/') || is_canonical(path));
+                prop_assert_eq!(unescape_slashes(path), None);
+                prop_assert_eq!(merge_slashes(path), path);
+            }
         }
     }
 }

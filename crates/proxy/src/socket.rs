@@ -151,9 +151,16 @@ impl Stream {
         match &mut self.tls {
             None => {
                 while !self.output.is_empty() {
-                    let count = ready!(Pin::new(&mut self.tcp).poll_write(cx, self.output.bytes()))?;
-                    self.output.consume(count);
-                    self.sent += count as u64;
+                    match self.tcp.try_write(self.output.bytes()) {
+                        Ok(count) => {
+                            self.output.consume(count);
+                            self.sent += count as u64;
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            ready!(self.tcp.poll_write_ready(cx))?;
+                        }
+                        Err(error) => return Poll::Ready(Err(error)),
+                    }
                 }
             }
             Some(session) => loop {
@@ -241,9 +248,16 @@ impl Stream {
 
     /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        let quiet =
-            self.input.is_empty() && self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending();
-        // Readiness may be out of date, and looking in vain has taken memory.
+        if !self.input.is_empty() {
+            return false;
+        }
+        // Nearly always there is no more to ask. If there is, readiness may be out of date.
+        let silent = self.tcp.try_io(Interest::READABLE, || Ok(()));
+        let held = self.tls.as_ref().is_some_and(|session| session.waiting > 0 || !session.raw.is_empty());
+        if !held && matches!(silent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            return true;
+        }
+        let quiet = self.poll_fill(&mut Context::from_waker(Waker::noop())).is_pending();
         self.rest();
         quiet
     }

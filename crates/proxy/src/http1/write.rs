@@ -6,7 +6,7 @@
 use super::Framing;
 use crate::{
     buffer::Buffer,
-    head::{Headers, RequestHead, ResponseHead},
+    head::{Headers, Names, RequestHead, ResponseHead},
 };
 
 /// How a message's connection fields are written.
@@ -104,13 +104,22 @@ pub(crate) fn finish(out: &mut Buffer, framing: Framing, trailers: Option<&Heade
 }
 
 fn fields(out: &mut Buffer, headers: &Headers, persistence: Persistence, in_head: bool) {
+    const FRAMING: Names = Names::of(&[
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "host",
+        "proxy-connection",
+        "upgrade",
+    ]);
     let framing = |name: &[u8]| match name {
         b"content-length" | b"transfer-encoding" | b"connection" | b"keep-alive" | b"host"
         | b"proxy-connection" => true,
         b"upgrade" => persistence != Persistence::Upgrade || !in_head,
         _ => false,
     };
-    headers.lines(framing, |piece| out.extend(piece));
+    headers.lines(FRAMING, framing, |piece| out.extend(piece));
 }
 
 fn end(out: &mut Buffer, persistence: Persistence) {
