@@ -12,7 +12,7 @@ const LARGE: usize = 64 * 1024;
 /// Free blocks kept by one worker.
 const KEPT: usize = 64;
 /// Free large blocks kept by one worker.
-const KEPT_LARGE: usize = 8;
+const KEPT_LARGE: usize = 16;
 
 thread_local! {
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
@@ -25,6 +25,8 @@ pub(crate) struct Buffer {
     block: Box<[u8]>,
     start: usize,
     end: usize,
+    /// More was in it last than fits in a block, so that it begins with a large one next time.
+    large: bool,
 }
 
 impl Buffer {
@@ -53,6 +55,7 @@ impl Buffer {
     pub(crate) fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
         if self.start == self.end {
+            self.large = self.end > BLOCK;
             self.start = 0;
             self.end = 0;
         }
@@ -61,7 +64,7 @@ impl Buffer {
     /// Room at the end; there is some unless [`Self::is_full`].
     pub(crate) fn spare(&mut self) -> &mut [u8] {
         if self.block.is_empty() {
-            self.block = take_block();
+            self.block = if self.large { take_large(LARGE) } else { take_block() };
         } else if self.end == self.block.len() && self.start > 0 {
             self.block.copy_within(self.start..self.end, 0);
             self.end -= self.start;

@@ -9,6 +9,7 @@
 //! one glance.
 
 use std::{
+    cell::RefCell,
     fmt,
     ops::{Deref, DerefMut, Range},
 };
@@ -228,6 +229,11 @@ impl Headers {
         }
     }
 
+    /// Whether it holds memory, and not so much that it should not be kept for long.
+    fn is_worth_keeping(&self) -> bool {
+        (1..=4 * 1024).contains(&self.text.capacity())
+    }
+
     /// Takes over a block of raw text; fields in it are announced by [`Self::index_field`].
     pub(crate) fn load(&mut self, block: &[u8]) {
         self.clear();
@@ -341,7 +347,33 @@ impl fmt::Debug for Headers {
     }
 }
 
+/// Heads that are not used any more, kept for their memory, of one thread.
+struct Spares {
+    requests: Vec<RequestHead>,
+    answers: Vec<ResponseHead>,
+}
+
+thread_local! {
+    static SPARES: RefCell<Spares> = const { RefCell::new(Spares { requests: Vec::new(), answers: Vec::new() }) };
+}
+
+/// Heads of each kind that a thread keeps.
+const SPARE: usize = 64;
+
 impl RequestHead {
+    /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    pub(crate) fn spare() -> Self {
+        SPARES.with(|spares| spares.borrow_mut().requests.pop()).unwrap_or_default()
+    }
+
+    /// Keeps its memory for another.
+    pub(crate) fn recycle(mut self) {
+        if self.headers.is_worth_keeping() {
+            self.clear();
+            SPARES.with(|spares| keep(&mut spares.borrow_mut().requests, self));
+        }
+    }
+
     /// A head made here rather than read: for requests of our own and for tests.
     pub fn build(method: &str, path: &str, authority: &str, headers: &[(&str, &str)]) -> Self {
         let mut head = Self::default();
@@ -448,6 +480,19 @@ impl RequestHead {
 }
 
 impl ResponseHead {
+    /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    pub(crate) fn spare() -> Self {
+        SPARES.with(|spares| spares.borrow_mut().answers.pop()).unwrap_or_default()
+    }
+
+    /// Keeps its memory for another.
+    pub(crate) fn recycle(mut self) {
+        if self.headers.is_worth_keeping() {
+            self.clear();
+            SPARES.with(|spares| keep(&mut spares.borrow_mut().answers, self));
+        }
+    }
+
     /// A head made here rather than read.
     pub fn build(status: u16, headers: &[(&str, &str)]) -> Self {
         let mut head = Self { status, ..Self::default() };
@@ -505,6 +550,12 @@ impl Deref for ResponseHead {
 impl DerefMut for ResponseHead {
     fn deref_mut(&mut self) -> &mut Headers {
         &mut self.headers
+    }
+}
+
+fn keep<T>(spares: &mut Vec<T>, head: T) {
+    if spares.len() < SPARE {
+        spares.push(head);
     }
 }
 

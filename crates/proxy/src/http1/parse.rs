@@ -269,6 +269,11 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &Limits) -> Result<(), M
     Ok(())
 }
 
+/// Whether all of it may be a field's value.
+pub(crate) fn is_field_value(value: &[u8]) -> bool {
+    value_end(value, 0).is_none()
+}
+
 /// Where a value that begins here ends: at the first byte that none may hold, which may be the line's end or not.
 fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
@@ -460,6 +465,11 @@ const TOKEN: [u8; 256] = {
 /// Whether a byte may be part of a token.
 pub(crate) fn is_token(b: u8) -> bool {
     TOKEN[usize::from(b)] != 0
+}
+
+/// Whether a byte may be part of a token in lower case.
+pub(crate) fn is_lower_token(b: u8) -> bool {
+    b != 0 && TOKEN[usize::from(b)] == b
 }
 
 /// Section 5.5 of RFC 9110: no controls but the tab.

@@ -35,11 +35,6 @@ impl Connection {
         self.0.borrow().capacity()
     }
 
-    /// Keeps a request's head for its memory.
-    pub(crate) fn recycle(&self, head: RequestHead) {
-        self.0.borrow_mut().recycle(head);
-    }
-
     /// Does something with the session; if that is of concern to its driver, wakes it.
     fn with<T>(&self, action: impl FnOnce(&mut Session) -> T) -> T {
         let mut session = self.0.borrow_mut();

@@ -5,7 +5,7 @@ use crate::{
     head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     http1::{
         Framing,
-        parse::{is_token, is_value},
+        parse::{is_field_value, is_lower_token, is_token},
     },
 };
 
@@ -122,9 +122,9 @@ impl<'a> Reading<'a> {
 
     /// Sections 8.2.1 and 8.2.2.
     fn regular(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
-        let plain = !name.is_empty() && name.iter().all(|b| is_token(*b) && !b.is_ascii_uppercase());
+        let plain = !name.is_empty() && name.iter().all(|b| is_lower_token(*b));
         let blank = |b: Option<&u8>| matches!(b, Some(b' ' | b'\t'));
-        if !plain || blank(value.first()) || blank(value.last()) || !value.iter().all(|b| is_value(*b)) {
+        if !plain || blank(value.first()) || blank(value.last()) || !is_field_value(value) {
             return None;
         }
         match name {

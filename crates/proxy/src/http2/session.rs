@@ -32,8 +32,6 @@ use receive::{Block, Data};
 
 /// Content waits to be written up to this much; heads and the like come on top.
 const OUT: usize = 64 * 1024;
-/// Heads kept for their memory.
-const SPARE: usize = 32;
 /// Frames that may wait to be written because of frames that came in (acknowledgements, resets).
 const REPLIES: u32 = 2048;
 /// Interim answers (1xx) of one stream that may wait to be taken.
@@ -98,8 +96,6 @@ pub(crate) struct Session {
     pub(crate) out: Buffer,
     /// A header block that is being written.
     block: Vec<u8>,
-    spare_requests: Vec<RequestHead>,
-    spare_answers: Vec<ResponseHead>,
 
     /// The preface is yet to come.
     preface: bool,
@@ -236,8 +232,6 @@ impl Session {
             accepted: VecDeque::new(),
             out,
             block: Vec::new(),
-            spare_requests: Vec::new(),
-            spare_answers: Vec::new(),
             preface: role == Role::Server,
             data: None,
             partial: None,
@@ -299,21 +293,13 @@ impl Session {
                 return Some(request);
             }
             self.forget(request.stream);
-            self.recycle(request.head);
+            request.head.recycle();
         }
     }
 
     /// Whether the driver has something to do.
     pub(crate) fn has_news(&mut self) -> bool {
         !self.out.is_empty() || std::mem::take(&mut self.emptied)
-    }
-
-    /// Keeps a request's head for its memory.
-    pub(crate) fn recycle(&mut self, mut head: RequestHead) {
-        if self.spare_requests.len() < SPARE {
-            head.clear();
-            self.spare_requests.push(head);
-        }
     }
 
     /// Takes no more streams, and lets those that are there come to their ends. A peer's requests that are on their

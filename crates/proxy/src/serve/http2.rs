@@ -103,7 +103,7 @@ async fn tell(
 ) {
     let wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
     let Request { mut head, length, end, .. } = request;
-    let mut response = ResponseHead::default();
+    let mut response = ResponseHead::spare();
     let framing = http2::framing(end, length);
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.rq_total.inc();
@@ -120,5 +120,6 @@ async fn tell(
     let story = Story::new(terms, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, Persistence::default(), false)).await;
     counters.rq_active.dec();
-    connection.recycle(head);
+    head.recycle();
+    response.recycle();
 }

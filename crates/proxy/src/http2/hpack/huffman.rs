@@ -83,14 +83,23 @@ const fn code() -> Code {
 /// # Errors
 /// A text that holds its own end, or whose last byte is filled up with anything but the beginning of that.
 pub(crate) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
-    let mut input = input.iter();
+    let mut input = input;
+    out.reserve(input.len() * 8 / 5);
     // The bits still to be read, from the highest one down.
     let (mut bits, mut count) = (0_u64, 0_u32);
     loop {
-        while count <= 56 {
-            let Some(byte) = input.next() else { break };
-            bits |= u64::from(*byte) << (56 - count);
-            count += 8;
+        // Below this there may be too few for the longest code.
+        if count < 32 {
+            if let Some((four, rest)) = input.split_first_chunk::<4>() {
+                bits |= u64::from(u32::from_be_bytes(*four)) << (32 - count);
+                count += 32;
+                input = rest;
+            } else {
+                for byte in std::mem::take(&mut input) {
+                    bits |= u64::from(*byte) << (56 - count);
+                    count += 8;
+                }
+            }
         }
         let (byte, length) = CODE.short[(bits >> 56) as usize];
         let (symbol, length) = match length {

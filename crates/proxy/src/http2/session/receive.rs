@@ -3,7 +3,7 @@
 use super::{GONE, INTERIM, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
 use crate::{
     buffer::Buffer,
-    head::Headers,
+    head::{Headers, RequestHead, ResponseHead},
     http2::{
         frame::{self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, PADDED, PREFACE, Reason},
         heads::{self, Fault, Reading, Target},
@@ -295,7 +295,7 @@ impl Session {
             self.read(Target::Nothing, block)?.ok();
             return self.break_stream(id, Reason::REFUSED);
         }
-        let mut head = self.spare_requests.pop().unwrap_or_default();
+        let mut head = RequestHead::spare();
         let read = self.read(Target::Request(&mut head), block)?;
         let length = match read {
             Ok(Some(1..)) if end => return self.break_stream(id, Reason::PROTOCOL),
@@ -318,7 +318,7 @@ impl Session {
     }
 
     fn answer_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
-        let mut head = self.spare_answers.pop().unwrap_or_default();
+        let mut head = ResponseHead::spare();
         let read = self.read(Target::Answer(&mut head), block)?;
         let interim = matches!(head.status(), 100..=199);
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };

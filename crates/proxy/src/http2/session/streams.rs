@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{GONE, Lost, OUT, READ, ROOM, Role, SPARE, Session, Stream};
+use super::{GONE, Lost, OUT, READ, ROOM, Role, Session, Stream};
 use crate::{
     head::{Headers, RequestHead, ResponseHead},
     http2::{
@@ -62,11 +62,7 @@ impl Session {
                 }
             },
         };
-        let mut used = std::mem::replace(head, next);
-        if self.spare_answers.len() < SPARE {
-            used.clear();
-            self.spare_answers.push(used);
-        }
+        std::mem::replace(head, next).recycle();
         Poll::Ready(Ok(last))
     }
 
@@ -222,9 +218,6 @@ impl Session {
         }
         if self.streams.is_empty() {
             self.emptied = true;
-            // Connections without traffic are many.
-            self.spare_requests.truncate(1);
-            self.spare_answers.truncate(1);
         }
     }
 }
