@@ -5,26 +5,26 @@
 //! pieces (rustls by itself reads 4 KiB at a time), and an idle session holds no buffer.
 //!
 //! Reads follow tokio's readiness, which a short read clears: a message costs one `read`, and never one more
-//! that finds nothing.
+//! that finds nothing. The calls go to the kernel directly, as libc's are points where a thread may be cancelled.
 
 use std::{
     future::poll_fn,
     io::{self, Read as _, Write as _},
     mem::MaybeUninit,
     net::SocketAddr,
-    os::fd::AsRawFd as _,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{MsgFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncWrite, Interest},
     net::TcpStream,
+    task::coop,
 };
 
 use crate::{buffer::Buffer, peer::Peer, splice::Pipe, timer::Timer};
@@ -151,16 +151,7 @@ impl Stream {
         match &mut self.tls {
             None => {
                 while !self.output.is_empty() {
-                    match self.tcp.try_write(self.output.bytes()) {
-                        Ok(count) => {
-                            self.output.consume(count);
-                            self.sent += count as u64;
-                        }
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                            ready!(self.tcp.poll_write_ready(cx))?;
-                        }
-                        Err(error) => return Poll::Ready(Err(error)),
-                    }
+                    self.sent += ready!(poll_write(&self.tcp, cx, &mut self.output))? as u64;
                 }
             }
             Some(session) => loop {
@@ -367,27 +358,51 @@ fn settled<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
     }
 }
 
-/// Reads what is there; 0 is the peer's end. As long as nothing is there the buffer needs no memory.
-fn poll_read(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+/// Writes what the kernel takes.
+fn poll_write(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
     loop {
-        ready!(tcp.poll_read_ready(cx))?;
+        match tcp.try_io(Interest::WRITABLE, || Ok(send(tcp, buffer.bytes(), SendFlags::NOSIGNAL)?)) {
+            Ok(count) => {
+                buffer.consume(count);
+                return Poll::Ready(Ok(count));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(tcp.poll_write_ready(cx))?,
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+    }
+}
+
+/// Reads what is there; 0 is the peer's end. As long as nothing is there the buffer needs no memory.
+///
+/// Who always has more to say than fits in a buffer must not keep others waiting: such reads use up the task's budget.
+fn poll_read(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+    if !coop::has_budget_remaining() {
+        // Pending, and polled again after the others.
+        let _ = ready!(coop::poll_proceed(cx));
+    }
+    loop {
         let mut count = None;
         let read = tcp.try_io(Interest::READABLE, || {
             let spare = buffer.spare();
-            let read = recv(tcp.as_raw_fd(), spare, MsgFlags::empty())?;
+            let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
             count = Some(read);
             // Less than there was room for was all there is, which saves asking.
             if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         match (count, read) {
-            (Some(count), _) => {
+            (Some(count), read) => {
                 buffer.filled(count);
+                if read.is_ok()
+                    && let Poll::Ready(spent) = coop::poll_proceed(cx)
+                {
+                    spent.made_progress();
+                }
                 return Poll::Ready(Ok(count));
             }
             (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
                 return Poll::Ready(Err(error));
             }
-            (None, _) => {}
+            (None, _) => ready!(tcp.poll_read_ready(cx))?,
         }
     }
 }
