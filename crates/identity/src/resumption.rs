@@ -15,15 +15,16 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::{
-    ClientConfig, ClientConnection, CommonState, HandshakeKind, NamedGroup, ServerConfig, ServerConnection,
+    ClientConfig, CommonState, HandshakeKind, NamedGroup, ServerConfig,
     client::{
         ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls12Resumption, Tls13ClientSessionValue,
+        UnbufferedClientConnection,
     },
     crypto::aws_lc_rs::Ticketer,
     pki_types::ServerName,
-    server::ProducesTickets,
+    server::{ProducesTickets, UnbufferedServerConnection},
 };
 
 use crate::{
@@ -44,6 +45,16 @@ const KEPT_OF_ONE: usize = 2;
 pub struct Acceptor {
     config: ServerConfig,
     tickets: Sessions<Arc<dyn ProducesTickets>>,
+    newest: ArcSwapOption<Accepting>,
+}
+
+/// What connections share that begin under the same certificates and roots.
+#[derive(Debug)]
+struct Accepting {
+    sessions: Arc<Generation<Arc<dyn ProducesTickets>>>,
+    config: Arc<ServerConfig>,
+    /// The same without ALPN.
+    without: Arc<ServerConfig>,
 }
 
 impl Acceptor {
@@ -55,7 +66,8 @@ impl Acceptor {
         let mut config = (*spec.server()?).clone();
         // One is enough for a client that comes back, and each costs encryption and a write.
         config.send_tls13_tickets = 1;
-        Ok(Self { config, tickets: Sessions::new(Arc::new(spec.clone()), ticketer)? })
+        let tickets = Sessions::new(Arc::new(spec.clone()), ticketer)?;
+        Ok(Self { config, tickets, newest: ArcSwapOption::empty() })
     }
 
     /// Begins to take a connection of a client that offers these protocols, as far as is known.
@@ -65,15 +77,29 @@ impl Acceptor {
     ///
     /// # Errors
     /// Without randomness for the keys of tickets, or with settings that rustls refuses.
-    pub fn accept(&self, offered: &[Box<[u8]>]) -> Result<ServerConnection, Error> {
-        let mut config = self.config.clone();
-        let ours = &mut config.alpn_protocols;
-        if !offered.is_empty() && !offered.iter().any(|one| ours.iter().any(|own| **own == **one)) {
-            ours.clear();
+    pub fn accept(&self, offered: &[Box<[u8]>]) -> Result<UnbufferedServerConnection, Error> {
+        let newest = self.newest()?;
+        let ours = &self.config.alpn_protocols;
+        let common = offered.iter().any(|one| ours.iter().any(|own| **own == **one));
+        let config = if offered.is_empty() || common { &newest.config } else { &newest.without };
+        UnbufferedServerConnection::new(Arc::clone(config)).map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    fn newest(&self) -> Result<Arc<Accepting>, Error> {
+        let sessions = self.tickets.newest()?;
+        if let Some(newest) = self.newest.load_full()
+            && Arc::ptr_eq(&newest.sessions, &sessions)
+        {
+            return Ok(newest);
         }
-        let (sessions, spec) = (self.tickets.newest()?, Arc::clone(&self.tickets.spec));
-        config.ticketer = Arc::new(Tickets { sessions, spec });
-        ServerConnection::new(Arc::new(config)).map_err(|error| Error::Tls(error.to_string()))
+        let mut config = self.config.clone();
+        let spec = Arc::clone(&self.tickets.spec);
+        config.ticketer = Arc::new(Tickets { sessions: Arc::clone(&sessions), spec });
+        let mut without = config.clone();
+        without.alpn_protocols.clear();
+        let newest = Arc::new(Accepting { sessions, config: Arc::new(config), without: Arc::new(without) });
+        self.newest.store(Some(Arc::clone(&newest)));
+        Ok(newest)
     }
 }
 
@@ -121,12 +147,16 @@ impl Connector {
     ///
     /// # Errors
     /// With settings that rustls refuses.
-    pub fn connect(&self, name: ServerName<'static>, address: SocketAddr) -> Result<ClientConnection, Error> {
+    pub fn connect(
+        &self,
+        name: ServerName<'static>,
+        address: SocketAddr,
+    ) -> Result<UnbufferedClientConnection, Error> {
         let mut config = self.config.clone();
         let (sessions, spec) = (self.sessions.newest()?, Arc::clone(&self.sessions.spec));
         config.resumption = Resumption::store(Arc::new(Kept { sessions, spec, address }))
             .tls12_resumption(Tls12Resumption::Disabled);
-        ClientConnection::new(Arc::new(config), name).map_err(|error| Error::Tls(error.to_string()))
+        UnbufferedClientConnection::new(Arc::new(config), name).map_err(|error| Error::Tls(error.to_string()))
     }
 }
 

@@ -3,12 +3,19 @@
 //! A worker keeps a short list of free blocks. An idle connection holds none, so ten thousand of them cost
 //! no more than their sockets.
 
-use std::cell::RefCell;
+use std::{
+    cell::RefCell,
+    io,
+    task::{Context, Poll, ready},
+};
+
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::{io::Interest, net::TcpStream, task::coop};
 
 /// Size of a block: a head of usual size and the beginning of its body in one read.
 pub(crate) const BLOCK: usize = 16 * 1024;
 /// Size of the blocks that are taken when that is too little, as for what many streams have to say at once.
-const LARGE: usize = 64 * 1024;
+pub(crate) const LARGE: usize = 64 * 1024;
 /// Free blocks kept by one worker.
 const KEPT: usize = 64;
 /// Free large blocks kept by one worker.
@@ -33,6 +40,11 @@ impl Buffer {
     /// What is in it.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.block[self.start..self.end]
+    }
+
+    /// What is in it, to be changed in its place.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.block[self.start..self.end]
     }
 
     /// How much is in it.
@@ -73,7 +85,16 @@ impl Buffer {
         &mut self.block[self.end..]
     }
 
-    /// Counts bytes written to [`Self::spare`].
+    /// Room at the end for at least so many bytes, growing as needed.
+    #[inline]
+    pub(crate) fn space(&mut self, count: usize) -> &mut [u8] {
+        if self.block.len() - self.end < count {
+            self.make_space(count);
+        }
+        &mut self.block[self.end..]
+    }
+
+    /// Counts bytes written to [`Self::spare`] or [`Self::space`].
     pub(crate) fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.block.len());
     }
@@ -83,10 +104,15 @@ impl Buffer {
         !self.block.is_empty() && self.len() == self.block.len()
     }
 
+    /// How many bytes more fit without growing.
+    pub(crate) fn room(&self) -> usize {
+        self.block.len() - self.len()
+    }
+
     /// Makes room for bytes beyond one block (a head larger than usual).
     pub(crate) fn grow(&mut self, size: usize) {
         if size > self.block.len() {
-            let mut block = take_large(size);
+            let mut block = if size <= BLOCK { take_block() } else { take_large(size) };
             let len = self.len();
             block[..len].copy_from_slice(self.bytes());
             give_block(std::mem::replace(&mut self.block, block));
@@ -98,15 +124,12 @@ impl Buffer {
     /// Puts bytes at the end, growing as needed.
     #[inline]
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
-        if self.block.len() - self.end < bytes.len() {
-            self.make_room(bytes.len());
-        }
-        self.block[self.end..self.end + bytes.len()].copy_from_slice(bytes);
+        self.space(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();
     }
 
     #[cold]
-    fn make_room(&mut self, count: usize) {
+    fn make_space(&mut self, count: usize) {
         if self.spare().len() < count && self.start > 0 {
             self.block.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -124,6 +147,66 @@ impl Buffer {
             self.end = 0;
             give_block(std::mem::take(&mut self.block));
         }
+    }
+
+    /// Gives back the memory it does not need: all of it if nothing is in it, most of it if little is.
+    pub(crate) fn pack(&mut self) {
+        if self.is_empty() {
+            self.release();
+        } else if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
+            let packed = self.bytes().into();
+            self.end -= self.start;
+            self.start = 0;
+            give_block(std::mem::replace(&mut self.block, packed));
+        }
+    }
+
+    /// Reads what is there from a socket; 0 is its end. There must be room. As long as nothing is there no memory is needed.
+    ///
+    /// The calls go to the kernel directly, as libc's are points where a thread may be cancelled. Who always has more to
+    /// say than fits in a buffer must not keep others waiting: such reads use up the task's budget.
+    pub(crate) fn poll_fill(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !coop::has_budget_remaining() {
+            // Pending, and polled again after the others.
+            let _ = ready!(coop::poll_proceed(cx));
+        }
+        loop {
+            let mut count = None;
+            let read = tcp.try_io(Interest::READABLE, || {
+                let spare = self.spare();
+                let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
+                count = Some(read);
+                // Less than there was room for was all there is, which saves asking.
+                if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match (count, read) {
+                (Some(count), read) => {
+                    self.filled(count);
+                    if read.is_ok()
+                        && let Poll::Ready(spent) = coop::poll_proceed(cx)
+                    {
+                        spent.made_progress();
+                    }
+                    return Poll::Ready(Ok(count));
+                }
+                (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Poll::Ready(Err(error));
+                }
+                (None, _) => ready!(tcp.poll_read_ready(cx))?,
+            }
+        }
+    }
+
+    /// Writes all that is in it to a socket; ready when the kernel has it.
+    pub(crate) fn poll_drain(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            match tcp.try_io(Interest::WRITABLE, || Ok(send(tcp, self.bytes(), SendFlags::NOSIGNAL)?)) {
+                Ok(count) => self.consume(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(tcp.poll_write_ready(cx))?,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Forgets what is in it.

@@ -52,6 +52,7 @@ pub(crate) mod wire;
 pub(crate) mod buffer;
 pub mod http1;
 pub(crate) mod http2;
+pub(crate) mod session;
 pub(crate) mod socket;
 pub(crate) mod splice;
 pub(crate) mod timer;

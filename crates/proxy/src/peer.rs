@@ -10,15 +10,18 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
     fmt::Write as _,
+    hash::BuildHasher as _,
     net::IpAddr,
+    rc::{Rc, Weak},
     sync::Arc,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use prost::Message as _;
 use prost_types::{Struct, Value, value::Kind};
+use rustls::pki_types::CertificateDer;
 
-use crate::config::{cluster::Workload, http::ClientCertDetails};
+use crate::config::{Map, cluster::Workload, http::ClientCertDetails};
 
 /// Header with the metadata.
 pub const METADATA: &str = "x-envoy-peer-metadata";
@@ -39,19 +42,54 @@ const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 pub struct Peer {
     /// Whether the connection is TLS at all.
     pub tls: bool,
-    /// Names of its certificate; `None` without one. Checked by the handshake.
-    pub names: Option<skysail_identity::Peer>,
-    /// SHA-256 of its certificate in lower-case hexadecimal digits; empty without one.
-    pub fingerprint: Box<str>,
-    /// Its certificate itself (DER); empty without one.
-    certificate: Box<[u8]>,
+    /// Its certificate; `None` without one. Checked by the handshake.
+    pub certificate: Option<Rc<Certificate>>,
     /// The first URI name of our own certificate on this connection.
     pub local_principal: Option<Arc<str>>,
-    /// The first URI name of its certificate.
-    pub principal: Option<Arc<str>>,
     workload: RefCell<Option<Arc<Workload>>>,
     /// What the metrics of this worker know it by; 0 until they have seen it.
     pub(crate) series: Cell<u32>,
+}
+
+/// A peer's certificate. The connections of one peer share it.
+#[derive(Debug)]
+pub struct Certificate {
+    /// The names in it.
+    pub names: skysail_identity::Peer,
+    /// Its SHA-256 in lower-case hexadecimal digits.
+    pub fingerprint: Box<str>,
+    /// The first of its URI names.
+    pub principal: Option<Arc<str>>,
+    der: Box<[u8]>,
+}
+
+thread_local! {
+    /// Those of a worker's connections, by a hash of their bytes.
+    static KNOWN: RefCell<Map<u64, Weak<Certificate>>> = RefCell::default();
+}
+
+impl Certificate {
+    /// The certificate of a connection whose handshake has succeeded; `None` if its names cannot be read.
+    pub(crate) fn of(der: &CertificateDer<'_>) -> Option<Rc<Self>> {
+        KNOWN.with_borrow_mut(|known| {
+            let hash = known.hasher().hash_one(&**der);
+            if let Some(one) = known.get(&hash).and_then(Weak::upgrade).filter(|one| *one.der == **der) {
+                return Some(one);
+            }
+            let one = Rc::new(Self::new(der, skysail_identity::Peer::from_der(der).ok()?));
+            if known.len() == known.capacity() {
+                known.retain(|_, certificate| certificate.strong_count() > 0);
+            }
+            known.insert(hash, Rc::downgrade(&one));
+            Some(one)
+        })
+    }
+
+    /// A certificate (DER) and what it says.
+    pub fn new(der: &[u8], names: skysail_identity::Peer) -> Self {
+        let principal = names.uris.first().map(|uri| Arc::from(uri.as_str()));
+        Self { names, fingerprint: sha256(der), principal, der: der.into() }
+    }
 }
 
 impl Peer {
@@ -60,23 +98,19 @@ impl Peer {
         Self::default()
     }
 
-    /// The other end of a TLS connection. `certificate` is its DER, `names` what it says.
-    pub fn certified(
-        names: Option<(&[u8], skysail_identity::Peer)>,
-        local_principal: Option<Arc<str>>,
-    ) -> Self {
-        let (der, names) = names.map_or((&[][..], None), |(der, names)| (der, Some(names)));
-        let principal =
-            names.as_ref().and_then(|names| names.uris.first()).map(|uri| Arc::from(uri.as_str()));
-        Self {
-            tls: true,
-            fingerprint: if names.is_some() { sha256(der) } else { Box::default() },
-            certificate: der.into(),
-            names,
-            local_principal,
-            principal,
-            ..Self::default()
-        }
+    /// The other end of a TLS connection.
+    pub fn secured(certificate: Option<Rc<Certificate>>, local_principal: Option<Arc<str>>) -> Self {
+        Self { tls: true, certificate, local_principal, ..Self::default() }
+    }
+
+    /// The names in its certificate.
+    pub fn names(&self) -> Option<&skysail_identity::Peer> {
+        self.certificate.as_ref().map(|certificate| &certificate.names)
+    }
+
+    /// The first URI name of its certificate.
+    pub fn principal(&self) -> Option<&Arc<str>> {
+        self.certificate.as_ref()?.principal.as_ref()
     }
 
     /// Who it says it is.
@@ -101,14 +135,14 @@ impl Peer {
     /// Its element of `x-forwarded-client-cert`; `None` if it showed no certificate. To be made once per
     /// connection.
     pub fn forwarded_cert(&self, details: ClientCertDetails) -> Option<String> {
-        let names = self.names.as_ref()?;
+        let Certificate { names, fingerprint, der, .. } = &**self.certificate.as_ref()?;
         let mut text = String::new();
         if let Some(local) = &self.local_principal {
             let _ = write!(text, "By={local};");
         }
-        let _ = write!(text, "Hash={}", self.fingerprint);
+        let _ = write!(text, "Hash={fingerprint}");
         if details.cert {
-            let _ = write!(text, ";Cert=\"{}\"", url_encoded_pem(&self.certificate));
+            let _ = write!(text, ";Cert=\"{}\"", url_encoded_pem(der));
         }
         if details.subject {
             let _ = write!(text, ";Subject=\"{}\"", names.subject.replace('"', "\\\""));
@@ -402,6 +436,19 @@ mod tests {
     }
 
     #[test]
+    fn connections_share_what_a_certificate_says() {
+        let authority = skysail_identity::Authority::ephemeral().unwrap();
+        let roots = authority.roots().unwrap();
+        let der = &roots.certificates()[0];
+        let one = Certificate::of(der).unwrap();
+        assert!(Rc::ptr_eq(&one, &Certificate::of(der).unwrap()));
+        assert!(Certificate::of(&CertificateDer::from(vec![0; 9])).is_none());
+        let gone = Rc::downgrade(&one);
+        drop(one);
+        assert!(gone.upgrade().is_none());
+    }
+
+    #[test]
     fn forwarded_cert_is_written_as_envoy_does() {
         let names = skysail_identity::Peer {
             uris: vec!["spiffe://cluster.local/ns/a/sa/b".into()],
@@ -409,7 +456,7 @@ mod tests {
             ..Default::default()
         };
         let local = Some(Arc::from("spiffe://cluster.local/ns/c/sa/d"));
-        let peer = Peer::certified(Some((b"certificate", names)), local);
+        let peer = Peer::secured(Some(Rc::new(Certificate::new(b"certificate", names))), local);
         let details = ClientCertDetails { subject: true, dns: true, uri: true, ..Default::default() };
         assert_eq!(
             peer.forwarded_cert(details).unwrap(),
@@ -423,7 +470,9 @@ mod tests {
         ));
         assert_eq!(Peer::plain().forwarded_cert(details), None);
         let names = skysail_identity::Peer { subject: "CN=a\r\nx: y\0".into(), ..Default::default() };
-        let odd = Peer::certified(Some((b"certificate", names)), None).forwarded_cert(details).unwrap();
+        let odd = Peer::secured(Some(Rc::new(Certificate::new(b"certificate", names))), None)
+            .forwarded_cert(details)
+            .unwrap();
         assert!(odd.ends_with(";Subject=\"CN=ax: y\";URI="), "{odd}");
     }
 

@@ -148,7 +148,7 @@ fn identified(principal: &Principal, subject: &Subject<'_>) -> bool {
 /// subject must match.
 fn authenticated(name: Option<&TextMatch>, peer: &Peer) -> bool {
     let Some(test) = name else { return peer.tls };
-    let Some(names) = &peer.names else { return false };
+    let Some(names) = peer.names() else { return false };
     let any = |names: &[String]| names.iter().any(|name| matching::text(test, name.as_bytes()));
     any(&names.uris) || any(&names.dns) || matching::text(test, names.subject.as_bytes())
 }

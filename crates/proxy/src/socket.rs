@@ -1,15 +1,11 @@
 //! Connections: TCP, with or without TLS, and their buffers.
 //!
-//! rustls is driven here directly rather than through a wrapper, for three reasons: bytes read while the
-//! protocol was being found out go into the session without a rewinding stream, raw bytes are read in large
-//! pieces (rustls by itself reads 4 KiB at a time), and an idle session holds no buffer.
-//!
 //! Reads follow tokio's readiness, which a short read clears: a message costs one `read`, and never one more
-//! that finds nothing. The calls go to the kernel directly, as libc's are points where a thread may be cancelled.
+//! that finds nothing.
 
 use std::{
     future::poll_fn,
-    io::{self, Read as _, Write as _},
+    io,
     mem::MaybeUninit,
     net::SocketAddr,
     pin::Pin,
@@ -18,16 +14,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncWrite, Interest},
+    io::{AsyncWrite as _, Interest},
     net::TcpStream,
-    task::coop,
 };
 
-use crate::{buffer::Buffer, peer::Peer, splice::Pipe, timer::Timer};
+use crate::{
+    buffer::Buffer,
+    peer::{Certificate, Peer},
+    session::{Session, Side},
+    splice::Pipe,
+    timer::Timer,
+};
 
 /// How long a peer's end is waited for after our own.
 const LINGER: Duration = Duration::from_secs(1);
@@ -46,18 +46,6 @@ pub(crate) struct Stream {
     pub(crate) sent: u64,
 }
 
-struct Session {
-    rustls: rustls::Connection,
-    /// Encrypted bytes that rustls has not taken yet.
-    raw: Buffer,
-    /// Decrypted bytes that wait in rustls.
-    waiting: usize,
-    /// The peer has closed, by an alert or without.
-    ended: bool,
-    /// Our own end has been announced.
-    closing: bool,
-}
-
 impl Stream {
     /// A plain connection.
     pub(crate) fn new(tcp: TcpStream) -> Self {
@@ -71,19 +59,15 @@ impl Stream {
 
     /// The protocol that TLS agreed on.
     pub(crate) fn alpn(&self) -> Option<&[u8]> {
-        self.tls.as_ref().and_then(|session| session.rustls.alpn_protocol())
+        self.tls.as_ref().and_then(|session| session.agreed().alpn_protocol())
     }
 
     /// Who the other end is, by its certificate.
     /// `principal` is our own first URI name.
     pub(crate) fn peer(&self, principal: Option<Arc<str>>) -> Peer {
         let Some(session) = &self.tls else { return Peer::plain() };
-        let certificate = session.rustls.peer_certificates().and_then(<[_]>::first);
-        let names = certificate.and_then(|certificate| {
-            let names = skysail_identity::Peer::from_der(certificate).ok()?;
-            Some((certificate.as_ref(), names))
-        });
-        Peer::certified(names, principal)
+        let chain = session.agreed().peer_certificates();
+        Peer::secured(chain.and_then(<[_]>::first).and_then(Certificate::of), principal)
     }
 
     /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.
@@ -94,7 +78,7 @@ impl Stream {
         offered: &[Box<[u8]>],
     ) -> io::Result<bool> {
         let session = acceptor.accept(offered).map_err(io::Error::other)?;
-        self.handshake(rustls::Connection::Server(session)).await
+        self.handshake(Side::Server(session)).await
     }
 
     /// Begins TLS with a server at an address; true when a session is resumed.
@@ -105,42 +89,22 @@ impl Stream {
         address: SocketAddr,
     ) -> io::Result<bool> {
         let session = connector.connect(name, address).map_err(io::Error::other)?;
-        self.handshake(rustls::Connection::Client(session)).await
+        self.handshake(Side::Client(session)).await
     }
 
-    async fn handshake(&mut self, mut rustls: rustls::Connection) -> io::Result<bool> {
-        rustls.set_buffer_limit(Some(64 * 1024));
+    async fn handshake(&mut self, side: Side) -> io::Result<bool> {
         let raw = std::mem::take(&mut self.input);
-        self.received = 0;
-        self.tls = Some(Box::new(Session { rustls, raw, waiting: 0, ended: false, closing: false }));
-        let Self { tcp, tls, .. } = self;
-        let Some(session) = tls else { return Ok(false) };
-        poll_fn(|cx| {
-            loop {
-                // What a server of TLS 1.3 has left to say is the session's ticket, which goes with the first data.
-                let answers = matches!(session.rustls, rustls::Connection::Server(_))
-                    && session.rustls.protocol_version() == Some(rustls::ProtocolVersion::TLSv1_3);
-                if session.rustls.is_handshaking() || !answers {
-                    ready!(session.poll_flush(tcp, cx))?;
-                }
-                if !session.rustls.is_handshaking() {
-                    let resumed = resumption::is_resumed(&session.rustls);
-                    return Poll::Ready(resumed.map_err(io::Error::other));
-                }
-                if session.ended {
-                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
-                }
-                ready!(session.poll_more(tcp, cx))?;
-            }
-        })
-        .await
+        let session = self.tls.insert(Box::new(Session::new(side, raw)));
+        poll_fn(|cx| session.poll_handshake(&self.tcp, cx, &mut self.input)).await?;
+        self.received = self.input.len() as u64;
+        resumption::is_resumed(session.agreed()).map_err(io::Error::other)
     }
 
     /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let count = match &mut self.tls {
-            None => ready!(poll_read(&self.tcp, cx, &mut self.input))?,
-            Some(session) => ready!(session.poll_read(&mut self.tcp, cx, &mut self.input))?,
+            None => ready!(self.input.poll_fill(&self.tcp, cx))?,
+            Some(session) => ready!(session.poll_read(&self.tcp, cx, &mut self.input))?,
         };
         self.received += count as u64;
         Poll::Ready(Ok(count))
@@ -148,33 +112,19 @@ impl Stream {
 
     /// Writes all of `output`; ready when the kernel has it.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.tls {
-            None => {
-                while !self.output.is_empty() {
-                    self.sent += ready!(poll_write(&self.tcp, cx, &mut self.output))? as u64;
-                }
-            }
-            Some(session) => loop {
-                ready!(session.poll_flush(&mut self.tcp, cx))?;
-                if self.output.is_empty() {
-                    break;
-                }
-                let count = session.rustls.writer().write(self.output.bytes())?;
-                self.output.consume(count);
-                self.sent += count as u64;
-            },
-        }
-        Poll::Ready(Ok(()))
+        let before = self.output.len();
+        let flushed = match &mut self.tls {
+            None => self.output.poll_drain(&self.tcp, cx),
+            Some(session) => session.poll_flush(&self.tcp, cx, &mut self.output),
+        };
+        self.sent += (before - self.output.len()) as u64;
+        flushed
     }
 
     /// Tells the peer that nothing more comes. Everything must have been written before.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(session) = &mut self.tls {
-            if !session.closing {
-                session.closing = true;
-                session.rustls.send_close_notify();
-            }
-            ready!(session.poll_flush(&mut self.tcp, cx))?;
+            ready!(session.poll_close(&self.tcp, cx))?;
         }
         Pin::new(&mut self.tcp).poll_shutdown(cx)
     }
@@ -244,7 +194,7 @@ impl Stream {
         }
         // Nearly always there is no more to ask. If there is, readiness may be out of date.
         let silent = self.tcp.try_io(Interest::READABLE, || Ok(()));
-        let held = self.tls.as_ref().is_some_and(|session| session.waiting > 0 || !session.raw.is_empty());
+        let held = self.tls.as_ref().is_some_and(|session| session.holds_input());
         if !held && matches!(silent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
             return true;
         }
@@ -265,144 +215,7 @@ impl Stream {
         self.input.release();
         self.output.release();
         if let Some(session) = &mut self.tls {
-            session.raw.release();
-        }
-    }
-}
-
-impl Session {
-    fn poll_read(
-        &mut self,
-        tcp: &mut TcpStream,
-        cx: &mut Context<'_>,
-        input: &mut Buffer,
-    ) -> Poll<io::Result<usize>> {
-        while self.waiting == 0 {
-            if self.ended {
-                // Only a close_notify is an orderly end; without one `read` says so.
-                return Poll::Ready(self.rustls.reader().read(&mut [0]));
-            }
-            ready!(self.poll_more(tcp, cx))?;
-            if self.rustls.wants_write() {
-                // An answer to a key update. If it cannot go now, it goes with the next data.
-                let _ = self.poll_flush(tcp, cx);
-            }
-        }
-        let count = self.rustls.reader().read(input.spare())?;
-        input.filled(count);
-        self.waiting -= count.min(self.waiting);
-        Poll::Ready(Ok(count))
-    }
-
-    /// Gives rustls more encrypted bytes, from the socket if need be.
-    fn poll_more(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.raw.is_empty() {
-            let count = ready!(poll_read(tcp, cx, &mut self.raw))?;
-            if count == 0 {
-                self.ended = true;
-            }
-        }
-        let mut raw = self.raw.bytes();
-        let count = self.rustls.read_tls(&mut raw)?;
-        self.raw.consume(count);
-        match self.rustls.process_new_packets() {
-            Ok(state) => {
-                self.waiting = state.plaintext_bytes_to_read();
-                self.ended |= state.peer_has_closed();
-                Poll::Ready(Ok(()))
-            }
-            Err(error) => {
-                // The alert that says what is wrong; the error itself counts, not whether this goes out.
-                let _ = self.poll_flush(tcp, cx);
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)))
-            }
-        }
-    }
-
-    fn poll_flush(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.rustls.wants_write() {
-            match self.rustls.write_tls(&mut Writer { tcp, cx }) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-/// A socket as rustls writes to it; not ready is `WouldBlock`.
-struct Writer<'a, 'b> {
-    tcp: &'a mut TcpStream,
-    cx: &'a mut Context<'b>,
-}
-
-impl io::Write for Writer<'_, '_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        settled(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
-    }
-
-    fn write_vectored(&mut self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
-        settled(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, parts))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn settled<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
-    match poll {
-        Poll::Ready(result) => result,
-        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-    }
-}
-
-/// Writes what the kernel takes.
-fn poll_write(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
-    loop {
-        match tcp.try_io(Interest::WRITABLE, || Ok(send(tcp, buffer.bytes(), SendFlags::NOSIGNAL)?)) {
-            Ok(count) => {
-                buffer.consume(count);
-                return Poll::Ready(Ok(count));
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(tcp.poll_write_ready(cx))?,
-            Err(error) => return Poll::Ready(Err(error)),
-        }
-    }
-}
-
-/// Reads what is there; 0 is the peer's end. As long as nothing is there the buffer needs no memory.
-///
-/// Who always has more to say than fits in a buffer must not keep others waiting: such reads use up the task's budget.
-fn poll_read(tcp: &TcpStream, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
-    if !coop::has_budget_remaining() {
-        // Pending, and polled again after the others.
-        let _ = ready!(coop::poll_proceed(cx));
-    }
-    loop {
-        let mut count = None;
-        let read = tcp.try_io(Interest::READABLE, || {
-            let spare = buffer.spare();
-            let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
-            count = Some(read);
-            // Less than there was room for was all there is, which saves asking.
-            if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-        });
-        match (count, read) {
-            (Some(count), read) => {
-                buffer.filled(count);
-                if read.is_ok()
-                    && let Poll::Ready(spent) = coop::poll_proceed(cx)
-                {
-                    spent.made_progress();
-                }
-                return Poll::Ready(Ok(count));
-            }
-            (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
-                return Poll::Ready(Err(error));
-            }
-            (None, _) => ready!(tcp.poll_read_ready(cx))?,
+            session.rest();
         }
     }
 }

@@ -208,7 +208,7 @@ impl<'a> Story<'a> {
         let hop = Hop {
             source: origin.source.ip(),
             tls: peer.tls,
-            certified: peer.names.is_some(),
+            certified: peer.certificate.is_some(),
             forwarded_cert: self.forwarded_cert,
         };
         self.client = headers::receive(self.manager, hop, self.head, &mut self.worker.dice.borrow_mut());

@@ -2,6 +2,8 @@
 
 use skysail_core::SpiffeId;
 
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+
 use super::*;
 use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck};
 
@@ -53,27 +55,41 @@ fn connect(acceptor: &Acceptor, connector: &Connector, port: u16) -> Result<bool
     finish(&mut server, &mut client)
 }
 
-fn finish(server: &mut ServerConnection, client: &mut ClientConnection) -> Result<bool, Error> {
-    let failed = |error: rustls::Error| Error::Tls(error.to_string());
-    let mut wire = Vec::new();
-    while client.wants_write() || server.wants_write() {
-        wire.clear();
-        client.write_tls(&mut wire).unwrap();
-        let mut unread = wire.as_slice();
-        while !unread.is_empty() {
-            server.read_tls(&mut unread).unwrap();
-            server.process_new_packets().map_err(failed)?;
+/// Lets one side hear what the other said, and gives what it says.
+macro_rules! hear {
+    ($side:expr, $heard:expr) => {{
+        let (mut said, heard): (Vec<u8>, &mut [u8]) = (Vec::new(), $heard);
+        let mut start = 0;
+        loop {
+            let UnbufferedStatus { discard, state } = $side.process_tls_records(&mut heard[start..]);
+            start += discard;
+            match state.map_err(|error| Error::Tls(error.to_string()))? {
+                ConnectionState::EncodeTlsData(mut message) => {
+                    let mut bytes = [0; 4096];
+                    let count = message.encode(&mut bytes).unwrap();
+                    said.extend_from_slice(&bytes[..count]);
+                }
+                ConnectionState::TransmitTlsData(transmit) => transmit.done(),
+                ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_) => break,
+                state => panic!("{state:?}"),
+            }
         }
-        wire.clear();
-        server.write_tls(&mut wire).unwrap();
-        let mut unread = wire.as_slice();
-        while !unread.is_empty() {
-            client.read_tls(&mut unread).unwrap();
-            client.process_new_packets().map_err(failed)?;
-        }
+        assert_eq!(start, heard.len());
+        said
+    }};
+}
+
+fn finish(
+    server: &mut UnbufferedServerConnection,
+    client: &mut UnbufferedClientConnection,
+) -> Result<bool, Error> {
+    let mut said = hear!(client, &mut []);
+    while !said.is_empty() {
+        let mut answer = hear!(server, &mut said);
+        said = hear!(client, &mut answer);
     }
     assert!(!server.is_handshaking() && !client.is_handshaking());
-    for (connection, account) in [(&**server as &CommonState, "client"), (&**client, "server")] {
+    for (connection, account) in [(&***server as &CommonState, "client"), (&***client, "server")] {
         let peer = Peer::from_der(&connection.peer_certificates().unwrap()[0]).unwrap();
         assert_eq!(peer.spiffe, Some(SpiffeId::new("cluster.local", "default", account)));
     }

@@ -1,7 +1,12 @@
+use std::rc::Rc;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::text::{HeaderMatch, HeaderTest};
+use crate::{
+    config::text::{HeaderMatch, HeaderTest},
+    peer::Certificate,
+};
 
 fn exact(text: &str) -> TextMatch {
     TextMatch::Exact(text.as_bytes().into())
@@ -27,7 +32,7 @@ fn method(name: &str) -> Permission {
 fn known(uris: &[&str], dns: &[&str]) -> Peer {
     let strings = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
     let names = skysail_identity::Peer { uris: strings(uris), dns: strings(dns), ..Default::default() };
-    Peer::certified(Some((b"", names)), None)
+    Peer::secured(Some(Rc::new(Certificate::new(b"", names))), None)
 }
 
 fn subject<'a>(head: Option<&'a RequestHead>, peer: &'a Peer) -> Subject<'a> {

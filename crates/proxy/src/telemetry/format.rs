@@ -180,7 +180,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
 
 fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<Given> {
     let names = |peer: Option<&Peer>, of: fn(&skysail_identity::Peer) -> &[String], out: &mut Vec<u8>| {
-        let names = peer.and_then(|peer| peer.names.as_ref()).map(of).unwrap_or_default();
+        let names = peer.and_then(Peer::names).map(of).unwrap_or_default();
         text(Some(&names.join(",")), out)
     };
     let downstream = record.downstream;
@@ -189,9 +189,12 @@ fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<G
         "DOWNSTREAM_PEER_DNS_SAN" => names(downstream, |names| &names.dns, out),
         "UPSTREAM_PEER_URI_SAN" => names(record.upstream, |names| &names.uris, out),
         "DOWNSTREAM_PEER_SUBJECT" => {
-            text(downstream.and_then(|peer| peer.names.as_ref()).map(|names| names.subject.as_str()), out)
+            text(downstream.and_then(Peer::names).map(|names| names.subject.as_str()), out)
         }
-        "DOWNSTREAM_PEER_FINGERPRINT_256" => text(downstream.map(|peer| &*peer.fingerprint), out),
+        "DOWNSTREAM_PEER_FINGERPRINT_256" => {
+            let certificate = downstream.and_then(|peer| peer.certificate.as_ref());
+            text(certificate.map(|certificate| &*certificate.fingerprint), out)
+        }
         "DOWNSTREAM_LOCAL_URI_SAN" => text(downstream.and_then(|peer| peer.local_principal.as_deref()), out),
         _ => return None,
     })

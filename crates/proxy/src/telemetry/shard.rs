@@ -289,7 +289,7 @@ fn other_end(record: &Record<'_>) -> OtherEnd {
     };
     OtherEnd {
         workload: peer.and_then(Peer::workload).or_else(endpoint),
-        principal: peer.and_then(|peer| peer.principal.clone()),
+        principal: peer.and_then(|peer| peer.principal().cloned()),
         local_principal: peer.and_then(|peer| peer.local_principal.clone()),
     }
 }

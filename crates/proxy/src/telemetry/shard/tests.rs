@@ -1,5 +1,6 @@
 use std::{
     net::SocketAddr,
+    rc::Rc,
     time::{Duration, SystemTime},
 };
 
@@ -12,6 +13,7 @@ use crate::{
         cluster::{Balancer, Discovery, Limits, Service, UpstreamProtocol, Usage, Workload},
     },
     error::Flags,
+    peer::Certificate,
     telemetry::collect,
 };
 
@@ -68,7 +70,7 @@ fn endpoint(workload: Option<Arc<Workload>>) -> Arc<Endpoint> {
 fn mutual(account: &str, us: &str) -> Peer {
     let uri = |account: &str| format!("spiffe://cluster.local/ns/default/sa/{account}");
     let names = skysail_identity::Peer { uris: vec![uri(account)], ..Default::default() };
-    Peer::certified(Some((b"", names)), Some(uri(us).into()))
+    Peer::secured(Some(Rc::new(Certificate::new(b"", names))), Some(uri(us).into()))
 }
 
 fn record(direction: Direction) -> Record<'static> {
