@@ -12,7 +12,7 @@ use super::newest;
 use crate::{
     config::HttpManager,
     connection::Connection as Accepted,
-    context::Worker,
+    context::{Registered, Worker},
     downstream::{self, Downstream},
     error::Flags,
     head::{RequestHead, ResponseHead},
@@ -27,12 +27,11 @@ use crate::{
 /// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
-    connection: Accepted,
+    connection: Box<Accepted>,
     manager: &Arc<HttpManager>,
     unsure: bool,
-) -> Option<Accepted> {
-    let Accepted { stream, timer, origin, registered } = connection;
-    let mut downstream = Downstream { wire: Wire::Http1(stream), timer, origin };
+) -> Option<Box<Accepted>> {
+    let (mut downstream, registered) = split(*connection);
     let mut manager = manager.clone();
     let mut unsure = unsure;
     loop {
@@ -46,15 +45,21 @@ pub(crate) async fn run(
             Stop::Preface => {
                 let Downstream { wire, timer, origin } = downstream;
                 let Wire::Http1(stream) = wire else { return None };
-                return Some(Accepted { stream, timer, origin, registered });
+                return Some(Box::new(Accepted { stream, timer, origin, registered }));
             }
             Stop::Close => break,
             Stop::End => return None,
         }
     }
-    let Downstream { wire: Wire::Http1(mut stream), mut timer, .. } = downstream else { return None };
-    stream.close(&mut timer).await;
+    if let Wire::Http1(stream) = &mut downstream.wire {
+        stream.close(&mut downstream.timer).await;
+    }
     None
+}
+
+fn split(connection: Accepted) -> (Downstream, Registered) {
+    let Accepted { stream, timer, origin, registered } = connection;
+    (Downstream { wire: Wire::Http1(stream), timer, origin }, registered)
 }
 
 /// Why no more requests are served for now, or ever.
@@ -133,7 +138,7 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Opt
 }
 
 /// After so long without a request a connection is idle, and gives back what it does not need to wait.
-const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The first line of HTTP/2's preface, which no request begins with.
 const HTTP2_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";

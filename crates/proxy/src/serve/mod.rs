@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, connection: Connection, manager: Arc<HttpManager>) {
+pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Connection>, manager: Arc<HttpManager>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.cx_total.inc();
     counters.cx_active.inc();
@@ -30,7 +30,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Connection, manager: Ar
         None => Box::pin(http1::run(worker, connection, &manager, true)).await,
     };
     if let Some(connection) = http2 {
-        Box::pin(http2::run(worker, connection, &manager)).await;
+        Box::pin(http2::run(worker, *connection, &manager)).await;
     }
     counters.cx_active.dec();
 }
