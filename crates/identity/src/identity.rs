@@ -16,6 +16,11 @@ use rustls::{
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
+use x509_parser::{
+    asn1_rs::{Any, FromDer as _, Tag},
+    certificate::Validity,
+    time::ASN1Time,
+};
 
 use crate::{Error, peer::Peer, renewal};
 
@@ -158,9 +163,27 @@ pub fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer
 pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, SystemTime), Error> {
     let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
         .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;
-    let at = |time: x509_parser::time::ASN1Time| {
-        UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
-    };
     let validity = parsed.validity();
-    Ok((Peer::of(&parsed), at(validity.not_before), at(validity.not_after)))
+    Ok((Peer::of(&parsed), time(validity.not_before), time(validity.not_after)))
+}
+
+/// Until when a certificate is valid. Parsing all of it would be a noticeable part of a resumed handshake.
+pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, Error> {
+    let validity = || {
+        let (_, certificate) = Any::from_der(certificate).ok()?;
+        let (_, signed) = Any::from_der(certificate.data).ok()?;
+        // RFC 5280, section 4.1: the version, if it is not the first; serial number, signature algorithm, issuer.
+        let (rest, first) = Any::from_der(signed.data).ok()?;
+        let rest = if first.tag() == Tag::Integer { signed.data } else { rest };
+        let (rest, _serial) = Any::from_der(rest).ok()?;
+        let (rest, _algorithm) = Any::from_der(rest).ok()?;
+        let (rest, _issuer) = Any::from_der(rest).ok()?;
+        Some(Validity::from_der(rest).ok()?.1)
+    };
+    let validity = validity().ok_or_else(|| Error::Certificate("it cannot be parsed".into()))?;
+    Ok(time(validity.not_after))
+}
+
+fn time(time: ASN1Time) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }

@@ -170,8 +170,7 @@ pub fn is_resumed(connection: &CommonState) -> Result<bool, Error> {
     }
     let now = SystemTime::now();
     for certificate in connection.peer_certificates().unwrap_or_default() {
-        let (_, _, not_after) = identity::describe(certificate)?;
-        if not_after < now {
+        if identity::not_after(certificate)? < now {
             return Err(Error::Certificate(
                 "the one that the resumed session began with has expired; a new session is needed".into(),
             ));

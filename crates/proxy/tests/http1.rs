@@ -399,10 +399,10 @@ async fn escaped_slashes_lead_to_the_path_without_them() {
     assert!(client.head().await.contains("\r\ncontent-type: application/grpc\r\n"));
 }
 
-/// After five seconds a connection gives back most of what it holds.
+/// After a second a connection gives back most of what it holds.
 #[tokio::test]
 async fn a_connection_goes_on_after_a_pause_and_ends_when_idle_for_too_long() {
-    let terminal = http(|manager, _| manager.idle_timeout = Some(Duration::from_millis(5_500)));
+    let terminal = http(|manager, _| manager.idle_timeout = Some(Duration::from_millis(1_500)));
     let ending = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
     let lasting = proxy_to(echo().await).await;
     let (mut ended, mut lasts) = (ending.connect().await, lasting.connect().await);

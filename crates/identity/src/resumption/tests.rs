@@ -207,6 +207,18 @@ fn a_peer_whose_certificate_has_run_out_is_refused() {
 }
 
 #[test]
+fn the_end_of_a_certificate_is_read_without_the_rest() {
+    let authority = Authority::ephemeral().unwrap();
+    let identity = identity(&authority, "client", HOUR);
+    assert_eq!(crate::identity::not_after(&identity.chain()[0]).unwrap(), identity.not_after);
+    let root = &authority.roots().unwrap().certificates()[0].clone();
+    assert_eq!(crate::identity::not_after(root).unwrap(), crate::identity::describe(root).unwrap().2);
+    for cut in 0..40 {
+        assert!(crate::identity::not_after(&root[..cut].into()).is_err());
+    }
+}
+
+#[test]
 fn few_sessions_are_kept() {
     let pair = Pair::new();
     let count = || pair.connector.sessions.newest().unwrap().kept.lock().unwrap().len();
