@@ -12,7 +12,7 @@ use std::{
     fmt::Write as _,
     hash::BuildHasher as _,
     net::IpAddr,
-    rc::{Rc, Weak},
+    rc::Rc,
     sync::Arc,
 };
 
@@ -63,9 +63,12 @@ pub struct Certificate {
     der: Box<[u8]>,
 }
 
+/// How many are kept though no connection has them any more: a peer may come back.
+const KEPT: usize = 56;
+
 thread_local! {
     /// Those of a worker's connections, by a hash of their bytes.
-    static KNOWN: RefCell<Map<u64, Weak<Certificate>>> = RefCell::default();
+    static KNOWN: RefCell<Map<u64, Rc<Certificate>>> = RefCell::default();
 }
 
 impl Certificate {
@@ -73,14 +76,15 @@ impl Certificate {
     pub(crate) fn of(der: &CertificateDer<'_>) -> Option<Rc<Self>> {
         KNOWN.with_borrow_mut(|known| {
             let hash = known.hasher().hash_one(&**der);
-            if let Some(one) = known.get(&hash).and_then(Weak::upgrade).filter(|one| *one.der == **der) {
-                return Some(one);
+            if let Some(one) = known.get(&hash).filter(|one| *one.der == **der) {
+                return Some(one.clone());
             }
             let one = Rc::new(Self::new(der, skysail_identity::Peer::from_der(der).ok()?));
             if known.len() == known.capacity() {
-                known.retain(|_, certificate| certificate.strong_count() > 0);
+                known.retain(|_, certificate| Rc::strong_count(certificate) > 1);
+                known.reserve(KEPT);
             }
-            known.insert(hash, Rc::downgrade(&one));
+            known.insert(hash, one.clone());
             Some(one)
         })
     }
@@ -370,7 +374,11 @@ fn text_value(text: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
+    use skysail_core::SpiffeId;
+    use skysail_identity::{Authority, KeyAndCsr};
 
     use super::*;
 
@@ -437,15 +445,26 @@ mod tests {
 
     #[test]
     fn connections_share_what_a_certificate_says() {
-        let authority = skysail_identity::Authority::ephemeral().unwrap();
-        let roots = authority.roots().unwrap();
-        let der = &roots.certificates()[0];
-        let one = Certificate::of(der).unwrap();
-        assert!(Rc::ptr_eq(&one, &Certificate::of(der).unwrap()));
+        let authority = Authority::ephemeral().unwrap();
+        let id = SpiffeId::new("cluster.local", "default", "a");
+        let another = || {
+            let request = KeyAndCsr::generate(Some(&id)).unwrap();
+            let signed = authority.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
+            request.finish(signed.pem().as_bytes()).unwrap().chain()[0].clone()
+        };
+        let (der, stays) = (another(), another());
+        let (one, used) = (Certificate::of(&der).unwrap(), Certificate::of(&stays).unwrap());
+        assert!(Rc::ptr_eq(&one, &Certificate::of(&der).unwrap()));
         assert!(Certificate::of(&CertificateDer::from(vec![0; 9])).is_none());
-        let gone = Rc::downgrade(&one);
+        // A peer may come back, but not all can be waited for.
+        let left = Rc::downgrade(&one);
         drop(one);
-        assert!(gone.upgrade().is_none());
+        assert!(left.upgrade().is_some());
+        for _ in 0..KEPT {
+            Certificate::of(&another()).unwrap();
+        }
+        assert!(left.upgrade().is_none());
+        assert!(Rc::ptr_eq(&used, &Certificate::of(&stays).unwrap()));
     }
 
     #[test]
