@@ -1,7 +1,8 @@
 //! Byte buffers whose memory is lent while there is something in them.
 //!
-//! A worker keeps a short list of free blocks. An idle connection holds none, so ten thousand of them cost
-//! no more than their sockets.
+//! A worker keeps a short list of free blocks, of which the one that was given back last goes out first. A block goes
+//! back as soon as it is empty, so that the same few, still in the CPU's caches, serve all connections, and ten
+//! thousand idle ones cost no more than their sockets.
 
 use std::{
     cell::RefCell,
@@ -68,8 +69,7 @@ impl Buffer {
         self.start = (self.start + count).min(self.end);
         if self.start == self.end {
             self.large = self.end > BLOCK;
-            self.start = 0;
-            self.end = 0;
+            self.clear();
         }
     }
 
@@ -88,6 +88,9 @@ impl Buffer {
     /// Room at the end for at least so many bytes, growing as needed.
     #[inline]
     pub(crate) fn space(&mut self, count: usize) -> &mut [u8] {
+        if self.block.is_empty() {
+            self.spare();
+        }
         if self.block.len() - self.end < count {
             self.make_space(count);
         }
@@ -140,20 +143,9 @@ impl Buffer {
         }
     }
 
-    /// Gives the memory back if nothing is in it.
-    pub(crate) fn release(&mut self) {
-        if self.is_empty() && !self.block.is_empty() {
-            self.start = 0;
-            self.end = 0;
-            give_block(std::mem::take(&mut self.block));
-        }
-    }
-
-    /// Gives back the memory it does not need: all of it if nothing is in it, most of it if little is.
+    /// Gives back most of its memory if little is in it.
     pub(crate) fn pack(&mut self) {
-        if self.is_empty() {
-            self.release();
-        } else if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
+        if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
             let packed = self.bytes().into();
             self.end -= self.start;
             self.start = 0;
@@ -179,6 +171,9 @@ impl Buffer {
                 // Less than there was room for was all there is, which saves asking.
                 if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
+            if self.is_empty() && !matches!(count, Some(1..)) {
+                self.clear();
+            }
             match (count, read) {
                 (Some(count), read) => {
                     self.filled(count);
@@ -213,6 +208,7 @@ impl Buffer {
     pub(crate) fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
+        give_block(std::mem::take(&mut self.block));
     }
 }
 
@@ -272,7 +268,6 @@ mod tests {
         }
         assert_eq!(buffer.len() / 4, (written - read) as usize);
         buffer.consume(buffer.len());
-        buffer.release();
         assert!(!buffer.has_memory());
     }
 }

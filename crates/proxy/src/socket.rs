@@ -210,10 +210,8 @@ impl Stream {
         matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock) && self.is_quiet()
     }
 
-    /// Gives the memory of empty buffers back, for a while without traffic.
+    /// Gives back the memory that little needs, for a while without traffic.
     pub(crate) fn rest(&mut self) {
-        self.input.release();
-        self.output.release();
         if let Some(session) = &mut self.tls {
             session.rest();
         }

@@ -97,9 +97,8 @@ impl Driver {
             }
         }
         if stream.input.is_empty() {
-            // A connection on which nothing happens holds no buffer.
+            // Nothing is under way.
             stream.rest();
-            session.out.release();
         }
         session.is_over()
     }
