@@ -128,8 +128,9 @@ fn text<'s, 'b: 's>(block: &mut &'b [u8], space: &'s mut Vec<u8>) -> Result<&'s 
 /// Writes header blocks, one after the other.
 pub(crate) struct Encoder {
     table: Table,
-    /// By the lowest bits of their hashes, fields that have come by.
-    seen: Box<[Seen]>,
+    /// By the lowest bits of their hashes, fields that have come by, the later one first. With one place for each hash, two
+    /// fields of every request that have the same would keep pushing each other out.
+    seen: Box<[[Seen; 2]]>,
     hashes: foldhash::fast::RandomState,
     /// A size of the table that the peer does not know of yet, and the smallest since it last did.
     resized: Option<usize>,
@@ -142,15 +143,15 @@ struct Seen {
     number: u32,
 }
 
-/// How many fields are remembered: some times as many as the table can hold.
-const SEEN: usize = 256;
+/// Half of how many fields are remembered: some times as many as the table can hold.
+const SEEN: usize = 128;
 
 impl Encoder {
     /// At the beginning of a connection.
     pub(crate) fn new() -> Self {
         Self {
             table: Table::new(TABLE),
-            seen: vec![Seen::default(); SEEN].into(),
+            seen: vec![[Seen::default(); 2]; SEEN].into(),
             hashes: foldhash::fast::RandomState::default(),
             resized: None,
         }
@@ -186,12 +187,11 @@ impl Encoder {
         if is_secret(name) {
             return literal(out, 0x10, 4, name, value);
         }
-        let mut hasher = self.hashes.build_hasher();
-        hasher.write(name);
-        hasher.write(value);
-        let hash = hasher.finish();
-        let (slot, hash) = (hash as usize % SEEN, (hash >> 32) as u32);
-        let seen = &mut self.seen[slot];
+        let (slot, hash) = self.hash(name, value);
+        let [seen, earlier] = &mut self.seen[slot];
+        if seen.hash != hash {
+            std::mem::swap(seen, earlier);
+        }
         if seen.hash == hash {
             if seen.number != 0
                 && let Some(index) = self.table.index(seen.number)
@@ -209,6 +209,15 @@ impl Encoder {
         }
         *seen = Seen { hash, number: 0 };
         literal(out, 0, 4, name, value);
+    }
+
+    /// Where a field is remembered, and as what.
+    fn hash(&self, name: &[u8], value: &[u8]) -> (usize, u32) {
+        let mut hasher = self.hashes.build_hasher();
+        hasher.write(name);
+        hasher.write(value);
+        let hash = hasher.finish();
+        (hash as usize % SEEN, (hash >> 32) as u32)
     }
 }
 

@@ -153,6 +153,24 @@ fn a_field_that_comes_twice_is_an_index_from_then_on() {
 }
 
 #[test]
+fn two_fields_remembered_at_the_same_place_do_not_push_each_other_out() {
+    let mut encoder = Encoder::new();
+    // Of more names than places two share one.
+    let names: Vec<String> = (0..=SEEN).map(|number| format!("x-{number}")).collect();
+    let place = |name: &String| encoder.hash(name.as_bytes(), b"v").0;
+    let (at, one) =
+        names.iter().enumerate().find(|(at, a)| names[..*at].iter().any(|b| place(a) == place(b))).unwrap();
+    let other = names[..at].iter().find(|other| place(other) == place(one)).unwrap();
+    let mut lengths = Vec::new();
+    for name in [one, other].repeat(3) {
+        let mut out = Vec::new();
+        encoder.field(&mut out, name.as_bytes(), b"v");
+        lengths.push(out.len());
+    }
+    assert_eq!(lengths[4..], [1, 1], "{lengths:?}");
+}
+
+#[test]
 fn the_peer_may_have_a_smaller_table() {
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
     for size in [100, 0, 60, 4096, 1 << 20] {
