@@ -29,8 +29,10 @@ const PARTICIPANT: i32 = 1;
 /// The priority of what takes the measurements: it sleeps most of the time and must not be late.
 pub(crate) const OBSERVER: i32 = 2;
 
+/// How long a process may take to listen: one that is looked at closely runs many times slower than usual.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process may take to end by itself.
-const GRACE: Duration = Duration::from_secs(4);
+const GRACE: Duration = Duration::from_secs(30);
 
 /// When and where something that takes part in a measurement runs.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +116,6 @@ impl Running {
 
     /// Waits until something listens on the port.
     pub(crate) async fn ready(&mut self, port: u16) -> anyhow::Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(20);
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
             if let Some(status) = self.child.try_wait()? {

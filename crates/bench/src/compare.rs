@@ -27,7 +27,7 @@ use crate::{
     peers::Peer,
     report::Machine,
     schedule::Schedule,
-    stage::{self, Output, Stage, Turns, keep_first, minutes},
+    stage::{self, Output, Turns, keep_first, minutes},
     topology::{self, Setup, Shape, Standing},
 };
 
@@ -90,7 +90,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
         let Skipped { experiment, setting, peer, reason } = one;
         stdio::tell(format_args!("{experiment}, {setting}: without {peer}, since {reason}"));
     }
-    let stage = Stage::enter(&args.turns)?;
+    let stage = args.turns.stage()?;
     let mut comparison = new_comparison(&args, &peers, stage.machine.clone(), skipped);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     comparison.interrupted = runtime.block_on(async {

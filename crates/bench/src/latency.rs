@@ -17,7 +17,7 @@ use crate::{
     peers::{Peer, Protocol},
     report::{Machine, Report, Run, Settings},
     schedule::Schedule,
-    stage::{self, Output, Stage, Turns, keep_first, minutes},
+    stage::{self, Output, Turns, keep_first, minutes},
     topology::{self, Measurement, Setup, Shape, Topology},
 };
 
@@ -69,7 +69,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     keep_first(&mut args.connections);
     let peers = args.turns.programs(&Peer::ALL)?;
     stage::check_writable("--result", &args.result)?;
-    let stage = Stage::enter(&args.turns)?;
+    let stage = args.turns.stage()?;
     let mut report = new_report(&args, &peers, stage.machine.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     report.interrupted = runtime.block_on(async {

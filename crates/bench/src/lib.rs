@@ -8,6 +8,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod compare;
+mod instructions;
 mod latency;
 // Those below are used by those above.
 mod stage;
@@ -21,6 +22,7 @@ mod relay;
 mod serve;
 
 mod accounting;
+mod callgrind;
 mod certificates;
 mod child;
 mod clock;
@@ -50,6 +52,10 @@ enum Benchmark {
     /// A fixed set of experiments, every peer in turn, round after round; tables, a result file and, if wanted, a page
     /// with plots.
     Compare(compare::Args),
+    /// Instructions that a sidecar executes for a request, counted by valgrind: the same whatever else the machine does.
+    ///
+    /// For CI: a change that makes requests dearer fails against a file that is kept beside the source.
+    Instructions(instructions::Args),
     /// Answer requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::Args),
@@ -67,6 +73,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),
         Benchmark::Compare(args) => compare::run(args),
+        Benchmark::Instructions(args) => instructions::run(args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),
     }

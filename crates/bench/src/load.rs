@@ -4,12 +4,13 @@ mod bytes;
 mod http2;
 mod idle;
 mod requests;
+mod sequence;
 
 use std::{net::SocketAddr, time::Duration};
 
 use hdrhistogram::Histogram;
 
-pub(crate) use self::idle::Idle;
+pub(crate) use self::{idle::Idle, sequence::send};
 use crate::{peers::Protocol, schedule::Schedule, stream::Tls};
 
 /// What to send.

@@ -263,7 +263,8 @@ fn downloaded_envoy() -> Option<PathBuf> {
     Some(cache.join("skysail/envoy-1.40.0/envoy")).filter(|path| path.is_file())
 }
 
-fn in_path(name: &str) -> Option<PathBuf> {
+/// The program of this name.
+pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // Servers are where an ordinary user's PATH does not lead.
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));

@@ -3,7 +3,7 @@
 //!
 //! It has to cost little beside the sidecars in front of it, and the same for every peer.
 
-mod http2;
+pub(crate) mod http2;
 mod sink;
 
 use std::{

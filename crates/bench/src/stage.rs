@@ -73,6 +73,15 @@ impl Turns {
         keep_first(&mut asked);
         Peer::choose(&asked, usual, &places)
     }
+
+    /// Where these turns are taken.
+    pub(crate) fn stage(&self) -> anyhow::Result<Stage> {
+        ensure!(
+            accounting::available(),
+            "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
+        );
+        Stage::enter(!self.no_realtime)
+    }
 }
 
 /// Where the turns are taken.
@@ -86,19 +95,15 @@ pub(crate) struct Stage {
 impl Stage {
     /// Real-time scheduling and a network namespace where they may be had, a folder, certificates. The process must have one thread only, as
     /// the kernel wants for namespaces.
-    pub(crate) fn enter(turns: &Turns) -> anyhow::Result<Self> {
-        ensure!(
-            accounting::available(),
-            "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
-        );
-        let scheduling = if turns.no_realtime {
-            Err("not asked for".to_owned())
-        } else {
+    pub(crate) fn enter(realtime: bool) -> anyhow::Result<Self> {
+        let scheduling = if realtime {
             child::set_realtime(child::OBSERVER).map_err(|error| error.to_string())
+        } else {
+            Err("not asked for".to_owned())
         };
         let network = namespace::enter();
         for (what, error) in [
-            ("real-time scheduling", scheduling.as_ref().err().cloned().filter(|_| !turns.no_realtime)),
+            ("real-time scheduling", scheduling.as_ref().err().cloned().filter(|_| realtime)),
             ("a network namespace of its own", network.as_ref().err().map(ToString::to_string)),
         ] {
             if let Some(error) = error {
@@ -112,6 +117,7 @@ impl Stage {
             folder: folder.path().to_owned(),
             certificates: Certificates::make(folder.path())?,
             realtime: scheduling.is_ok(),
+            under: Vec::new(),
         };
         Ok(Self { setup, machine: machine(scheduling.err().as_deref(), &network), _folder: folder })
     }
@@ -146,7 +152,8 @@ pub(crate) fn versions(peers: &[(Peer, PathBuf)]) -> BTreeMap<String, Program> {
     peers.iter().map(|(peer, program)| (peer.name().to_owned(), version(*peer, program))).collect()
 }
 
-fn version(peer: Peer, program: &Path) -> Program {
+/// What a program says it is.
+pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     let output = std::process::Command::new(program).arg(peer.version_argument()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

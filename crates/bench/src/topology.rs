@@ -69,6 +69,8 @@ pub(crate) struct Setup {
     pub(crate) certificates: Certificates,
     /// Whether to ask for real-time scheduling.
     pub(crate) realtime: bool,
+    /// The program, with its arguments, that the sidecar nearest to the client runs under; empty for none.
+    pub(crate) under: Vec<OsString>,
 }
 
 /// What stands between client and server in one turn.
@@ -177,7 +179,8 @@ impl Standing {
         let ports = free_ports(5)?;
         let mut parts = vec![start_server(setup, shape.protocol, scheduling, ports[0]).await?];
         let mut upstream = ports[0];
-        for (index, role) in shape.topology.sidecars().iter().rev().enumerate() {
+        let sidecars = shape.topology.sidecars();
+        for (index, role) in sidecars.iter().rev().enumerate() {
             let Some((peer, program)) = peer else { bail!("{} needs a peer", shape.topology.name()) };
             let node = Node {
                 role: *role,
@@ -195,7 +198,10 @@ impl Standing {
             };
             let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
             let scheduling = Scheduling { cpus: proxies, ..scheduling };
-            let command = peer.command(program, &node)?;
+            let mut command = peer.command(program, &node)?;
+            if index + 1 == sidecars.len() {
+                command.splice(..0, setup.under.iter().cloned());
+            }
             let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
             proxy.ready(node.listen).await?;
             upstream = node.listen;

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{Load, Moment, Outcome};
-use crate::clock;
+use crate::{clock, serve::http2::WINDOW};
 
 struct State {
     body: Bytes,
@@ -56,10 +56,26 @@ async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyho
     Ok(outcome)
 }
 
+/// So many requests on one connection, each once the one before is answered.
+pub(super) fn in_sequence(target: SocketAddr, payload: usize, count: u32) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, async {
+        let body = Bytes::from(vec![b'x'; payload]);
+        let mut sender = connect(target).await?;
+        for _ in 0..count {
+            sender = sender.ready().await?;
+            let status = exchange(&mut sender, body.clone()).await?;
+            ensure!(status == StatusCode::OK, "the answer is {status}");
+        }
+        Ok(())
+    })
+}
+
 async fn connect(target: SocketAddr) -> anyhow::Result<SendRequest<Bytes>> {
     let stream = TcpStream::connect(target).await.with_context(|| format!("cannot connect to {target}"))?;
     stream.set_nodelay(true)?;
-    let (sender, connection) = h2::client::handshake(stream).await?;
+    let (sender, connection) =
+        h2::client::Builder::new().initial_connection_window_size(WINDOW).handshake(stream).await?;
     tokio::task::spawn_local(async move {
         // Whoever has a request on it is told the same.
         let _ = connection.await;

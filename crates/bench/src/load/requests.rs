@@ -22,7 +22,7 @@ use nix::{
     },
 };
 
-use super::{Load, Moment, Outcome, Traffic};
+use super::{Load, Moment, Outcome, Traffic, sequence};
 use crate::{
     clock, http1,
     schedule::{Schedule, nanoseconds},
@@ -151,19 +151,11 @@ impl<'a> Generator<'a> {
         }
         let due_before = |moment| load.schedule.map_or(0, |schedule| schedule.due_before(moment));
         let (first, total) = (due_before(load.warmup), due_before(load.warmup + load.window));
-        let mut request = Vec::with_capacity(load.payload + 256);
-        write!(
-            request,
-            "POST /echo HTTP/1.1\r\nHost: server.mesh.local\r\nUser-Agent: skysail-bench\r\n\
-             Content-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
-            load.payload
-        )?;
-        request.resize(request.len() + load.payload, b'x');
         Ok(Self {
             load,
             epoll,
             connections,
-            request,
+            request: sequence::request(load.payload)?,
             start: 0,
             next: 0,
             first,

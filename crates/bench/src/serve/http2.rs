@@ -7,6 +7,10 @@ use h2::{RecvStream, server::SendResponse};
 use http::Response;
 use tokio::{net::TcpStream, task::LocalSet};
 
+/// How much may be under way on a connection: so much that nobody is ever told to go on. When that is told, and whether
+/// together with anything else, would be a matter of chance.
+pub(crate) const WINDOW: u32 = 1 << 30;
+
 /// Serves whoever connects to this listener.
 pub(super) fn serve(listener: TcpListener) -> anyhow::Result<Infallible> {
     listener.set_nonblocking(true)?;
@@ -23,7 +27,8 @@ pub(super) fn serve(listener: TcpListener) -> anyhow::Result<Infallible> {
 }
 
 async fn connection(stream: TcpStream) -> Result<(), h2::Error> {
-    let mut connection = h2::server::handshake(stream).await?;
+    let mut connection =
+        h2::server::Builder::new().initial_connection_window_size(WINDOW).handshake(stream).await?;
     while let Some(request) = connection.accept().await {
         let (request, answer) = request?;
         tokio::task::spawn_local(async { drop(echo(request.into_body(), answer).await) });

@@ -1,0 +1,468 @@
+//! `skysail bench instructions`: how many instructions a sidecar executes for a request.
+//!
+//! Time depends on the machine and on what else it does; the number of instructions does not, or hardly. So it can be
+//! kept beside the source, and a change that adds to it is seen before anyone could measure it. The sidecar runs under
+//! `valgrind --tool=callgrind` with one worker and gets so many requests in sequence, then, started anew, three times
+//! as many. The difference is what the requests took: start, end and whatever else happens once is in both. Of all
+//! threads only the worker counts, so that what others do by the clock is left out.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use serde::{Deserialize, Serialize};
+use skysail_core::{shutdown, stdio};
+
+use crate::{
+    callgrind::{self, Work},
+    load::{self, Traffic},
+    peers::{self, Peer, Places},
+    report::{Machine, Program},
+    stage::{self, Output, Stage, keep_first},
+    topology::{Setup, Shape, Standing, Topology},
+};
+
+/// What to count, and what to compare it with.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Cases to count; by default all.
+    #[arg(long, value_name = "CASE,…", value_delimiter = ',', value_enum)]
+    only: Vec<Case>,
+
+    /// Requests of the shorter of the two runs; the other has three times as many. Of handshakes there are a tenth.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
+    requests: u32,
+
+    /// The program to count: skysail, or skysail-proxy, which is known by how its name begins. By default this program.
+    #[arg(long, value_name = "FILE")]
+    skysail: Option<PathBuf>,
+
+    /// Fail if a case takes over 3% more than this file says.
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+
+    /// Write what was counted as the new baseline. Cases that were not counted stay as they are.
+    #[arg(long, value_name = "FILE", conflicts_with = "baseline")]
+    write_baseline: Option<PathBuf>,
+
+    /// What is printed at the end.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// What the sidecar does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Case {
+    /// HTTP/1.1, plain on both sides.
+    Http1,
+    /// The server's sidecar: mutual TLS from the client, plain to the server.
+    MtlsIn,
+    /// The client's sidecar: plain from the client, mutual TLS to the server's sidecar.
+    MtlsOut,
+    /// HTTP/2, plain on both sides.
+    Http2,
+    /// A connection with a full handshake of mutual TLS, and one request on it.
+    Handshake,
+}
+
+impl Case {
+    const ALL: [Self; 5] = [Self::Http1, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake];
+
+    /// As on the command line and in files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Http1 => "http1",
+            Self::MtlsIn => "mtls-in",
+            Self::MtlsOut => "mtls-out",
+            Self::Http2 => "http2",
+            Self::Handshake => "handshake",
+        }
+    }
+
+    fn topology(self) -> Topology {
+        match self {
+            Self::Http1 | Self::Http2 => Topology::ServerSidecar,
+            Self::MtlsIn | Self::Handshake => Topology::ServerMtls,
+            Self::MtlsOut => Topology::BothSidecars,
+        }
+    }
+
+    fn traffic(self) -> Traffic {
+        match self {
+            Self::Http1 | Self::MtlsIn | Self::MtlsOut => Traffic::Http1,
+            Self::Http2 => Traffic::Http2 { streams: 1 },
+            Self::Handshake => Traffic::NewConnections { resume: false },
+        }
+    }
+}
+
+/// What was counted, as it is printed. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize)]
+struct Counts {
+    format: u32,
+    benchmark: &'static str,
+    version: &'static str,
+    /// Seconds since 1970.
+    started: u64,
+    interrupted: bool,
+    machine: Machine,
+    program: Program,
+    requests: u32,
+    cases: BTreeMap<Case, Count>,
+}
+
+/// One case.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Count {
+    #[serde(flatten)]
+    each: Each,
+    /// Instructions of the allocator, which are not compared.
+    allocator_instructions: u64,
+    /// What the baseline says, if there is one.
+    baseline: Option<Each>,
+}
+
+/// What a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Each {
+    /// Instructions outside of the allocator.
+    instructions: u64,
+    /// How often memory is asked for.
+    allocations: f64,
+}
+
+/// What is kept beside the source.
+type Baseline = BTreeMap<Case, Each>;
+
+/// More than the baseline by this part is too much; less by it should become the new baseline.
+const TOLERANCE: f64 = 0.03;
+/// The same for allocations, but no less than one more on every other request.
+const TOLERATED_ALLOCATIONS: f64 = 0.5;
+/// Bytes of a request's body, and of its answer's.
+const PAYLOAD: usize = 1_024;
+
+/// Counts, compares and prints. Says whether all was counted and nothing takes more than it may.
+pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
+    keep_first(&mut args.only);
+    let cases = if args.only.is_empty() { Case::ALL.to_vec() } else { args.only.clone() };
+    let valgrind = peers::in_path("valgrind").context(
+        "instructions are counted by valgrind, which is not installed: install the package valgrind",
+    )?;
+    let places = Places { skysail: args.skysail.clone(), ..Places::default() };
+    let program = Peer::Skysail.find(&places)?;
+    if cfg!(debug_assertions) && args.skysail.is_none() {
+        stdio::tell(
+            "this program was built without --release: its instructions are many times those of the proxy that people run",
+        );
+    }
+    let baseline = args.baseline.as_deref().map(read).transpose()?;
+    if let Some(file) = &args.write_baseline {
+        stage::check_writable("--write-baseline", file)?;
+    }
+    let mut stage = Stage::enter(false)?;
+    stage.setup.under = command(&valgrind, &stage.setup.folder);
+    let mut counts = Counts {
+        format: 1,
+        benchmark: "instructions",
+        version: env!("CARGO_PKG_VERSION"),
+        started: stage::now(),
+        interrupted: false,
+        machine: stage.machine.clone(),
+        program: stage::version(Peer::Skysail, &program),
+        requests: args.requests,
+        cases: BTreeMap::new(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    counts.interrupted = runtime.block_on(async {
+        tokio::select! {
+            signal = shutdown::terminate() => anyhow::Ok(signal.map(|_| true)?),
+            done = count_all(&cases, args.requests, &program, &stage.setup, &mut counts.cases) => done.map(|()| false),
+        }
+    })?;
+    // A client may still wait for an answer; nobody waits for it.
+    runtime.shutdown_background();
+    drop(stage);
+    if let Some(baseline) = &baseline {
+        for (case, count) in &mut counts.cases {
+            count.baseline = baseline.get(case).copied();
+        }
+    }
+    show(args.output, &counts)?;
+    if counts.interrupted {
+        stdio::tell("interrupted: the last cases are missing");
+        return Ok(false);
+    }
+    if let Some(file) = &args.write_baseline {
+        write(file, &counts)?;
+    }
+    Ok(args.baseline.is_none_or(|file| compare(&counts, &file)))
+}
+
+/// What the sidecar runs under. Each thread gets a file of its own.
+fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
+    let mut file = OsString::from("--callgrind-out-file=");
+    file.push(folder.join(COUNTS));
+    let mut command = vec![valgrind.as_os_str().to_owned()];
+    command.extend(["--tool=callgrind", "--separate-threads=yes", "--vgdb=no"].map(OsString::from));
+    command.push(file);
+    command
+}
+
+/// How the names of the files begin that callgrind writes.
+const COUNTS: &str = "instructions";
+
+async fn count_all(
+    cases: &[Case],
+    requests: u32,
+    program: &Path,
+    setup: &Setup,
+    counts: &mut BTreeMap<Case, Count>,
+) -> anyhow::Result<()> {
+    for case in cases {
+        // A hundred times as dear.
+        let requests = if *case == Case::Handshake { requests / 10 } else { requests };
+        let [few, many] = [requests, 3 * requests].map(|requests| run_once(*case, requests, program, setup));
+        let (few, many) = (few.await, many.await);
+        let (few, many) = few.and_then(|few| Ok((few, many?))).with_context(|| case.name())?;
+        let count = Count::new(many - few, 2 * requests);
+        stdio::tell(format_args!("{}: {}", case.name(), count.each.instructions));
+        counts.insert(*case, count);
+    }
+    Ok(())
+}
+
+/// The work of the worker in a whole life with so many requests.
+async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> anyhow::Result<Work> {
+    let traffic = case.traffic();
+    let shape = Shape {
+        topology: case.topology(),
+        protocol: traffic.protocol(),
+        workers: 1,
+        pinned: false,
+        resumption: false,
+        clusters: 1,
+        connections: 1,
+    };
+    let standing = Standing::start(setup, shape, Some((Peer::Skysail, program))).await?;
+    let (target, tls) = (standing.entry, standing.tls(setup, false)?);
+    let sending =
+        tokio::task::spawn_blocking(move || load::send(target, traffic, tls.as_ref(), PAYLOAD, requests));
+    let sent = sending.await.context("the client failed")?;
+    standing.end(sent).await?;
+    worker(&setup.folder)
+}
+
+/// The worker's work. The first thread reads the configuration and serves nobody; of the others none but the worker
+/// does anything for a request. The files are removed.
+fn worker(folder: &Path) -> anyhow::Result<Work> {
+    let mut most = None;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(COUNTS.as_bytes()) {
+            continue;
+        }
+        let text = fs::read(entry.path())?;
+        fs::remove_file(entry.path())?;
+        let read = callgrind::read(&String::from_utf8_lossy(&text));
+        most = most.max(read.filter(|(thread, _)| *thread != 1).map(|(_, work)| work));
+    }
+    most.context("valgrind wrote no counts: the sidecar did not end when it was told to")
+}
+
+fn read(file: &Path) -> anyhow::Result<Baseline> {
+    let text = fs::read(file).with_context(|| format!("cannot read the baseline {}", file.display()))?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no baseline of bench instructions", file.display()))
+}
+
+/// Writes what was counted, and keeps what was not.
+fn write(file: &Path, counts: &Counts) -> anyhow::Result<()> {
+    let mut baseline = if file.exists() { read(file)? } else { Baseline::default() };
+    baseline.extend(counts.cases.iter().map(|(case, count)| (*case, count.each)));
+    let json = serde_json::to_string_pretty(&baseline)?;
+    fs::write(file, format!("{json}\n"))
+        .with_context(|| format!("cannot write the baseline to {}", file.display()))
+}
+
+/// Names what takes more, or less, than it did; false if anything takes more.
+fn compare(counts: &Counts, file: &Path) -> bool {
+    let mut good = true;
+    for (case, count) in &counts.cases {
+        let (name, file) = (case.name(), file.display());
+        let Some(baseline) = count.baseline else {
+            stdio::tell(format_args!(
+                "{name}: {file} says nothing about it; --write-baseline {file} adds it"
+            ));
+            good = false;
+            continue;
+        };
+        let change = count.change().unwrap_or_default();
+        let more = count.each.allocations - baseline.allocations;
+        let much = TOLERATED_ALLOCATIONS.max(TOLERANCE * baseline.allocations);
+        let remedy = format_args!(
+            "make them fewer, or say why they are worth it and write the file anew with --write-baseline {file}"
+        );
+        if change > TOLERANCE {
+            let change = 100.0 * change;
+            stdio::tell(format_args!(
+                "{name}: {change:.1}% more instructions a request than {file} says; {remedy}"
+            ));
+        }
+        if more > much {
+            stdio::tell(format_args!(
+                "{name}: {more:.1} more allocations a request than {file} says; {remedy}"
+            ));
+        }
+        if change > TOLERANCE || more > much {
+            good = false;
+        } else if change < -TOLERANCE || more < -much {
+            stdio::tell(format_args!(
+                "{name}: {:.1}% fewer instructions and {:.1} fewer allocations a request than {file} says; --write-baseline {file} keeps it so",
+                -100.0 * change,
+                -more
+            ));
+        }
+    }
+    good
+}
+
+impl Count {
+    /// The work of so many requests, shared out.
+    fn new(work: Work, requests: u32) -> Self {
+        let share = |whole: u64| whole as f64 / f64::from(requests);
+        Self {
+            each: Each {
+                instructions: share(work.instructions).round() as u64,
+                // A hundredth is what happens now and then.
+                allocations: (share(work.allocations) * 100.0).round() / 100.0,
+            },
+            allocator_instructions: share(work.allocator).round() as u64,
+            baseline: None,
+        }
+    }
+
+    /// The part that it takes more than the baseline says.
+    fn change(&self) -> Option<f64> {
+        let baseline = self.baseline?.instructions;
+        Some(self.each.instructions as f64 / baseline.max(1) as f64 - 1.0)
+    }
+}
+
+fn show(output: Output, counts: &Counts) -> anyhow::Result<()> {
+    if output == Output::Json {
+        return Ok(stdio::print(serde_json::to_string_pretty(counts)?)?);
+    }
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header([
+        "case",
+        "instructions",
+        "baseline",
+        "change %",
+        "allocations",
+        "baseline",
+        "allocator's instructions",
+    ]);
+    for (case, count) in &counts.cases {
+        let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        table.add_row([
+            case.name().to_owned(),
+            count.each.instructions.to_string(),
+            or_none(count.baseline.map(|baseline| baseline.instructions.to_string())),
+            or_none(count.change().map(|change| format!("{:+.2}", 100.0 * change))),
+            count.each.allocations.to_string(),
+            or_none(count.baseline.map(|baseline| baseline.allocations.to_string())),
+            count.allocator_instructions.to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Ok(stdio::print(table)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(cases: &[(Case, Each, Option<Each>)]) -> Counts {
+        Counts {
+            format: 1,
+            benchmark: "instructions",
+            version: "0",
+            started: 0,
+            interrupted: false,
+            machine: Machine {
+                kernel: String::new(),
+                cpu: String::new(),
+                cpus: 1,
+                load: 0.0,
+                network: String::new(),
+                congestion_control: String::new(),
+                scheduling: String::new(),
+            },
+            program: Program { file: String::new(), version: String::new() },
+            requests: 1_000,
+            cases: cases
+                .iter()
+                .map(|(case, each, baseline)| {
+                    (*case, Count { each: *each, allocator_instructions: 0, baseline: *baseline })
+                })
+                .collect(),
+        }
+    }
+
+    fn each(instructions: u64, allocations: f64) -> Each {
+        Each { instructions, allocations }
+    }
+
+    #[test]
+    fn more_than_the_baseline_fails_and_less_does_not() {
+        let file = Path::new("baseline.json");
+        let good = |now, baseline| compare(&counts(&[(Case::Http1, now, baseline)]), file);
+        let baseline = Some(each(1_000, 4.0));
+        for fine in [each(1_029, 4.0), each(1_000, 4.5), each(500, 0.0)] {
+            assert!(good(fine, baseline), "{fine:?}");
+        }
+        assert!(!good(each(1_031, 4.0), baseline) && !good(each(1_000, 5.0), baseline));
+        assert!(good(each(1_000, 102.0), Some(each(1_000, 100.0))));
+        assert!(!good(each(1_000, 4.0), None), "a case that the file does not know is no success");
+    }
+
+    #[test]
+    fn a_baseline_keeps_what_was_not_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("baseline.json");
+        let (first, second, third) = (each(7, 1.0), each(8, 2.0), each(9, 3.0));
+        write(&file, &counts(&[(Case::Http1, first, None), (Case::MtlsIn, second, None)])).unwrap();
+        write(&file, &counts(&[(Case::MtlsIn, third, None)])).unwrap();
+        assert_eq!(read(&file).unwrap(), Baseline::from([(Case::Http1, first), (Case::MtlsIn, third)]));
+        fs::write(&file, "[]").unwrap();
+        assert!(read(&file).unwrap_err().to_string().contains("is no baseline"));
+    }
+
+    #[test]
+    fn the_worker_is_the_busiest_thread_but_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for (thread, total) in [(1, 900), (2, 5), (3, 70)] {
+            let text = format!("# callgrind format\nthread: {thread}\n\ntotals: {total}\n");
+            fs::write(folder.path().join(format!("{COUNTS}-0{thread}")), text).unwrap();
+        }
+        fs::write(folder.path().join(COUNTS), "").unwrap();
+        fs::write(folder.path().join("other"), "thread: 4\ntotals: 1000\n").unwrap();
+        assert_eq!(worker(folder.path()).unwrap().instructions, 70);
+        assert!(worker(folder.path()).is_err(), "the files are gone");
+    }
+
+    #[test]
+    fn work_is_shared_out() {
+        let count = Count::new(Work { instructions: 4_001, allocator: 399, allocations: 801 }, 200);
+        assert_eq!((count.each, count.allocator_instructions), (each(20, 4.01), 2));
+    }
+}

@@ -1,0 +1,86 @@
+//! A number of requests, one after the other: what is measured does the same work whenever it is repeated.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::{Traffic, http2};
+use crate::{
+    http1,
+    stream::{Stream, Tls},
+};
+
+/// How long an answer may take: what is measured may run many times slower than usual.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends so many requests with bodies of so many bytes, each once the one before is answered, over one connection or
+/// ([`Traffic::NewConnections`]) over one each.
+pub(crate) fn send(
+    target: SocketAddr,
+    traffic: Traffic,
+    tls: Option<&Tls>,
+    payload: usize,
+    count: u32,
+) -> anyhow::Result<()> {
+    let request = request(payload)?;
+    let mut input = vec![0; payload + (16 << 10)];
+    match traffic {
+        Traffic::Http1 => {
+            let mut stream = open(target, tls)?;
+            (0..count).try_for_each(|_| ask(&mut stream, &request, &mut input))
+        }
+        Traffic::NewConnections { .. } => {
+            (0..count).try_for_each(|_| ask(&mut open(target, tls)?, &request, &mut input))
+        }
+        Traffic::Http2 { .. } => {
+            ensure!(tls.is_none(), "HTTP/2 goes without TLS");
+            http2::in_sequence(target, payload, count)
+        }
+        Traffic::Bytes => bail!("bytes are no requests"),
+    }
+}
+
+/// The bytes of the request that HTTP/1.1 measurements are made with.
+pub(super) fn request(payload: usize) -> anyhow::Result<Vec<u8>> {
+    let mut request = Vec::with_capacity(payload + 256);
+    write!(
+        request,
+        "POST /echo HTTP/1.1\r\nHost: server.mesh.local\r\nUser-Agent: skysail-bench\r\n\
+         Content-Type: application/octet-stream\r\nContent-Length: {payload}\r\n\r\n"
+    )?;
+    request.resize(request.len() + payload, b'x');
+    Ok(request)
+}
+
+/// Opens a connection that blocks until it has an answer.
+pub(super) fn open(target: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<Stream> {
+    let stream = Stream::open(target, tls)?;
+    stream.socket().set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Sends a request and waits for its answer, which must be 200 and fit into `input`.
+pub(super) fn ask(stream: &mut Stream, request: &[u8], input: &mut [u8]) -> anyhow::Result<()> {
+    stream.write_all(request)?;
+    let mut filled = 0;
+    while filled < input.len() {
+        let length = stream.read(&mut input[filled..]).context("waiting for an answer")?;
+        if length == 0 {
+            bail!("the connection was closed");
+        }
+        filled += length;
+        let Some(head) = http1::head(&input[..filled]) else { continue };
+        let status = http1::status(input);
+        if status != 200 {
+            bail!("the answer is {status}");
+        }
+        if filled >= head.length + head.content_length.unwrap_or(0) {
+            return Ok(());
+        }
+    }
+    bail!("the answer takes more than {filled} bytes")
+}
