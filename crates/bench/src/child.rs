@@ -26,7 +26,8 @@ use tokio::process::{Child, Command};
 
 /// The priority of everything that takes part in a measurement.
 const PARTICIPANT: i32 = 1;
-/// The priority of what takes the measurements: it sleeps most of the time and must not be late.
+/// The priority of what takes the measurements, which sleeps most of the time and must not be late, and of whatever else
+/// must not wait for a participant.
 pub(crate) const OBSERVER: i32 = 2;
 
 /// How long a process may take to listen: one that is looked at closely runs many times slower than usual.
@@ -38,6 +39,8 @@ const GRACE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scheduling {
     pub(crate) realtime: bool,
+    /// Before all others that share its CPUs.
+    pub(crate) first: bool,
     /// The CPUs that it may use; all that there are if absent.
     pub(crate) cpus: Option<CpuSet>,
 }
@@ -48,7 +51,8 @@ impl Scheduling {
         if let Some(cpus) = self.cpus {
             sched_setaffinity(Pid::from_raw(0), &cpus)?;
         }
-        if self.realtime { set_realtime(PARTICIPANT) } else { Ok(()) }
+        let priority = if self.first { OBSERVER } else { PARTICIPANT };
+        if self.realtime { set_realtime(priority) } else { Ok(()) }
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`experiments`] says what they are, this runs them, [`result`] sums them up; [`table`] and [`page`] show them.
 
 mod experiments;
+mod overload;
 mod page;
 mod plot;
 mod result;
@@ -192,6 +193,7 @@ async fn take_turns(
 fn duration(setting: &Setting, how: &Turns) -> Duration {
     match setting.work {
         Work::Load { .. } => how.seconds + how.warmup + OVERHEAD,
+        Work::Surge { .. } => 4 * how.seconds + how.warmup + OVERHEAD,
         Work::Hold(steps) => {
             let opening =
                 Duration::from_micros(300) * u32::try_from(steps.iter().sum::<usize>()).unwrap_or(0);
@@ -218,12 +220,16 @@ async fn take(how: &Turns, turn: &Turn, peer: Option<(Peer, &Path)>, setup: &Set
                 tls: None,
             };
             let measurement = topology::measure(setup, shape, peer, load).await?;
-            Ok(Shown { measurement: Some(measurement), held: Vec::new() })
+            Ok(Shown { measurement: Some(measurement), ..Shown::default() })
+        }
+        Work::Surge { .. } => {
+            let overload = overload::take(setup, shape, peer, how.warmup, how.seconds).await?;
+            Ok(Shown { overload: Some(overload), ..Shown::default() })
         }
         Work::Hold(steps) => {
             let standing = Standing::start(setup, shape, peer).await?;
             let held = hold(&standing, setup, shape, steps).await;
-            Ok(Shown { measurement: None, held: standing.end(held).await? })
+            Ok(Shown { held: standing.end(held).await?, ..Shown::default() })
         }
     }
 }

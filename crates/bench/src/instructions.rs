@@ -245,6 +245,8 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
         protocol: traffic.protocol(),
         workers: 1,
         pinned: false,
+        client_alone: false,
+
         resumption: false,
         clusters: 1,
         connections: 1,

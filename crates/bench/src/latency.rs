@@ -104,6 +104,8 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
             protocol: Protocol::Http1,
             workers: args.workers,
             pinned: false,
+            client_alone: false,
+
             resumption: false,
             clusters: 1,
             connections: turn.connections,

@@ -5,6 +5,7 @@ mod http2;
 mod idle;
 mod requests;
 mod sequence;
+pub(crate) mod surge;
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -82,6 +82,8 @@ pub(crate) struct Shape {
     pub(crate) workers: u32,
     /// The sidecars have one CPU, client and server the others.
     pub(crate) pinned: bool,
+    /// The server shares the sidecars' CPU, so that the client has the others for itself.
+    pub(crate) client_alone: bool,
     /// Whether the sidecars let clients continue their TLS sessions, where that is a setting.
     pub(crate) resumption: bool,
     /// Clusters in a sidecar's configuration.
@@ -175,9 +177,14 @@ impl Standing {
     ) -> anyhow::Result<Self> {
         let (proxies, ends) =
             if shape.pinned { cpus::apart().map(|(a, b)| (Some(a), Some(b)))? } else { (None, None) };
-        let scheduling = Scheduling { realtime: setup.realtime, cpus: ends };
+        let scheduling = Scheduling { realtime: setup.realtime, first: false, cpus: ends };
+        let beside = if shape.client_alone {
+            Scheduling { first: true, cpus: proxies, ..scheduling }
+        } else {
+            scheduling
+        };
         let ports = free_ports(5)?;
-        let mut parts = vec![start_server(setup, shape.protocol, scheduling, ports[0]).await?];
+        let mut parts = vec![start_server(setup, shape.protocol, beside, ports[0]).await?];
         let mut upstream = ports[0];
         let sidecars = shape.topology.sidecars();
         for (index, role) in sidecars.iter().rev().enumerate() {
@@ -215,6 +222,20 @@ impl Standing {
     pub(crate) fn tls(&self, setup: &Setup, resume: bool) -> anyhow::Result<Option<Tls>> {
         let wanted = self.shape.topology == Topology::ServerMtls;
         wanted.then(|| Tls::new(&setup.certificates, resume)).transpose()
+    }
+
+    /// Runs a client on a thread of its own, where clients belong.
+    pub(crate) async fn client<T: Send + 'static>(
+        &self,
+        run: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let scheduling = self.scheduling;
+        let (done, result) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new().name("load".to_owned()).spawn(move || {
+            // Nobody waits any more when the benchmark is being ended.
+            let _ = done.send(scheduling.apply().map_err(anyhow::Error::from).and_then(|()| run()));
+        })?;
+        result.await.context("the load generator failed")?
     }
 
     /// Memory of what the client connects to.

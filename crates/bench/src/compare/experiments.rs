@@ -23,12 +23,14 @@ pub(crate) enum Experiment {
     Tcp,
     /// A new mutual TLS connection for every request.
     Handshakes,
+    /// Twice what one worker can do.
+    Overload,
     /// Resident memory.
     Memory,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Pair,
         Self::Rates,
         Self::Connections,
@@ -36,6 +38,7 @@ impl Experiment {
         Self::Http2,
         Self::Tcp,
         Self::Handshakes,
+        Self::Overload,
         Self::Memory,
     ];
 
@@ -49,6 +52,7 @@ impl Experiment {
             Self::Http2 => "http2",
             Self::Tcp => "tcp",
             Self::Handshakes => "handshakes",
+            Self::Overload => "overload",
             Self::Memory => "memory",
         }
     }
@@ -67,6 +71,9 @@ impl Experiment {
             "http2" => "The same over HTTP/2 on both sides, 8 connections with 16 streams each",
             "tcp" => "TCP, bytes one way over 4 connections, one worker on a CPU of its own",
             "handshakes" => "A new mutual TLS connection for every request, one worker on a CPU of its own",
+            "overload" => {
+                "One worker, on one CPU with the server, HTTP/1.1, 1 kB each way: twice what it answers flat out, then half of it"
+            }
             "memory" => "Resident memory of the server's sidecar, two workers",
             _ => "",
         }
@@ -78,6 +85,8 @@ impl Experiment {
 pub(crate) enum Work {
     /// A load, at a rate or without pause.
     Load { traffic: Traffic, connections: usize, rate: Option<u32> },
+    /// Half of what it can do, then twice, then half, over no more connections than this.
+    Surge { connections: usize },
     /// Look at the memory with so many connections held, one after the other.
     Hold(&'static [usize]),
 }
@@ -100,7 +109,7 @@ pub(crate) struct Setting {
 pub(crate) const PAYLOAD: usize = 1_024;
 
 /// All settings, in the order in which a round goes through them.
-pub(crate) const SETTINGS: [Setting; 15] = [
+pub(crate) const SETTINGS: [Setting; 16] = [
     at_rate(Experiment::Pair, "1,000 rps, 16 connections", 1_000, 16),
     at_rate(Experiment::Rates, "5,000 rps, 32 connections", 5_000, 32),
     at_rate(Experiment::Rates, "10,000 rps, 32 connections", 10_000, 32),
@@ -126,6 +135,14 @@ pub(crate) const SETTINGS: [Setting; 15] = [
         Traffic::NewConnections { resume: true },
         16,
     ),
+    Setting {
+        experiment: Experiment::Overload,
+        name: "twice what it can do",
+        topology: Topology::ServerSidecar,
+        work: Work::Surge { connections: 8_192 },
+        clusters: 1,
+        baseline: false,
+    },
     hold("one cluster", &[1_000, 10_000], 1),
     hold("1,000 clusters", &[], 1_000),
 ];
@@ -162,6 +179,7 @@ impl Setting {
     pub(crate) fn shape(&self) -> Shape {
         let (traffic, connections, pinned) = match self.work {
             Work::Load { traffic, connections, rate } => (traffic, connections, rate.is_none()),
+            Work::Surge { connections } => (Traffic::Http1, connections, true),
             Work::Hold(connections) => {
                 (Traffic::Http1, connections.iter().copied().max().unwrap_or_default(), false)
             }
@@ -171,6 +189,8 @@ impl Setting {
             protocol: traffic.protocol(),
             workers: if pinned { 1 } else { 2 },
             pinned,
+            // It has to send more than all of them together can answer.
+            client_alone: self.experiment == Experiment::Overload,
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,
             connections,
@@ -181,6 +201,9 @@ impl Setting {
     pub(crate) fn unable(&self, peer: Peer) -> Option<&'static str> {
         if peer == Peer::Relay && self.experiment == Experiment::Memory {
             return Some("the relay holds no configuration");
+        }
+        if peer == Peer::Relay && self.experiment == Experiment::Overload {
+            return Some("the relay knows no requests");
         }
         peer.unable(self.shape().protocol, self.topology == Topology::ServerMtls)
     }

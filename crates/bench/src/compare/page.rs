@@ -103,6 +103,14 @@ fn plots(comparison: &Comparison, experiment: &str) -> String {
             &[("", &[("gb_per_cpu_second", "whole")])],
             ("GB per CPU second of the proxy (more is better)", 1.0),
         ),
+        "overload" => bars(
+            rows(),
+            &[
+                ("answered with 200", &[("latency_p99_us", "whole")]),
+                ("any answer", &[("any_p99_us", "whole")]),
+            ],
+            ("P99 from when requests were due, ms", 1_000.0),
+        ),
         "connections" => latency(comparison, "connections"),
         "rates" => format!("{}{}", latency(comparison, "requests per second"), cpu(rows())),
         _ => cpu(rows()),

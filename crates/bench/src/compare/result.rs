@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::overload::Overload;
 use crate::{
     accounting::Memory,
     report::{self, Machine, Program, Spread},
@@ -74,6 +75,9 @@ pub(crate) struct Shown {
     /// With connections held, one after the other.
     #[serde(default)]
     pub(crate) held: Vec<Held>,
+    /// In a surge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) overload: Option<Overload>,
 }
 
 /// Memory of the sidecar while it holds connections.
@@ -196,6 +200,25 @@ impl Comparison {
                 let share = 100.0 * measurement.resumed as f64 / measurement.requests.max(1) as f64;
                 metrics.insert("resumed_percent".to_owned(), share);
             }
+        }
+        if let Some(overload) = &run.shown.overload {
+            let figures = [
+                ("capacity_per_second", Some(overload.capacity)),
+                ("offered_per_second", Some(overload.offered)),
+                ("answers_per_second", Some(overload.answered)),
+                ("refused_per_second", Some(overload.refused)),
+                ("failed_per_second", Some(overload.failed)),
+                ("calm_p99_us", Some(overload.calm_p99_us)),
+                ("latency_p50_us", Some(overload.answered_p50_us)),
+                ("latency_p99_us", Some(overload.answered_p99_us)),
+                ("any_p50_us", Some(overload.any_p50_us)),
+                ("any_p99_us", Some(overload.any_p99_us)),
+                ("recovery_ms", overload.recovery_ms),
+                ("surge_connections", Some(overload.connections as f64)),
+                ("rss_before_kb", Some(overload.rss_before_kb as f64)),
+                ("rss_most_kb", Some(overload.rss_most_kb as f64)),
+            ];
+            metrics.extend(figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
         let idle = run.shown.held.first().map(|held| held.memory.rss_kb as f64);
         for Held { connections, memory } in &run.shown.held {

@@ -11,8 +11,12 @@ use super::{
 use crate::report::cell;
 
 /// Title, metric, unit, digits. An experiment has the columns of which it has figures; the result file has more.
-const COLUMNS: [(&str, &str, f64, usize); 21] = [
+const COLUMNS: [(&str, &str, f64, usize); 31] = [
+    ("flat out/s", "capacity_per_second", 1.0, 0),
+    ("offered/s", "offered_per_second", 1.0, 0),
     ("answers/s", "answers_per_second", 1.0, 0),
+    ("refused/s", "refused_per_second", 1.0, 0),
+    ("failed/s", "failed_per_second", 1.0, 0),
     ("GB/s", "gb_per_second", 1.0, 2),
     ("GB per CPU second", "gb_per_cpu_second", 1.0, 2),
     ("CPU µs", "cpu_proxies_us_per_request", 1.0, 1),
@@ -21,6 +25,12 @@ const COLUMNS: [(&str, &str, f64, usize); 21] = [
     ("× relay", "ratio_to_relay", 1.0, 2),
     ("P50 µs", "latency_p50_us", 1.0, 0),
     ("P99", "latency_p99_us", 1.0, 0),
+    ("any answer P50", "any_p50_us", 1.0, 0),
+    ("P99", "any_p99_us", 1.0, 0),
+    ("P99 before", "calm_p99_us", 1.0, 0),
+    ("recovery ms", "recovery_ms", 1.0, 0),
+    ("connections", "surge_connections", 1.0, 0),
+    ("most RSS MB", "rss_most_kb", 1_024.0, 1),
     ("added P50", "added_p50_us", 1.0, 0),
     ("added P99", "added_p99_us", 1.0, 0),
     ("resumed %", "resumed_percent", 1.0, 0),
@@ -110,6 +120,20 @@ pub(super) fn short(shown: &Shown) -> String {
             latency.unwrap_or_default(),
             costs.collect::<Vec<_>>().join(", "),
             measurement.other_cpus
+        );
+    }
+    if let Some(overload) = &shown.overload {
+        return format!(
+            "flat out {:.0}/s; of {:.0}/s {:.0} answered, {:.0} refused, {:.0} failed; P50 {:.0} P99 {:.0} µs; normal after {} ms; {:.1} MB",
+            overload.capacity,
+            overload.offered,
+            overload.answered,
+            overload.refused,
+            overload.failed,
+            overload.answered_p50_us,
+            overload.answered_p99_us,
+            overload.recovery_ms.map_or_else(|| "more".to_owned(), |ms| format!("{ms:.0}")),
+            overload.rss_most_kb as f64 / 1_024.0
         );
     }
     let looks = shown.held.iter().map(|held| {

@@ -209,3 +209,28 @@ fn every_request_can_have_a_connection_of_its_own_that_resumes_only_if_asked_to(
         assert_eq!(outcome.resumed > 0, resume, "{} of {}", outcome.resumed, outcome.requests);
     }
 }
+
+#[test]
+fn every_request_of_a_surge_has_an_end_and_connections_have_a_limit() {
+    let phase = Duration::from_millis(200);
+    let surge = |target| surge::Surge {
+        target,
+        payload: 1_024,
+        connections: 4,
+        phases: [(500, phase), (5_000, phase), (500, phase)],
+    };
+    let echo = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let [to_echo, to_silent] = [&echo, &silent].map(|listener| listener.local_addr().unwrap());
+    // Too long a request: the server says so and closes.
+    let large = surge::Surge { payload: 2 << 20, ..surge(to_echo) };
+    std::thread::spawn(move || serve::serve(&echo).unwrap());
+    let account = surge::drive(&surge(to_echo)).unwrap();
+    assert_eq!((account.requests.len(), account.connections <= 4), (1_200, true));
+    assert!(account.requests.iter().any(|told| told.end == surge::End::Answered));
+    let account = surge::drive(&large).unwrap();
+    assert!(account.requests.iter().all(|told| told.end != surge::End::Answered));
+    let account = surge::drive(&surge(to_silent)).unwrap();
+    assert_eq!(account.requests.len(), 1_200);
+    assert!(account.requests.iter().all(|told| told.end == surge::End::Failed));
+}

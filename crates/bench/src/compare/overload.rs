@@ -1,0 +1,196 @@
+//! The experiment `overload`: what a sidecar can do, then twice that, then half of it.
+
+use std::{
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use super::experiments::PAYLOAD;
+use crate::{
+    load::{
+        self, Load, Traffic,
+        surge::{self, Account, End, Surge, Told},
+    },
+    peers::Peer,
+    topology::{Setup, Shape, Standing},
+};
+
+/// What a surge showed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Overload {
+    /// Requests a second that it answers flat out.
+    pub(crate) capacity: f64,
+    /// Of all that were due in the surge, by second: how many, and what became of them.
+    pub(crate) offered: f64,
+    pub(crate) answered: f64,
+    pub(crate) refused: f64,
+    pub(crate) failed: f64,
+    /// P99 before the surge, in µs from when requests were due, as all that follow.
+    pub(crate) calm_p99_us: f64,
+    /// Of those of the surge that were answered with 200.
+    pub(crate) answered_p50_us: f64,
+    pub(crate) answered_p99_us: f64,
+    /// Of those with any answer.
+    pub(crate) any_p50_us: f64,
+    pub(crate) any_p99_us: f64,
+    /// How long after the surge P99 is again what it was; null if it is not in the time that is looked at.
+    pub(crate) recovery_ms: Option<f64>,
+    /// Connections that the client opened.
+    pub(crate) connections: usize,
+    /// Resident memory before the surge, and the most there was.
+    pub(crate) rss_before_kb: u64,
+    pub(crate) rss_most_kb: u64,
+}
+
+/// Connections that find out what it can do.
+const FLAT_OUT: usize = 32;
+/// The time by which recovery is told.
+const STEP: Duration = Duration::from_millis(100);
+/// Between two looks at the memory.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Takes the turn; each of the three phases takes `seconds`.
+pub(super) async fn take(
+    setup: &Setup,
+    shape: Shape,
+    peer: Option<(Peer, &Path)>,
+    warmup: Duration,
+    seconds: Duration,
+) -> anyhow::Result<Overload> {
+    let standing = Standing::start(setup, shape, peer).await?;
+    let measured = measure(&standing, shape.connections, warmup, seconds).await;
+    standing.end(measured).await
+}
+
+async fn measure(
+    standing: &Standing,
+    connections: usize,
+    warmup: Duration,
+    seconds: Duration,
+) -> anyhow::Result<Overload> {
+    let load = Load {
+        target: standing.entry,
+        traffic: Traffic::Http1,
+        connections: FLAT_OUT,
+        schedule: None,
+        payload: PAYLOAD,
+        warmup,
+        window: seconds,
+        tls: None,
+    };
+    let outcome = standing.client(move || load::drive(&load, |_| ())).await?;
+    let capacity = outcome.answered_in_window as f64 / seconds.as_secs_f64();
+    if capacity < 100.0 {
+        bail!("it answers no more than {capacity:.0} requests a second");
+    }
+    let half = (capacity / 2.0) as u32;
+    let phases = [half, 4 * half, half].map(|rate| (rate, seconds));
+    let surge = Surge { target: standing.entry, payload: PAYLOAD, connections, phases };
+    let before = standing.memory().rss_kb;
+    let mut most = before;
+    let driving = standing.client(move || surge::drive(&surge));
+    tokio::pin!(driving);
+    let account = loop {
+        tokio::select! {
+            account = &mut driving => break account?,
+            () = tokio::time::sleep(LOOK) => most = most.max(standing.memory().rss_kb),
+        }
+    };
+    let mut overload = summarize(&account, seconds).context("there were no answers")?;
+    (overload.capacity, overload.rss_before_kb, overload.rss_most_kb) = (capacity, before, most);
+    Ok(overload)
+}
+
+fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
+    let phase = u64::try_from(seconds.as_micros()).ok()?;
+    let due = |from: u64, to: u64| account.requests.iter().filter(move |told| (from..to).contains(&told.due));
+    // The first half of the calm warms up.
+    let calm = quantiles(due(phase / 2, phase).filter(|told| told.end == End::Answered))?;
+    let surge: Vec<Told> = due(phase, 2 * phase).copied().collect();
+    let rate = |end: Option<End>| {
+        surge.iter().filter(|told| end.is_none_or(|end| told.end == end)).count() as f64
+            / seconds.as_secs_f64()
+    };
+    let answered = quantiles(surge.iter().filter(|told| told.end == End::Answered))?;
+    let any = quantiles(surge.iter().filter(|told| told.end != End::Failed))?;
+    // As it was, but for chance.
+    let normal = (2.0 * calm.1).max(calm.1 + 2_000.0);
+    let step = u64::try_from(STEP.as_micros()).ok()?;
+    let steps = phase / step;
+    let good = |number: &u64| {
+        let from = 2 * phase + number * step;
+        let all_answered = due(from, from + step).all(|told| told.end == End::Answered);
+        all_answered && quantiles(due(from, from + step)).is_none_or(|(_, p99)| p99 <= normal)
+    };
+    let bad = (0..steps).rev().find(|number| !good(number)).map_or(0, |last| last + 1);
+    Some(Overload {
+        capacity: 0.0,
+        offered: rate(None),
+        answered: rate(Some(End::Answered)),
+        refused: rate(Some(End::Refused)),
+        failed: rate(Some(End::Failed)),
+        calm_p99_us: calm.1,
+        answered_p50_us: answered.0,
+        answered_p99_us: answered.1,
+        any_p50_us: any.0,
+        any_p99_us: any.1,
+        recovery_ms: (bad < steps).then_some((bad * step) as f64 / 1e3),
+        connections: account.connections,
+        rss_before_kb: 0,
+        rss_most_kb: 0,
+    })
+}
+
+/// P50 and P99 of what requests took; nothing of none.
+fn quantiles<'a>(requests: impl Iterator<Item = &'a Told>) -> Option<(f64, f64)> {
+    let mut took: Vec<u64> = requests.map(|told| told.took).collect();
+    took.sort_unstable();
+    let at = |percent: usize| took.get((took.len() * percent / 100).min(took.len().checked_sub(1)?)).copied();
+    Some((at(50)? as f64, at(99)? as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second each of 1,000, 2,000 and 1,000 requests a second. In the surge one half is refused after 1 ms, the other
+    /// answered after 50; in the first 300 ms after it answers still take 40.
+    fn account() -> Account {
+        let mut requests = Vec::new();
+        for number in 0..1_000_u64 {
+            requests.push(Told { due: number * 1_000, took: 500, end: End::Answered });
+            let due = 1_000_000 + number * 1_000;
+            requests.push(Told { due, took: 50_000, end: End::Answered });
+            requests.push(Told { due: due + 500, took: 1_000, end: End::Refused });
+            let took = if number < 300 { 40_000 } else { 500 };
+            requests.push(Told { due: 2_000_000 + number * 1_000, took, end: End::Answered });
+        }
+        Account { requests, connections: 7 }
+    }
+
+    #[test]
+    fn a_surge_is_told_by_when_requests_were_due() {
+        let told = summarize(&account(), Duration::from_secs(1)).unwrap();
+        assert_eq!(
+            (told.offered, told.answered, told.refused, told.failed),
+            (2_000.0, 1_000.0, 1_000.0, 0.0)
+        );
+        assert_eq!(
+            (told.calm_p99_us, told.answered_p50_us, told.answered_p99_us),
+            (500.0, 50_000.0, 50_000.0)
+        );
+        assert_eq!((told.any_p50_us, told.any_p99_us), (50_000.0, 50_000.0));
+        assert_eq!((told.recovery_ms, told.connections), (Some(300.0), 7));
+    }
+
+    #[test]
+    fn one_that_fails_at_the_end_is_no_recovery() {
+        let mut account = account();
+        account.requests.push(Told { due: 2_999_000, took: 1, end: End::Failed });
+        assert_eq!(summarize(&account, Duration::from_secs(1)).unwrap().recovery_ms, None);
+        assert_eq!(summarize(&Account::default(), Duration::from_secs(1)), None);
+    }
+}
