@@ -22,6 +22,7 @@ use crate::{
     bootstrap::{self, Bootstrap, convert},
     discovery::{Configuration, Setup},
     envoy::Envoy,
+    overload::Limits,
     peer::LocalWorkload,
     remote::{Place, Remote},
     secrets::{self, OwnCertificate, Secrets},
@@ -104,6 +105,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         local: Arc::new(local_workload(&node)?),
         mark: common.mark,
         principal: Arc::clone(&secrets.principal),
+        limits: Limits::default(),
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
     };
     let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     config::{Map, Snapshot},
+    overload::{Limits, Overload},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
     telemetry::{AccessLogger, LogWriter, Shard},
@@ -32,6 +33,8 @@ pub struct Shared {
     pub principal: Arc<ArcSwapOption<Arc<str>>>,
     /// Where access log lines go.
     pub access_log: Arc<AccessLogger>,
+    /// When a worker refuses requests.
+    pub limits: Limits,
 }
 
 impl Shared {
@@ -48,6 +51,7 @@ pub(crate) struct Worker {
     pub(crate) peers: PeerCache,
     pub(crate) shard: Shard,
     pub(crate) log: Option<LogWriter>,
+    pub(crate) overload: Overload,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
     connections: RefCell<Map<u64, Waker>>,
@@ -69,6 +73,7 @@ impl Worker {
         let shard = Shard::new(shared.local.clone());
         let log = shared.access_log.writer();
         Rc::new(Self {
+            overload: Overload::new(shared.limits),
             shared,
             clusters: Clusters::default(),
             dice: RefCell::default(),

@@ -53,6 +53,8 @@ pub enum Kind {
     StreamIdle(bool),
     /// The request did not come in whole within its time.
     RequestTimeout,
+    /// The worker has more to do than it can.
+    Overloaded,
     /// A policy refuses it; the details name the rule.
     Denied(Box<str>),
     /// The fault filter answers with this HTTP status.
@@ -217,6 +219,7 @@ impl Error {
             | Kind::ClusterNotFound(_)
             | Kind::NoHealthyUpstream
             | Kind::Overflow
+            | Kind::Overloaded
             | Kind::FaultAbort(_)
             | Kind::FaultAbortGrpc(_)
             | Kind::NoFilterChain => Side::Internal,
@@ -253,6 +256,7 @@ impl Error {
             Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
             Kind::UpstreamProtocol => self.reset(502, Flags::UPE, "protocol error"),
             Kind::Overflow => self.reset(503, Flags::UO, "overflow"),
+            Kind::Overloaded => plain(503, Flags::OM, "overload", "envoy overloaded"),
             Kind::ResponseTimeout => plain(504, Flags::UT, "response_timeout", "upstream request timeout"),
             Kind::TryTimeout => plain(504, Flags::UT, "upstream_per_try_timeout", "upstream request timeout"),
             Kind::StreamIdle(request_complete) => plain(
@@ -420,6 +424,7 @@ mod tests {
                 "upstream_reset_before_response_started{connection_termination}",
                 "upstream connect error or disconnect/reset before headers. reset reason: connection termination",
             ),
+            (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
             (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),
             (
                 Error::new(Kind::Denied("rbac_access_denied_matched_policy[none]".into())),

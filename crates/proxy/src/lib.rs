@@ -76,6 +76,7 @@ pub mod telemetry;
 pub mod config;
 pub mod context;
 pub mod head;
+pub mod overload;
 pub mod peer;
 
 #[cfg(feature = "fuzzing")]

@@ -32,6 +32,7 @@ use crate::{
     hop,
     http1::{Connection, Framing, write::Persistence},
     matching,
+    overload::UnderWay,
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
     policy::{self, Subject, Tally, Verdict},
@@ -60,6 +61,9 @@ pub(crate) struct Story<'a> {
     client: IpAddr,
     start: SystemTime,
     grpc: bool,
+    /// The worker can do it.
+    taken: bool,
+    _under_way: UnderWay<'a>,
 }
 
 /// What the requests of a connection have in common.
@@ -107,6 +111,8 @@ impl<'a> Story<'a> {
         response: &'a mut ResponseHead,
     ) -> Self {
         let Terms { worker, manager, snapshot, counters, forwarded_cert } = terms;
+        let started = Instant::now();
+        let (under_way, taken) = worker.overload.begin(started);
         Self {
             worker,
             manager,
@@ -116,12 +122,14 @@ impl<'a> Story<'a> {
             downstream,
             head,
             response,
-            started: Instant::now(),
+            started,
             start: SystemTime::now(),
             told: Told::default(),
             keep: false,
             forwarded_cert,
             grpc: false,
+            taken,
+            _under_way: under_way,
         }
     }
 
@@ -144,6 +152,10 @@ impl<'a> Story<'a> {
     }
 
     async fn serve(&mut self, body: &mut Flow, upgrade: bool) -> Result<(), Error> {
+        if !self.taken {
+            self.counters.rq_overload_close.inc();
+            return Err(Error::new(Kind::Overloaded));
+        }
         let upgrade = self.receive(upgrade)?;
         let (manager, snapshot) = (self.manager, self.snapshot);
         match path::normalize(manager, self.head) {

@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     config::{Listener, Snapshot},
     context::Worker,
-    listen, pool,
+    listen, overload, pool,
     telemetry::ShardSnapshot,
     timer,
 };
@@ -213,6 +213,7 @@ async fn run(
     let mut sockets = HashMap::new();
     let timers = spawn_local(timers);
     let sweeper = spawn_local(sweep(worker.clone()));
+    let watch = spawn_local(overload::watch(worker.clone()));
     while let Some(command) = commands.recv().await {
         match command {
             Command::Publish(publish) => apply(&worker, &mut sockets, *publish),
@@ -231,6 +232,7 @@ async fn run(
             }
         }
     }
+    watch.abort();
     sweeper.abort();
     timers.abort();
 }

@@ -81,6 +81,7 @@ set! {
         cx_active: Gauge "envoy_http_downstream_cx_active",
         rq_total: Counter "envoy_http_downstream_rq_total",
         rq_active: Gauge "envoy_http_downstream_rq_active",
+        rq_overload_close: Counter "envoy_http_downstream_rq_overload_close",
         rbac_allowed: Counter "envoy_http_rbac_allowed",
         rbac_denied: Counter "envoy_http_rbac_denied",
         rbac_shadow_allowed: Counter "envoy_http_rbac_shadow_allowed",

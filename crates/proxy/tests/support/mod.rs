@@ -17,6 +17,7 @@ use skysail_proxy::{
         tls::{ClientTls, ServerTls},
     },
     context::Shared,
+    overload::Limits as Taken,
     peer::LocalWorkload,
     telemetry::AccessLogger,
     worker::Workers,
@@ -36,6 +37,11 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// One worker with one listener on a free port.
     pub(crate) async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
+        Self::limited(listener, clusters, Taken::default()).await
+    }
+
+    /// The same with other limits to what a worker takes.
+    pub(crate) async fn limited(listener: Listener, clusters: Vec<Cluster>, limits: Taken) -> Self {
         let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
         let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
         let local = LocalWorkload::new("sidecar~127.0.0.1~a.b~b.svc.cluster.local", "a.b", &metadata);
@@ -45,6 +51,7 @@ impl Proxy {
             local: Arc::clone(&local),
             mark: None,
             principal: Arc::new(ArcSwapOption::empty()),
+            limits,
             access_log: Arc::new(AccessLogger::start().unwrap()),
         };
         let workers = Workers::start(1, shared).unwrap();
