@@ -244,6 +244,11 @@ impl Standing {
         entry.map(|pids| accounting::memory(&pids)).unwrap_or_default()
     }
 
+    /// Resident memory of the same, in kilobytes, at little cost.
+    pub(crate) fn resident(&self) -> u64 {
+        self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
+    }
+
     /// Ends all, and tells with an error what the proxy had to say.
     pub(crate) async fn end<T>(self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         let result = result.map_err(|error| match self.parts.last() {

@@ -1,9 +1,6 @@
 //! The experiment `overload`: what a sidecar can do, then twice that, then half of it.
 
-use std::{
-    path::Path,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
@@ -50,7 +47,7 @@ const FLAT_OUT: usize = 32;
 /// The time by which recovery is told.
 const STEP: Duration = Duration::from_millis(100);
 /// Between two looks at the memory.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Takes the turn; each of the three phases takes `seconds`.
 pub(super) async fn take(
@@ -89,14 +86,14 @@ async fn measure(
     let half = (capacity / 2.0) as u32;
     let phases = [half, 4 * half, half].map(|rate| (rate, seconds));
     let surge = Surge { target: standing.entry, payload: PAYLOAD, connections, phases };
-    let before = standing.memory().rss_kb;
+    let before = standing.resident();
     let mut most = before;
     let driving = standing.client(move || surge::drive(&surge));
     tokio::pin!(driving);
     let account = loop {
         tokio::select! {
             account = &mut driving => break account?,
-            () = tokio::time::sleep(LOOK) => most = most.max(standing.memory().rss_kb),
+            () = tokio::time::sleep(LOOK) => most = most.max(standing.resident()),
         }
     };
     let mut overload = summarize(&account, seconds).context("there were no answers")?;
