@@ -28,9 +28,10 @@ pub struct Limits {
     pub lasting: Duration,
 }
 
+/// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
 impl Default for Limits {
     fn default() -> Self {
-        Self { requests: 64, lag: Duration::from_millis(50), lasting: Duration::from_millis(200) }
+        Self { requests: 64, lag: Duration::from_millis(200), lasting: Duration::from_secs(1) }
     }
 }
 
@@ -167,12 +168,15 @@ impl Judge {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits =
+        Limits { requests: 64, lag: Duration::from_millis(50), lasting: Duration::from_millis(200) };
+
     /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.
     fn judge(probes: &[(u64, u64)]) -> Vec<bool> {
         let (start, mut judge) = (Instant::now(), Judge::default());
         let ms = Duration::from_millis;
         let probes = probes.iter();
-        probes.map(|(at, lag)| judge.refuses(&Limits::default(), start + ms(*at), ms(*lag))).collect()
+        probes.map(|(at, lag)| judge.refuses(&LIMITS, start + ms(*at), ms(*lag))).collect()
     }
 
     #[test]
