@@ -10,12 +10,14 @@ use std::{
 };
 
 use anyhow::Context as _;
+use nix::errno::Errno;
 use rustls::{
     ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned,
     client::Resumption,
     crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::certificates::Certificates;
 
@@ -67,6 +69,23 @@ impl Stream {
         let Some(tls) = tls else { return Ok(Self::Plain(stream)) };
         let connection = ClientConnection::new(tls.config.clone(), tls.server.clone())?;
         Ok(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
+    }
+
+    /// Begins to open a plain connection, without waiting for it: bytes can be written when it is there.
+    pub(crate) fn begin(target: SocketAddr) -> anyhow::Result<Self> {
+        let socket =
+            Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        socket.set_tcp_nodelay(true)?;
+        match socket.connect(&target.into()) {
+            // What is refused shows when it is written to.
+            Err(error)
+                if error.kind() != io::ErrorKind::ConnectionRefused
+                    && error.raw_os_error() != Some(Errno::EINPROGRESS as i32) =>
+            {
+                Err(error).with_context(|| format!("cannot connect to {target}"))
+            }
+            _ => Ok(Self::Plain(socket.into())),
+        }
     }
 
     /// The socket itself.

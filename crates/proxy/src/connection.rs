@@ -47,8 +47,10 @@ pub(crate) struct Connection {
 /// Serves a connection from its beginning to its end.
 pub(crate) async fn serve(worker: Rc<Worker>, entry: Arc<str>, tcp: TcpStream, source: SocketAddr) {
     let registered = worker.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
+    let (begins, _) = worker.overload.begin(Instant::now());
     // Boxed: the story of a request is far larger than what waits for a first byte.
     let Some(connection) = Box::pin(begin(&worker, entry, tcp, source, registered)).await else { return };
+    drop(begins);
     let listener = worker.shard.listener(&connection.origin.listener.name);
     listener.cx_total.inc();
     listener.cx_active.inc();

@@ -4,7 +4,13 @@
 //! and workers share nothing. Binding is done before any worker is told, so that a listener that cannot be
 //! bound is known as such, and the others are not held up.
 
-use std::{io, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
@@ -14,6 +20,8 @@ use crate::{connection, context::Worker, timer};
 
 /// Connections that may wait to be accepted, on each worker.
 const BACKLOG: i32 = 4096;
+/// A worker that has no time for connections looks again after so long.
+const RECONSIDER: Duration = Duration::from_millis(2);
 
 /// One socket for each of so many workers.
 pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
@@ -45,6 +53,10 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
 /// Takes connections until the task is ended.
 pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpListener>) {
     loop {
+        // The kernel keeps those that come meanwhile.
+        while !worker.overload.has_time(Instant::now()) {
+            timer::sleep(RECONSIDER).await;
+        }
         match listener.accept().await {
             Ok((tcp, source)) => {
                 tokio::task::spawn_local(connection::serve(worker.clone(), name.clone(), tcp, source));

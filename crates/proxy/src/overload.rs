@@ -1,10 +1,14 @@
-//! What a worker does when more comes than it can do: it refuses the rest at once, so that those it takes are answered
-//! soon and memory does not grow with what waits.
+//! What a worker does when more comes than it can do: it takes no more connections, and if that is not enough refuses
+//! requests, so that those it takes are answered soon and memory does not grow with what waits.
 //!
-//! The measure is the worker's lag: how long a task that is ready waits until it runs. A request that begins wakes the
-//! probe, which goes to the end of the queue as everything does; how long it took to get through is the lag. Probes are
-//! made only while many requests are under way, and not often: who has little to do, or nothing, does nothing for this,
-//! and a process that was merely not scheduled for a while refuses nobody.
+//! The measure is the worker's lag: how long a task that is ready waits until it runs. A request or a connection that
+//! begins wakes the probe, which goes to the end of the queue as everything does; how long it took to get through is the
+//! lag. Probes are made only while much is under way, and not often: who has little to do, or nothing, does nothing for
+//! this, and a process that was merely not scheduled for a while refuses nobody.
+//!
+//! Connections that are not taken cost next to nothing: the kernel keeps them, and beyond its limit lets clients try
+//! again. Whose client has given up meanwhile is not served. A request that is refused costs half of one that is
+//! answered, so it comes last.
 
 use std::{
     cell::Cell,
@@ -20,18 +24,29 @@ use crate::context::Worker;
 /// When a worker has more to do than it can.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Nothing is refused while fewer requests are under way on the worker.
-    pub requests: u32,
-    /// The lag that is too much.
-    pub lag: Duration,
-    /// For so long it must have been too much.
+    /// Nothing is held up or refused while fewer requests, and connections that begin, are under way on the worker.
+    pub under_way: u32,
+    /// With more lag than this no connections are taken, until it is below half of it, and requests whose clients have
+    /// gone are dropped.
+    pub late: Duration,
+    /// With more lag than this requests are refused, until it is below half of it, if it was so for `lasting`.
+    pub overloaded: Duration,
+    /// Requests are refused if there was too much lag for so long.
     pub lasting: Duration,
+    /// What a probe showed holds no longer than this, or twice the lag, without another.
+    pub holds: Duration,
 }
 
 /// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
 impl Default for Limits {
     fn default() -> Self {
-        Self { requests: 64, lag: Duration::from_millis(200), lasting: Duration::from_secs(1) }
+        Self {
+            under_way: 64,
+            late: Duration::from_millis(50),
+            overloaded: Duration::from_millis(200),
+            lasting: Duration::from_secs(1),
+            holds: Duration::from_millis(250),
+        }
     }
 }
 
@@ -43,15 +58,15 @@ const GAP: Duration = Duration::from_millis(100);
 const PROBES: u32 = 3;
 /// If it is too much again so soon nothing is waited for.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What the last probe showed holds no longer than this, or twice the lag, without another.
-const HOLDS: Duration = Duration::from_millis(250);
 /// A line in the log is followed by another no sooner.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// A worker's requests under way, and whether more are taken.
+/// What a worker has under way, and whether it takes more.
 pub(crate) struct Overload {
     limits: Limits,
     under_way: Cell<u32>,
+    /// There is too much lag for new connections until then, unless a probe says more.
+    late: Cell<Instant>,
     /// New requests are refused until then.
     refusing: Cell<Instant>,
     /// No probe is made before.
@@ -61,7 +76,17 @@ pub(crate) struct Overload {
     probe: Notify,
 }
 
-/// A request under way, as long as this lives.
+/// What to do with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Welcome {
+    Yes,
+    /// It may have waited so long that nobody waits for its answer.
+    IfWanted,
+    /// It is to be refused without further work.
+    No,
+}
+
+/// A request under way, or a connection that begins, as long as this lives.
 pub(crate) struct UnderWay<'a>(&'a Overload);
 
 impl Overload {
@@ -70,6 +95,7 @@ impl Overload {
         Self {
             limits,
             under_way: Cell::new(0),
+            late: Cell::new(now),
             refusing: Cell::new(now),
             next: Cell::new(now),
             woken: Cell::new(now),
@@ -77,22 +103,43 @@ impl Overload {
         }
     }
 
-    /// A request begins. Says whether it is taken; if not, it is to be refused without further work.
+    /// A request or a connection begins. Says of a request whether it is welcome.
     #[inline]
-    pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, bool) {
+    pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, Welcome) {
         let under_way = self.under_way.get() + 1;
         self.under_way.set(under_way);
-        (UnderWay(self), under_way < self.limits.requests || self.takes(now))
+        let welcome = if under_way < self.limits.under_way { Welcome::Yes } else { self.consider(now) };
+        (UnderWay(self), welcome)
     }
 
-    fn takes(&self, now: Instant) -> bool {
+    fn consider(&self, now: Instant) -> Welcome {
         if now >= self.next.get() {
             // One probe at a time.
             self.next.set(now + AGAIN);
             self.woken.set(now);
             self.probe.notify_one();
         }
-        now >= self.refusing.get()
+        if now < self.refusing.get() {
+            Welcome::No
+        } else if now < self.late.get() {
+            Welcome::IfWanted
+        } else {
+            Welcome::Yes
+        }
+    }
+
+    /// Whether new connections are taken.
+    pub(crate) fn has_time(&self, now: Instant) -> bool {
+        now >= self.late.get() || self.under_way.get() < self.limits.under_way
+    }
+
+    /// A probe has ended now that took so long.
+    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration) {
+        self.next.set(now + PAUSE);
+        let until = now + self.limits.holds.max(2 * lag);
+        let most = if now < self.late.get() { self.limits.late / 2 } else { self.limits.late };
+        self.late.set(if lag > most { until } else { now });
+        self.refusing.set(if judge.refuses(&self.limits, now, lag) { until } else { now });
     }
 }
 
@@ -105,26 +152,31 @@ impl Drop for UnderWay<'_> {
 /// Measures a worker's lag as long as it is polled.
 pub(crate) async fn watch(worker: Rc<Worker>) {
     let overload = &worker.overload;
-    let limits = overload.limits;
-    let (mut judge, mut told) = (Judge::default(), None);
+    let mut judge = Judge::default();
+    let (mut since, mut told) = (None, None);
     loop {
         overload.probe.notified().await;
         let now = Instant::now();
         let lag = now.saturating_duration_since(overload.woken.get());
-        overload.next.set(now + PAUSE);
-        if !judge.refuses(&limits, now, lag) {
-            overload.refusing.set(now);
+        overload.probed(&mut judge, now, lag);
+        if overload.has_time(now) {
+            since = None;
             continue;
         }
-        overload.refusing.set(now + HOLDS.max(2 * lag));
-        if told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET) {
+        // A moment's lag need not be told.
+        let lasting = now.saturating_duration_since(*since.get_or_insert(now)) >= overload.limits.lasting;
+        if lasting && told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET) {
             told = Some(now);
             warn!(
-                "overloaded: a worker has {} requests under way and gets to what is ready after {} ms; until that is below {} ms \
-                 it answers new requests with 503. It needs more CPU, or there must be more workers (--concurrency) or replicas",
+                "overloaded: a worker has {} requests under way and gets to what is ready after {} ms; until it is quicker \
+                 it {}. It needs more CPU, or there must be more workers (--concurrency) or replicas",
                 overload.under_way.get(),
                 lag.as_millis(),
-                (limits.lag / 2).as_millis(),
+                if judge.refuses {
+                    "refuses new requests, and connections wait"
+                } else {
+                    "lets new connections wait"
+                },
             );
         }
     }
@@ -148,14 +200,14 @@ impl Judge {
         let since = |at: Instant| now.saturating_duration_since(at);
         let in_a_row = self.last.is_some_and(|last| since(last) < lag + GAP);
         self.last = Some(now);
-        if lag > limits.lag {
+        if lag > limits.overloaded {
             let (count, first) = self.above.filter(|_| in_a_row).unwrap_or((0, now));
             self.above = Some((count + 1, first));
             let lasting = count + 1 >= PROBES && since(first) >= limits.lasting;
             self.refuses |= lasting || self.refused.is_some_and(|refused| since(refused) < AGAIN);
         } else {
             self.above = None;
-            self.refuses &= lag >= limits.lag / 2;
+            self.refuses &= lag >= limits.overloaded / 2;
         }
         if self.refuses {
             self.refused = Some(now);
@@ -168,8 +220,13 @@ impl Judge {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { requests: 64, lag: Duration::from_millis(50), lasting: Duration::from_millis(200) };
+    const LIMITS: Limits = Limits {
+        under_way: 3,
+        late: Duration::from_millis(20),
+        overloaded: Duration::from_millis(50),
+        lasting: Duration::from_millis(200),
+        holds: Duration::from_millis(250),
+    };
 
     /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.
     fn judge(probes: &[(u64, u64)]) -> Vec<bool> {
@@ -203,19 +260,45 @@ mod tests {
 
     #[test]
     fn nothing_is_refused_while_little_is_under_way() {
-        let overload = Overload::new(Limits { requests: 3, ..Limits::default() });
+        let overload = Overload::new(LIMITS);
         let now = Instant::now();
-        overload.refusing.set(now + HOLDS);
-        let (first, taken) = overload.begin(now);
-        assert!(taken);
+        overload.refusing.set(now + LIMITS.holds);
+        let first = overload.begin(now);
         let second = overload.begin(now);
-        assert!(second.1);
-        assert!(!overload.begin(now).1);
+        assert_eq!((first.1, second.1, overload.begin(now).1), (Welcome::Yes, Welcome::Yes, Welcome::No));
         drop(first);
-        assert!(overload.begin(now).1, "what was refused is no longer under way");
+        assert_eq!(overload.begin(now).1, Welcome::Yes, "what was refused is no longer under way");
         let third = overload.begin(now);
-        assert!(third.1);
-        assert!(!overload.begin(now).1);
-        assert!(overload.begin(now + HOLDS).1, "no probe came to say that it is still so");
+        assert_eq!((third.1, overload.begin(now).1), (Welcome::Yes, Welcome::No));
+        assert_eq!(
+            overload.begin(now + LIMITS.holds).1,
+            Welcome::Yes,
+            "no probe came to say that it is still so"
+        );
+    }
+
+    #[test]
+    fn while_there_is_lag_connections_wait_and_requests_are_looked_at() {
+        let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut after = |at: u64, lag: u64| {
+            overload.probed(&mut judge, start + ms(at), ms(lag));
+            (overload.has_time(start + ms(at)), overload.begin(start + ms(at)).1)
+        };
+        let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
+        let (open, shut) = ((true, Welcome::Yes), (false, Welcome::IfWanted));
+        assert_eq!(after(10, 20), open);
+        assert_eq!(after(40, 21), shut);
+        assert_eq!(after(80, 11), shut, "above half of it");
+        assert_eq!(after(120, 10), open);
+        assert_eq!(after(140, 15), open, "above half of it, but it was below");
+        assert_eq!(after(200, 25), shut);
+        assert!(
+            overload.has_time(start + ms(200) + LIMITS.holds),
+            "no probe came to say that it is still so"
+        );
+        assert_eq!(after(240, 25), shut);
+        drop(under_way);
+        assert_eq!(after(280, 25), open, "nothing is under way");
     }
 }

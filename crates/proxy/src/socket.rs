@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
@@ -208,6 +209,12 @@ impl Stream {
         let mut byte = [MaybeUninit::uninit()];
         let peeked = SockRef::from(&self.tcp).peek(&mut byte);
         matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock) && self.is_quiet()
+    }
+
+    /// Whether the peer has ended its side, though what it sent before may be unread; asks the kernel.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut sockets = [PollFd::new(&self.tcp, PollFlags::RDHUP)];
+        poll(&mut sockets, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
     }
 
     /// Gives back the memory that little needs, for a while without traffic.

@@ -32,7 +32,7 @@ use crate::{
     hop,
     http1::{Connection, Framing, write::Persistence},
     matching,
-    overload::UnderWay,
+    overload::{UnderWay, Welcome},
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
     policy::{self, Subject, Tally, Verdict},
@@ -61,8 +61,7 @@ pub(crate) struct Story<'a> {
     client: IpAddr,
     start: SystemTime,
     grpc: bool,
-    /// The worker can do it.
-    taken: bool,
+    welcome: Welcome,
     _under_way: UnderWay<'a>,
 }
 
@@ -112,7 +111,7 @@ impl<'a> Story<'a> {
     ) -> Self {
         let Terms { worker, manager, snapshot, counters, forwarded_cert } = terms;
         let started = Instant::now();
-        let (under_way, taken) = worker.overload.begin(started);
+        let (under_way, welcome) = worker.overload.begin(started);
         Self {
             worker,
             manager,
@@ -128,7 +127,7 @@ impl<'a> Story<'a> {
             keep: false,
             forwarded_cert,
             grpc: false,
-            taken,
+            welcome,
             _under_way: under_way,
         }
     }
@@ -152,9 +151,18 @@ impl<'a> Story<'a> {
     }
 
     async fn serve(&mut self, body: &mut Flow, upgrade: bool) -> Result<(), Error> {
-        if !self.taken {
-            self.counters.rq_overload_close.inc();
-            return Err(Error::new(Kind::Overloaded));
+        match self.welcome {
+            Welcome::Yes => {}
+            Welcome::IfWanted => {
+                let wire = &mut self.downstream.wire;
+                if poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
+                    return Err(Error::new(Kind::DownstreamClosed));
+                }
+            }
+            Welcome::No => {
+                self.counters.rq_overload_close.inc();
+                return Err(Error::new(Kind::Overloaded));
+            }
         }
         let upgrade = self.receive(upgrade)?;
         let (manager, snapshot) = (self.manager, self.snapshot);

@@ -109,6 +109,14 @@ impl Wire {
         }
     }
 
+    /// The same, whatever it sent before that has not been read.
+    pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Http1(stream) => stream.has_ended(),
+            Self::Http2(duplex) => duplex.is_gone(cx),
+        }
+    }
+
     /// Reads an answer that nobody wants, to its end.
     pub(crate) fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {

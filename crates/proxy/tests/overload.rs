@@ -12,9 +12,16 @@ mod support;
 use std::time::Duration;
 
 use skysail_proxy::{overload::Limits, telemetry};
-use support::{Proxy, cluster, echo, http, listener, within};
+use support::{Proxy, cluster, echo, http, listener, server, within};
 
-const STRICT: Limits = Limits { requests: 1, lag: Duration::ZERO, lasting: Duration::ZERO };
+/// Of connections it takes all.
+const STRICT: Limits = Limits {
+    under_way: 1,
+    late: Duration::MAX,
+    overloaded: Duration::ZERO,
+    lasting: Duration::ZERO,
+    holds: Duration::from_secs(3_600),
+};
 
 async fn proxy() -> Proxy {
     let clusters = vec![cluster(&[echo().await], None)];
@@ -76,4 +83,51 @@ async fn streams_are_refused_and_the_connection_goes_on() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn connections_wait_while_there_is_no_time_and_who_gave_up_is_not_served() {
+    let (release, held) = tokio::sync::watch::channel(());
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let upstream = server(move |_, mut client| {
+        let (mut held, tell) = (held.clone(), tell.clone());
+        async move {
+            let head = client.head().await;
+            tell.send(head.lines().next().unwrap().to_owned()).unwrap();
+            if head.starts_with("GET /held ") {
+                held.changed().await.unwrap();
+            }
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+        }
+    });
+    let limits = Limits { late: Duration::ZERO, overloaded: Duration::MAX, ..STRICT };
+    let clusters = vec![cluster(&[upstream.await], None)];
+    let proxy = Proxy::limited(listener(http(|_, _| ()), None), clusters, limits).await;
+    let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+    let mut held = proxy.connect().await;
+    held.send(&request("/held")).await;
+    assert_eq!(within(told.recv()).await.unwrap(), "GET /held HTTP/1.1");
+    // One more is taken, as it was waited for already.
+    let idle = proxy.connect().await;
+    within(async { while connections(&proxy).await < 2 {} }).await;
+    let mut gone = proxy.connect().await;
+    gone.send(&request("/gone")).await;
+    drop(gone);
+    let mut patient = proxy.connect().await;
+    patient.send(&request("/patient")).await;
+    assert_eq!(connections(&proxy).await, 2);
+    release.send(()).unwrap();
+    for client in [&mut held, &mut patient] {
+        assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+    }
+    assert_eq!(within(told.recv()).await.unwrap(), "GET /patient HTTP/1.1");
+    assert_eq!(connections(&proxy).await, 4);
+    drop(idle);
+}
+
+/// How many the listener has had.
+async fn connections(proxy: &Proxy) -> u32 {
+    let metrics = metrics(proxy).await;
+    let line = metrics.lines().find(|line| line.starts_with("envoy_listener_downstream_cx_total"));
+    line.unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
 }

@@ -25,11 +25,14 @@ pub(crate) struct Overload {
     pub(crate) answered: f64,
     pub(crate) refused: f64,
     pub(crate) failed: f64,
-    /// P99 before the surge, in µs from when requests were due, as all that follow.
+    /// P99 before the surge, in µs from when requests were due, as all that follow but for those with `served`.
     pub(crate) calm_p99_us: f64,
     /// Of those of the surge that were answered with 200.
     pub(crate) answered_p50_us: f64,
     pub(crate) answered_p99_us: f64,
+    /// The same from when they had a connection: what is left when they did not have to wait for one.
+    pub(crate) served_p50_us: f64,
+    pub(crate) served_p99_us: f64,
     /// Of those with any answer.
     pub(crate) any_p50_us: f64,
     pub(crate) any_p99_us: f64,
@@ -112,6 +115,8 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
             / seconds.as_secs_f64()
     };
     let answered = quantiles(surge.iter().filter(|told| told.end == End::Answered))?;
+    let served = surge.iter().filter(|told| told.end == End::Answered).map(|told| told.served);
+    let served = quantiles_of(served.collect())?;
     let any = quantiles(surge.iter().filter(|told| told.end != End::Failed))?;
     // As it was, but for chance.
     let normal = (2.0 * calm.1).max(calm.1 + 2_000.0);
@@ -132,6 +137,8 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
         calm_p99_us: calm.1,
         answered_p50_us: answered.0,
         answered_p99_us: answered.1,
+        served_p50_us: served.0,
+        served_p99_us: served.1,
         any_p50_us: any.0,
         any_p99_us: any.1,
         recovery_ms: (bad < steps).then_some((bad * step) as f64 / 1e3),
@@ -143,7 +150,10 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
 
 /// P50 and P99 of what requests took; nothing of none.
 fn quantiles<'a>(requests: impl Iterator<Item = &'a Told>) -> Option<(f64, f64)> {
-    let mut took: Vec<u64> = requests.map(|told| told.took).collect();
+    quantiles_of(requests.map(|told| told.took).collect())
+}
+
+fn quantiles_of(mut took: Vec<u64>) -> Option<(f64, f64)> {
     took.sort_unstable();
     let at = |percent: usize| took.get((took.len() * percent / 100).min(took.len().checked_sub(1)?)).copied();
     Some((at(50)? as f64, at(99)? as f64))
@@ -158,12 +168,12 @@ mod tests {
     fn account() -> Account {
         let mut requests = Vec::new();
         for number in 0..1_000_u64 {
-            requests.push(Told { due: number * 1_000, took: 500, end: End::Answered });
+            requests.push(Told { due: number * 1_000, took: 500, served: 500, end: End::Answered });
             let due = 1_000_000 + number * 1_000;
-            requests.push(Told { due, took: 50_000, end: End::Answered });
-            requests.push(Told { due: due + 500, took: 1_000, end: End::Refused });
+            requests.push(Told { due, took: 50_000, served: 5_000, end: End::Answered });
+            requests.push(Told { due: due + 500, took: 1_000, served: 900, end: End::Refused });
             let took = if number < 300 { 40_000 } else { 500 };
-            requests.push(Told { due: 2_000_000 + number * 1_000, took, end: End::Answered });
+            requests.push(Told { due: 2_000_000 + number * 1_000, took, served: 400, end: End::Answered });
         }
         Account { requests, connections: 7 }
     }
@@ -179,6 +189,7 @@ mod tests {
             (told.calm_p99_us, told.answered_p50_us, told.answered_p99_us),
             (500.0, 50_000.0, 50_000.0)
         );
+        assert_eq!((told.served_p50_us, told.served_p99_us), (5_000.0, 5_000.0));
         assert_eq!((told.any_p50_us, told.any_p99_us), (50_000.0, 50_000.0));
         assert_eq!((told.recovery_ms, told.connections), (Some(300.0), 7));
     }
@@ -186,7 +197,7 @@ mod tests {
     #[test]
     fn one_that_fails_at_the_end_is_no_recovery() {
         let mut account = account();
-        account.requests.push(Told { due: 2_999_000, took: 1, end: End::Failed });
+        account.requests.push(Told { due: 2_999_000, took: 1, served: 0, end: End::Failed });
         assert_eq!(summarize(&account, Duration::from_secs(1)).unwrap().recovery_ms, None);
         assert_eq!(summarize(&Account::default(), Duration::from_secs(1)), None);
     }

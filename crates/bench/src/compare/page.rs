@@ -107,6 +107,7 @@ fn plots(comparison: &Comparison, experiment: &str) -> String {
             rows(),
             &[
                 ("answered with 200", &[("latency_p99_us", "whole")]),
+                ("the same, from when they had a connection", &[("served_p99_us", "whole")]),
                 ("any answer", &[("any_p99_us", "whole")]),
             ],
             ("P99 from when requests were due, ms", 1_000.0),

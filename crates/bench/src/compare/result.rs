@@ -211,6 +211,8 @@ impl Comparison {
                 ("calm_p99_us", Some(overload.calm_p99_us)),
                 ("latency_p50_us", Some(overload.answered_p50_us)),
                 ("latency_p99_us", Some(overload.answered_p99_us)),
+                ("served_p50_us", Some(overload.served_p50_us)),
+                ("served_p99_us", Some(overload.served_p99_us)),
                 ("any_p50_us", Some(overload.any_p50_us)),
                 ("any_p99_us", Some(overload.any_p99_us)),
                 ("recovery_ms", overload.recovery_ms),

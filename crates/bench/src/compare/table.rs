@@ -124,7 +124,7 @@ pub(super) fn short(shown: &Shown) -> String {
     }
     if let Some(overload) = &shown.overload {
         return format!(
-            "flat out {:.0}/s; of {:.0}/s {:.0} answered, {:.0} refused, {:.0} failed; P50 {:.0} P99 {:.0} µs; normal after {} ms; {:.1} MB",
+            "flat out {:.0}/s; of {:.0}/s {:.0} answered, {:.0} refused, {:.0} failed; P50 {:.0} P99 {:.0} µs, {:.0} and {:.0} since sent; normal after {} ms; {:.1} MB",
             overload.capacity,
             overload.offered,
             overload.answered,
@@ -132,6 +132,8 @@ pub(super) fn short(shown: &Shown) -> String {
             overload.failed,
             overload.answered_p50_us,
             overload.answered_p99_us,
+            overload.served_p50_us,
+            overload.served_p99_us,
             overload.recovery_ms.map_or_else(|| "more".to_owned(), |ms| format!("{ms:.0}")),
             overload.rss_most_kb as f64 / 1_024.0
         );

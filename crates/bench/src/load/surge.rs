@@ -2,7 +2,7 @@
 //!
 //! Requests are due at even intervals, whatever becomes of those before. One that is due goes over a connection that is
 //! free, over a new one if none is and there may be more, and otherwise waits until one is: so does a client with a pool.
-//! Who has waited so for [`PATIENCE`] is given up. Every request counts from when it was due.
+//! Who has waited so for [`WAIT`] is given up, and a connection that gives no answer for [`PATIENCE`], too.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +24,9 @@ use crate::{
     stream::Stream,
 };
 
-/// How long a request waits for a connection, and at the end for its answer.
+/// How long a request waits for a connection.
+const WAIT: Duration = Duration::from_millis(100);
+/// How long, once it has one, for its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// No more wake-ups a second than this: what is due meanwhile goes together.
 const WAKE_UPS: u32 = 10_000;
@@ -59,6 +61,8 @@ pub(crate) struct Told {
     pub(crate) due: u64,
     /// From when it was due to its end.
     pub(crate) took: u64,
+    /// From when it had a connection, which may have to be opened, to its end; 0 if it had none.
+    pub(crate) served: u64,
     pub(crate) end: End,
 }
 
@@ -69,10 +73,12 @@ pub(crate) struct Account {
     pub(crate) connections: usize,
 }
 
+#[derive(Default)]
 struct Connection {
-    stream: Stream,
-    /// When the request under way was due.
-    due: Option<u64>,
+    /// Nothing if it is to be opened for the next request.
+    stream: Option<Stream>,
+    /// When the request under way was due, and when it came here.
+    request: Option<(u64, u64)>,
     written: usize,
     input: Vec<u8>,
     filled: usize,
@@ -87,6 +93,8 @@ struct Client<'a> {
     free: Vec<usize>,
     /// When those were due that wait for a connection.
     waiting: VecDeque<u64>,
+    /// When requests came to connections, and to which; in this order. Those that are over may still be here.
+    under_way: VecDeque<(u64, usize)>,
     start: u64,
     account: Account,
 }
@@ -100,6 +108,7 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
         connections: Vec::new(),
         free: Vec::new(),
         waiting: VecDeque::new(),
+        under_way: VecDeque::new(),
         start: clock::now() + 50_000_000,
         account: Account::default(),
     };
@@ -129,20 +138,38 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
 impl Client<'_> {
     /// Sends what waits, and takes what came.
     fn turn(&mut self, now: u64, timer: &nix::sys::timerfd::TimerFd) -> anyhow::Result<()> {
+        while let Some((begun, at)) = self.under_way.front().copied() {
+            if now.saturating_sub(begun) <= nanoseconds(PATIENCE) {
+                break;
+            }
+            self.under_way.pop_front();
+            if self.connections[at].request.is_some_and(|request| request.1 == begun) {
+                self.over(at, End::Failed, true);
+            }
+        }
         while let Some(due) = self.waiting.front().copied() {
-            if now.saturating_sub(due) > nanoseconds(PATIENCE) {
+            if now.saturating_sub(due) > nanoseconds(WAIT) {
                 self.waiting.pop_front();
-                self.told(due, now, End::Failed);
+                self.told(due, now, now, End::Failed);
                 continue;
             }
             let at = match self.free.pop() {
                 Some(at) => at,
-                None if self.connections.len() < self.surge.connections => self.open()?,
+                None if self.connections.len() < self.surge.connections => {
+                    self.connections.push(Connection::default());
+                    self.connections.len() - 1
+                }
                 None => break,
             };
             self.waiting.pop_front();
+            self.under_way.push_back((now, at));
             let connection = &mut self.connections[at];
-            (connection.due, connection.written, connection.filled) = (Some(due), 0, 0);
+            (connection.request, connection.written, connection.filled) = (Some((due, now)), 0, 0);
+            if connection.stream.is_none() {
+                let stream = Stream::begin(self.surge.target)?;
+                self.epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+                connection.stream = Some(stream);
+            }
             self.send(at)?;
         }
         let mut events = [EpollEvent::empty(); 256];
@@ -161,7 +188,7 @@ impl Client<'_> {
                 self.send(at)?;
             }
             if event.events().intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
-                self.receive(at)?;
+                self.receive(at);
             }
         }
         Ok(())
@@ -171,85 +198,76 @@ impl Client<'_> {
         self.free.len() < self.connections.len() || !self.waiting.is_empty()
     }
 
-    fn open(&mut self) -> anyhow::Result<usize> {
-        let stream = self.connect(self.connections.len())?;
-        self.connections.push(Connection { stream, due: None, written: 0, input: vec![0; 4_096], filled: 0 });
-        Ok(self.connections.len() - 1)
-    }
-
-    fn connect(&self, at: usize) -> anyhow::Result<Stream> {
-        let stream = Stream::open(self.surge.target, None)?;
-        stream.socket().set_nonblocking(true)?;
-        self.epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
-        Ok(stream)
-    }
-
     fn watch(&self, at: usize, events: EpollFlags) -> anyhow::Result<()> {
-        let mut event = EpollEvent::new(events, at as u64);
-        Ok(self.epoll.modify(self.connections[at].stream.as_fd(), &mut event)?)
+        let Some(stream) = &self.connections[at].stream else { return Ok(()) };
+        Ok(self.epoll.modify(stream.as_fd(), &mut EpollEvent::new(events, at as u64))?)
     }
 
     fn send(&mut self, at: usize) -> anyhow::Result<()> {
         let connection = &mut self.connections[at];
-        while connection.due.is_some() && connection.written < self.request.len() {
-            match connection.stream.write(&self.request[connection.written..]) {
+        let Some(stream) = &mut connection.stream else { return Ok(()) };
+        while connection.request.is_some() && connection.written < self.request.len() {
+            match stream.write(&self.request[connection.written..]) {
                 Ok(length) => connection.written += length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return self.watch(at, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return self.over(at, End::Failed, true),
+                Err(_) => {
+                    self.over(at, End::Failed, true);
+                    break;
+                }
             }
         }
         Ok(())
     }
 
-    fn receive(&mut self, at: usize) -> anyhow::Result<()> {
+    fn receive(&mut self, at: usize) {
         let connection = &mut self.connections[at];
+        let Some(stream) = &mut connection.stream else { return };
         if connection.filled == connection.input.len() {
-            connection.input.resize(2 * connection.filled, 0);
+            connection.input.resize((2 * connection.filled).max(4_096), 0);
         }
-        match connection.stream.read(&mut connection.input[connection.filled..]) {
-            Ok(0) => return self.over(at, End::Failed, true),
-            Ok(length) => connection.filled += length,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Ok(());
-            }
-            Err(_) => return self.over(at, End::Failed, true),
+        match stream.read(&mut connection.input[connection.filled..]) {
+            Ok(length @ 1..) => connection.filled += length,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
+            Ok(0) | Err(_) => return self.over(at, End::Failed, true),
         }
         let input = &connection.input[..connection.filled];
-        let Some(head) = http1::head(input) else { return Ok(()) };
+        let Some(head) = http1::head(input) else { return };
         // Of an answer without a length the end is the connection's.
         if head.content_length.is_some_and(|length| input.len() < head.length + length) {
-            return Ok(());
+            return;
         }
         let end = if http1::status(input) == 200 { End::Answered } else { End::Refused };
-        self.over(at, end, head.close || head.content_length.is_none())
+        self.over(at, end, head.close || head.content_length.is_none());
     }
 
     /// The request on this connection has come to its end, and with `close` so has the connection.
-    fn over(&mut self, at: usize, end: End, close: bool) -> anyhow::Result<()> {
+    fn over(&mut self, at: usize, end: End, close: bool) {
         if close {
-            self.connections[at].stream = self.connect(at)?;
+            self.connections[at].stream = None;
         }
         // A connection that is closed between requests fails none.
-        if let Some(due) = self.connections[at].due.take() {
-            self.told(due, clock::now(), end);
+        if let Some((due, begun)) = self.connections[at].request.take() {
+            self.told(due, begun, clock::now(), end);
             self.free.push(at);
         }
-        Ok(())
     }
 
-    fn told(&mut self, due: u64, now: u64, end: End) {
-        let (start, took) = (self.start, now.saturating_sub(due) / 1_000);
-        self.account.requests.push(Told { due: due.saturating_sub(start) / 1_000, took, end });
+    fn told(&mut self, due: u64, begun: u64, now: u64, end: End) {
+        let since = |then: u64| now.saturating_sub(then) / 1_000;
+        let request =
+            Told { due: due.saturating_sub(self.start) / 1_000, took: since(due), served: since(begun), end };
+        self.account.requests.push(request);
     }
 
     fn finish(mut self) -> anyhow::Result<Account> {
         let now = clock::now();
-        let left: Vec<u64> =
-            self.waiting.drain(..).chain(self.connections.iter().filter_map(|one| one.due)).collect();
-        left.into_iter().for_each(|due| self.told(due, now, End::Failed));
+        let waiting = self.waiting.drain(..).map(|due| (due, now));
+        let under_way = self.connections.iter().filter_map(|one| one.request);
+        let left: Vec<(u64, u64)> = waiting.chain(under_way).collect();
+        left.into_iter().for_each(|(due, begun)| self.told(due, begun, now, End::Failed));
         self.account.connections = self.connections.len();
         Ok(self.account)
     }
