@@ -50,6 +50,8 @@ impl Default for Limits {
     }
 }
 
+/// So many connections may be added from one probe to the next: what they bring must show first.
+const MORE: usize = 64;
 /// Between two probes.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Probes further apart say nothing about what was between them.
@@ -67,6 +69,8 @@ pub(crate) struct Overload {
     under_way: Cell<u32>,
     /// There is too much lag for new connections until then, unless a probe says more.
     late: Cell<Instant>,
+    /// No more connections than this, unless a probe says more.
+    most: Cell<usize>,
     /// New requests are refused until then.
     refusing: Cell<Instant>,
     /// No probe is made before.
@@ -96,6 +100,7 @@ impl Overload {
             limits,
             under_way: Cell::new(0),
             late: Cell::new(now),
+            most: Cell::new(0),
             refusing: Cell::new(now),
             next: Cell::new(now),
             woken: Cell::new(now),
@@ -113,12 +118,7 @@ impl Overload {
     }
 
     fn consider(&self, now: Instant) -> Welcome {
-        if now >= self.next.get() {
-            // One probe at a time.
-            self.next.set(now + AGAIN);
-            self.woken.set(now);
-            self.probe.notify_one();
-        }
+        self.wake(now);
         if now < self.refusing.get() {
             Welcome::No
         } else if now < self.late.get() {
@@ -128,14 +128,37 @@ impl Overload {
         }
     }
 
-    /// Whether new connections are taken.
-    pub(crate) fn has_time(&self, now: Instant) -> bool {
-        now >= self.late.get() || self.under_way.get() < self.limits.under_way
+    /// Whether one more connection is taken.
+    pub(crate) fn has_time(&self, now: Instant, connections: usize) -> bool {
+        if !self.is_late(now) && (connections < self.most.get() || !self.is_busy()) {
+            return true;
+        }
+        self.wake(now);
+        false
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        now < self.late.get() && self.is_busy()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.under_way.get() >= self.limits.under_way
+    }
+
+    /// Wakes the probe, if it is time for it.
+    fn wake(&self, now: Instant) {
+        if now >= self.next.get() {
+            // One at a time.
+            self.next.set(now + AGAIN);
+            self.woken.set(now);
+            self.probe.notify_one();
+        }
     }
 
     /// A probe has ended now that took so long.
-    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration) {
+    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration, connections: usize) {
         self.next.set(now + PAUSE);
+        self.most.set(connections + MORE);
         let until = now + self.limits.holds.max(2 * lag);
         let most = if now < self.late.get() { self.limits.late / 2 } else { self.limits.late };
         self.late.set(if lag > most { until } else { now });
@@ -158,8 +181,8 @@ pub(crate) async fn watch(worker: Rc<Worker>) {
         overload.probe.notified().await;
         let now = Instant::now();
         let lag = now.saturating_duration_since(overload.woken.get());
-        overload.probed(&mut judge, now, lag);
-        if overload.has_time(now) {
+        overload.probed(&mut judge, now, lag, worker.connections());
+        if !overload.is_late(now) {
             since = None;
             continue;
         }
@@ -282,8 +305,8 @@ mod tests {
         let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let mut after = |at: u64, lag: u64| {
-            overload.probed(&mut judge, start + ms(at), ms(lag));
-            (overload.has_time(start + ms(at)), overload.begin(start + ms(at)).1)
+            overload.probed(&mut judge, start + ms(at), ms(lag), 10);
+            (overload.has_time(start + ms(at), 10), overload.begin(start + ms(at)).1)
         };
         let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
         let (open, shut) = ((true, Welcome::Yes), (false, Welcome::IfWanted));
@@ -294,11 +317,18 @@ mod tests {
         assert_eq!(after(140, 15), open, "above half of it, but it was below");
         assert_eq!(after(200, 25), shut);
         assert!(
-            overload.has_time(start + ms(200) + LIMITS.holds),
+            overload.has_time(start + ms(200) + LIMITS.holds, 10),
             "no probe came to say that it is still so"
         );
         assert_eq!(after(240, 25), shut);
+        assert_eq!(after(280, 10), open);
+        let now = start + ms(280);
+        assert!(
+            overload.has_time(now, 10 + MORE - 1) && !overload.has_time(now, 10 + MORE),
+            "too many at once"
+        );
         drop(under_way);
-        assert_eq!(after(280, 25), open, "nothing is under way");
+        assert!(overload.has_time(now, 1_000), "nothing is under way");
+        assert_eq!(after(320, 25), open, "nothing is under way");
     }
 }
