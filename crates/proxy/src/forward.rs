@@ -253,19 +253,21 @@ impl Story<'_> {
         let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
         let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
-        let mut upstream = match upstream::take(pool, host, offer)? {
-            Some(upstream) if !fresh => upstream,
-            _ => client.wait(Box::pin(connecting)).await?,
+        let (safe, started) = (hop::is_idempotent(self.head.method()), self.started);
+        // What cannot be sent twice goes over no connection that the server has closed meanwhile.
+        let pooled = upstream::take(pool, host, offer)?.and_then(|mut pooled| {
+            let usable = !fresh && (safe || !pooled.may_be_stale(started) || pooled.is_quiet_now());
+            usable.then_some(pooled)
+        });
+        let mut upstream = match pooled {
+            Some(upstream) => upstream,
+            None => client.wait(Box::pin(connecting)).await?,
         };
         if way.upgrade && matches!(upstream.wire, Wire::Http2(_)) {
             // Only extended CONNECT could carry it there.
             return Err(Error::new(Kind::UpgradeRefused).into());
         }
         let reused = upstream.link.served.get() > 0;
-        let safe = hop::is_idempotent(self.head.method());
-        if !safe && upstream.may_be_stale(self.started) && !upstream.is_quiet_now() {
-            return Err(Failure { error: Error::new(Kind::UpstreamClosed), sent: false, stale: true });
-        }
         if !reused {
             upstream.link.peer.set_workload(host.endpoint.workload.clone());
         }

@@ -173,6 +173,33 @@ async fn an_answer_may_come_before_the_request_is_complete() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_repeated_goes_over_no_connection_that_was_closed() {
+    let (closed, gone) = tokio::sync::oneshot::channel();
+    let closed = std::sync::Mutex::new(Some(closed));
+    let upstream = server(move |_, mut client| {
+        let closed = closed.lock().unwrap().take();
+        async move {
+            client.message().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            if let Some(closed) = closed {
+                drop(client);
+                closed.send(()).unwrap();
+            }
+        }
+    });
+    let proxy = proxy_to(upstream.await).await;
+    let mut client = proxy.connect().await;
+    client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    client.message().await;
+    within(gone).await.unwrap();
+    // Its body has not arrived yet, so that it could not be kept for another try.
+    client.send("POST /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\na").await;
+    within(async { while proxy.workers().clusters().await[0].connections_total < 2 {} }).await;
+    client.send("bc").await;
+    assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
 async fn a_connection_that_went_stale_costs_nothing() {
     let closed = Arc::new(Notify::new());
     let told = closed.clone();
