@@ -58,12 +58,23 @@ impl Scheduling {
 
 /// Asks for real-time scheduling of the calling thread.
 pub(crate) fn set_realtime(priority: i32) -> io::Result<()> {
+    set_scheduler(libc::SCHED_RR, priority)
+}
+
+fn set_scheduler(policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the pointer is to a live sched_param, which the kernel only reads; 0 is the calling thread.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } {
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Gives up real-time scheduling of the calling thread. Says whether it had it.
+fn leave_realtime() -> bool {
+    // SAFETY: no pointers; 0 is the calling thread.
+    let had = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_RR;
+    had && set_scheduler(libc::SCHED_OTHER, 0).is_ok()
 }
 
 /// A running process and all that it starts; ended when this is dropped.
@@ -142,10 +153,18 @@ impl Running {
     }
 
     /// Asks the process to end and waits until it has.
+    ///
+    /// That under ordinary scheduling: to reap a process the kernel tries again and again until nobody looks at what
+    /// `/proc` shows of it, and those who look may never get to run beside a real-time thread.
     pub(crate) async fn stop(mut self) {
+        let realtime = leave_realtime();
         // It fails only when the process is gone already.
         let _ = kill(self.pid, Signal::SIGTERM);
         let _ = tokio::time::timeout(GRACE, self.child.wait()).await;
+        if realtime {
+            // It was allowed before.
+            let _ = set_realtime(OBSERVER);
+        }
     }
 }
 
