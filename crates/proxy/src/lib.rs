@@ -79,6 +79,8 @@ pub mod head;
 pub mod overload;
 pub mod peer;
 
+pub(crate) mod turns;
+
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 

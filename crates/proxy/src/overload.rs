@@ -1,8 +1,9 @@
-//! What a worker does when more comes than it can do: it takes no more connections, and if that is not enough refuses
-//! requests, so that those it takes are answered soon and memory does not grow with what waits.
+//! What a worker does when more comes than it can do: it lets in a few requests at a time, takes no more connections, and
+//! if that is not enough refuses requests, so that those it takes are answered soon and memory does not grow with what
+//! waits.
 //!
-//! The measure is the worker's lag: how long a task that is ready waits until it runs. A request or a connection that
-//! begins wakes the probe, which goes to the end of the queue as everything does; how long it took to get through is the
+//! The measure is the worker's lag: how long what has come waits until it begins. A request or a connection that
+//! begins wakes the probe, which waits for its turn as everything does; how long it took to get through is the
 //! lag. Probes are made only while much is under way, and not often: who has little to do, or nothing, does nothing for
 //! this, and a process that was merely not scheduled for a while refuses nobody.
 //!
@@ -12,6 +13,7 @@
 
 use std::{
     cell::Cell,
+    future::poll_fn,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -19,12 +21,12 @@ use std::{
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::context::Worker;
+use crate::{context::Worker, turns::Turns};
 
 /// When a worker has more to do than it can.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Nothing is held up or refused while fewer requests, and connections that begin, are under way on the worker.
+    /// Nothing waits or is refused while fewer requests, and connections that begin, are under way on the worker.
     pub under_way: u32,
     /// With more lag than this no connections are taken, until it is below half of it, and requests whose clients have
     /// gone are dropped.
@@ -42,8 +44,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             under_way: 64,
-            late: Duration::from_millis(50),
-            overloaded: Duration::from_millis(200),
+            late: Duration::from_millis(100),
+            overloaded: Duration::from_millis(400),
             lasting: Duration::from_secs(1),
             holds: Duration::from_millis(250),
         }
@@ -78,6 +80,8 @@ pub(crate) struct Overload {
     /// When the probe was woken.
     woken: Cell<Instant>,
     probe: Notify,
+    /// Requests that wait until they begin.
+    pub(crate) turns: Turns,
 }
 
 /// What to do with a request.
@@ -105,15 +109,15 @@ impl Overload {
             next: Cell::new(now),
             woken: Cell::new(now),
             probe: Notify::new(),
+            turns: Turns::default(),
         }
     }
 
     /// A request or a connection begins. Says of a request whether it is welcome.
     #[inline]
     pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, Welcome) {
-        let under_way = self.under_way.get() + 1;
-        self.under_way.set(under_way);
-        let welcome = if under_way < self.limits.under_way { Welcome::Yes } else { self.consider(now) };
+        self.under_way.set(self.under_way.get() + 1);
+        let welcome = if self.is_busy() { self.consider(now) } else { Welcome::Yes };
         (UnderWay(self), welcome)
     }
 
@@ -141,8 +145,17 @@ impl Overload {
         now < self.late.get() && self.is_busy()
     }
 
-    fn is_busy(&self) -> bool {
-        self.under_way.get() >= self.limits.under_way
+    /// Whether what comes has to wait for its turn.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.under_way.get() >= self.limits.under_way || !self.turns.is_empty()
+    }
+
+    /// Waits for a turn, if there is much to do.
+    pub(crate) async fn turn(&self) {
+        if self.is_busy() {
+            let mut place = None;
+            poll_fn(|cx| self.turns.poll(&mut place, cx)).await;
+        }
     }
 
     /// Wakes the probe, if it is time for it.
@@ -169,6 +182,7 @@ impl Overload {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.0.under_way.set(self.0.under_way.get() - 1);
+        self.0.turns.ended();
     }
 }
 
@@ -179,6 +193,7 @@ pub(crate) async fn watch(worker: Rc<Worker>) {
     let (mut since, mut told) = (None, None);
     loop {
         overload.probe.notified().await;
+        overload.turn().await;
         let now = Instant::now();
         let lag = now.saturating_duration_since(overload.woken.get());
         overload.probed(&mut judge, now, lag, worker.connections());

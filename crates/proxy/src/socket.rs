@@ -101,6 +101,14 @@ impl Stream {
         resumption::is_resumed(session.agreed()).map_err(io::Error::other)
     }
 
+    /// Ready when there may be something to read.
+    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.tls.as_ref().is_some_and(|session| session.holds_unread()) {
+            return Poll::Ready(());
+        }
+        self.tcp.poll_read_ready(cx).map(drop)
+    }
+
     /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let count = match &mut self.tls {

@@ -214,6 +214,10 @@ async fn run(
     let timers = spawn_local(timers);
     let sweeper = spawn_local(sweep(worker.clone()));
     let watch = spawn_local(overload::watch(worker.clone()));
+    let turns = spawn_local({
+        let worker = worker.clone();
+        async move { worker.overload.turns.run().await }
+    });
     while let Some(command) = commands.recv().await {
         match command {
             Command::Publish(publish) => apply(&worker, &mut sockets, *publish),
@@ -232,6 +236,7 @@ async fn run(
             }
         }
     }
+    turns.abort();
     watch.abort();
     sweeper.abort();
     timers.abort();

@@ -125,6 +125,39 @@ async fn connections_wait_while_there_is_no_time_and_who_gave_up_is_not_served()
     drop(idle);
 }
 
+#[tokio::test]
+async fn who_waits_for_a_turn_is_let_in_though_no_other_ends() {
+    let (release, held) = tokio::sync::watch::channel(());
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let upstream = server(move |_, mut client| {
+        let (mut held, tell) = (held.clone(), tell.clone());
+        async move {
+            client.head().await;
+            tell.send(()).unwrap();
+            held.changed().await.unwrap();
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+        }
+    });
+    let limits = Limits { overloaded: Duration::MAX, ..STRICT };
+    let clusters = vec![cluster(&[upstream.await], None)];
+    let proxy = Proxy::limited(listener(http(|_, _| ()), None), clusters, limits).await;
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        let mut client = proxy.connect().await;
+        client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        clients.push(client);
+    }
+    // Some give up where they wait.
+    drop(clients.split_off(90));
+    for _ in 0..90 {
+        within(told.recv()).await.unwrap();
+    }
+    release.send(()).unwrap();
+    for client in &mut clients {
+        assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+    }
+}
+
 /// How many the listener has had.
 async fn connections(proxy: &Proxy) -> u32 {
     let metrics = metrics(proxy).await;

@@ -21,8 +21,8 @@ use skysail_proxy::config::{
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::telemetry;
-use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp};
+use skysail_proxy::{overload::Limits, telemetry};
+use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 /// Certificates of one mesh.
 struct Mesh(Authority);
@@ -300,6 +300,28 @@ async fn bytes_pass_and_either_side_may_end_first() {
         client.send(&"x".repeat(300_000)).await;
         client.stream.shutdown().await.unwrap();
         assert_eq!(client.rest().await, "you sent 300000 bytes");
+    }
+}
+
+/// Many in one record and one in several, all of which wait for their turn: what TLS has read already is not waited for.
+#[tokio::test]
+async fn requests_in_records_of_any_size_take_their_turns() {
+    let mesh = Mesh::new();
+    let always = Limits { under_way: 0, late: Duration::MAX, overloaded: Duration::MAX, ..Limits::default() };
+    let inbound = listener(http(|_, _| ()), Some(mesh.server("server", "client")));
+    let inbound = Proxy::limited(inbound, vec![cluster(&[echo().await], None)], always).await;
+    let tls = mesh.client("client", "server");
+    let bytes = cluster(&[inbound.address], Some(&tls));
+    let outbound = Proxy::start(listener(tcp(), None), vec![bytes]).await;
+    let mut client = outbound.connect().await;
+    for padding in [0, 10, 3_000, 30_000] {
+        let body = "x".repeat(padding);
+        let request = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {padding}\r\n\r\n{body}");
+        client.send(&request.repeat(20)).await;
+        for _ in 0..20 {
+            let (head, answer) = within(client.message()).await;
+            assert!(head.starts_with("HTTP/1.1 200 ") && answer.ends_with(&body), "{head}");
+        }
     }
 }
 

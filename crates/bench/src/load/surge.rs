@@ -89,8 +89,8 @@ struct Client<'a> {
     epoll: Epoll,
     request: Vec<u8>,
     connections: Vec<Connection>,
-    /// Places of connections without a request.
-    free: Vec<usize>,
+    /// Places of connections without a request; the last is taken first, and those that are open before all others.
+    free: VecDeque<usize>,
     /// When those were due that wait for a connection.
     waiting: VecDeque<u64>,
     /// When requests came to connections, and to which; in this order. Those that are over may still be here.
@@ -106,7 +106,7 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
         request: sequence::request(surge.payload)?,
         connections: Vec::new(),
-        free: Vec::new(),
+        free: VecDeque::new(),
         waiting: VecDeque::new(),
         under_way: VecDeque::new(),
         start: clock::now() + 50_000_000,
@@ -153,7 +153,7 @@ impl Client<'_> {
                 self.told(due, now, now, End::Failed);
                 continue;
             }
-            let at = match self.free.pop() {
+            let at = match self.free.pop_back() {
                 Some(at) => at,
                 None if self.connections.len() < self.surge.connections => {
                     self.connections.push(Connection::default());
@@ -251,7 +251,11 @@ impl Client<'_> {
         // A connection that is closed between requests fails none.
         if let Some((due, begun)) = self.connections[at].request.take() {
             self.told(due, begun, clock::now(), end);
-            self.free.push(at);
+            if self.connections[at].stream.is_some() {
+                self.free.push_back(at);
+            } else {
+                self.free.push_front(at);
+            }
         }
     }
 

@@ -125,8 +125,8 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Opt
     let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return false };
     let idle = idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
     poll_fn(|cx| {
-        if let Poll::Ready(filled) = stream.poll_fill(cx) {
-            return Poll::Ready(matches!(filled, Ok(1..)));
+        if stream.poll_readable(cx).is_ready() {
+            return Poll::Ready(true);
         }
         stream.rest();
         if worker.is_draining() {
@@ -168,6 +168,7 @@ async fn next(
     let mut scan = Scan::default();
     // Between requests a connection may idle for long, but a head that has begun must come to its end.
     let (mut idle, mut pause, mut begun) = (None, None, None);
+    let mut place = None;
     let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return Next::End };
     poll_fn(|cx| {
         loop {
@@ -188,6 +189,13 @@ async fn next(
             }
             if stream.input.is_full() {
                 stream.input.grow(limits.max_head);
+            }
+            // Before it has its turn nothing is read.
+            if stream.input.is_empty() && (place.is_some() || worker.overload.is_busy()) {
+                if stream.poll_readable(cx).is_pending() {
+                    break;
+                }
+                ready!(worker.overload.turns.poll(&mut place, cx));
             }
             match stream.poll_fill(cx) {
                 Poll::Ready(Ok(1..)) => {}

@@ -101,6 +101,7 @@ async fn tell(
     request: Request,
     connection: Connection,
 ) {
+    worker.overload.turn().await;
     let wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
     let Request { mut head, length, end, .. } = request;
     let mut response = ResponseHead::spare();
