@@ -26,7 +26,7 @@ use crate::{context::Worker, turns::Turns};
 /// When a worker has more to do than it can.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Nothing waits or is refused while fewer requests, and connections that begin, are under way on the worker.
+    /// Nothing begins to wait or is refused while fewer requests, and connections that begin, are under way on the worker.
     pub under_way: u32,
     /// With more lag than this no connections are taken, until it is below half of it, and requests whose clients have
     /// gone are dropped.
@@ -150,12 +150,14 @@ impl Overload {
         self.under_way.get() >= self.limits.under_way || !self.turns.is_empty()
     }
 
-    /// Waits for a turn, if there is much to do.
-    pub(crate) async fn turn(&self) {
-        if self.is_busy() {
+    /// Waits for a turn, if there is much to do; says whether it did.
+    pub(crate) async fn turn(&self) -> bool {
+        let busy = self.is_busy();
+        if busy {
             let mut place = None;
             poll_fn(|cx| self.turns.poll(&mut place, cx)).await;
         }
+        busy
     }
 
     /// Wakes the probe, if it is time for it.

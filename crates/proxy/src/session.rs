@@ -108,11 +108,6 @@ impl Session {
         }
     }
 
-    /// Whether [`Session::poll_read`] might get on without the socket.
-    pub(crate) fn holds_unread(&self) -> bool {
-        !self.raw.is_empty() || self.closed || self.ended
-    }
-
     /// Reads content into `input`; 0 is the peer's end.
     pub(crate) fn poll_read(
         &mut self,

@@ -103,7 +103,7 @@ impl Stream {
 
     /// Ready when there may be something to read.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.tls.as_ref().is_some_and(|session| session.holds_unread()) {
+        if self.tls.as_ref().is_some_and(|session| session.holds_input()) {
             return Poll::Ready(());
         }
         self.tcp.poll_read_ready(cx).map(drop)

@@ -69,9 +69,9 @@ impl Turns {
     /// Calls the first of those that wait.
     fn call(&self) {
         let mut called = 0;
-        while called < TOGETHER
-            && let Some(place) = self.waiting.borrow_mut().pop_front()
-        {
+        while called < TOGETHER {
+            let first = self.waiting.borrow_mut().pop_front();
+            let Some(place) = first else { return };
             // Nobody else holds a place that was given up.
             if Rc::strong_count(&place) > 1 {
                 place.called.set(true);

@@ -125,8 +125,13 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Opt
     let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return false };
     let idle = idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
     poll_fn(|cx| {
-        if stream.poll_readable(cx).is_ready() {
-            return Poll::Ready(true);
+        if worker.overload.is_busy() {
+            // Before it has its turn nothing is read.
+            if stream.poll_readable(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+        } else if let Poll::Ready(filled) = stream.poll_fill(cx) {
+            return Poll::Ready(matches!(filled, Ok(1..)));
         }
         stream.rest();
         if worker.is_draining() {

@@ -101,8 +101,10 @@ async fn tell(
     request: Request,
     connection: Connection,
 ) {
-    worker.overload.turn().await;
-    let wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
+    let mut wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
+    if worker.overload.turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
+        return;
+    }
     let Request { mut head, length, end, .. } = request;
     let mut response = ResponseHead::spare();
     let framing = http2::framing(end, length);
