@@ -109,6 +109,7 @@ pub(crate) struct Session {
     open: u32,
     /// The last stream has gone.
     emptied: bool,
+    past: Past,
 
     peer: Peer,
     send_window: i64,
@@ -150,6 +151,47 @@ enum Leaving {
     Told,
     /// It knows which stream was the last.
     Known,
+}
+
+/// Streams that are no more, though the peer has not sent all of them.
+#[derive(Default)]
+struct Past {
+    /// The last of them, and whether the peer has reset them.
+    recent: VecDeque<(u32, bool)>,
+    /// Those before are not told apart from others up to here.
+    unknown: u32,
+}
+
+/// What may come on a stream that is no more (RFC 9113, section 5.1, "closed").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    /// Anything: we gave it up, which the peer may not know yet.
+    Ignored,
+    /// Nothing, since the peer has reset it.
+    Refused,
+    /// Nothing, since the peer has sent all of it, or passed it over.
+    Fatal,
+}
+
+impl Past {
+    /// So many are remembered one by one.
+    const RECENT: usize = 128;
+
+    fn add(&mut self, id: u32, reset: bool) {
+        if self.recent.len() == Self::RECENT {
+            self.unknown = self.unknown.max(self.recent.pop_front().map_or(0, |(id, _)| id));
+        }
+        self.recent.push_back((id, reset));
+    }
+
+    fn late(&self, id: u32) -> Late {
+        match self.recent.iter().find(|(known, _)| *known == id) {
+            Some((_, true)) => Late::Refused,
+            Some((_, false)) => Late::Ignored,
+            None if id <= self.unknown => Late::Ignored,
+            None => Late::Fatal,
+        }
+    }
 }
 
 /// What somebody waits for.
@@ -238,6 +280,7 @@ impl Session {
             last: if role == Role::Server { 0 } else { 1 },
             open: 0,
             emptied: false,
+            past: Past::default(),
             peer: Peer { settled: false, streams: u32::MAX, window: FIRST_WINDOW, frame: MAX_FRAME },
             send_window: FIRST_WINDOW,
             receive_window: i64::from(CONNECTION_WINDOW),

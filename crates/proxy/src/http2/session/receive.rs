@@ -1,6 +1,6 @@
 //! What comes in on a connection, frame by frame.
 
-use super::{GONE, INTERIM, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
+use super::{GONE, INTERIM, Late, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
 use crate::{
     buffer::Buffer,
     head::{Headers, RequestHead, ResponseHead},
@@ -123,9 +123,26 @@ impl Session {
             }
     }
 
+    /// Something has come on a stream that is no more.
+    fn late(&mut self, id: u32) -> Result<(), Fatal> {
+        let late = match self.streams.get(&id).map(|stream| &stream.lost) {
+            None => self.past.late(id),
+            Some(Some(Lost::Reset(_))) => Late::Refused,
+            Some(_) => Late::Ignored,
+        };
+        match late {
+            Late::Ignored => Ok(()),
+            Late::Refused => self.break_stream(id, Reason::STREAM_CLOSED),
+            Late::Fatal => Err(Reason::STREAM_CLOSED),
+        }
+    }
+
     /// Ends a stream for what the peer did. Peers that do it again and again are not served.
     pub(super) fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
         frame::reset(&mut self.out, id, reason);
+        if !self.streams.contains_key(&id) && self.past.late(id) == Late::Fatal {
+            self.past.add(id, false);
+        }
         self.lose_stream(id, Lost::Broken(reason));
         self.replies += 1;
         if self.replies > REPLIES || !self.resets.take() { Err(Reason::CALM) } else { Ok(()) }
@@ -157,7 +174,7 @@ impl Session {
         self.data = Some(Data { stream: head.stream, left, padding: extra.saturating_sub(1), end });
         self.credit(extra as u32);
         let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
-            return Ok(());
+            return self.late(head.stream);
         };
         stream.receive_window -= head.length as i64;
         stream.owed += extra as u32;
@@ -271,8 +288,10 @@ impl Session {
                 self.read(Target::Nothing, block)?.ok();
                 self.break_stream(id, Reason::STREAM_CLOSED)
             }
-            // A stream that we gave up, of which the peer may not know.
-            _ => self.read(Target::Nothing, block).map(drop),
+            _ => {
+                self.read(Target::Nothing, block)?.ok();
+                self.late(id)
+            }
         }
     }
 
@@ -287,6 +306,7 @@ impl Session {
         self.last = id;
         if self.leaving == Leaving::Known {
             // It knows that this is not looked at.
+            self.past.add(id, false);
             return self.read(Target::Nothing, block).map(drop);
         }
         // Streams that the peer gave up count while somebody here is still busy with them.

@@ -215,6 +215,9 @@ impl Session {
         self.reset(id, if answered { Reason::NONE } else { Reason::CANCEL });
         if let Some(stream) = self.streams.remove(&id) {
             self.credit(stream.held);
+            if !stream.received {
+                self.past.add(id, matches!(stream.lost, Some(Lost::Reset(_))));
+            }
         }
         if self.streams.is_empty() {
             self.emptied = true;

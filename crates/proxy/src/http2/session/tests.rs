@@ -236,6 +236,61 @@ fn what_breaks_the_rules_ends_the_connection() {
 }
 
 #[test]
+fn on_what_the_peer_has_ended_nothing_may_follow() {
+    let data = |stream| frame(Kind::Data, 0, stream, b"late");
+    let trailers = |stream| frame(Kind::Headers, END_HEADERS | END_STREAM, stream, b"");
+    let reset = |stream| frame(Kind::Reset, 0, stream, &8_u32.to_be_bytes());
+    let answered = |begin: &[u8]| {
+        let mut server = server();
+        feed(&mut server, begin).unwrap();
+        while let Some(request) = server.accept() {
+            server.respond(request.stream, &ResponseHead::build(200, &[]), false, true);
+            server.forget(request.stream);
+        }
+        frames(&mut server);
+        server
+    };
+    for late in [data(5), trailers(5)] {
+        // Sent to its end; never opened, as a later one was.
+        for begin in [get(5), get(7)] {
+            assert_eq!(feed(&mut answered(&begin), &late), Err(Reason::STREAM_CLOSED), "{begin:?}");
+        }
+        // Reset: that concerns no other stream. The same while somebody here is still busy with it.
+        let mut gone = answered(&[post(5), reset(5)].concat());
+        let mut busy = server();
+        feed(&mut busy, &post(5)).unwrap();
+        busy.accept().unwrap();
+        feed(&mut busy, &reset(5)).unwrap();
+        frames(&mut busy);
+        for server in [&mut gone, &mut busy] {
+            feed(server, &[late.clone(), get(7)].concat()).unwrap();
+            assert_eq!(resets(server), [(5, Reason::STREAM_CLOSED)]);
+            assert_eq!(server.accept().map(|request| request.stream), Some(7));
+        }
+    }
+}
+
+#[test]
+fn what_follows_on_a_stream_given_up_is_ignored() {
+    let mut server = server();
+    let last = Past::RECENT as u32 * 2 + 21;
+    for id in (1..=last).step_by(2) {
+        feed(&mut server, &post(id)).unwrap();
+        server.accept().unwrap();
+        server.respond(id, &ResponseHead::build(200, &[]), false, true);
+        server.forget(id);
+        assert_eq!(resets(&mut server), [(id, Reason::NONE)]);
+    }
+    // What was malformed and never was a stream.
+    feed(&mut server, &frame(Kind::Headers, END_HEADERS, last + 2, b"\x82")).unwrap();
+    for id in [1, 21, 23, last - 2, last, last + 2] {
+        feed(&mut server, &frame(Kind::Data, END_STREAM, id, b"late")).unwrap();
+    }
+    feed(&mut server, &frame(Kind::Headers, END_HEADERS | END_STREAM, last, b"")).unwrap();
+    assert_eq!(server.past.recent.len(), Past::RECENT);
+}
+
+#[test]
 fn floods_are_stopped() {
     let flood = |session: &mut Session, mut next: Box<dyn FnMut(u32) -> Vec<u8>>| {
         for round in 0..10_000 {
