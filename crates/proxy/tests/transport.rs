@@ -303,7 +303,7 @@ async fn bytes_pass_and_either_side_may_end_first() {
     }
 }
 
-/// Many in one record and one in several, all of which wait for their turn: what TLS has read already is not waited for.
+/// Many in one record and one in several, while every request waits for its turn: none is left where it was read to.
 #[tokio::test]
 async fn requests_in_records_of_any_size_take_their_turns() {
     let mesh = Mesh::new();

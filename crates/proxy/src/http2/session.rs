@@ -109,6 +109,7 @@ pub(crate) struct Session {
     open: u32,
     /// The last stream has gone.
     emptied: bool,
+    /// Streams that are no more.
     past: Past,
 
     peer: Peer,

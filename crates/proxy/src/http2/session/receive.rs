@@ -140,6 +140,7 @@ impl Session {
     /// Ends a stream for what the peer did. Peers that do it again and again are not served.
     pub(super) fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
         frame::reset(&mut self.out, id, reason);
+        // One that never was a stream here; what the peer has reset stays so.
         if !self.streams.contains_key(&id) && self.past.late(id) == Late::Fatal {
             self.past.add(id, false);
         }
