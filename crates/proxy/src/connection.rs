@@ -88,6 +88,12 @@ async fn begin(
         debug!("no filter chain of {} takes {facts:?}", listener.name);
         return None;
     };
+    // Who waited until there was time may have gone; on plain TCP it may only have said all that it had to say.
+    let half_closes = chain.tls.is_none() && matches!(chain.terminal, Terminal::Tcp(_));
+    if worker.overload.is_busy() && !half_closes && stream.has_ended() {
+        debug!("a connection from {source} to {destination} ended before it was served");
+        return None;
+    }
     let mut peer = Peer::plain();
     if let Some(tls) = &chain.tls {
         match accept_tls(&mut stream, &mut timer, tls, &findings, chain.handshake_timeout).await {

@@ -54,7 +54,7 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
 pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpListener>) {
     loop {
         // The kernel keeps those that come meanwhile.
-        while !worker.overload.has_time(Instant::now(), worker.connections()) {
+        while !worker.overload.takes(Instant::now()) {
             timer::sleep(RECONSIDER).await;
         }
         match listener.accept().await {

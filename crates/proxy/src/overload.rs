@@ -8,8 +8,8 @@
 //! this, and a process that was merely not scheduled for a while refuses nobody.
 //!
 //! Connections that are not taken cost next to nothing: the kernel keeps them, and beyond its limit lets clients try
-//! again. Whose client has given up meanwhile is not served. A request that is refused costs half of one that is
-//! answered, so it comes last.
+//! again. Whose client has given up meanwhile is not served: after a surge those are thousands, and to serve them all would
+//! keep the worker as busy as the surge did. A request that is refused costs half of one that is answered, so it comes last.
 
 use std::{
     cell::Cell,
@@ -28,8 +28,8 @@ use crate::{context::Worker, turns::Turns};
 pub struct Limits {
     /// Nothing begins to wait or is refused while fewer requests, and connections that begin, are under way on the worker.
     pub under_way: u32,
-    /// With more lag than this no connections are taken, until it is below half of it, and requests whose clients have
-    /// gone are dropped.
+    /// With more lag than this hardly any connections are taken, until it is below half of it, and requests whose clients
+    /// have gone are dropped.
     pub late: Duration,
     /// With more lag than this requests are refused, until it is below half of it, if it was so for `lasting`.
     pub overloaded: Duration,
@@ -52,10 +52,12 @@ impl Default for Limits {
     }
 }
 
-/// So many connections may be added from one probe to the next: what they bring must show first.
-const MORE: usize = 64;
+/// So many connections are taken from one probe to the next: what they bring must show first.
+const MORE: u32 = 64;
+/// And so many while there is too much lag, so that nobody waits as long as others keep the worker busy.
+const FEW: u32 = 1;
 /// Between two probes.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(2);
 /// Probes further apart say nothing about what was between them.
 const GAP: Duration = Duration::from_millis(100);
 /// So many probes in a row must show too much.
@@ -69,16 +71,16 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(crate) struct Overload {
     limits: Limits,
     under_way: Cell<u32>,
-    /// There is too much lag for new connections until then, unless a probe says more.
+    /// There is too much lag until then, unless a probe says more.
     late: Cell<Instant>,
-    /// No more connections than this, unless a probe says more.
-    most: Cell<usize>,
+    /// So many more connections are taken, unless a probe says more.
+    more: Cell<u32>,
     /// New requests are refused until then.
     refusing: Cell<Instant>,
     /// No probe is made before.
     next: Cell<Instant>,
-    /// When the probe was woken.
-    woken: Cell<Instant>,
+    /// When the probe under way was woken.
+    woken: Cell<Option<Instant>>,
     probe: Notify,
     /// Requests that wait until they begin.
     pub(crate) turns: Turns,
@@ -104,10 +106,10 @@ impl Overload {
             limits,
             under_way: Cell::new(0),
             late: Cell::new(now),
-            most: Cell::new(0),
+            more: Cell::new(MORE),
             refusing: Cell::new(now),
             next: Cell::new(now),
-            woken: Cell::new(now),
+            woken: Cell::new(None),
             probe: Notify::new(),
             turns: Turns::default(),
         }
@@ -125,7 +127,7 @@ impl Overload {
         self.wake(now);
         if now < self.refusing.get() {
             Welcome::No
-        } else if now < self.late.get() {
+        } else if self.is_late(now) {
             Welcome::IfWanted
         } else {
             Welcome::Yes
@@ -133,16 +135,20 @@ impl Overload {
     }
 
     /// Whether one more connection is taken.
-    pub(crate) fn has_time(&self, now: Instant, connections: usize) -> bool {
-        if !self.is_late(now) && (connections < self.most.get() || !self.is_busy()) {
-            return true;
+    pub(crate) fn takes(&self, now: Instant) -> bool {
+        let more = self.more.get();
+        // In time, so that connections that come one after the other never wait.
+        if more <= MORE / 2 {
+            self.wake(now);
         }
-        self.wake(now);
-        false
+        self.more.set(more.saturating_sub(1));
+        more > 0
     }
 
+    /// A probe that has not got through yet says so, too.
     fn is_late(&self, now: Instant) -> bool {
-        now < self.late.get() && self.is_busy()
+        let waits = |woken| now.saturating_duration_since(woken) > self.limits.late;
+        self.is_busy() && (now < self.late.get() || self.woken.get().is_some_and(waits))
     }
 
     /// Whether what comes has to wait for its turn.
@@ -162,21 +168,21 @@ impl Overload {
 
     /// Wakes the probe, if it is time for it.
     fn wake(&self, now: Instant) {
-        if now >= self.next.get() {
-            // One at a time.
-            self.next.set(now + AGAIN);
-            self.woken.set(now);
+        if self.woken.get().is_none() && now >= self.next.get() {
+            self.woken.set(Some(now));
             self.probe.notify_one();
         }
     }
 
     /// A probe has ended now that took so long.
-    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration, connections: usize) {
+    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration) {
+        self.woken.set(None);
         self.next.set(now + PAUSE);
-        self.most.set(connections + MORE);
         let until = now + self.limits.holds.max(2 * lag);
         let most = if now < self.late.get() { self.limits.late / 2 } else { self.limits.late };
-        self.late.set(if lag > most { until } else { now });
+        let late = lag > most;
+        self.late.set(if late { until } else { now });
+        self.more.set(if late && self.is_busy() { FEW } else { MORE });
         self.refusing.set(if judge.refuses(&self.limits, now, lag) { until } else { now });
     }
 }
@@ -197,8 +203,8 @@ pub(crate) async fn watch(worker: Rc<Worker>) {
         overload.probe.notified().await;
         overload.turn().await;
         let now = Instant::now();
-        let lag = now.saturating_duration_since(overload.woken.get());
-        overload.probed(&mut judge, now, lag, worker.connections());
+        let lag = overload.woken.get().map_or(Duration::ZERO, |woken| now.saturating_duration_since(woken));
+        overload.probed(&mut judge, now, lag);
         if !overload.is_late(now) {
             since = None;
             continue;
@@ -312,40 +318,45 @@ mod tests {
         assert_eq!((third.1, overload.begin(now).1), (Welcome::Yes, Welcome::No));
         assert_eq!(
             overload.begin(now + LIMITS.holds).1,
-            Welcome::Yes,
+            Welcome::IfWanted,
             "no probe came to say that it is still so"
         );
     }
 
     #[test]
-    fn while_there_is_lag_connections_wait_and_requests_are_looked_at() {
+    fn while_there_is_lag_few_connections_are_taken_and_requests_are_looked_at() {
         let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
+        let taken = |now: Instant| (0..=MORE).take_while(|_| overload.takes(now)).count();
         let mut after = |at: u64, lag: u64| {
-            overload.probed(&mut judge, start + ms(at), ms(lag), 10);
-            (overload.has_time(start + ms(at), 10), overload.begin(start + ms(at)).1)
+            let now = start + ms(at);
+            overload.probed(&mut judge, now, ms(lag));
+            (taken(now), overload.begin(now).1)
         };
         let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        let (open, shut) = ((true, Welcome::Yes), (false, Welcome::IfWanted));
+        let (open, shut) = ((MORE as usize, Welcome::Yes), (FEW as usize, Welcome::IfWanted));
         assert_eq!(after(10, 20), open);
         assert_eq!(after(40, 21), shut);
         assert_eq!(after(80, 11), shut, "above half of it");
         assert_eq!(after(120, 10), open);
         assert_eq!(after(140, 15), open, "above half of it, but it was below");
         assert_eq!(after(200, 25), shut);
-        assert!(
-            overload.has_time(start + ms(200) + LIMITS.holds, 10),
-            "no probe came to say that it is still so"
-        );
         assert_eq!(after(240, 25), shut);
-        assert_eq!(after(280, 10), open);
-        let now = start + ms(280);
-        assert!(
-            overload.has_time(now, 10 + MORE - 1) && !overload.has_time(now, 10 + MORE),
-            "too many at once"
-        );
         drop(under_way);
-        assert!(overload.has_time(now, 1_000), "nothing is under way");
-        assert_eq!(after(320, 25), open, "nothing is under way");
+        assert_eq!(after(280, 25), (MORE as usize, Welcome::Yes), "nothing is under way");
+    }
+
+    #[test]
+    fn a_probe_that_does_not_get_through_tells_of_lag_too() {
+        let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let _under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
+        assert_eq!(overload.begin(start + ms(20)).1, Welcome::Yes);
+        assert_eq!(overload.begin(start + ms(21)).1, Welcome::IfWanted);
+        overload.probed(&mut judge, start + ms(22), ms(22));
+        assert_eq!(overload.begin(start + ms(22)).1, Welcome::IfWanted);
+        // The last one woke the next probe.
+        overload.probed(&mut judge, start + ms(30), ms(8));
+        assert_eq!(overload.begin(start + ms(30)).1, Welcome::Yes);
     }
 }

@@ -36,8 +36,11 @@ pub(crate) struct Overload {
     /// Of those with any answer.
     pub(crate) any_p50_us: f64,
     pub(crate) any_p99_us: f64,
-    /// How long after the surge P99 is again what it was; null if it is not in the time that is looked at.
+    /// How long after the surge P99 is again what it was, and stays so; null if it is not in the time that is looked at,
+    /// and if `disturbed`.
     pub(crate) recovery_ms: Option<f64>,
+    /// The calm was none: others kept the machine busy, and it cannot be told what is normal.
+    pub(crate) disturbed: bool,
     /// Connections that the client opened.
     pub(crate) connections: usize,
     /// Resident memory before the surge, and the most there was.
@@ -49,6 +52,10 @@ pub(crate) struct Overload {
 const FLAT_OUT: usize = 32;
 /// The time by which recovery is told.
 const STEP: Duration = Duration::from_millis(100);
+/// So many good ones in a row are a recovery: a machine that others use as well has bad moments without a surge.
+const STEADY: usize = 5;
+/// A calm with a higher P99, in µs, is none.
+const CALM: f64 = 10_000.0;
 /// Between two looks at the memory.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -122,12 +129,14 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     let normal = (2.0 * calm.1).max(calm.1 + 2_000.0);
     let step = u64::try_from(STEP.as_micros()).ok()?;
     let steps = phase / step;
-    let good = |number: &u64| {
+    let good = |number: u64| {
         let from = 2 * phase + number * step;
         let all_answered = due(from, from + step).all(|told| told.end == End::Answered);
         all_answered && quantiles(due(from, from + step)).is_none_or(|(_, p99)| p99 <= normal)
     };
-    let bad = (0..steps).rev().find(|number| !good(number)).map_or(0, |last| last + 1);
+    let disturbed = calm.1 > CALM;
+    let good: Vec<bool> = (0..steps).map(good).collect();
+    let recovery = good.windows(STEADY).position(|steps| steps.iter().all(|good| *good));
     Some(Overload {
         capacity: 0.0,
         offered: rate(None),
@@ -141,7 +150,8 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
         served_p99_us: served.1,
         any_p50_us: any.0,
         any_p99_us: any.1,
-        recovery_ms: (bad < steps).then_some((bad * step) as f64 / 1e3),
+        recovery_ms: recovery.filter(|_| !disturbed).map(|steps| (steps as u64 * step) as f64 / 1e3),
+        disturbed,
         connections: account.connections,
         rss_before_kb: 0,
         rss_most_kb: 0,
@@ -195,10 +205,24 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_at_the_end_is_no_recovery() {
-        let mut account = account();
-        account.requests.push(Told { due: 2_999_000, took: 1, served: 0, end: End::Failed });
-        assert_eq!(summarize(&account, Duration::from_secs(1)).unwrap().recovery_ms, None);
+    fn a_bad_moment_is_no_relapse_and_too_few_good_ones_no_recovery() {
+        let failing = |dues: &[u64]| {
+            let mut account = account();
+            let failed = |due: &u64| Told { due: *due, took: 1, served: 0, end: End::Failed };
+            account.requests.extend(dues.iter().map(failed));
+            summarize(&account, Duration::from_secs(1)).unwrap().recovery_ms
+        };
+        assert_eq!(failing(&[2_999_000]), Some(300.0));
+        assert_eq!(failing(&[2_310_000]), Some(400.0));
+        assert_eq!(failing(&[2_600_000]), None);
         assert_eq!(summarize(&Account::default(), Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn without_a_calm_nothing_is_told_of_recovery() {
+        let mut account = account();
+        account.requests.iter_mut().filter(|told| told.due < 1_000_000).for_each(|told| told.took = 10_001);
+        let told = summarize(&account, Duration::from_secs(1)).unwrap();
+        assert_eq!((told.recovery_ms, told.disturbed), (None, true));
     }
 }

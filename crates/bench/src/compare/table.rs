@@ -124,7 +124,7 @@ pub(super) fn short(shown: &Shown) -> String {
     }
     if let Some(overload) = &shown.overload {
         return format!(
-            "flat out {:.0}/s; of {:.0}/s {:.0} answered, {:.0} refused, {:.0} failed; P50 {:.0} P99 {:.0} µs, {:.0} and {:.0} since sent; normal after {} ms; {:.1} MB",
+            "flat out {:.0}/s; of {:.0}/s {:.0} answered, {:.0} refused, {:.0} failed; P50 {:.0} P99 {:.0} µs, {:.0} and {:.0} since sent; normal after {}; {:.1} MB",
             overload.capacity,
             overload.offered,
             overload.answered,
@@ -134,7 +134,11 @@ pub(super) fn short(shown: &Shown) -> String {
             overload.answered_p99_us,
             overload.served_p50_us,
             overload.served_p99_us,
-            overload.recovery_ms.map_or_else(|| "more".to_owned(), |ms| format!("{ms:.0}")),
+            match overload.recovery_ms {
+                Some(ms) => format!("{ms:.0} ms"),
+                None if overload.disturbed => "? (the calm was disturbed)".to_owned(),
+                None => "more".to_owned(),
+            },
             overload.rss_most_kb as f64 / 1_024.0
         );
     }
