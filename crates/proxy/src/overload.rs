@@ -52,9 +52,11 @@ impl Default for Limits {
     }
 }
 
-/// So many connections are taken from one probe to the next: what they bring must show first.
-const MORE: u32 = 64;
-/// And so many while there is too much lag, so that nobody waits as long as others keep the worker busy.
+/// So many connections are taken from one probe to the next, as what they bring must show first.
+const MANY: u32 = 64;
+/// So many while much is under way: after a surge most of those that wait have been given up, and even that takes time.
+const SOME: u32 = 16;
+/// So many while there is too much lag: nobody shall wait for as long as others keep the worker busy.
 const FEW: u32 = 1;
 /// Between two probes.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -106,7 +108,7 @@ impl Overload {
             limits,
             under_way: Cell::new(0),
             late: Cell::new(now),
-            more: Cell::new(MORE),
+            more: Cell::new(MANY),
             refusing: Cell::new(now),
             next: Cell::new(now),
             woken: Cell::new(None),
@@ -138,7 +140,7 @@ impl Overload {
     pub(crate) fn takes(&self, now: Instant) -> bool {
         let more = self.more.get();
         // In time, so that connections that come one after the other never wait.
-        if more <= MORE / 2 {
+        if more <= SOME / 2 {
             self.wake(now);
         }
         self.more.set(more.saturating_sub(1));
@@ -182,7 +184,11 @@ impl Overload {
         let most = if now < self.late.get() { self.limits.late / 2 } else { self.limits.late };
         let late = lag > most;
         self.late.set(if late { until } else { now });
-        self.more.set(if late && self.is_busy() { FEW } else { MORE });
+        self.more.set(match (self.is_busy(), late) {
+            (false, _) => MANY,
+            (true, false) => SOME,
+            (true, true) => FEW,
+        });
         self.refusing.set(if judge.refuses(&self.limits, now, lag) { until } else { now });
     }
 }
@@ -327,14 +333,14 @@ mod tests {
     fn while_there_is_lag_few_connections_are_taken_and_requests_are_looked_at() {
         let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let taken = |now: Instant| (0..=MORE).take_while(|_| overload.takes(now)).count();
+        let taken = |now: Instant| (0..=MANY).take_while(|_| overload.takes(now)).count();
         let mut after = |at: u64, lag: u64| {
             let now = start + ms(at);
             overload.probed(&mut judge, now, ms(lag));
             (taken(now), overload.begin(now).1)
         };
         let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        let (open, shut) = ((MORE as usize, Welcome::Yes), (FEW as usize, Welcome::IfWanted));
+        let (open, shut) = ((SOME as usize, Welcome::Yes), (FEW as usize, Welcome::IfWanted));
         assert_eq!(after(10, 20), open);
         assert_eq!(after(40, 21), shut);
         assert_eq!(after(80, 11), shut, "above half of it");
@@ -343,7 +349,7 @@ mod tests {
         assert_eq!(after(200, 25), shut);
         assert_eq!(after(240, 25), shut);
         drop(under_way);
-        assert_eq!(after(280, 25), (MORE as usize, Welcome::Yes), "nothing is under way");
+        assert_eq!(after(280, 25), (MANY as usize, Welcome::Yes), "nothing is under way");
     }
 
     #[test]
