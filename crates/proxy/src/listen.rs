@@ -18,8 +18,9 @@ use tracing::{debug, warn};
 
 use crate::{connection, context::Worker, timer};
 
-/// Connections that may wait to be accepted, on each worker.
-const BACKLOG: i32 = 4096;
+/// Connections that may wait to be accepted, on each worker: more than come while a worker is merely held up, but not so many
+/// that after a surge most have been given up by their clients, and to find that out takes long.
+const BACKLOG: i32 = 1024;
 /// A worker that has no time for connections looks again after so long.
 const RECONSIDER: Duration = Duration::from_millis(2);
 
