@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::{
     config::{
         http::{Format, ForwardClientCert, HttpManager},
-        route::HeaderOp,
+        route::{AppendAction, HeaderOp},
     },
     head::{self, Headers, RequestHead, ResponseHead},
     telemetry::{Context, Record, format},
@@ -17,21 +17,23 @@ mod tests;
 
 /// Applies operations to a request.
 pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'_>) {
-    for op in ops {
-        let value = value_of(op, &Context { record, request: Some(head), response: None });
-        match (op, &value) {
-            (HeaderOp::Set(name, _) | HeaderOp::Append(name, _), Some(value))
-                if matches!(&**name, ":authority" | "host") =>
-            {
+    remove(ops, head);
+    let additions = additions(ops, head, &Context { record, request: Some(head), response: None });
+    for Addition { name, value, overwrites } in additions {
+        match name {
+            ":authority" | "host" => {
                 // A value from the request may be anything; the server must not get what is no host.
-                if let Some(authority) = head::as_authority(value) {
+                if let Some(authority) = head::as_authority(&value) {
                     head.set_authority(authority);
                 }
             }
-            (HeaderOp::Set(name, _), Some(value)) if &**name == ":path" && !value.is_empty() => {
-                head.set_path(&without_spaces(value));
+            ":path" => {
+                if !value.is_empty() {
+                    head.set_path(&without_spaces(&value));
+                }
             }
-            _ => apply(op, value.as_deref(), head),
+            name if overwrites => head.set(name, &value),
+            name => head.append(name, &value),
         }
     }
 }
@@ -43,42 +45,65 @@ pub fn apply_response(
     request: Option<&RequestHead>,
     record: &Record<'_>,
 ) {
-    for op in ops {
-        let value = value_of(op, &Context { record, request, response: Some(head) });
-        apply(op, value.as_deref(), head);
+    remove(ops, head);
+    for Addition { name, value, overwrites } in
+        additions(ops, head, &Context { record, request, response: Some(head) })
+    {
+        if overwrites {
+            head.set(name, &value);
+        } else {
+            head.append(name, &value);
+        }
     }
 }
 
-fn value_of(op: &HeaderOp, context: &Context<'_>) -> Option<Vec<u8>> {
-    let format: &Format = match op {
-        HeaderOp::Remove(_) => return None,
-        HeaderOp::Append(_, format)
-        | HeaderOp::Set(_, format)
-        | HeaderOp::AddIfAbsent(_, format)
-        | HeaderOp::ReplaceIfPresent(_, format) => format,
-    };
+fn remove(ops: &[HeaderOp], headers: &mut Headers) {
+    for op in ops {
+        if let HeaderOp::Remove(name) = op {
+            headers.remove(name);
+        }
+    }
+}
+
+/// A header that comes to a head.
+struct Addition<'a> {
+    name: &'a str,
+    value: Vec<u8>,
+    overwrites: bool,
+}
+
+/// What is to be added to these headers, in the order in which it is: as in Envoy all values are made of what is there
+/// before any of them is, and those that overwrite come first.
+fn additions<'a>(ops: &'a [HeaderOp], headers: &Headers, context: &Context<'_>) -> Vec<Addition<'a>> {
+    let mut additions = Vec::new();
+    for op in ops {
+        let HeaderOp::Add { name, value: format, action, keep_empty } = op else { continue };
+        let wanted = match action {
+            AppendAction::Append | AppendAction::Overwrite => true,
+            AppendAction::AddIfAbsent => !headers.has(name),
+            AppendAction::OverwriteIfExists => headers.has(name),
+        };
+        let value = if wanted { value_of(format, context) } else { continue };
+        if *keep_empty || !value.is_empty() {
+            let overwrites = matches!(action, AppendAction::Overwrite | AppendAction::OverwriteIfExists);
+            additions.push(Addition { name, value, overwrites });
+        }
+    }
+    additions.sort_by_key(|addition| !addition.overwrites);
+    additions
+}
+
+fn value_of(format: &Format, context: &Context<'_>) -> Vec<u8> {
     let mut value = Vec::new();
     format::write(format, context, b"", &mut value);
     // Names in certificates may hold anything; in a head, a line's end would begin another field.
     value.retain(|b| !b.is_ascii_control() || *b == b'\t');
-    Some(value)
+    value
 }
 
 /// A space in a request's line would end the target there.
 fn without_spaces(value: &[u8]) -> String {
     String::from_utf8_lossy(value).replace([' ', '\t'], "%20")
-}
-
-/// An empty value adds nothing, as in Envoy.
-fn apply(op: &HeaderOp, value: Option<&[u8]>, headers: &mut Headers) {
-    match (op, value.filter(|value| !value.is_empty())) {
-        (HeaderOp::Remove(name), _) => _ = headers.remove(name),
-        (HeaderOp::Append(name, _), Some(value)) => headers.append(name, value),
-        (HeaderOp::Set(name, _), Some(value)) => headers.set(name, value),
-        (HeaderOp::AddIfAbsent(name, _), Some(value)) if !headers.has(name) => headers.append(name, value),
-        (HeaderOp::ReplaceIfPresent(name, _), Some(value)) if headers.has(name) => headers.set(name, value),
-        _ => {}
-    }
 }
 
 /// What a connection adds to each of its requests.

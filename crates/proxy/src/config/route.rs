@@ -296,14 +296,30 @@ pub struct HeaderOps {
 pub enum HeaderOp {
     /// Takes all of this name away (lower case).
     Remove(Box<str>),
+    /// Puts one there.
+    Add {
+        /// Lower case.
+        name: Box<str>,
+        /// Made of what was there before any was added.
+        value: Format,
+        /// What becomes of those that are there already.
+        action: AppendAction,
+        /// Whether it is added though it is empty.
+        keep_empty: bool,
+    },
+}
+
+/// Source: `envoy.config.core.v3.HeaderValueOption.HeaderAppendAction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppendAction {
     /// One more.
-    Append(Box<str>, Format),
-    /// Instead of those there.
-    Set(Box<str>, Format),
+    Append,
     /// If none is there.
-    AddIfAbsent(Box<str>, Format),
+    AddIfAbsent,
+    /// Instead of those there.
+    Overwrite,
     /// Instead of those there, if there are any.
-    ReplaceIfPresent(Box<str>, Format),
+    OverwriteIfExists,
 }
 
 /// Source: `envoy.extensions.filters.http.fault.v3.HTTPFault`.

@@ -61,39 +61,51 @@ fn hop(certified: bool, forwarded_cert: Option<&str>) -> Hop<'_> {
     Hop { source: "10.0.0.1".parse().unwrap(), tls: certified, certified, forwarded_cert }
 }
 
+fn add(action: AppendAction, name: &str, value: Format) -> HeaderOp {
+    HeaderOp::Add { name: name.into(), value, action, keep_empty: false }
+}
+
 #[test]
-fn operations_in_their_order() {
+fn values_are_made_before_any_is_added() {
+    let empty = HeaderOp::Add {
+        name: "g".into(),
+        value: operator("REQ", Some("MISSING")),
+        action: AppendAction::Append,
+        keep_empty: true,
+    };
     let mut head = RequestHead::build("GET", "/a", "old", &[("a", "1"), ("b", "2"), ("c", "3")]);
     let ops = [
         HeaderOp::Remove("a".into()),
-        HeaderOp::Set("b".into(), text("new")),
-        HeaderOp::Append("c".into(), operator("REQ", Some("B"))),
-        HeaderOp::AddIfAbsent("c".into(), text("no")),
-        HeaderOp::AddIfAbsent("d".into(), operator("REQ", Some(":PATH"))),
-        HeaderOp::ReplaceIfPresent("e".into(), text("no")),
-        HeaderOp::Append("f".into(), operator("REQ", Some("MISSING"))),
-        HeaderOp::Set("host".into(), text("new:80")),
+        add(AppendAction::Overwrite, "b", text("new")),
+        add(AppendAction::Append, "c", operator("REQ", Some("B"))),
+        add(AppendAction::AddIfAbsent, "c", text("no")),
+        add(AppendAction::AddIfAbsent, "d", operator("REQ", Some(":PATH"))),
+        add(AppendAction::OverwriteIfExists, "e", text("no")),
+        add(AppendAction::Append, "f", operator("REQ", Some("MISSING"))),
+        empty,
+        add(AppendAction::Overwrite, "host", text("new:80")),
     ];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     let fields: Vec<_> = head
         .iter()
         .map(|(name, value)| format!("{}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(value)))
         .collect();
-    assert_eq!(fields, ["b=new", "c=3", "c=new", "d=/a"]);
+    assert_eq!(fields, ["b=new", "c=3", "c=2", "d=/a", "g="]);
     assert_eq!(head.authority(), "new:80");
 
     // What would end a line or the target does not get into one.
     let ops = [
-        HeaderOp::Set("x".into(), text("a\r\nb: c")),
-        HeaderOp::Set(":path".into(), text("/a HTTP/1.1\r\nx: y")),
-        HeaderOp::Set("host".into(), text("no host")),
+        add(AppendAction::Overwrite, "x", text("a\r\nb: c")),
+        add(AppendAction::Overwrite, ":path", text("/a HTTP/1.1\r\nx: y")),
+        add(AppendAction::Overwrite, "host", text("no host")),
     ];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     assert_eq!((head.header("x"), head.path()), (Some(&b"ab: c"[..]), "/a%20HTTP/1.1x:%20y"));
     assert_eq!(head.authority(), "new:80");
 
     let mut answer = ResponseHead::build(200, &[("x", "1")]);
-    let ops = [HeaderOp::Set("x".into(), operator("RESPONSE_CODE", None)), HeaderOp::Remove("y".into())];
+    let ops =
+        [add(AppendAction::Overwrite, "x", operator("RESPONSE_CODE", None)), HeaderOp::Remove("y".into())];
     let record = Record { status: 200, ..Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH) };
     apply_response(&ops, &mut answer, Some(&head), &record);
     assert_eq!(answer.header("x"), Some(&b"200"[..]));

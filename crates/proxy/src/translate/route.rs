@@ -29,9 +29,9 @@ use super::{
 };
 use crate::{
     config::route::{
-        Action, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect,
-        RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target, Targets,
-        VirtualHost,
+        Action, AppendAction, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch,
+        Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target,
+        Targets, VirtualHost,
     },
     head,
 };
@@ -432,11 +432,16 @@ fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
             std::str::from_utf8(raw).map_err(|_| Reject::new("must be UTF-8").at_field("header.raw_value"))?
         }
     };
-    let (name, value) = (header.key.to_ascii_lowercase().into(), text::format(value).at("header.value")?);
-    Ok(match (flag(proto.append), proto.append_action()) {
-        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderOp::Set(name, value),
-        (None, HeaderAppendAction::AddIfAbsent) => HeaderOp::AddIfAbsent(name, value),
-        (None, HeaderAppendAction::OverwriteIfExists) => HeaderOp::ReplaceIfPresent(name, value),
-        (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => HeaderOp::Append(name, value),
+    let action = match (flag(proto.append), proto.append_action()) {
+        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => AppendAction::Overwrite,
+        (None, HeaderAppendAction::AddIfAbsent) => AppendAction::AddIfAbsent,
+        (None, HeaderAppendAction::OverwriteIfExists) => AppendAction::OverwriteIfExists,
+        (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => AppendAction::Append,
+    };
+    Ok(HeaderOp::Add {
+        name: header.key.to_ascii_lowercase().into(),
+        value: text::format(value).at("header.value")?,
+        action,
+        keep_empty: proto.keep_empty_value,
     })
 }
