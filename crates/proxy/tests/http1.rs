@@ -267,6 +267,10 @@ async fn what_could_be_smuggled_is_refused() {
         let answer = client.rest().await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
         assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        // What cannot be read is told in words, too.
+        let (line, content) = (answer.lines().next().unwrap(), answer.rsplit("\r\n").next().unwrap());
+        let words = if request == "GET / HTTP/1.1\r\n\r\n" { "" } else { &line["HTTP/1.1 400 ".len()..] };
+        assert_eq!(content, words, "{request:?}");
     }
     let mut client = proxy.connect().await;
     client.send("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").await;

@@ -203,8 +203,11 @@ fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<
     };
     // No white space, no control characters, no fragment (3.2).
     let target = &bytes[method_end + 1..target_end];
-    if target.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#') {
+    if target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
         return Err(BAD_TARGET);
+    }
+    if target.contains(&b'#') {
+        return Err(Malformed::new(400, "path_normalization_failed"));
     }
     let at = line.start;
     Ok((at..at + method_end, at + method_end + 1..at + target_end, version))
@@ -299,7 +302,7 @@ fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
 
 /// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
 fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
-    let missing = Malformed::new(400, "http1.missing_host_header");
+    let missing = Malformed::new(400, "missing_host_header");
     let mut hosts = head.header_values("host");
     let first = hosts.next();
     if hosts.next().is_some() {

@@ -36,9 +36,9 @@ pub(crate) fn request(out: &mut Buffer, head: &RequestHead, framing: Framing, pe
         Framing::Length(length) => content_length(out, length),
         // A body that ends with the connection does not exist in requests.
         Framing::Chunked | Framing::UntilClose => out.extend(b"transfer-encoding: chunked\r\n"),
-        // Methods that expect a body say so when it is empty (8.6 of RFC 9110).
-        Framing::None if matches!(head.method(), "POST" | "PUT" | "PATCH") => content_length(out, 0),
-        Framing::None => {}
+        Framing::None if matches!(head.method(), "GET" | "HEAD" | "DELETE" | "TRACE" | "CONNECT") => {}
+        // All others may have a body, and say that they have none (8.6 of RFC 9110).
+        Framing::None => content_length(out, 0),
     }
     end(out, persistence);
 }

@@ -17,11 +17,14 @@ use crate::{
     error::Flags,
     head::{RequestHead, ResponseHead},
     hop,
-    http1::{Connection, Framing, Malformed, Scan, parse, write::Persistence},
+    http1::{
+        Connection, Framing, Malformed, Scan, parse,
+        write::{self, Persistence, reason},
+    },
     story::{Story, Terms},
     telemetry::{self, Record},
     timer::earlier,
-    wire::Wire,
+    wire::{self, Wire},
 };
 
 /// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
@@ -239,9 +242,18 @@ fn refuse_malformed(
     malformed: Malformed,
 ) {
     let mut response = ResponseHead::build(malformed.status, &[]);
+    // As Envoy's: what can be read, but goes nowhere, is refused without words.
+    let content = if malformed.reason.starts_with("http1.") { reason(malformed.status) } else { "" };
+    if !content.is_empty() {
+        response.append("content-type", b"text/plain");
+    }
     hop::finish_response(worker, manager, &mut response, Instant::now());
     // Nothing has been written yet that this could come between.
-    let _ = downstream.wire.respond(&response, Framing::None, "GET", Persistence::Close);
+    if let Ok(stream) = wire::http1(&mut downstream.wire) {
+        let framing = Framing::Length(content.len() as u64);
+        write::response(&mut stream.output, &response, framing, "GET", Persistence::Close);
+        stream.output.extend(content.as_bytes());
+    }
     let origin = &downstream.origin;
     let mut record = Record::new(origin.listener.direction, SystemTime::now());
     record.status = malformed.status;
