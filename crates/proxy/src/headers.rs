@@ -78,12 +78,18 @@ fn additions<'a>(ops: &'a [HeaderOp], headers: &Headers, context: &Context<'_>) 
     let mut additions = Vec::new();
     for op in ops {
         let HeaderOp::Add { name, value: format, action, keep_empty } = op else { continue };
+        // A request always has these, though not among its fields.
+        let stands_apart = context.response.is_none() && matches!(&**name, ":authority" | "host" | ":path");
+        let is_there = stands_apart || headers.has(name);
         let wanted = match action {
             AppendAction::Append | AppendAction::Overwrite => true,
-            AppendAction::AddIfAbsent => !headers.has(name),
-            AppendAction::OverwriteIfExists => headers.has(name),
+            AppendAction::AddIfAbsent => !is_there,
+            AppendAction::OverwriteIfExists => is_there,
         };
-        let value = if wanted { value_of(format, context) } else { continue };
+        if !wanted {
+            continue;
+        }
+        let value = value_of(format, context);
         if *keep_empty || !value.is_empty() {
             let overwrites = matches!(action, AppendAction::Overwrite | AppendAction::OverwriteIfExists);
             additions.push(Addition { name, value, overwrites });

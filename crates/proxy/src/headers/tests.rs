@@ -93,6 +93,15 @@ fn values_are_made_before_any_is_added() {
     assert_eq!(fields, ["b=new", "c=3", "c=2", "d=/a", "g="]);
     assert_eq!(head.authority(), "new:80");
 
+    // What stands in the request's line and host is there, too.
+    let ops = [
+        add(AppendAction::AddIfAbsent, "host", text("no")),
+        add(AppendAction::AddIfAbsent, ":path", text("/no")),
+        add(AppendAction::OverwriteIfExists, ":authority", text("newer:80")),
+    ];
+    apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
+    assert_eq!((head.authority(), head.path()), ("newer:80", "/a"));
+
     // What would end a line or the target does not get into one.
     let ops = [
         add(AppendAction::Overwrite, "x", text("a\r\nb: c")),
@@ -101,7 +110,7 @@ fn values_are_made_before_any_is_added() {
     ];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     assert_eq!((head.header("x"), head.path()), (Some(&b"ab: c"[..]), "/a%20HTTP/1.1x:%20y"));
-    assert_eq!(head.authority(), "new:80");
+    assert_eq!(head.authority(), "newer:80");
 
     let mut answer = ResponseHead::build(200, &[("x", "1")]);
     let ops =
