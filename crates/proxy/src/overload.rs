@@ -1,4 +1,4 @@
-//! What a worker does when more comes than it can do: it lets in a few requests at a time, takes no more connections, and
+//! What a worker does when more comes than it can do: it lets in a few requests at a time, takes hardly any connections, and
 //! if that is not enough refuses requests, so that those it takes are answered soon and memory does not grow with what
 //! waits.
 //!
