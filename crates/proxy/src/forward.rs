@@ -9,11 +9,9 @@ use std::{
 use crate::{
     balance::Avoid,
     config::{
-        RouteTable,
         listener::Direction,
-        route::{Cors, Forward, HeaderOps, HostRewrite, RetryPolicy, Targets},
+        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch, Targets},
     },
-    cors,
     downstream::Downstream,
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
@@ -28,7 +26,7 @@ use crate::{
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Host, Pool, bump},
-    route::{self, Chosen, Found},
+    route::{self, Found},
     story::{Story, grpc_status},
     tcp::Tunnel,
     upstream::{self, Offer},
@@ -40,12 +38,9 @@ const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
 /// What a route and a choice among its targets come to.
 struct Way<'a> {
-    table: &'a RouteTable,
     found: &'a Found<'a>,
     forward: &'a Forward,
     pool: Rc<Pool>,
-    /// Header operations that come with the target.
-    ops: Option<&'a HeaderOps>,
     host: Option<&'a HostRewrite>,
     upgrade: bool,
 }
@@ -69,19 +64,16 @@ impl Story<'_> {
     /// Sends the request on, again if the policy says so, and passes the answer back.
     pub(crate) async fn forward(
         &mut self,
-        table: &RouteTable,
         found: &Found<'_>,
         forward: &Forward,
-        cors: Option<&Cors>,
         body: &mut Flow,
         upgrade: Option<Box<str>>,
     ) -> Result<(), Error> {
         let upgrade = self.allow_upgrade(forward, upgrade.as_deref())?;
-        let origin = cors.and_then(|_| self.head.header("origin").map(<[u8]>::to_vec));
-        let (pool, chosen) = self.choose(forward)?;
-        let (ops, host) = chosen.map_or((None, None), |chosen| (chosen.headers, chosen.host));
+        let pool = self.choose(found, forward)?;
         self.told.pool = Some(pool.clone());
-        let way = Way { table, found, forward, pool, ops, host: host.or(forward.host.as_ref()), upgrade };
+        let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
+        let way = Way { found, forward, pool, host, upgrade };
         self.rewrite(&way);
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
@@ -98,13 +90,10 @@ impl Story<'_> {
         let switched = self.response.status() == 101;
         hop::remove_connection_fields(self.response, switched);
         self.meet();
-        if let (Some(cors), Some(origin)) = (cors, origin) {
-            cors::mark(cors, &origin, self.response);
-        }
         let elapsed = now.saturating_duration_since(self.started).as_millis();
         hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
-        self.response_ops(table, found.host, found.route, way.ops);
-        hop::finish_response(self.worker, self.manager, self.response, now);
+        self.response_ops();
+        self.finish(now);
         self.told.status = self.response.status();
         self.told.details = Cow::Borrowed("via_upstream");
         if switched {
@@ -122,23 +111,25 @@ impl Story<'_> {
         if allowed { Ok(true) } else { Err(Error::new(Kind::UpgradeRefused)) }
     }
 
-    /// The cluster, with what comes with the choice.
-    fn choose<'f>(&self, forward: &'f Forward) -> Result<(Rc<Pool>, Option<Chosen<'f>>), Error> {
+    /// The cluster.
+    fn choose(&self, found: &Found<'_>, forward: &Forward) -> Result<Rc<Pool>, Error> {
         let missing = || Error::new(Kind::ClusterNotFound(forward.cluster_not_found));
-        let get = |name: &str| self.worker.pool(name, self.snapshot).ok_or_else(missing);
-        let mut dice = self.worker.dice.borrow_mut();
-        if matches!(forward.targets, Targets::Header(_)) {
-            let chosen = route::target(&forward.targets, Some(self.head), &mut dice).ok_or_else(missing)?;
-            return Ok((get(chosen.cluster)?, None));
-        }
-        let chosen = route::target(&forward.targets, None, &mut dice).ok_or_else(missing)?;
-        Ok((get(chosen.cluster)?, Some(chosen)))
+        let name = match (&forward.targets, found.target) {
+            (Targets::Single(cluster), _) => cluster,
+            (Targets::Weighted { .. }, target) => &target.ok_or_else(missing)?.cluster,
+            (Targets::Header(name), _) => {
+                let name = self.head.header(name).and_then(|name| std::str::from_utf8(name).ok());
+                return self.worker.pool(name.ok_or_else(missing)?, self.snapshot).ok_or_else(missing);
+            }
+        };
+        self.worker.pool(name, self.snapshot).ok_or_else(missing)
     }
 
     /// Changes of the request's head, in Envoy's order.
     fn rewrite(&mut self, way: &Way<'_>) {
         let found = way.found;
-        let ops = [way.ops, Some(&found.route.headers), Some(&found.host.headers), Some(&way.table.headers)];
+        let target = found.target.map(|target| &target.headers);
+        let ops = [target, Some(&found.route.headers), Some(&found.host.headers), Some(&found.table.headers)];
         for ops in ops.into_iter().flatten() {
             if !ops.request.is_empty() {
                 let mut head = std::mem::take(self.head);
@@ -156,14 +147,20 @@ impl Story<'_> {
             Some(HostRewrite::Auto) | None => {}
         }
         if let Some(rewrite) = &way.forward.rewrite {
-            let original = self.head.path().to_owned();
-            let path = route::rewrite(rewrite, &found.route.matches, &original);
-            self.head.set("x-envoy-original-path", original.as_bytes());
-            self.head.set_path(&path);
+            self.rewrite_path(rewrite, &found.route.matches);
         }
         let per_try = way.forward.retry.as_ref().and_then(|retry| retry.per_try_timeout);
         if let Some(timeout) = per_try.or(way.forward.timeout) {
             hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+        }
+    }
+
+    /// Gives the request another path, and keeps the one it came with.
+    pub(crate) fn rewrite_path(&mut self, rewrite: &Rewrite, matched: &RouteMatch) {
+        let original = self.head.path().to_owned();
+        if let Some(path) = route::rewrite(rewrite, matched, &original) {
+            self.head.set("x-envoy-original-path", original.as_bytes());
+            self.head.set_path(&path);
         }
     }
 

@@ -408,6 +408,17 @@ impl RequestHead {
         Some(query.split_once('#').map_or(query, |(query, _)| query))
     }
 
+    /// What stands in the request's line, or for it, rather than among its fields: `:path`, `host`.
+    pub fn apart(&self, name: &str) -> Option<&str> {
+        match name {
+            ":path" => Some(self.path()),
+            ":method" => Some(self.method()),
+            ":scheme" => Some(self.scheme()),
+            ":authority" | "host" => Some(self.authority()).filter(|authority| !authority.is_empty()),
+            _ => None,
+        }
+    }
+
     /// `Host` or `:authority`: `reviews:9080`.
     pub fn authority(&self) -> &str {
         &self.authority

@@ -25,6 +25,7 @@ pub(crate) mod listen;
 pub(crate) mod connection;
 
 // The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
+pub(crate) mod filters;
 pub(crate) mod serve;
 pub(crate) mod story;
 pub(crate) mod tcp;

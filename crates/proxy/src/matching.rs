@@ -1,9 +1,6 @@
 //! Tests of texts and headers, evaluated. Routes, policies, faults and CORS share them.
 //!
-//! Nothing is allocated, unless a header occurs more than once: then its values are joined by commas first, as
-//! Envoy does, so that a policy cannot be passed by sending a header twice.
-
-use std::borrow::Cow;
+//! Nothing is allocated.
 
 use crate::{
     config::text::{HeaderMatch, HeaderTest, TextMatch},
@@ -41,23 +38,23 @@ fn contains(value: &[u8], part: &[u8]) -> bool {
     memchr::memmem::find(value, part).is_some()
 }
 
-/// Whether the headers of a request pass.
+/// Whether a header of a request passes: one of its values does, or none if the test is turned round. So a rule cannot
+/// be escaped by sending a header twice.
 pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
-    let value = match joined(head, &test.name) {
-        Some(value) => value,
-        None if test.missing_as_empty && !matches!(test.test, HeaderTest::Present(_)) => {
-            Cow::Borrowed(&b""[..])
-        }
-        // What is not there passes only a test for its absence; turning round a test of its value does not help.
-        None => return matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
-    };
-    let holds = match &test.test {
+    let passes = |value: &[u8]| match &test.test {
         HeaderTest::Present(wanted) => *wanted,
-        HeaderTest::Value(test) => text(test, &value),
+        HeaderTest::Value(test) => text(test, value),
         HeaderTest::Range(from, to) => {
-            let number = std::str::from_utf8(&value).ok().and_then(|text| text.parse::<i64>().ok());
+            let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
             number.is_some_and(|number| (*from..*to).contains(&number))
         }
+    };
+    let holds = match head.apart(&test.name) {
+        Some(value) => passes(value.as_bytes()),
+        None if head.has(&test.name) => head.header_values(&test.name).any(passes),
+        None if test.missing_as_empty => passes(b""),
+        // What is not there passes only a test for its absence; turning round a test of its value does not help.
+        None => return matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
     };
     holds != test.invert
 }
@@ -65,26 +62,6 @@ pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
 /// Whether all tests pass.
 pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
     tests.iter().all(|test| header(test, head))
-}
-
-/// The value of a header or of a part of the request line; several values joined by commas.
-pub fn joined<'a>(head: &'a RequestHead, name: &str) -> Option<Cow<'a, [u8]>> {
-    match name {
-        ":path" => return Some(Cow::Borrowed(head.path().as_bytes())),
-        ":method" => return Some(Cow::Borrowed(head.method().as_bytes())),
-        ":scheme" => return Some(Cow::Borrowed(head.scheme().as_bytes())),
-        ":authority" | "host" => {
-            let authority = head.authority();
-            return (!authority.is_empty()).then_some(Cow::Borrowed(authority.as_bytes()));
-        }
-        _ => {}
-    }
-    let first = head.header(name)?;
-    if head.header_values(name).nth(1).is_none() {
-        return Some(Cow::Borrowed(first));
-    }
-    let all: Vec<&[u8]> = head.header_values(name).collect();
-    Some(Cow::Owned(all.join(&b',')))
 }
 
 /// Whether a request is gRPC's, by its content type.
@@ -127,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_present_absent_joined_and_turned_round() {
+    fn headers_present_absent_repeated_and_turned_round() {
         let head = RequestHead::build("GET", "/a?b", "h", &[("x", "1"), ("y", "2"), ("y", "3"), ("n", "-7")]);
         let test = |name: &str, test, invert, missing_as_empty| HeaderMatch {
             name: name.into(),
@@ -142,8 +119,12 @@ mod tests {
             (test("z", HeaderTest::Present(true), false, false), false),
             (test("z", HeaderTest::Present(true), true, false), true),
             (test("z", HeaderTest::Present(false), false, false), true),
-            (test("y", HeaderTest::Value(exact("2,3")), false, false), true),
-            (test("y", HeaderTest::Value(exact("2")), false, false), false),
+            (test("y", HeaderTest::Value(exact("2,3")), false, false), false),
+            (test("y", HeaderTest::Value(exact("3")), false, false), true),
+            (test("y", HeaderTest::Value(exact("3")), true, false), false),
+            (test("y", HeaderTest::Value(exact("4")), true, false), true),
+            (test("y", HeaderTest::Range(3, 4), false, false), true),
+            (test("z", HeaderTest::Present(false), false, true), false),
             (test("x", HeaderTest::Value(exact("2")), true, false), true),
             (test("z", HeaderTest::Value(exact("2")), true, false), false),
             (test("z", HeaderTest::Value(exact("2")), true, true), true),

@@ -182,7 +182,11 @@ fn needs_escape(byte: u8) -> bool {
     !byte.is_ascii_graphic() || matches!(byte, b'"' | b'<' | b'>' | b'`' | b'{' | b'}')
 }
 
+/// Nothing but slashes becomes two of them, as in Envoy: one at the beginning and one at the end.
 fn merge_slashes(path: &str) -> String {
+    if path.len() > 1 && path.bytes().all(|byte| byte == b'/') {
+        return "//".to_owned();
+    }
     let mut new = String::with_capacity(path.len());
     for c in path.chars() {
         if c != '/' || !new.ends_with('/') {
@@ -248,6 +252,7 @@ mod tests {
         assert_eq!(unescape_slashes("/a%2fb%5Cc%20").as_deref(), Some("/a/b\\c%20"));
         assert_eq!(unescape_slashes("/a%20%2"), None);
         assert_eq!(merge_slashes("//a///b/"), "/a/b/");
+        assert_eq!(merge_slashes("///"), "//");
     }
 
     proptest! {

@@ -3,14 +3,14 @@
 //! Envoy's rules: a virtual host by authority (exact, then the longest `*.suffix`, then the longest `prefix.*`,
 //! then `*`), in it the first route whose conditions all hold. Finding a route allocates nothing.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
 use crate::{
     config::{
         RouteTable,
         route::{
-            HeaderOps, HostRewrite, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route,
-            RouteMatch, Targets, VirtualHost,
+            Action, Forward, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
+            Target, Targets, VirtualHost,
         },
     },
     head::RequestHead,
@@ -23,23 +23,59 @@ mod tests;
 /// A request's route.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
+    /// The table it is in.
+    pub table: &'a RouteTable,
     /// The virtual host it is in.
     pub host: &'a VirtualHost,
     /// The route.
-    pub route: &'a Arc<Route>,
+    pub route: &'a Route,
+    /// The one of its weighted targets that the request goes to.
+    pub target: Option<&'a Target>,
+}
+
+/// Why a request has no route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// None is for it.
+    Route,
+    /// Its virtual host is for TLS alone.
+    Tls,
 }
 
 /// Finds a request's route.
-pub fn find<'a>(table: &'a RouteTable, head: &RequestHead, dice: &mut fastrand::Rng) -> Option<Found<'a>> {
+///
+/// # Errors
+///
+/// There is none.
+pub fn find<'a>(
+    table: &'a RouteTable,
+    head: &RequestHead,
+    dice: &mut fastrand::Rng,
+) -> Result<Found<'a>, Missing> {
     // CONNECT alone has no path. It asks for a tunnel, which nothing here makes: were it passed on like other
     // requests, its connection would serve the next client with a server that takes all bytes for the tunnel's.
     if head.path().is_empty() {
-        return None;
+        return Err(Missing::Route);
     }
-    let host = virtual_host(table, head.authority())?;
+    let host = virtual_host(table, head.authority()).ok_or(Missing::Route)?;
+    if host.require_tls && !is_secure(head) {
+        return Err(Missing::Tls);
+    }
     let path = head.path_without_query().as_bytes();
-    let route = host.routes.iter().find(|route| matches(&route.matches, head, path, dice))?;
-    Some(Found { host, route })
+    let mut routes = host.routes.iter();
+    let route = routes.find(|route| matches(&route.matches, head, path, dice)).ok_or(Missing::Route)?;
+    let target = match &route.action {
+        Action::Forward(Forward { targets: Targets::Weighted { total, targets }, .. }) => {
+            weighted(*total, targets, dice)
+        }
+        _ => None,
+    };
+    Ok(Found { table, host, route, target })
+}
+
+/// Whether the client speaks TLS, to this proxy or to the first one.
+pub fn is_secure(head: &RequestHead) -> bool {
+    head.header("x-forwarded-proto") == Some(b"https")
 }
 
 /// The virtual host that an authority belongs to.
@@ -132,47 +168,19 @@ fn query_matches(test: &QueryMatch, query: Option<&str>) -> bool {
     }
 }
 
-/// The cluster chosen for a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Chosen<'a> {
-    /// The cluster's name.
-    pub cluster: &'a str,
-    /// Header operations that come with the choice.
-    pub headers: Option<&'a HeaderOps>,
-    /// A new authority that comes with the choice.
-    pub host: Option<&'a HostRewrite>,
+/// Chooses among weighted targets.
+pub fn weighted<'a>(total: u32, targets: &'a [Target], dice: &mut fastrand::Rng) -> Option<&'a Target> {
+    let mut at = if total == 0 { 0 } else { dice.u32(..total) };
+    let chosen = targets.iter().find(|target| {
+        let here = at < target.weight;
+        at = at.saturating_sub(target.weight);
+        here
+    });
+    chosen.or(targets.last())
 }
 
-/// Chooses among a route's targets; `None` when the header that should name the cluster is missing. Connections
-/// have no head.
-pub fn target<'a>(
-    targets: &'a Targets,
-    head: Option<&'a RequestHead>,
-    dice: &mut fastrand::Rng,
-) -> Option<Chosen<'a>> {
-    let plain = |cluster| Chosen { cluster, headers: None, host: None };
-    match targets {
-        Targets::Single(cluster) => Some(plain(cluster)),
-        Targets::Header(name) => std::str::from_utf8(head?.header(name)?).ok().map(plain),
-        Targets::Weighted { total, targets } => {
-            let mut at = if *total == 0 { 0 } else { dice.u32(..*total) };
-            let chosen = targets.iter().find(|target| {
-                let here = at < target.weight;
-                at = at.saturating_sub(target.weight);
-                here
-            });
-            let chosen = chosen.or(targets.last())?;
-            Some(Chosen {
-                cluster: &chosen.cluster,
-                headers: Some(&chosen.headers),
-                host: chosen.host.as_ref(),
-            })
-        }
-    }
-}
-
-/// The new path with the query kept.
-pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> String {
+/// The new path with the query kept; `None` where nothing would be left of the path: then it stays as it is.
+pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<String> {
     let at = path.find(['?', '#']).unwrap_or(path.len());
     let (path, query) = path.split_at(at);
     let new = match rewrite {
@@ -180,7 +188,7 @@ pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> String {
         Rewrite::Prefix(new) => Cow::Owned(replace_prefix(matched, path, new)),
         Rewrite::Regex(regex, with) => substitute(regex, path, with),
     };
-    format!("{new}{query}")
+    (!new.is_empty()).then(|| format!("{new}{query}"))
 }
 
 /// Replaces as much of the path as the route's prefix or exact match found.
@@ -222,7 +230,7 @@ fn substitute<'a>(regex: &regex::bytes::Regex, path: &'a str, with: &str) -> Cow
 }
 
 /// Where a redirect leads: the `location` header. `scheme` is how the client came.
-pub fn location(redirect: &Redirect, matched: &RouteMatch, head: &RequestHead, scheme: &str) -> String {
+pub fn location(redirect: &Redirect, head: &RequestHead, scheme: &str) -> String {
     let new_scheme = redirect.scheme.as_deref().unwrap_or(scheme);
     let authority = head.authority();
     let host = match &redirect.host {
@@ -233,9 +241,11 @@ pub fn location(redirect: &Redirect, matched: &RouteMatch, head: &RequestHead, s
         None => authority,
     };
     let port = redirect.port.map(|port| format!(":{port}")).unwrap_or_default();
-    let (path, query) = redirect_path(redirect, matched, head);
+    let (path, query) = redirect_path(redirect, head);
     let mark = if query.is_some() { "?" } else { "" };
-    format!("{new_scheme}://{host}{port}{path}{mark}{}", query.unwrap_or_default())
+    // Without it, the path would go on with the host.
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    format!("{new_scheme}://{host}{port}{slash}{path}{mark}{}", query.unwrap_or_default())
 }
 
 /// Whether the authority's port is only the default of the old scheme, and would lead nowhere under the new one.
@@ -244,22 +254,14 @@ fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
     scheme != new_scheme && matches!((scheme, port), ("http", ":80") | ("https", ":443"))
 }
 
-fn redirect_path<'a>(
-    redirect: &'a Redirect,
-    matched: &RouteMatch,
-    head: &'a RequestHead,
-) -> (Cow<'a, str>, Option<&'a str>) {
+fn redirect_path<'a>(redirect: &'a Redirect, head: &'a RequestHead) -> (&'a str, Option<&'a str>) {
     let query = head.query().filter(|_| !redirect.strip_query);
-    let path = head.path_without_query();
     match &redirect.path {
         // Its own query takes the place of the request's.
-        Some(RedirectPath::Full(new)) => match new.split_once('?') {
-            Some((path, query)) => (Cow::Borrowed(path), Some(query)),
-            None => (Cow::Borrowed(&**new), query),
-        },
-        Some(RedirectPath::Prefix(new)) => (Cow::Owned(replace_prefix(matched, path, new)), query),
-        Some(RedirectPath::Regex(regex, with)) => (substitute(regex, path, with), query),
-        None => (Cow::Borrowed(path), query),
+        Some(RedirectPath::Full(new)) => {
+            new.split_once('?').map_or((new, query), |(path, query)| (path, Some(query)))
+        }
+        Some(RedirectPath::Rewritten(_)) | None => (head.path_without_query(), query),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The story of a request in its phases: route → authorize → filter → pick → upstream → respond.
+//! The story of a request in its phases: route → filter → pick → upstream → respond.
 //!
 //! What is decided is decided before anything is sent. A failure anywhere comes back to [`Story::tell`] as an
 //! [`Error`] and is answered in one place, and at the end every request is told in one record. How a request
@@ -15,17 +15,17 @@ use std::{
 
 use crate::{
     config::{
-        HttpManager, RouteTable, Snapshot,
+        HttpManager, Snapshot,
         http::Routes,
         listener::Direction,
-        route::{Action, Cors, HeaderOps, Route, VirtualHost},
+        route::{Action, RedirectPath},
     },
     context::Worker,
-    cors,
+    cors::Marks,
     downstream::Downstream,
-    error::{Error, Flags, Kind},
+    error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines},
-    fault,
+    filters::Filtered,
     flow::Flow,
     head::{Headers, RequestHead, ResponseHead, Version},
     headers::{self, Hop},
@@ -35,9 +35,8 @@ use crate::{
     overload::{UnderWay, Welcome},
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
-    policy::{self, Subject, Tally, Verdict},
     pool::{Busy, Counted, Host, Pool, Upstream, bump},
-    route::{self, Found},
+    route::{self, Found, Missing},
     telemetry::{self, Record, stats::ManagerStats},
     timer,
 };
@@ -47,7 +46,7 @@ pub(crate) struct Story<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
-    counters: &'a ManagerStats,
+    pub(crate) counters: &'a ManagerStats,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) head: &'a mut RequestHead,
     pub(crate) response: &'a mut ResponseHead,
@@ -58,7 +57,10 @@ pub(crate) struct Story<'a> {
     /// This hop's element of `x-forwarded-client-cert`.
     forwarded_cert: Option<&'a str>,
     /// Who the client is, proxies in front taken into account.
-    client: IpAddr,
+    pub(crate) client: IpAddr,
+    pub(crate) found: Result<Found<'a>, Missing>,
+    /// Fields that filters have for the answer.
+    pub(crate) marks: Marks,
     start: SystemTime,
     grpc: bool,
     welcome: Welcome,
@@ -126,6 +128,8 @@ impl<'a> Story<'a> {
             told: Told::default(),
             keep: false,
             forwarded_cert,
+            found: Err(Missing::Route),
+            marks: Marks::new(),
             grpc: false,
             welcome,
             _under_way: under_way,
@@ -165,45 +169,54 @@ impl<'a> Story<'a> {
             }
         }
         let upgrade = self.receive(upgrade)?;
-        let (manager, snapshot) = (self.manager, self.snapshot);
-        match path::normalize(manager, self.head) {
+        match path::normalize(self.manager, self.head) {
             Normalized::Go => {}
             Normalized::Reject => return Err(Error::new(Kind::BadPath)),
             Normalized::Redirect => {
-                *self.response = ResponseHead::build(307, &[("location", &path::location(self.head))]);
+                let location = path::location(self.head);
                 self.told.details = Cow::Borrowed("path_normalization_failed");
-                return self.answer(b"", body).await;
+                return self.say(307, &[("location", &location)], b"", body).await;
             }
         }
-        let table = match &manager.routes {
-            Routes::Inline(table) => Some(&**table),
-            Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
-        };
-        let found = table.and_then(|table| route::find(table, self.head, &mut self.worker.dice.borrow_mut()));
-        self.told.route = found.as_ref().map_or("", |found| &found.route.name);
-        // Refused before it is known whether there is a route, as the filter stands before the router.
-        self.authorize(found.as_ref().map(|found| &**found.route))?;
-        let (Some(table), Some(found)) = (table, found) else { return Err(Error::new(Kind::RouteNotFound)) };
-        let cors = match self.filter(&found, body).await? {
-            Filtered::Go(cors) => cors,
-            Filtered::Answered => return self.answer_direct(table, &found, b"", body).await,
+        self.find_route();
+        if self.filter(body).await? == Filtered::Answered {
+            return self.answer(b"", body).await;
+        }
+        let found = match self.found {
+            Ok(found) => found,
+            Err(Missing::Route) => return Err(Error::new(Kind::RouteNotFound)),
+            Err(Missing::Tls) => {
+                let location = route::https_location(self.head);
+                self.told.details = Cow::Borrowed("direct_response");
+                return self.say(301, &[("location", &location)], b"", body).await;
+            }
         };
         match &found.route.action {
-            Action::Forward(forward) => self.forward(table, &found, forward, cors, body, upgrade).await,
+            Action::Forward(forward) => self.forward(&found, forward, body, upgrade).await,
             Action::Redirect(redirect) => {
-                let scheme = if self.is_secure() { "https" } else { "http" };
-                let location = route::location(redirect, &found.route.matches, self.head, scheme);
-                *self.response = ResponseHead::build(redirect.status, &[("location", &location)]);
-                self.answer_direct(table, &found, b"", body).await
+                let scheme = if route::is_secure(self.head) { "https" } else { "http" };
+                if let Some(RedirectPath::Rewritten(rewrite)) = &redirect.path {
+                    self.rewrite_path(rewrite, &found.route.matches);
+                }
+                let location = route::location(redirect, self.head, scheme);
+                self.told.details = Cow::Borrowed("direct_response");
+                self.say(redirect.status, &[("location", &location)], b"", body).await
             }
             Action::Direct(direct) => {
-                *self.response = ResponseHead::build(direct.status, &[]);
-                if !direct.body.is_empty() {
-                    self.response.append("content-type", b"text/plain");
-                }
-                self.answer_direct(table, &found, &direct.body, body).await
+                self.told.details = Cow::Borrowed("direct_response");
+                self.say(direct.status, &[], &direct.body, body).await
             }
         }
+    }
+
+    fn find_route(&mut self) {
+        let table = match &self.manager.routes {
+            Routes::Inline(table) => Some(table),
+            Routes::Named(name) => self.snapshot.routes.get(name),
+        };
+        let mut dice = self.worker.dice.borrow_mut();
+        self.found = table.map_or(Err(Missing::Route), |table| route::find(table, self.head, &mut dice));
+        self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);
     }
 
     /// Before routing: what every hop does to a request's head. Says which upgrade the request asks for.
@@ -235,66 +248,6 @@ impl<'a> Story<'a> {
         Ok(wanted.map(Box::from))
     }
 
-    fn authorize(&self, route: Option<&Route>) -> Result<(), Error> {
-        let policies = route.and_then(|route| route.policies.as_ref()).unwrap_or(&self.manager.policies);
-        if policies.is_empty() {
-            return Ok(());
-        }
-        let subject = Subject {
-            head: Some(self.head),
-            peer: &self.downstream.origin.peer,
-            source: self.downstream.origin.source,
-            remote: self.client,
-            destination: self.downstream.origin.destination,
-            server_name: self.downstream.origin.server_name(),
-        };
-        let mut tally = Tally::default();
-        let verdict = policy::check(policies, &subject, &mut tally);
-        let counters = self.counters;
-        counters.rbac_allowed.add(tally.allowed.into());
-        counters.rbac_denied.add(tally.denied.into());
-        counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
-        counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        match verdict {
-            Verdict::Allow => Ok(()),
-            Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
-        }
-    }
-
-    /// Faults, CORS, and the demand for TLS.
-    async fn filter<'f>(&mut self, found: &Found<'f>, body: &mut Flow) -> Result<Filtered<'f>, Error> {
-        if let Some(fault) = found.route.fault.as_ref().filter(|_| self.manager.fault) {
-            let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
-            let counters = self.counters;
-            if let Some(delay) = decision.delay {
-                counters.fault_delays.inc();
-                self.told.flags.insert(Flags::DI);
-                self.pause(delay, body, &mut Deadlines::default()).await?;
-            }
-            if let Some(kind) = decision.failure() {
-                counters.fault_aborts.inc();
-                return Err(Error::new(kind));
-            }
-        }
-        let mut marked = None;
-        if let Some(cors) = found.route.cors.as_deref().filter(|_| self.manager.cors) {
-            match cors::decide(cors, self.head) {
-                cors::Decision::Pass => {}
-                cors::Decision::Mark => marked = Some(cors),
-                cors::Decision::Answer(answer) => {
-                    *self.response = answer;
-                    return Ok(Filtered::Answered);
-                }
-            }
-        }
-        if found.host.require_tls && !self.is_secure() {
-            let location = route::https_location(self.head);
-            *self.response = ResponseHead::build(301, &[("location", &location)]);
-            return Ok(Filtered::Answered);
-        }
-        Ok(Filtered::Go(marked))
-    }
-
     /// Lets time pass, unless the client goes away or a deadline comes first.
     pub(crate) async fn pause(
         &mut self,
@@ -309,17 +262,33 @@ impl<'a> Story<'a> {
         Client::new(self.downstream, deadlines, body, false).wait(Box::pin(sleep)).await
     }
 
-    /// Answers by itself; the head is in `response`.
-    async fn answer_direct(
+    /// Answers by itself: in gRPC's words if the client speaks it. Headers come before the route's operations.
+    async fn say(
         &mut self,
-        table: &RouteTable,
-        found: &Found<'_>,
-        content: &[u8],
+        status: u16,
+        headers: &[(&str, &str)],
+        text: &[u8],
         body: &mut Flow,
     ) -> Result<(), Error> {
-        self.response_ops(table, found.host, found.route, None);
-        self.told.details = Cow::Borrowed("direct_response");
-        self.answer(content, body).await
+        *self.response = ResponseHead::build(status, headers);
+        self.response_ops();
+        if self.grpc {
+            self.response.set_status(200);
+            self.response.set("content-type", b"application/grpc");
+            if !self.response.has("grpc-status") {
+                hop::set_number(self.response, "grpc-status", error::grpc_status(status).into());
+            }
+            if !text.is_empty() && self.head.method() != "HEAD" {
+                self.response.set("grpc-message", percent_encoded(text).as_bytes());
+            }
+            return self.answer(b"", body).await;
+        }
+        if text.is_empty() {
+            self.response.remove("content-type");
+        } else {
+            self.response.set("content-type", b"text/plain");
+        }
+        self.answer(text, body).await
     }
 
     /// Answers a failure, if the client can still get an answer.
@@ -343,20 +312,14 @@ impl<'a> Story<'a> {
             self.told.status = if error.response_started { self.told.status } else { 0 };
             return;
         }
-        if self.grpc {
-            *self.response = ResponseHead::build(200, &[("content-type", "application/grpc")]);
-            hop::set_number(self.response, "grpc-status", answer.grpc.into());
-            if !answer.body.is_empty() {
-                self.response.append("grpc-message", answer.body.as_bytes());
-            }
-            _ = self.answer(b"", body).await;
-        } else {
-            *self.response = ResponseHead::build(answer.status, &[]);
-            if !answer.body.is_empty() {
-                self.response.append("content-type", b"text/plain");
-            }
-            _ = self.answer(answer.body.as_bytes(), body).await;
+        // Routes that lead on put their marks on whatever is answered, others on what they answer themselves.
+        if !self.leads_on() {
+            self.found = Err(Missing::Route);
         }
+        let grpc = answer.grpc.to_string();
+        let in_words = [("grpc-status", &*grpc)];
+        let headers = if self.grpc { &in_words[..] } else { &[] };
+        _ = self.say(answer.status, headers, answer.body.as_bytes(), body).await;
     }
 
     /// Sends an answer of our own.
@@ -366,7 +329,7 @@ impl<'a> Story<'a> {
         if !body.is_read() && !body.skip(&mut self.downstream.wire) {
             self.keep = false;
         }
-        hop::finish_response(self.worker, self.manager, self.response, Instant::now());
+        self.finish(Instant::now());
         self.introduce();
         let framing = match content.len() as u64 {
             0 => Framing::None,
@@ -393,23 +356,31 @@ impl<'a> Story<'a> {
         Err(Error::new(Kind::DownstreamClosed).after_response_started())
     }
 
-    /// Header operations on the answer, in Envoy's order.
-    pub(crate) fn response_ops(
-        &mut self,
-        table: &RouteTable,
-        host: &VirtualHost,
-        route: &Route,
-        chosen: Option<&HeaderOps>,
-    ) {
-        for ops in
-            [chosen, Some(&route.headers), Some(&host.headers), Some(&table.headers)].into_iter().flatten()
-        {
+    /// The route's operations on the answer, in Envoy's order.
+    pub(crate) fn response_ops(&mut self) {
+        let Ok(found) = self.found else { return };
+        let target = found.target.map(|target| &target.headers);
+        let ops = [target, Some(&found.route.headers), Some(&found.host.headers), Some(&found.table.headers)];
+        for ops in ops.into_iter().flatten() {
             if !ops.response.is_empty() {
                 let mut response = std::mem::take(self.response);
                 headers::apply_response(&ops.response, &mut response, Some(self.head), &self.record());
                 *self.response = response;
             }
         }
+    }
+
+    /// The last touches to an answer: what filters have to say, then what every answer has.
+    pub(crate) fn finish(&mut self, now: Instant) {
+        for (name, value) in self.marks.drain(..) {
+            self.response.set(&name, &value);
+        }
+        hop::finish_response(self.worker, self.manager, self.response, now);
+    }
+
+    /// Whether the request has a route to an upstream.
+    pub(crate) fn leads_on(&self) -> bool {
+        self.found.is_ok_and(|found| matches!(found.route.action, Action::Forward(_)))
     }
 
     /// How the answer's connection fields read.
@@ -419,10 +390,6 @@ impl<'a> Story<'a> {
             (true, Version::Http10) => Persistence::KeepAlive,
             (true, _) => Persistence::Keep,
         }
-    }
-
-    fn is_secure(&self) -> bool {
-        self.head.header("x-forwarded-proto") == Some(b"https")
     }
 
     /// What is known so far.
@@ -478,15 +445,19 @@ impl<'a> Story<'a> {
     }
 }
 
+/// As gRPC writes a text in a header (PROTOCOL-HTTP2: `Percent-Encoded`).
+fn percent_encoded(text: &[u8]) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text {
+        match byte {
+            b'%' | ..b' ' | 0x7f.. => encoded.push_str(&format!("%{byte:02X}")),
+            _ => encoded.push(char::from(*byte)),
+        }
+    }
+    encoded
+}
+
 /// What gRPC says of a call, in its answer's head or trailers.
 pub(crate) fn grpc_status(headers: &Headers) -> Option<u32> {
     std::str::from_utf8(headers.header("grpc-status")?).ok()?.parse().ok()
-}
-
-/// What the filters make of a request.
-enum Filtered<'a> {
-    /// It goes on; its answer is marked for CORS if there is a policy here.
-    Go(Option<&'a Cors>),
-    /// The answer is in `response`.
-    Answered,
 }

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     balance::Avoid,
-    config::{cluster::Workload, listener::TcpProxy},
+    config::{cluster::Workload, listener::TcpProxy, route::Targets},
     connection::Connection,
     context::Worker,
     downstream::Origin,
@@ -118,8 +118,15 @@ async fn connect(
     proxy: &TcpProxy,
 ) -> Result<(Stream, Rc<Link>), Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
-    let chosen = route::target(&proxy.targets, None, &mut worker.dice.borrow_mut());
-    let name = chosen.ok_or_else(missing)?.cluster;
+    let name = match &proxy.targets {
+        Targets::Single(name) => Some(name),
+        Targets::Weighted { total, targets } => {
+            route::weighted(*total, targets, &mut worker.dice.borrow_mut()).map(|target| &target.cluster)
+        }
+        // Connections have none.
+        Targets::Header(_) => None,
+    };
+    let name = name.ok_or_else(missing)?;
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
     let host = pick::endpoint(worker, &pool, origin.destination, Avoid { hosts: &[], attempts: 0 })?;
     let Upstream { wire, link } = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await?;

@@ -15,7 +15,7 @@ use skysail_core::SpiffeId;
 use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
 use skysail_proxy::config::{
     FilterChain, Listener,
-    http::{ClientCertDetails, ForwardClientCert, MetadataExchange},
+    http::{ClientCertDetails, Does, Filter, ForwardClientCert, MetadataExchange},
     listener::{ChainMatch, Direction, Inspect, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
@@ -129,7 +129,8 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
     let acceptor = Acceptor::new(&spec).unwrap();
     let inbound = Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) });
     let terminal = http(|manager, _| {
-        manager.policies = vec![only("client")];
+        let does = Does::Authorize(only("client"));
+        manager.filters = vec![Filter { name: "rbac".into(), disabled: false, does }];
         let forward = ForwardClientCert::AppendForward;
         manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };
     });

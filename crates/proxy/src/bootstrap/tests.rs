@@ -3,7 +3,11 @@
 use skysail_xds::Kind;
 
 use super::*;
-use crate::{config::listener::Terminal, discovery::inventory::Inventory, secrets::Secrets};
+use crate::{
+    config::{http::Does, listener::Terminal},
+    discovery::inventory::Inventory,
+    secrets::Secrets,
+};
 
 /// A server's sidecar as in a comparison with Envoy: everything a sidecar of Istio has, in one file.
 const SIDECAR: &str = include_str!("../../testdata/sidecar.yaml");
@@ -34,7 +38,7 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
     let listener = &snapshot.listeners.by_name["l"];
     assert!(listener.bind && listener.inspect_tls.is_some());
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
-    assert_eq!(manager.policies.len(), 1);
+    assert!(matches!(manager.filters[0].does, Does::Authorize(_)), "{:?}", manager.filters);
     assert_eq!(manager.access_logs.len(), 1);
     assert_eq!(manager.server_name.as_deref(), Some("istio-envoy"));
     assert_eq!(snapshot.clusters["up"].endpoints.load().priorities[0].len(), 1);

@@ -4,7 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{policy::Policy, route::RouteTable};
+use super::{
+    policy::Policy,
+    route::{Fault, RouteTable},
+};
 
 /// How HTTP on a filter chain is handled.
 #[derive(Debug)]
@@ -15,12 +18,8 @@ pub struct HttpManager {
     pub codec: Codec,
     /// Where its routes are.
     pub routes: Routes,
-    /// Policies in the order of the filters (DENY before ALLOW).
-    pub policies: Vec<Arc<Policy>>,
-    /// Whether the fault filter is there (it acts by the route's settings).
-    pub fault: bool,
-    /// Whether the CORS filter is there (it acts by the route's settings).
-    pub cors: bool,
+    /// What may answer, change or refuse a request before it is routed on, in the order of the configuration.
+    pub filters: Vec<Filter>,
     /// Whether Istio's metrics are kept (filter `istio.stats`).
     pub stats: bool,
     /// Whether peers are asked who they are (filter `istio.metadata_exchange`).
@@ -63,6 +62,28 @@ pub struct HttpManager {
     pub drain_timeout: Duration,
     /// Where requests are logged.
     pub access_logs: Vec<Arc<AccessLog>>,
+}
+
+/// One filter. Source: `HttpFilter`.
+#[derive(Debug)]
+pub struct Filter {
+    /// By which routes set it: `envoy.filters.http.fault`.
+    pub name: Box<str>,
+    /// Only routes that set it have it.
+    pub disabled: bool,
+    /// What it does.
+    pub does: Does,
+}
+
+/// What a filter does where the route does not say otherwise.
+#[derive(Debug)]
+pub enum Does {
+    /// Authorizes.
+    Authorize(Arc<Policy>),
+    /// Delays and aborts.
+    Fault(Arc<Fault>),
+    /// Answers preflights and marks answers, by the route's policy alone.
+    Cors,
 }
 
 /// Which protocols a manager takes.

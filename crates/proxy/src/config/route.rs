@@ -39,7 +39,7 @@ pub struct VirtualHost {
     /// `reviews.default.svc.cluster.local:9080`, `allow_any`.
     pub name: Arc<str>,
     /// First match wins.
-    pub routes: Vec<Arc<Route>>,
+    pub routes: Vec<Route>,
     /// Operations for its routes.
     pub headers: HeaderOps,
     /// Whether `x-envoy-attempt-count` is sent upstream.
@@ -59,12 +59,30 @@ pub struct Route {
     pub action: Action,
     /// Header operations of this route.
     pub headers: HeaderOps,
-    /// Settings of the fault filter.
-    pub fault: Option<Arc<Fault>>,
-    /// Settings of the CORS filter.
-    pub cors: Option<Arc<Cors>>,
-    /// Policies that replace those of the manager, by position; empty for none.
-    pub policies: Option<Vec<Arc<Policy>>>,
+    /// What it says to filters, by their names (`typed_per_filter_config`).
+    pub filters: Vec<(Box<str>, Setting)>,
+}
+
+/// What a route says to a filter, instead of what that does otherwise.
+#[derive(Clone, Debug)]
+pub enum Setting {
+    /// To do nothing (`disabled`, or nothing to do).
+    Off,
+    /// To do what it does otherwise, though it is disabled (`FilterConfig` without `config`).
+    On,
+    /// To authorize so.
+    Authorize(Arc<Policy>),
+    /// To delay and abort so.
+    Fault(Arc<Fault>),
+    /// To allow these origins.
+    Cors(Arc<Cors>),
+}
+
+impl Route {
+    /// What it says to a filter.
+    pub fn setting(&self, filter: &str) -> Option<&Setting> {
+        self.filters.iter().find(|(name, _)| **name == *filter).map(|(_, setting)| setting)
+    }
 }
 
 /// Source: `envoy.config.route.v3.RouteMatch`.
@@ -226,10 +244,8 @@ pub struct Redirect {
 pub enum RedirectPath {
     /// This one (may carry a query).
     Full(Box<str>),
-    /// Replaces the prefix that matched.
-    Prefix(Box<str>),
-    /// Replaces what the expression finds.
-    Regex(regex::bytes::Regex, Box<str>),
+    /// The request's, rewritten.
+    Rewritten(Rewrite),
 }
 
 /// Source: `envoy.config.route.v3.DirectResponseAction`.
@@ -323,7 +339,7 @@ pub enum AppendAction {
 }
 
 /// Source: `envoy.extensions.filters.http.fault.v3.HTTPFault`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Fault {
     /// Share of requests in millionths, and the delay.
     pub delay: Option<(u32, Duration)>,

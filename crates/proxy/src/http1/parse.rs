@@ -206,9 +206,6 @@ fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<
     if target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
         return Err(BAD_TARGET);
     }
-    if target.contains(&b'#') {
-        return Err(Malformed::new(400, "path_normalization_failed"));
-    }
     let at = line.start;
     Ok((at..at + method_end, at + method_end + 1..at + target_end, version))
 }

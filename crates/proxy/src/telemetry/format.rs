@@ -13,7 +13,6 @@ use super::record::{Context, Record};
 use crate::{
     config::http::{Format, Part},
     head::{Headers, RequestHead},
-    matching,
     peer::Peer,
 };
 
@@ -250,15 +249,17 @@ fn lower_case<'a>(name: &'a str, buffer: &'a mut [u8; 128]) -> &'a str {
 
 fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> Given {
     let Some(head) = head else { return Given::Nothing };
-    if name.starts_with(':') || name == "host" {
-        let value = matching::joined(head, name);
-        return value.map_or(Given::Nothing, |value| bytes(&value, out));
+    match head.apart(name) {
+        Some(value) => bytes(value.as_bytes(), out),
+        None => field(head.headers(), name, out),
     }
-    field(head.headers(), name, out)
 }
 
+/// What is there is given, though it may be empty.
 fn field(headers: &Headers, name: &str, out: &mut Vec<u8>) -> Given {
-    headers.header(name).map_or(Given::Nothing, |value| bytes(value, out))
+    let Some(value) = headers.header(name) else { return Given::Nothing };
+    out.extend_from_slice(value);
+    Given::Text
 }
 
 fn text(value: Option<&str>, out: &mut Vec<u8>) -> Given {

@@ -7,7 +7,7 @@ use skysail_xds::{
         envoy::{
             config::core::v3::config_source::ConfigSourceSpecifier,
             extensions::filters::{
-                http::{cors::v3::Cors, fault::v3::HttpFault, rbac::v3::Rbac},
+                http::{cors::v3::Cors, rbac::v3::Rbac},
                 network::http_connection_manager::v3::{
                     HttpConnectionManager as Proto, HttpFilter,
                     http_connection_manager::{
@@ -24,11 +24,12 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route, timeout,
-    type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route,
+    route_filters, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
-    ClientCertDetails, Codec, EscapedSlashes, ForwardClientCert, HttpManager, MetadataExchange, Routes,
+    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
+    Routes,
 };
 
 /// Envoy's defaults.
@@ -53,9 +54,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             CodecType::Http3 => return Err(Reject::new("HTTP3 is not supported").at_field("codec_type")),
         },
         routes: routes(proto)?,
-        policies: Vec::new(),
-        fault: false,
-        cors: false,
+        filters: Vec::new(),
         stats: false,
         metadata_exchange: None,
         istio_alpn: false,
@@ -163,7 +162,7 @@ fn client_cert(proto: &Proto) -> ClientCertDetails {
     }
 }
 
-/// Filters, the router last. What they do is in one order here, which is also the order Istio gives them.
+/// Filters, the router last.
 fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
     let mut router = false;
     for (index, proto) in protos.iter().enumerate() {
@@ -187,23 +186,26 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
 
 /// One filter; tells whether it is the router.
 fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bool> {
-    match type_name(any) {
-        "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
-        "envoy.extensions.filters.http.rbac.v3.RBAC" => {
-            manager.policies.push(policy::http(&unpack::<Rbac>(any)?)?);
-        }
+    let does = match type_name(any) {
+        "envoy.extensions.filters.http.rbac.v3.RBAC" => Does::Authorize(policy::http(&unpack::<Rbac>(any)?)?),
         "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
-            if unpack::<HttpFault>(any)? != HttpFault::default() {
-                return Err(Reject::new(
-                    "faults are taken from routes (typed_per_filter_config): leave this one empty",
-                ));
-            }
-            manager.fault = true;
+            Does::Fault(Arc::new(route_filters::fault(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.cors.v3.Cors" => {
             let Cors {} = unpack(any)?;
-            manager.cors = true;
+            Does::Cors
         }
+        _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
+        _ => return outside(manager, proto, any),
+    };
+    manager.filters.push(Filter { name: proto.name.as_str().into(), disabled: proto.disabled, does });
+    Ok(false)
+}
+
+/// Filters whose place does not matter, and the router, which is told.
+fn outside(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bool> {
+    match type_name(any) {
+        "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
         // It only counts messages, for metrics that Istio leaves out by default.
         "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,

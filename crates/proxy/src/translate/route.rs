@@ -105,8 +105,7 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
     };
     let mut routes = Vec::with_capacity(proto.routes.len());
     for (index, route) in proto.routes.iter().enumerate() {
-        let route = self::route(route, &filters, retry.as_ref()).at(format_args!("routes[{index}]"))?;
-        routes.push(Arc::new(route));
+        routes.push(self::route(route, &filters, retry.as_ref()).at(format_args!("routes[{index}]"))?);
     }
     Ok(VirtualHost {
         name: proto.name.as_str().into(),
@@ -137,9 +136,7 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
             (&proto.request_headers_to_add, &proto.request_headers_to_remove),
             (&proto.response_headers_to_add, &proto.response_headers_to_remove),
         )?,
-        fault: filters.fault,
-        cors: filters.cors,
-        policies: filters.policies,
+        filters: filters.0,
     })
 }
 
@@ -318,11 +315,11 @@ fn redirect(proto: &RedirectAction) -> Result<Redirect> {
             None => None,
             Some(PathRewriteSpecifier::PathRedirect(path)) => Some(RedirectPath::Full(path.as_str().into())),
             Some(PathRewriteSpecifier::PrefixRewrite(prefix)) => {
-                Some(RedirectPath::Prefix(prefix.as_str().into()))
+                Some(RedirectPath::Rewritten(Rewrite::Prefix(prefix.as_str().into())))
             }
             Some(PathRewriteSpecifier::RegexRewrite(rewrite)) => {
                 let (pattern, replacement) = text::substitution(rewrite).at("regex_rewrite")?;
-                Some(RedirectPath::Regex(pattern, replacement))
+                Some(RedirectPath::Rewritten(Rewrite::Regex(pattern, replacement)))
             }
             Some(PathRewriteSpecifier::PathRewrite(_)) => {
                 return Err(Reject::new(

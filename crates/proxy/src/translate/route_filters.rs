@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use skysail_xds::envoy::pb::{
     envoy::{
-        config::core::v3::RuntimeFractionalPercent,
+        config::{core::v3::RuntimeFractionalPercent, route::v3::FilterConfig},
         extensions::filters::{
             common::fault::v3::fault_delay::FaultDelaySecifier,
             http::{
@@ -19,49 +19,50 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, duration, flag, policy, text, type_name, unknown_type, unpack};
-use crate::config::{
-    policy::Policy,
-    route::{Abort, Cors, Fault},
-};
+use crate::config::route::{Abort, Cors, Fault, Setting};
 
-/// A route's settings of filters; those of its virtual host and table hold where it has none.
+/// What a route, with its virtual host and table, says to filters.
 #[derive(Clone, Default)]
-pub(super) struct PerFilter {
-    pub(super) fault: Option<Arc<Fault>>,
-    pub(super) cors: Option<Arc<Cors>>,
-    pub(super) policies: Option<Vec<Arc<Policy>>>,
-}
+pub(super) struct PerFilter(pub(super) Vec<(Box<str>, Setting)>);
 
 impl PerFilter {
     /// These settings, over those of `self`.
     pub(super) fn with(&self, configs: &HashMap<String, Any>) -> Result<Self> {
         let mut settings = self.clone();
         for (name, any) in configs {
-            settings.add(name, any).at(format_args!("typed_per_filter_config[{name:?}]"))?;
+            let setting = setting(name, any).at(format_args!("typed_per_filter_config[{name:?}]"))?;
+            settings.0.retain(|(other, _)| **other != **name);
+            settings.0.push((name.as_str().into(), setting));
         }
         Ok(settings)
     }
-
-    fn add(&mut self, name: &str, any: &Any) -> Result<()> {
-        match type_name(any) {
-            "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
-                self.fault = Some(Arc::new(fault(&unpack(any)?)?));
-            }
-            "envoy.extensions.filters.http.cors.v3.CorsPolicy" => {
-                self.cors = cors(&unpack(any)?)?.map(Arc::new);
-            }
-            "envoy.extensions.filters.http.rbac.v3.RBACPerRoute" => {
-                let proto: RbacPerRoute = unpack(any)?;
-                let policy = proto.rbac.as_ref().map(policy::http).transpose().at("rbac")?;
-                self.policies = Some(policy.into_iter().collect());
-            }
-            _ => return Err(unknown_type("setting for filter", name, any)),
-        }
-        Ok(())
-    }
 }
 
-fn fault(proto: &HttpFault) -> Result<Fault> {
+fn setting(name: &str, any: &Any) -> Result<Setting> {
+    Ok(match type_name(any) {
+        "envoy.config.route.v3.FilterConfig" => {
+            let wrapped: FilterConfig = unpack(any)?;
+            match &wrapped.config {
+                _ if wrapped.disabled => Setting::Off,
+                Some(config) => setting(name, config).at("config")?,
+                None => Setting::On,
+            }
+        }
+        "envoy.extensions.filters.http.fault.v3.HTTPFault" => Setting::Fault(Arc::new(fault(&unpack(any)?)?)),
+        "envoy.extensions.filters.http.cors.v3.CorsPolicy" => match cors(&unpack(any)?)? {
+            Some(cors) => Setting::Cors(Arc::new(cors)),
+            None => Setting::Off,
+        },
+        "envoy.extensions.filters.http.rbac.v3.RBACPerRoute" => match &unpack::<RbacPerRoute>(any)?.rbac {
+            Some(rbac) => Setting::Authorize(policy::http(rbac).at("rbac")?),
+            None => Setting::Off,
+        },
+        _ => return Err(unknown_type("setting for filter", name, any)),
+    })
+}
+
+/// What the fault filter does.
+pub(super) fn fault(proto: &HttpFault) -> Result<Fault> {
     let share = |percentage: Option<&FractionalPercent>| percentage.map_or(0, text::millionths);
     let delay = match &proto.delay {
         None => None,
