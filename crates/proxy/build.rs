@@ -30,7 +30,6 @@ const JSON_ONLY: &[&str] = &[
     "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
     "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
     "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
-    "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
     "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz",
     "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
     "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",

@@ -20,14 +20,20 @@ pub enum Decision {
     Answer(ResponseHead),
 }
 
+/// Whether a request asks what another would be allowed.
+pub fn is_preflight(head: &RequestHead) -> bool {
+    head.method() == "OPTIONS"
+        && head.header("origin").is_some_and(|origin| !origin.is_empty())
+        && head.has("access-control-request-method")
+}
+
 /// Looks at a request.
 pub fn decide(cors: &Cors, head: &RequestHead) -> Decision {
     let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
         return Decision::Pass;
     };
-    let preflight = head.method() == "OPTIONS" && head.has("access-control-request-method");
     let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
-    match (preflight, allowed) {
+    match (is_preflight(head), allowed) {
         (true, true) => Decision::Answer(preflight_answer(cors, origin)),
         (true, false) if !cors.forward_unmatched => Decision::Answer(ResponseHead::build(200, &[])),
         (false, true) => Decision::Mark(marks(cors, origin)),

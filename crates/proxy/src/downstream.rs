@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, rc::Rc, sync::Arc};
 
+use serde_json::Map;
 use tracing::debug;
 
 use crate::{
@@ -57,6 +58,7 @@ impl Origin {
             remote: self.source.ip(),
             destination: self.destination,
             server_name: self.server_name(),
+            metadata: &Map::new(),
         };
         let mut tally = Tally::default();
         let verdict = policy::check(&self.chain.policies, &subject, &mut tally);

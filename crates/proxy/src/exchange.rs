@@ -250,6 +250,23 @@ impl<'a> Client<'a> {
     }
 }
 
+/// The head of an answer to a request of our own.
+pub(crate) async fn answer(
+    upstream: &mut Wire,
+    method: &str,
+) -> Result<(ResponseHead, Framing, Connection), Error> {
+    let (mut scan, mut head) = (Scan::default(), ResponseHead::default());
+    loop {
+        let answer = poll_fn(|cx| match upstream {
+            Wire::Http1(stream) => poll_head(cx, stream, &mut scan, method, &mut head),
+            Wire::Http2(duplex) => poll_answer(cx, duplex, method, &mut head),
+        });
+        if let Some((framing, connection)) = answer.await? {
+            return Ok((head, framing, connection));
+        }
+    }
+}
+
 /// An answer's head, or `None` for one that is not the last (1xx).
 type Answer = Result<Option<(Framing, Connection)>, Error>;
 

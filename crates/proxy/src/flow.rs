@@ -168,6 +168,15 @@ impl Flow {
         to.poll_flush(cx).map_err(|_| Broken::Receiver)
     }
 
+    /// Reads it to its end, for [`Self::kept`] and [`Self::trailers`].
+    pub(crate) fn poll_collect(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<(), Broken>> {
+        while !self.read {
+            self.given += ready!(self.poll_piece(cx, from))?.len();
+            self.release(from);
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Reads and throws away what has arrived; true if that is the end of the body. The end of an HTTP/2 stream
     /// is no concern of those that follow it.
     pub(crate) fn skip(&mut self, from: &mut Wire) -> bool {

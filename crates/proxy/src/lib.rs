@@ -33,6 +33,7 @@ pub(crate) mod tcp;
 pub(crate) mod forward;
 pub(crate) mod mirror;
 
+pub(crate) mod call;
 pub(crate) mod exchange;
 pub(crate) mod hop;
 
@@ -63,6 +64,7 @@ pub mod balance;
 pub mod cors;
 pub mod fault;
 pub mod headers;
+pub mod jwt;
 pub mod path;
 pub mod policy;
 pub mod route;

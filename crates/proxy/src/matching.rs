@@ -2,8 +2,10 @@
 //!
 //! Nothing is allocated.
 
+use serde_json::{Map, Value};
+
 use crate::{
-    config::text::{HeaderMatch, HeaderTest, TextMatch},
+    config::text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
     head::RequestHead,
 };
 
@@ -62,6 +64,34 @@ pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
 /// Whether all tests pass.
 pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
     tests.iter().all(|test| header(test, head))
+}
+
+/// Whether what filters found out passes.
+pub fn metadata(test: &MetadataMatch, metadata: &Map<String, Value>) -> bool {
+    let mut keys = test.path.iter();
+    let first = keys.next().and_then(|filter| metadata.get(&**filter));
+    let found = keys.try_fold(first, |value, key| Some(value?.get(&**key)));
+    value(&test.test, found.flatten()) != test.invert
+}
+
+fn value(test: &ValueMatch, found: Option<&Value>) -> bool {
+    match test {
+        ValueMatch::Present(wanted) => *wanted && found.is_some(),
+        ValueMatch::Null => found.is_some_and(Value::is_null),
+        ValueMatch::Bool(wanted) => found.and_then(Value::as_bool) == Some(*wanted),
+        ValueMatch::Number(wanted) => found.and_then(Value::as_f64) == Some(*wanted),
+        ValueMatch::Range(from, to) => {
+            found.and_then(Value::as_f64).is_some_and(|number| (*from..*to).contains(&number))
+        }
+        ValueMatch::Text(test) => {
+            found.and_then(Value::as_str).is_some_and(|found| text(test, found.as_bytes()))
+        }
+        ValueMatch::List(test) => {
+            let list = found.and_then(Value::as_array);
+            list.is_some_and(|list| list.iter().any(|one| value(test, Some(one))))
+        }
+        ValueMatch::OneOf(some) => some.iter().any(|test| value(test, found)),
+    }
 }
 
 /// Whether a request is gRPC's, by its content type.

@@ -8,16 +8,14 @@ use std::{future::poll_fn, rc::Rc, time::Duration};
 use tracing::debug;
 
 use crate::{
-    balance::Avoid,
+    call,
     config::{Snapshot, route::Mirror},
     context::Worker,
-    error::{Error, Kind},
+    error::Error,
     flow::Flow,
     head::RequestHead,
     http1::write::Persistence,
     peer::{METADATA, METADATA_ID},
-    pick,
-    pool::{Busy, Host, Pool},
     route, timer,
     upstream::{self, Offer, Spoken},
 };
@@ -41,7 +39,7 @@ pub(crate) fn send(
             debug!("no cluster {} for copies of requests", mirror.cluster);
             continue;
         };
-        let (host, busy) = match place(worker, &pool) {
+        let (host, busy) = match call::place(worker, &pool) {
             Ok(place) => place,
             Err(error) => {
                 debug!("no copy of a request goes to {}: {error}", pool.cluster.name);
@@ -80,15 +78,6 @@ pub(crate) fn send(
             }
         });
     }
-}
-
-/// An endpoint, and a place among the requests that its cluster allows: copies count like any other.
-fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
-    // Copies follow no original destination: there is none for them.
-    let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(worker, pool, nowhere, Avoid { hosts: &[], attempts: 0 })?;
-    let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
-    Ok((host, busy))
 }
 
 /// `reviews:9080` is mirrored as `reviews-shadow:9080`.

@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::{Map, Value};
+
 use crate::{
     config::{
         policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
@@ -37,6 +39,8 @@ pub struct Subject<'a> {
     pub destination: SocketAddr,
     /// The server name the TLS client asked for.
     pub server_name: Option<&'a str>,
+    /// What filters before found out, by their names.
+    pub metadata: &'a Map<String, Value>,
 }
 
 /// What policies say.
@@ -54,7 +58,7 @@ pub enum Verdict {
 }
 
 /// What single policies said, for counting. Bits of one policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Policies whose rules let it pass.
     pub allowed: u32,
@@ -64,42 +68,47 @@ pub struct Tally {
     pub shadow_allowed: u32,
     /// Policies whose shadow rules would refuse it.
     pub shadow_denied: u32,
+    /// What other filters may know of the shadow rules.
+    pub found: Map<String, Value>,
 }
 
-/// Asks the policies in order, up to the first that refuses.
+/// Checks policies in order; the first refusal counts. What shadow rules say goes into the metadata of whoever asks.
 pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally) -> Verdict {
     for policy in policies {
-        if let Some(shadow) = &policy.shadow {
-            match enforce(shadow, subject) {
-                Verdict::Allow => tally.shadow_allowed += 1,
-                Verdict::Deny { .. } => tally.shadow_denied += 1,
+        if let Some(rules) = &policy.shadow {
+            let (allowed, matched) = evaluate(rules, subject);
+            *if allowed { &mut tally.shadow_allowed } else { &mut tally.shadow_denied } += 1;
+            let result = if allowed { "allowed" } else { "denied" };
+            let named = matched.map(|name| ("shadow_effective_policy_id", name.to_string()));
+            for (key, value) in named.into_iter().chain([("shadow_engine_result", result.to_owned())]) {
+                tally.found.insert(format!("{}{key}", policy.shadow_prefix), value.into());
             }
         }
         if let Some(rules) = &policy.rules {
-            match enforce(rules, subject) {
-                Verdict::Allow => tally.allowed += 1,
-                deny @ Verdict::Deny { .. } => {
-                    tally.denied += 1;
-                    return deny;
-                }
+            let (allowed, matched) = evaluate(rules, subject);
+            if !allowed {
+                tally.denied += 1;
+                return deny(matched);
             }
+            tally.allowed += 1;
         }
     }
     Verdict::Allow
 }
 
-fn enforce(rules: &Rules, subject: &Subject<'_>) -> Verdict {
+/// Whether it may go on, and the rule that matched.
+fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
     let matched = rules.rules.iter().find(|rule| matches(rule, subject));
-    match (rules.action, matched) {
-        (RuleAction::Log, _) | (RuleAction::Allow, Some(_)) | (RuleAction::Deny, None) => Verdict::Allow,
-        (RuleAction::Allow, None) => deny(None),
-        (RuleAction::Deny, Some(rule)) => deny(Some(&rule.name)),
-    }
+    let allowed = match rules.action {
+        RuleAction::Log => true,
+        RuleAction::Allow => matched.is_some(),
+        RuleAction::Deny => matched.is_none(),
+    };
+    (allowed, matched.map(|rule| &rule.name))
 }
 
 fn deny(rule: Option<&Arc<str>>) -> Verdict {
     let name = rule.map_or("none", |name| &**name);
-    // One word in a log line: Envoy replaces white space.
     let name: String = name.chars().map(|c| if c.is_ascii_whitespace() { '_' } else { c }).collect();
     let details = format!("rbac_access_denied_matched_policy[{name}]").into();
     Verdict::Deny { rule: rule.cloned(), details }
@@ -113,6 +122,7 @@ fn matches(rule: &Rule, subject: &Subject<'_>) -> bool {
 fn permitted(permission: &Permission, subject: &Subject<'_>) -> bool {
     match permission {
         Permission::Any => true,
+        Permission::Metadata(test) => matching::metadata(test, subject.metadata),
         Permission::All(all) => all.iter().all(|one| permitted(one, subject)),
         Permission::OneOf(some) => some.iter().any(|one| permitted(one, subject)),
         Permission::Not(one) => !permitted(one, subject),
@@ -133,6 +143,7 @@ fn permitted(permission: &Permission, subject: &Subject<'_>) -> bool {
 fn identified(principal: &Principal, subject: &Subject<'_>) -> bool {
     match principal {
         Principal::Any => true,
+        Principal::Metadata(test) => matching::metadata(test, subject.metadata),
         Principal::All(all) => all.iter().all(|one| identified(one, subject)),
         Principal::OneOf(some) => some.iter().any(|one| identified(one, subject)),
         Principal::Not(one) => !identified(one, subject),

@@ -61,9 +61,8 @@ pub fn find<'a>(
     if host.require_tls && !is_secure(head) {
         return Err(Missing::Tls);
     }
-    let path = head.path_without_query().as_bytes();
     let mut routes = host.routes.iter();
-    let route = routes.find(|route| matches(&route.matches, head, path, dice)).ok_or(Missing::Route)?;
+    let route = routes.find(|route| matches(&route.matches, head, dice)).ok_or(Missing::Route)?;
     let target = match &route.action {
         Action::Forward(Forward { targets: Targets::Weighted { total, targets }, .. }) => {
             weighted(*total, targets, dice)
@@ -126,8 +125,9 @@ fn lower_case(text: &str) -> Cow<'_, str> {
     }
 }
 
-fn matches(test: &RouteMatch, head: &RequestHead, path: &[u8], dice: &mut fastrand::Rng) -> bool {
-    path_matches(test, path)
+/// Whether a route, or anything else that asks in its words, is for a request.
+pub fn matches(test: &RouteMatch, head: &RequestHead, dice: &mut fastrand::Rng) -> bool {
+    path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
         && test.query.iter().all(|query| query_matches(query, head.query()))
         && (!test.grpc || matching::is_grpc(head))

@@ -13,6 +13,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use serde_json::{Map, Value};
+
 use crate::{
     config::{
         HttpManager, Snapshot,
@@ -61,6 +63,8 @@ pub(crate) struct Story<'a> {
     pub(crate) found: Result<Found<'a>, Missing>,
     /// Fields that filters have for the answer.
     pub(crate) marks: Marks,
+    /// What filters found out, by their names.
+    pub(crate) metadata: Map<String, Value>,
     start: SystemTime,
     grpc: bool,
     welcome: Welcome,
@@ -130,6 +134,7 @@ impl<'a> Story<'a> {
             forwarded_cert,
             found: Err(Missing::Route),
             marks: Marks::new(),
+            metadata: Map::new(),
             grpc: false,
             welcome,
             _under_way: under_way,
@@ -180,7 +185,7 @@ impl<'a> Story<'a> {
         }
         self.find_route();
         if self.filter(body).await? == Filtered::Answered {
-            return self.answer(b"", body).await;
+            return Ok(());
         }
         let found = match self.found {
             Ok(found) => found,
@@ -209,7 +214,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    fn find_route(&mut self) {
+    pub(crate) fn find_route(&mut self) {
         let table = match &self.manager.routes {
             Routes::Inline(table) => Some(table),
             Routes::Named(name) => self.snapshot.routes.get(name),
@@ -262,7 +267,7 @@ impl<'a> Story<'a> {
         Client::new(self.downstream, deadlines, body, false).wait(Box::pin(sleep)).await
     }
 
-    /// Answers by itself: in gRPC's words if the client speaks it. Headers come before the route's operations.
+    /// Answers as the route says. Headers come before its operations.
     async fn say(
         &mut self,
         status: u16,
@@ -272,7 +277,31 @@ impl<'a> Story<'a> {
     ) -> Result<(), Error> {
         *self.response = ResponseHead::build(status, headers);
         self.response_ops();
+        self.put_in_words(text, body).await
+    }
+
+    /// Answers instead of what the route leads to. Routes that lead on put their marks on that, too.
+    pub(crate) async fn reply(
+        &mut self,
+        status: u16,
+        headers: &[(&str, &str)],
+        text: &[u8],
+        body: &mut Flow,
+    ) -> Result<(), Error> {
+        *self.response = ResponseHead::build(status, &[]);
+        if self.leads_on() {
+            self.response_ops();
+        }
+        for (name, value) in headers {
+            self.response.set(name, value.as_bytes());
+        }
+        self.put_in_words(text, body).await
+    }
+
+    /// Says a text: in gRPC's words if the client speaks it.
+    async fn put_in_words(&mut self, text: &[u8], body: &mut Flow) -> Result<(), Error> {
         if self.grpc {
+            let status = self.response.status();
             self.response.set_status(200);
             self.response.set("content-type", b"application/grpc");
             if !self.response.has("grpc-status") {
@@ -312,18 +341,14 @@ impl<'a> Story<'a> {
             self.told.status = if error.response_started { self.told.status } else { 0 };
             return;
         }
-        // Routes that lead on put their marks on whatever is answered, others on what they answer themselves.
-        if !self.leads_on() {
-            self.found = Err(Missing::Route);
-        }
         let grpc = answer.grpc.to_string();
         let in_words = [("grpc-status", &*grpc)];
         let headers = if self.grpc { &in_words[..] } else { &[] };
-        _ = self.say(answer.status, headers, answer.body.as_bytes(), body).await;
+        _ = self.reply(answer.status, headers, answer.body.as_bytes(), body).await;
     }
 
     /// Sends an answer of our own.
-    async fn answer(&mut self, content: &[u8], body: &mut Flow) -> Result<(), Error> {
+    pub(crate) async fn answer(&mut self, content: &[u8], body: &mut Flow) -> Result<(), Error> {
         // Only what is here already is read of a request that was answered without it.
         self.keep &= !self.worker.is_draining();
         if !body.is_read() && !body.skip(&mut self.downstream.wire) {

@@ -115,7 +115,7 @@ fn only(account: &str) -> Arc<Policy> {
         principals: vec![Principal::Authenticated(Some(TextMatch::Exact(name.into_bytes().into())))],
     };
     let rules = Rules { action: RuleAction::Allow, rules: vec![rule] };
-    Arc::new(Policy { rules: Some(rules), shadow: None, stat_prefix: "".into() })
+    Arc::new(Policy { rules: Some(rules), shadow: None, shadow_prefix: "".into() })
 }
 
 /// The name of a client is known from its session as from its certificate, and new roots end the session.

@@ -5,6 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
+    jwt::Jwt,
     policy::Policy,
     route::{Fault, RouteTable},
 };
@@ -82,6 +83,8 @@ pub enum Does {
     Authorize(Arc<Policy>),
     /// Delays and aborts.
     Fault(Arc<Fault>),
+    /// Requires tokens.
+    Jwt(Box<Jwt>),
     /// Answers preflights and marks answers, by the route's policy alone.
     Cors,
 }

@@ -8,6 +8,7 @@
 
 pub mod cluster;
 pub mod http;
+pub mod jwt;
 pub mod listener;
 pub mod policy;
 pub mod route;

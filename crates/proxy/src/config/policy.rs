@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 
 use super::{
     listener::Cidr,
-    text::{HeaderMatch, TextMatch},
+    text::{HeaderMatch, MetadataMatch, TextMatch},
 };
 
 /// One RBAC filter.
@@ -16,8 +16,8 @@ pub struct Policy {
     pub rules: Option<Rules>,
     /// Evaluated and counted, never enforced.
     pub shadow: Option<Rules>,
-    /// Prefix of its statistics.
-    pub stat_prefix: Box<str>,
+    /// Before the names under which other filters find what the shadow rules said.
+    pub shadow_prefix: Box<str>,
 }
 
 /// Source: `envoy.config.rbac.v3.RBAC`.
@@ -76,6 +76,8 @@ pub enum Permission {
     Ip(Cidr),
     /// The server name the TLS client asked for.
     ServerName(TextMatch),
+    /// What a filter before found out.
+    Metadata(MetadataMatch),
 }
 
 /// Who does it. Source: `envoy.config.rbac.v3.Principal`.
@@ -99,4 +101,6 @@ pub enum Principal {
     Header(HeaderMatch),
     /// The path without the query (never holds on a connection).
     Path(TextMatch),
+    /// What a filter before found out.
+    Metadata(MetadataMatch),
 }

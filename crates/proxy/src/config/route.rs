@@ -76,6 +76,8 @@ pub enum Setting {
     Fault(Arc<Fault>),
     /// To allow these origins.
     Cors(Arc<Cors>),
+    /// To require what is known by this name.
+    Jwt(Box<str>),
 }
 
 impl Route {

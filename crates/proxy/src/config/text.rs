@@ -21,7 +21,7 @@ pub enum TextMatch {
     IgnoreCase(Box<TextMatch>),
 }
 
-/// A test of the headers of one name; several values are joined by `,` before the test.
+/// A test of the headers of one name: one of several values must pass.
 #[derive(Clone, Debug)]
 pub struct HeaderMatch {
     /// Header name in lower case. `:method`, `:path`, `:authority` and `:scheme` stand for parts of the request line.
@@ -43,4 +43,36 @@ pub enum HeaderTest {
     Value(TextMatch),
     /// Its value as a number, from inclusive to exclusive.
     Range(i64, i64),
+}
+
+/// A test of what a filter before found out. Source: `envoy.type.matcher.v3.MetadataMatcher`.
+#[derive(Clone, Debug)]
+pub struct MetadataMatch {
+    /// The filter's name, then the keys that lead to the value.
+    pub path: Vec<Box<str>>,
+    /// What the value must be.
+    pub test: ValueMatch,
+    /// The outcome is turned round.
+    pub invert: bool,
+}
+
+/// A test of a value. Source: `envoy.type.matcher.v3.ValueMatcher`.
+#[derive(Clone, Debug)]
+pub enum ValueMatch {
+    /// Null.
+    Null,
+    /// This number.
+    Number(f64),
+    /// A number from inclusive to exclusive.
+    Range(f64, f64),
+    /// A text.
+    Text(TextMatch),
+    /// True or false.
+    Bool(bool),
+    /// There. With `false` it never passes, as in Envoy; absence is asked for by turning it round.
+    Present(bool),
+    /// A list, one of whose values passes.
+    List(Box<ValueMatch>),
+    /// One of these.
+    OneOf(Vec<ValueMatch>),
 }

@@ -1,6 +1,7 @@
-use std::rc::Rc;
+use std::{rc::Rc, sync::OnceLock};
 
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use crate::{
@@ -17,7 +18,7 @@ fn rule(name: &str, permissions: Vec<Permission>, principals: Vec<Principal>) ->
 }
 
 fn policy(action: RuleAction, rules: Vec<Rule>) -> Arc<Policy> {
-    Arc::new(Policy { rules: Some(Rules { action, rules }), shadow: None, stat_prefix: "".into() })
+    Arc::new(Policy { rules: Some(Rules { action, rules }), shadow: None, shadow_prefix: "".into() })
 }
 
 fn method(name: &str) -> Permission {
@@ -43,8 +44,11 @@ fn subject<'a>(head: Option<&'a RequestHead>, peer: &'a Peer) -> Subject<'a> {
         remote: "10.0.0.9".parse().unwrap(),
         destination: "10.0.0.2:9080".parse().unwrap(),
         server_name: None,
+        metadata: NOTHING.get_or_init(Map::new),
     }
 }
+
+static NOTHING: OnceLock<Map<String, Value>> = OnceLock::new();
 
 fn ask(policies: &[Arc<Policy>], subject: &Subject<'_>) -> Verdict {
     check(policies, subject, &mut Tally::default())
@@ -157,7 +161,7 @@ fn shadow_rules_are_counted_and_enforce_nothing() {
     let all = || vec![rule("all", vec![Permission::Any], vec![Principal::Any])];
     let shadow = Rules { action: RuleAction::Deny, rules: all() };
     let policies = [
-        Arc::new(Policy { rules: None, shadow: Some(shadow), stat_prefix: "".into() }),
+        Arc::new(Policy { rules: None, shadow: Some(shadow), shadow_prefix: "dry_".into() }),
         policy(RuleAction::Allow, all()),
         policy(RuleAction::Deny, all()),
         policy(RuleAction::Deny, all()),
@@ -165,7 +169,9 @@ fn shadow_rules_are_counted_and_enforce_nothing() {
     let mut tally = Tally::default();
     let peer = Peer::plain();
     assert!(matches!(check(&policies, &subject(None, &peer), &mut tally), Verdict::Deny { .. }));
-    assert_eq!(tally, Tally { allowed: 1, denied: 1, shadow_allowed: 0, shadow_denied: 1 });
+    let found = json!({"dry_shadow_effective_policy_id": "all", "dry_shadow_engine_result": "denied"});
+    assert_eq!(Value::Object(std::mem::take(&mut tally.found)), found);
+    assert_eq!(tally, Tally { allowed: 1, denied: 1, shadow_denied: 1, ..Tally::default() });
 }
 
 fn permission() -> impl Strategy<Value = (bool, u8)> {

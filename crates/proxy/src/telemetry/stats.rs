@@ -86,6 +86,8 @@ set! {
         rbac_denied: Counter "envoy_http_rbac_denied",
         rbac_shadow_allowed: Counter "envoy_http_rbac_shadow_allowed",
         rbac_shadow_denied: Counter "envoy_http_rbac_shadow_denied",
+        jwt_allowed: Counter "envoy_http_jwt_authn_allowed",
+        jwt_denied: Counter "envoy_http_jwt_authn_denied",
         fault_delays: Counter "envoy_http_fault_delays_injected",
         fault_aborts: Counter "envoy_http_fault_aborts_injected",
     }

@@ -24,7 +24,7 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, number, policy, route,
+    At as _, Reject, Result, Translator, access_log, cluster, duration, flag, jwt, number, policy, route,
     route_filters, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
@@ -194,6 +194,9 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         "envoy.extensions.filters.http.cors.v3.Cors" => {
             let Cors {} = unpack(any)?;
             Does::Cors
+        }
+        "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => {
+            Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
         _ => return outside(manager, proto, any),

@@ -9,6 +9,7 @@ mod cluster;
 mod coverage;
 mod endpoints;
 mod http;
+mod jwt;
 mod listener;
 mod policy;
 mod route;

@@ -6,8 +6,8 @@ use skysail_xds::envoy::pb::envoy::{
     config::{
         core::v3::CidrRange,
         rbac::v3::{
-            Permission as PermissionProto, Policy as PolicyProto, Principal as PrincipalProto, Rbac,
-            permission, principal, rbac::Action,
+            MetadataSource, Permission as PermissionProto, Policy as PolicyProto,
+            Principal as PrincipalProto, Rbac, SourcedMetadata, permission, principal, rbac::Action,
         },
     },
     extensions::{
@@ -21,15 +21,15 @@ use super::{At as _, Reject, Result, number, text, unpack};
 use crate::config::{
     listener::Cidr,
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+    text::MetadataMatch,
 };
 
 /// The HTTP filter.
 pub(super) fn http(proto: &HttpRbac) -> Result<Arc<Policy>> {
-    let prefix = |prefix: &str, shadow: &str| if prefix.is_empty() { shadow.into() } else { prefix.into() };
     Ok(Arc::new(Policy {
         rules: proto.rules.as_ref().map(rules).transpose().at("rules")?,
         shadow: proto.shadow_rules.as_ref().map(rules).transpose().at("shadow_rules")?,
-        stat_prefix: prefix(&proto.rules_stat_prefix, &proto.shadow_rules_stat_prefix),
+        shadow_prefix: proto.shadow_rules_stat_prefix.as_str().into(),
     }))
 }
 
@@ -38,7 +38,7 @@ pub(super) fn network(proto: &NetworkRbac) -> Result<Arc<Policy>> {
     Ok(Arc::new(Policy {
         rules: proto.rules.as_ref().map(rules).transpose().at("rules")?,
         shadow: proto.shadow_rules.as_ref().map(rules).transpose().at("shadow_rules")?,
-        stat_prefix: proto.stat_prefix.as_str().into(),
+        shadow_prefix: proto.shadow_rules_stat_prefix.as_str().into(),
     }))
 }
 
@@ -69,6 +69,7 @@ fn permissions(protos: &[PermissionProto]) -> Result<Vec<Permission>> {
     indexed.map(|(index, proto)| permission(proto).at(format_args!("[{index}]"))).collect()
 }
 
+#[expect(deprecated, reason = "`metadata` is what control planes send")]
 fn permission(proto: &PermissionProto) -> Result<Permission> {
     use permission::Rule as R;
     Ok(match &proto.rule {
@@ -99,6 +100,8 @@ fn permission(proto: &PermissionProto) -> Result<Permission> {
             let template: UriTemplateMatchConfig = unpack(any).at("uri_template.typed_config")?;
             Permission::Template(template_regex(&template.path_template).at("uri_template")?)
         }
+        Some(R::SourcedMetadata(sourced)) => Permission::Metadata(found(sourced).at("sourced_metadata")?),
+        Some(R::Metadata(matcher)) => Permission::Metadata(text::metadata(matcher).at("metadata")?),
         _ => return Err(Reject::new("this kind of permission is not supported")),
     })
 }
@@ -108,7 +111,7 @@ fn principals(protos: &[PrincipalProto]) -> Result<Vec<Principal>> {
     indexed.map(|(index, proto)| principal(proto).at(format_args!("[{index}]"))).collect()
 }
 
-#[expect(deprecated, reason = "source_ip is what older control planes send")]
+#[expect(deprecated, reason = "`metadata` and source_ip are what control planes send")]
 fn principal(proto: &PrincipalProto) -> Result<Principal> {
     use principal::Identifier as I;
     Ok(match &proto.identifier {
@@ -141,8 +144,20 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
                 Reject::new(format!("{:?} is not known here", state.key)).at_field("filter_state.key")
             );
         }
+        Some(I::SourcedMetadata(sourced)) => Principal::Metadata(found(sourced).at("sourced_metadata")?),
+        Some(I::Metadata(matcher)) => Principal::Metadata(text::metadata(matcher).at("metadata")?),
         _ => return Err(Reject::new("this kind of principal is not supported")),
     })
+}
+
+/// A test of what filters before found out.
+fn found(proto: &SourcedMetadata) -> Result<MetadataMatch> {
+    if proto.metadata_source() != MetadataSource::Dynamic {
+        return Err(Reject::new("only DYNAMIC is supported").at_field("metadata_source"));
+    }
+    let matcher = proto.metadata_matcher.as_ref();
+    text::metadata(matcher.ok_or_else(|| Reject::new("must be given").at_field("metadata_matcher"))?)
+        .at("metadata_matcher")
 }
 
 /// A range of addresses.

@@ -140,7 +140,8 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
     })
 }
 
-fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
+/// When a route, or anything else that asks in its words, applies.
+pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
     let case_sensitive = flag(proto.case_sensitive).unwrap_or(true);
     let bytes = |text: &str| -> Box<[u8]> {
         let text = if case_sensitive { text.to_owned() } else { text.to_ascii_lowercase() };

@@ -5,7 +5,9 @@ use skysail_xds::envoy::pb::envoy::{
     config::route::v3::{HeaderMatcher, QueryParameterMatcher, header_matcher, query_parameter_matcher},
     r#type::{
         matcher::v3::{
-            PathMatcher, RegexMatchAndSubstitute, StringMatcher, path_matcher, string_matcher::MatchPattern,
+            MetadataMatcher, PathMatcher, RegexMatchAndSubstitute, StringMatcher, ValueMatcher,
+            double_matcher, list_matcher, metadata_matcher, path_matcher, string_matcher::MatchPattern,
+            value_matcher,
         },
         v3::{FractionalPercent, fractional_percent::DenominatorType},
     },
@@ -15,7 +17,7 @@ use super::{At as _, Reject, Result};
 use crate::config::{
     http::{Format, Part},
     route::QueryMatch,
-    text::{HeaderMatch, HeaderTest, TextMatch},
+    text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
 
 /// A string matcher.
@@ -119,6 +121,41 @@ pub(super) fn query(proto: &QueryParameterMatcher) -> Result<QueryMatch> {
         }
     };
     Ok(QueryMatch { name: proto.name.as_str().into(), value })
+}
+
+/// A metadata matcher.
+pub(super) fn metadata(proto: &MetadataMatcher) -> Result<MetadataMatch> {
+    let keys = proto.path.iter().map(|segment| match &segment.segment {
+        Some(metadata_matcher::path_segment::Segment::Key(key)) => Ok(key.as_str().into()),
+        None => Err(Reject::new("every segment must be a key").at_field("path")),
+    });
+    let path = std::iter::once(Ok(proto.filter.as_str().into())).chain(keys).collect::<Result<_>>()?;
+    let test = proto.value.as_ref().ok_or_else(|| Reject::new("must be given").at_field("value"))?;
+    Ok(MetadataMatch { path, test: value(test).at("value")?, invert: proto.invert })
+}
+
+fn value(proto: &ValueMatcher) -> Result<ValueMatch> {
+    use value_matcher::MatchPattern as Pattern;
+    let missing = || Reject::new("must say what it matches");
+    Ok(match proto.match_pattern.as_ref().ok_or_else(missing)? {
+        Pattern::NullMatch(_) => ValueMatch::Null,
+        Pattern::BoolMatch(wanted) => ValueMatch::Bool(*wanted),
+        Pattern::PresentMatch(wanted) => ValueMatch::Present(*wanted),
+        Pattern::StringMatch(matcher) => ValueMatch::Text(text(matcher).at("string_match")?),
+        Pattern::DoubleMatch(matcher) => match matcher.match_pattern.as_ref().ok_or_else(missing)? {
+            double_matcher::MatchPattern::Exact(number) => ValueMatch::Number(*number),
+            double_matcher::MatchPattern::Range(range) => ValueMatch::Range(range.start, range.end),
+        },
+        Pattern::ListMatch(matcher) => match matcher.match_pattern.as_ref().ok_or_else(missing)? {
+            list_matcher::MatchPattern::OneOf(one) => {
+                ValueMatch::List(Box::new(value(one).at("list_match.one_of")?))
+            }
+        },
+        Pattern::OrMatch(matcher) => {
+            let some = matcher.value_matchers.iter().map(value).collect::<Result<_>>();
+            ValueMatch::OneOf(some.at("or_match.value_matchers")?)
+        }
+    })
 }
 
 /// A share in millionths, at most all.

@@ -3,6 +3,8 @@
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
+use crate::tokens::TOKENS;
+
 pub(crate) const HOSTS: [&str; 8] =
     ["a.example", "b.example", "a.b.example", "*.example", "*.b.example", "a.*", "a.b.*", "*"];
 pub(crate) const HEADERS: [&str; 6] = ["x-a", "x-b", "x-a", "X-B", "x-c", "content-type"];
@@ -81,6 +83,9 @@ fn filters(rng: &mut Rng) -> Value {
     if rng.bool() {
         filters.push(filter("cors.v3.Cors", json!({})));
     }
+    if rng.bool() {
+        filters.push(filter("jwt_authn.v3.JwtAuthentication", tokens(rng)));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -89,6 +94,68 @@ fn filters(rng: &mut Rng) -> Value {
     }
     filters.push(filter("router.v3.Router", json!({})));
     filters.into()
+}
+
+/// Which tokens are needed.
+fn tokens(rng: &mut Rng) -> Value {
+    let provider = |rng: &mut Rng, issuer: &str| {
+        let mut provider = json!({
+            "issuer": issuer,
+            "local_jwks": {"inline_string": TOKENS.keys},
+            "forward": rng.bool(),
+            "payload_in_metadata": "payload",
+            "normalize_payload_in_metadata": {"space_delimited_claims": ["scope"]},
+        });
+        if rarely(rng, 3) {
+            add(&mut provider, json!({"audiences": [one(rng, &["a", "http://a", "d"])]}));
+        }
+        if rarely(rng, 3) {
+            add(
+                &mut provider,
+                json!({"from_headers": [{"name": "x-token", "value_prefix": "T-"}], "from_cookies": ["token"]}),
+            );
+        }
+        if rarely(rng, 3) {
+            add(
+                &mut provider,
+                json!({"forward_payload_header": "x-a", "pad_forward_payload_header": rng.bool()}),
+            );
+        }
+        if rarely(rng, 3) {
+            let claim =
+                one(rng, &["sub", "groups", "nested.role", "nested.number", "nested.is", "exp", "none"]);
+            add(&mut provider, json!({"claim_to_headers": [{"header_name": "X-B", "claim_name": claim}]}));
+        }
+        provider
+    };
+    let rule = |rng: &mut Rng| {
+        let (mut matches, _) = route_match(rng);
+        // Envoy does not look at it here, and we refuse it.
+        matches.as_object_mut().unwrap().remove("grpc");
+        if rarely(rng, 6) {
+            json!({"match": matches})
+        } else {
+            json!({"match": matches, "requires": requirement(rng, 2)})
+        }
+    };
+    json!({
+        "providers": {"one": provider(rng, "one"), "two": provider(rng, "two"), "any": provider(rng, "")},
+        "rules": many(rng, 2, rule),
+        "bypass_cors_preflight": rng.bool(),
+    })
+}
+
+fn requirement(rng: &mut Rng, depth: u32) -> Value {
+    let some =
+        |rng: &mut Rng| json!({"requirements": [requirement(rng, depth - 1), requirement(rng, depth - 1)]});
+    match rng.u8(if depth == 0 { 4 } else { 0 }..8) {
+        0 | 1 => json!({"requires_any": some(rng)}),
+        // Envoy takes a token off before the next requirement is looked at, we do when all have been.
+        2 => json!({"requires_all": {"requirements": [requirement(rng, 0), {}]}}),
+        3 => json!({"requires_any": {"requirements": [requirement(rng, 0), {"allow_missing": {}}]}}),
+        4 => json!({"provider_and_audiences": {"provider_name": "one", "audiences": ["b"]}}),
+        _ => json!({"provider_name": one(rng, &["one", "two", "any"])}),
+    }
 }
 
 fn abort(rng: &mut Rng) -> Value {
@@ -127,6 +194,18 @@ fn principal(rng: &mut Rng, depth: u32) -> Value {
         2 => json!({"or_ids": {"ids": [principal(rng, depth - 1), principal(rng, depth - 1)]}}),
         3 | 4 => json!({"any": true}),
         5 => json!({"header": header_match(rng)}),
+        6 if rng.bool() => {
+            let test = match rng.u8(..4) {
+                0 => json!({"present_match": rng.bool()}),
+                1 => json!({"list_match": {"one_of": {"string_match": {"exact": "a"}}}}),
+                2 => {
+                    json!({"or_match": {"value_matchers": [{"string_match": {"prefix": "r"}}, {"list_match": {"one_of": {"string_match": {"exact": "read"}}}}]}})
+                }
+                _ => json!({"string_match": string_match(rng, &["one", "me", "a"])}),
+            };
+            let claim = one(rng, &["iss", "sub", "groups", "scope", "aud"]);
+            json!({"metadata": {"filter": "envoy.filters.http.jwt_authn", "path": [{"key": "payload"}, {"key": claim}], "value": test, "invert": rarely(rng, 3)}})
+        }
         6 => json!({"direct_remote_ip": {"address_prefix": "127.0.0.1", "prefix_len": 32}}),
         _ => json!({"remote_ip": {"address_prefix": "10.0.0.0", "prefix_len": 8}}),
     }

@@ -12,6 +12,7 @@
 
 mod configuration;
 mod requests;
+mod tokens;
 mod twins;
 
 use std::{

@@ -2,7 +2,10 @@
 
 use fastrand::Rng;
 
-use crate::configuration::{HEADERS, HOSTS, VALUES, one};
+use crate::{
+    configuration::{HEADERS, HOSTS, VALUES, one},
+    tokens::TOKENS,
+};
 
 const METHODS: [&str; 6] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS"];
 /// What paths are put together of.
@@ -30,6 +33,20 @@ pub(crate) fn request(rng: &mut Rng) -> String {
     }
     if rng.u8(0..4) == 0 {
         head.push_str(&format!("x-host: {}\r\n", host(rng)));
+    }
+    if rng.u8(0..3) == 0 {
+        let token = &TOKENS.all[if rng.bool() { 0 } else { rng.usize(..TOKENS.all.len()) }];
+        let place = one(
+            rng,
+            &[
+                "authorization: Bearer ",
+                "authorization: Bearer ",
+                "authorization: ",
+                "x-token: T-",
+                "cookie: a=b; token=",
+            ],
+        );
+        head.push_str(&format!("{place}{token}\r\n"));
     }
     if rng.u8(0..8) == 0 {
         head.push_str("origin: http://a.example\r\n");

@@ -1,0 +1,90 @@
+//! Requests of our own to clusters: for keys and for what others decide. They take the pools, the endpoints and the
+//! limits of requests like any other, and their answers are read whole.
+
+use std::{future::poll_fn, rc::Rc, time::Duration};
+
+use crate::{
+    balance::Avoid,
+    config::Snapshot,
+    context::Worker,
+    error::{Error, Kind},
+    exchange,
+    flow::Flow,
+    head::{Headers, RequestHead, ResponseHead},
+    http1::{Framing, write::Persistence},
+    pick,
+    pool::{Busy, Host, Pool, Upstream},
+    timer,
+    upstream::{self, Offer},
+};
+
+/// An answer, read whole.
+pub(crate) struct Answer {
+    pub(crate) head: ResponseHead,
+    pub(crate) content: Vec<u8>,
+    pub(crate) trailers: Option<Headers>,
+}
+
+/// Asks a cluster; the answer must be here within `limit` and hold at most what a body keeps.
+///
+/// # Errors
+///
+/// Whatever can be wrong with an upstream, and [`Kind::BodyTooLarge`].
+pub(crate) async fn ask(
+    worker: &Rc<Worker>,
+    snapshot: &Snapshot,
+    cluster: &str,
+    head: &RequestHead,
+    content: &[u8],
+    limit: Duration,
+) -> Result<Answer, Error> {
+    let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
+    let (host, _busy) = place(worker, &pool)?;
+    let exchange = exchange(worker, &pool, &host, head, content);
+    timer::timeout(limit, exchange).await.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)))
+}
+
+/// An endpoint, and a place among the requests that its cluster allows: what is asked by ourselves counts like any other.
+pub(crate) fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
+    // There is no original destination to follow.
+    let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let host = pick::endpoint(worker, pool, nowhere, Avoid { hosts: &[], attempts: 0 })?;
+    let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
+    Ok((host, busy))
+}
+
+async fn exchange(
+    worker: &Worker,
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    head: &RequestHead,
+    content: &[u8],
+) -> Result<Answer, Error> {
+    let offer = Offer::http(&pool.cluster, head.version, false);
+    // One that the server has closed meanwhile is of no use.
+    let pooled = upstream::take(pool, host, offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
+    let mut upstream = match pooled {
+        Some(pooled) => pooled,
+        None => upstream::get(pool, host, offer, &worker.shared, true).await?,
+    };
+    let framing = match content.len() as u64 {
+        0 => Framing::None,
+        length => Framing::Length(length),
+    };
+    upstream.wire.request(head, framing, Persistence::Keep)?;
+    let mut body = Flow::whole(content, framing, None);
+    poll_fn(|cx| body.poll_send(cx, &mut upstream.wire))
+        .await
+        .map_err(|_| Error::new(Kind::UpstreamClosed))?;
+    let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method()).await?;
+    let mut answer = Flow::new(answer, answer, exchange::RESPONSE_LIMITS, true);
+    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire))
+        .await
+        .map_err(|_| Error::new(Kind::UpstreamClosed))?;
+    let content = answer.kept().ok_or_else(|| Error::new(Kind::BodyTooLarge))?.to_vec();
+    let trailers = answer.trailers().cloned();
+    if !connection.close {
+        Upstream::give_back(upstream);
+    }
+    Ok(Answer { head, content, trailers })
+}

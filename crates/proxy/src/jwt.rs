@@ -1,0 +1,461 @@
+//! Tokens: where requests carry them, whether they are good, and what follows. Pure: keys and the time are given.
+//!
+//! Statuses have the words of Envoy's `jwt_authn` filter, which clients see.
+
+use std::sync::Arc;
+
+use base64::{
+    Engine as _,
+    prelude::{BASE64_URL_SAFE, BASE64_URL_SAFE_NO_PAD},
+};
+use jsonwebtoken::{Algorithm, crypto, jwk};
+use serde_json::{Map, Value};
+
+use crate::{
+    config::jwt::{Jwt, Key, KeySet, Keys, Provider, Requirement, Source},
+    head::RequestHead,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Most of a path that a realm names.
+const REALM: usize = 256;
+
+/// Why a token is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is what its words say")]
+pub enum Status {
+    Missing,
+    BadFormat,
+    BadHeader,
+    HeaderNotJson,
+    NoAlgorithm,
+    UnknownAlgorithm,
+    BadPayload,
+    PayloadNotJson,
+    BadSignature,
+    UnknownIssuer,
+    NotYetValid,
+    Expired,
+    AudienceNotAllowed,
+    NoSuchKey,
+    Forged,
+    NoKeys,
+}
+
+impl Status {
+    /// What the client is told.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Missing => "Jwt is missing",
+            Self::BadFormat => {
+                "Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections"
+            }
+            Self::BadHeader => "Jwt header is an invalid Base64url encoded",
+            Self::HeaderNotJson => "Jwt header is an invalid JSON",
+            Self::NoAlgorithm => "Jwt header [alg] field is required and must be a string",
+            Self::UnknownAlgorithm => "Jwt header [alg] is not supported",
+            Self::BadPayload => "Jwt payload is an invalid Base64url encoded",
+            Self::PayloadNotJson => "Jwt payload is an invalid JSON",
+            Self::BadSignature => "Jwt signature is an invalid Base64url encoded",
+            Self::UnknownIssuer => "Jwt issuer is not configured",
+            Self::NotYetValid => "Jwt not yet valid",
+            Self::Expired => "Jwt is expired",
+            Self::AudienceNotAllowed => "Audiences in Jwt are not allowed",
+            Self::NoSuchKey => "Jwks doesn't have key to match kid or alg from Jwt",
+            Self::Forged => "Jwt verification fails",
+            Self::NoKeys => "Jwks remote fetch is failed",
+        }
+    }
+
+    /// Of two, the one that says more: a token that is there but bad, then one of somebody else's, then none.
+    fn or(self, other: Self) -> Self {
+        let weight = |status| match status {
+            Self::Missing => 0,
+            Self::UnknownIssuer => 1,
+            _ => 2,
+        };
+        if weight(other) >= weight(self) { other } else { self }
+    }
+
+    /// Its status in HTTP.
+    pub fn http(self) -> u16 {
+        if self == Self::AudienceNotAllowed { 403 } else { 401 }
+    }
+}
+
+/// A good token.
+#[derive(Debug)]
+pub struct Good<'a> {
+    provider: &'a Provider,
+    source: &'a Source,
+    header: Value,
+    claims: Value,
+    payload: String,
+}
+
+/// What a check came to.
+#[derive(Debug)]
+pub enum Outcome<'a> {
+    /// The request may go on; these are its tokens.
+    Pass(Vec<Good<'a>>),
+    /// It may not.
+    Refused(Status),
+    /// The keys of this provider are needed first.
+    NeedsKeys(usize),
+}
+
+/// What stops an evaluation.
+enum Stop {
+    Status(Status),
+    NeedsKeys(usize),
+}
+
+/// What a check is done with.
+struct Check<'a, 'h> {
+    jwt: &'a Jwt,
+    head: &'h RequestHead,
+    /// Seconds since 1970.
+    now: u64,
+    /// Providers whose keys cannot be had.
+    failed: &'h [usize],
+}
+
+/// Whether a request has what is required. `now` in seconds since 1970; `failed` are the providers whose keys could not
+/// be had.
+pub fn check<'a>(
+    jwt: &'a Jwt,
+    requirement: &'a Requirement,
+    head: &RequestHead,
+    now: u64,
+    failed: &[usize],
+) -> Outcome<'a> {
+    let mut good = Vec::new();
+    match (Check { jwt, head, now, failed }).meets(requirement, &mut good) {
+        Ok(()) => Outcome::Pass(good),
+        Err(Stop::Status(status)) => Outcome::Refused(status),
+        Err(Stop::NeedsKeys(provider)) => Outcome::NeedsKeys(provider),
+    }
+}
+
+impl<'a> Check<'a, '_> {
+    fn meets(&self, requirement: &'a Requirement, good: &mut Vec<Good<'a>>) -> Result<(), Stop> {
+        match requirement {
+            Requirement::Nothing => Ok(()),
+            Requirement::Provider(index, audiences) => {
+                let Some(provider) = self.jwt.providers.get(*index) else { return Ok(()) };
+                let tokens = tokens(provider, self.head);
+                if tokens.is_empty() {
+                    return Err(Stop::Status(Status::Missing));
+                }
+                // All must be good: the upstream may look at any of them.
+                for (source, token) in tokens {
+                    good.push(self.token(*index, source, &token, audiences.as_deref())?);
+                }
+                Ok(())
+            }
+            Requirement::Any(some) => {
+                let mut worst = Status::Missing;
+                for one in some {
+                    let before = good.len();
+                    match self.meets(one, good) {
+                        Err(Stop::Status(status)) => worst = worst.or(status),
+                        settled => return settled,
+                    }
+                    good.truncate(before);
+                }
+                Err(Stop::Status(worst))
+            }
+            Requirement::All(all) => all.iter().try_for_each(|one| self.meets(one, good)),
+            Requirement::AllowMissing(providers) => self.optional(providers, good),
+            Requirement::AllowMissingOrFailed(providers) => match self.optional(providers, good) {
+                Err(Stop::Status(_)) => Ok(()),
+                other => other,
+            },
+        }
+    }
+
+    /// What any of these providers would look at must be good by the one that issued it.
+    fn optional(&self, providers: &[usize], good: &mut Vec<Good<'a>>) -> Result<(), Stop> {
+        let of = |index: &usize| self.jwt.providers.get(*index);
+        for provider in providers.iter().filter_map(of) {
+            for (source, token) in tokens(provider, self.head) {
+                let parsed = Token::parse(&token).map_err(Stop::Status)?;
+                let issuer = parsed.issuer();
+                let by_issuer = providers.iter().copied().find(|index| {
+                    of(index)
+                        .is_some_and(|provider| provider.issuer.as_deref().is_none_or(|name| name == issuer))
+                });
+                let index = by_issuer.ok_or(Stop::Status(Status::UnknownIssuer))?;
+                good.push(self.token(index, source, &token, None)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn token(
+        &self,
+        index: usize,
+        source: &'a Source,
+        text: &str,
+        audiences: Option<&[Box<str>]>,
+    ) -> Result<Good<'a>, Stop> {
+        let stop = |status| Err(Stop::Status(status));
+        let Some(provider) = self.jwt.providers.get(index) else { return stop(Status::UnknownIssuer) };
+        let token = Token::parse(text).map_err(Stop::Status)?;
+        if provider.issuer.as_deref().is_some_and(|issuer| issuer != token.issuer()) {
+            return stop(Status::UnknownIssuer);
+        }
+        let skew = provider.clock_skew.as_secs();
+        let number = |name: &str| token.claims[name].as_u64().filter(|number| *number > 0);
+        if number("nbf").is_some_and(|from| self.now + skew < from) {
+            return stop(Status::NotYetValid);
+        }
+        if number("exp").is_some_and(|until| self.now > until.saturating_add(skew)) {
+            return stop(Status::Expired);
+        }
+        let wanted = audiences.unwrap_or(&provider.audiences);
+        if !wanted.is_empty() && !wanted.iter().any(|wanted| token.is_for(wanted)) {
+            return stop(Status::AudienceNotAllowed);
+        }
+        let keys = match &provider.keys {
+            Keys::Here(keys) => Arc::clone(keys),
+            Keys::Remote(_) if self.failed.contains(&index) => return stop(Status::NoKeys),
+            Keys::Remote(remote) => match remote.known.load().as_deref() {
+                Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
+                _ => return Err(Stop::NeedsKeys(index)),
+            },
+        };
+        token.verify(&keys).map_err(Stop::Status)?;
+        Ok(Good {
+            provider,
+            source,
+            header: token.header,
+            claims: token.claims,
+            payload: token.payload.to_owned(),
+        })
+    }
+}
+
+/// A token taken apart.
+struct Token<'t> {
+    header: Value,
+    algorithm: Algorithm,
+    claims: Value,
+    /// What is signed.
+    signed: &'t str,
+    payload: &'t str,
+    signature: &'t str,
+}
+
+impl<'t> Token<'t> {
+    fn parse(text: &'t str) -> Result<Self, Status> {
+        let (signed, signature) = text.rsplit_once('.').ok_or(Status::BadFormat)?;
+        let (header, payload) = signed.split_once('.').ok_or(Status::BadFormat)?;
+        if payload.contains('.') || header.is_empty() || payload.is_empty() || signature.is_empty() {
+            return Err(Status::BadFormat);
+        }
+        let bytes = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text);
+        let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).ok().filter(Value::is_object);
+        let header = json(&bytes(header).map_err(|_| Status::BadHeader)?).ok_or(Status::HeaderNotJson)?;
+        let algorithm = header["alg"].as_str().ok_or(Status::NoAlgorithm)?;
+        let algorithm = algorithm.parse().map_err(|_| Status::UnknownAlgorithm)?;
+        let claims = json(&bytes(payload).map_err(|_| Status::BadPayload)?).ok_or(Status::PayloadNotJson)?;
+        bytes(signature).map_err(|_| Status::BadSignature)?;
+        Ok(Self { header, algorithm, claims, signed, payload, signature })
+    }
+
+    fn issuer(&self) -> &str {
+        self.claims["iss"].as_str().unwrap_or_default()
+    }
+
+    /// Whether it is meant for this audience; a slash at the end and the scheme do not count, as in Envoy.
+    fn is_for(&self, wanted: &str) -> bool {
+        let bare = |text: &str| {
+            let text = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
+            text.strip_suffix('/').unwrap_or(text).to_owned()
+        };
+        let wanted = bare(wanted);
+        match &self.claims["aud"] {
+            Value::String(audience) => bare(audience) == wanted,
+            Value::Array(all) => {
+                all.iter().filter_map(Value::as_str).any(|audience| bare(audience) == wanted)
+            }
+            _ => false,
+        }
+    }
+
+    fn verify(&self, keys: &KeySet) -> Result<(), Status> {
+        let id = self.header["kid"].as_str().filter(|id| !id.is_empty());
+        let mut fits = keys
+            .0
+            .iter()
+            .filter(|key| id.is_none() || key.id.is_none() || key.id.as_deref() == id)
+            .filter(|key| key.algorithms.contains(&self.algorithm))
+            .peekable();
+        if fits.peek().is_none() {
+            return Err(Status::NoSuchKey);
+        }
+        let good = |key: &Key| {
+            crypto::verify(self.signature, self.signed.as_bytes(), &key.key, self.algorithm).unwrap_or(false)
+        };
+        if fits.any(good) { Ok(()) } else { Err(Status::Forged) }
+    }
+}
+
+impl KeySet {
+    /// Reads a key set; keys of kinds that are not known are left out.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong if it is none.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        let set: Value = serde_json::from_slice(text).map_err(|error| format!("is no JSON: {error}"))?;
+        let keys = set["keys"].as_array().ok_or("has no list of keys")?;
+        Ok(Self(keys.iter().filter_map(key).collect()))
+    }
+}
+
+fn key(json: &Value) -> Option<Key> {
+    use jwk::{AlgorithmParameters as Of, EllipticCurve as Curve};
+    let jwk: jwk::Jwk = serde_json::from_value(json.clone()).ok()?;
+    let possible = match &jwk.algorithm {
+        Of::RSA(_) => &[
+            Algorithm::RS256,
+            Algorithm::RS384,
+            Algorithm::RS512,
+            Algorithm::PS256,
+            Algorithm::PS384,
+            Algorithm::PS512,
+        ][..],
+        Of::EllipticCurve(of) if of.curve == Curve::P256 => &[Algorithm::ES256],
+        Of::EllipticCurve(of) if of.curve == Curve::P384 => &[Algorithm::ES384],
+        Of::OctetKeyPair(of) if of.curve == Curve::Ed25519 => &[Algorithm::EdDSA],
+        Of::OctetKey(_) => &[Algorithm::HS256, Algorithm::HS384, Algorithm::HS512],
+        _ => return None,
+    };
+    let only = json["alg"].as_str();
+    let is_meant =
+        |one: &&Algorithm| only.is_none_or(|name| name.parse().is_ok_and(|name: Algorithm| name == **one));
+    Some(Key {
+        id: json["kid"].as_str().filter(|id| !id.is_empty()).map(Box::from),
+        algorithms: possible.iter().filter(is_meant).copied().collect(),
+        key: jsonwebtoken::DecodingKey::from_jwk(&jwk).ok()?,
+    })
+}
+
+/// The tokens in the places where a provider has them.
+fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, String)> {
+    let mut tokens = Vec::new();
+    for source in &provider.from {
+        let token = match source {
+            Source::Header(name, prefix) => {
+                let values: Vec<&[u8]> = head.header_values(name).collect();
+                std::str::from_utf8(&values.join(&b","[..])).ok().filter(|all| !all.is_empty()).and_then(
+                    |all| {
+                        if prefix.is_empty() {
+                            Some(all.to_owned())
+                        } else {
+                            Some(bare(all.split_once(&**prefix)?.1))
+                        }
+                    },
+                )
+            }
+            Source::Param(name) => head.query().and_then(|query| param(query, name)),
+            Source::Cookie(name) => cookie(head, name),
+        };
+        tokens.extend(token.map(|token| (source, token)));
+    }
+    tokens
+}
+
+/// The token that a text begins with, blanks before it and whatever comes after it apart.
+fn bare(text: &str) -> String {
+    let is_of_token = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    text.trim_start_matches(|c| !is_of_token(c)).chars().take_while(|c| is_of_token(*c)).collect()
+}
+
+fn param(query: &str, name: &str) -> Option<String> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+}
+
+fn cookie(head: &RequestHead, name: &str) -> Option<String> {
+    let all = head.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
+    let mut pairs = all.filter_map(|pair| std::str::from_utf8(pair).ok()?.trim().split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value.trim_matches('"').to_owned())
+}
+
+/// What a refused client is told to bring (RFC 6750, section 3).
+pub fn challenge(status: Status, head: &RequestHead) -> String {
+    let proto = head.header("x-forwarded-proto").and_then(|proto| std::str::from_utf8(proto).ok());
+    let original = head.header("x-envoy-original-path").and_then(|path| std::str::from_utf8(path).ok());
+    let path: String = original.unwrap_or(head.path()).chars().take(REALM).collect();
+    let error = if status == Status::Missing { "" } else { ", error=\"invalid_token\"" };
+    format!("Bearer realm=\"{}://{}{path}\"{error}", proto.unwrap_or("http"), head.authority())
+}
+
+/// Takes away what only this filter may say.
+pub fn sanitize(jwt: &Jwt, head: &mut RequestHead) {
+    for provider in &jwt.providers {
+        let of_claims = provider.claim_headers.iter().map(|(name, _)| name);
+        for name in provider.payload_header.iter().chain(of_claims) {
+            head.remove(name);
+        }
+    }
+}
+
+/// What follows from good tokens: headers for the upstream, and what other filters may know (`metadata`). Says whether
+/// the route is to be looked for again.
+pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<String, Value>) -> bool {
+    let mut clear_route = false;
+    for Good { provider, source, header, claims, payload } in good {
+        if let Some(name) = &provider.payload_header {
+            let padding = if provider.pad_payload_header { (4 - payload.len() % 4) % 4 } else { 0 };
+            head.append(name, format!("{payload}{}", "=".repeat(padding)).as_bytes());
+        }
+        for (name, path) in &provider.claim_headers {
+            let claim = path.iter().try_fold(&claims, |value, key| value.get(&**key));
+            if let Some(text) = claim.and_then(claim_text).filter(|text| !text.is_empty()) {
+                // A claim may hold anything; in a head, a line's end would begin another field.
+                let clean: String = text.chars().filter(|c| !c.is_control()).collect();
+                head.append(name, clean.as_bytes());
+            }
+        }
+        if let (Source::Header(name, _), false) = (source, provider.forward) {
+            head.remove(name);
+        }
+        if let Some(name) = &provider.header_in_metadata {
+            metadata.insert(name.to_string(), header);
+        }
+        if let Some(name) = &provider.payload_in_metadata {
+            metadata.insert(name.to_string(), listed(claims, &provider.spaced_claims));
+        }
+        clear_route |= provider.clear_route;
+    }
+    clear_route
+}
+
+/// A claim as a header says it; lists and objects as their JSON in base64url.
+fn claim_text(claim: &Value) -> Option<String> {
+    Some(match claim {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Bool(is) => is.to_string(),
+        Value::Null => return None,
+        Value::Array(_) | Value::Object(_) => BASE64_URL_SAFE.encode(claim.to_string()),
+    })
+}
+
+/// Claims with the words of these in lists.
+fn listed(mut claims: Value, spaced: &[Box<str>]) -> Value {
+    for name in spaced {
+        if let Some(claim) = claims.get_mut(&**name)
+            && let Some(text) = claim.as_str()
+        {
+            *claim = text.split(' ').filter(|word| !word.is_empty()).collect();
+        }
+    }
+    claims
+}

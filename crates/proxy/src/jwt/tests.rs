@@ -1,0 +1,100 @@
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use proptest::prelude::*;
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, RsaKeySize};
+use serde_json::json;
+
+use super::*;
+
+fn sign(algorithm: Algorithm, key: &EncodingKey, claims: &Value) -> String {
+    encode(&Header::new(algorithm), claims, key).unwrap()
+}
+
+fn keys(jwk: &Value) -> KeySet {
+    KeySet::parse(json!({ "keys": [jwk] }).to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn signatures_of_all_kinds_are_checked() {
+    let claims = json!({"iss": "a"});
+    let p256 = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+    let ed = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+    let rsa = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    let point = |pair: &KeyPair, curve: &str| {
+        let (x, y) = pair.public_key_raw()[1..].split_at((pair.public_key_raw().len() - 1) / 2);
+        json!({"kty": "EC", "crv": curve, "x": BASE64.encode(x), "y": BASE64.encode(y)})
+    };
+    let ec = |pair: &KeyPair| EncodingKey::from_ec_der(pair.serialized_der());
+    let of_rsa = EncodingKey::from_rsa_pem(rsa.serialize_pem().as_bytes()).unwrap();
+    let okp = json!({"kty": "OKP", "crv": "Ed25519", "x": BASE64.encode(ed.public_key_raw())});
+    let with_rsa =
+        serde_json::to_value(jwk::Jwk::from_encoding_key(&of_rsa, Algorithm::RS256).unwrap()).unwrap();
+    let any_rsa = json!({"kty": "RSA", "n": with_rsa["n"], "e": with_rsa["e"]});
+    let cases = [
+        (Algorithm::ES256, ec(&p256), point(&p256, "P-256")),
+        (Algorithm::ES384, ec(&p384), point(&p384, "P-384")),
+        (Algorithm::EdDSA, EncodingKey::from_ed_der(ed.serialized_der()), okp),
+        (Algorithm::RS256, of_rsa.clone(), any_rsa.clone()),
+        (Algorithm::RS512, of_rsa.clone(), any_rsa.clone()),
+        (Algorithm::PS384, of_rsa.clone(), any_rsa),
+    ];
+    for (algorithm, signing, jwk) in &cases {
+        let text = sign(*algorithm, signing, &claims);
+        let keys = keys(jwk);
+        assert_eq!(Token::parse(&text).unwrap().verify(&keys), Ok(()), "{algorithm:?}");
+        let other = text.replace('.', ".e");
+        if let Ok(token) = Token::parse(&other) {
+            assert_eq!(token.verify(&keys), Err(Status::Forged), "{algorithm:?}");
+        }
+        for (of_other, _, jwk) in &cases {
+            if of_other != algorithm && jwk["crv"].is_string() {
+                let verdict = Token::parse(&text).unwrap().verify(&self::keys(jwk));
+                assert_eq!(verdict, Err(Status::NoSuchKey), "{algorithm:?} with a key for {of_other:?}");
+            }
+        }
+    }
+    // A key that says what it is for is good for nothing else.
+    assert_eq!(
+        Token::parse(&sign(Algorithm::RS512, &of_rsa, &claims)).unwrap().verify(&keys(&with_rsa)),
+        Err(Status::NoSuchKey)
+    );
+}
+
+#[test]
+fn a_public_key_is_no_secret_to_sign_with() {
+    let pair = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    let signing = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes()).unwrap();
+    let jwk = serde_json::to_value(jwk::Jwk::from_encoding_key(&signing, Algorithm::RS256).unwrap()).unwrap();
+    let text = sign(Algorithm::HS256, &EncodingKey::from_secret(pair.public_key_raw()), &json!({"iss": "a"}));
+    assert_eq!(Token::parse(&text).unwrap().verify(&keys(&jwk)), Err(Status::NoSuchKey));
+}
+
+#[test]
+fn claims_become_headers_and_lists() {
+    let cases = [
+        (json!("a"), Some("a")),
+        (json!(5), Some("5")),
+        (json!(true), Some("true")),
+        (json!(null), None),
+        (json!(["a"]), Some("WyJhIl0=")),
+    ];
+    for (claim, text) in cases {
+        assert_eq!(claim_text(&claim).as_deref(), text, "{claim}");
+    }
+    let claims = listed(json!({"scope": "a  b", "sub": "a b"}), &["scope".into()]);
+    assert_eq!(claims, json!({"scope": ["a", "b"], "sub": "a b"}));
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in "[A-Za-z0-9_.=-]{0,80}", head in ".{0,40}", query in ".{0,40}") {
+        let _ = Token::parse(&text);
+        let _ = Token::parse(&format!("{}.{}.AA", BASE64.encode(&head), BASE64.encode(&query)));
+        let _ = bare(&head);
+        let _ = param(&query, "a");
+        let _ = KeySet::parse(head.as_bytes());
+        let head = RequestHead::build("GET", "/", "h", &[("cookie", &head.replace(char::is_control, ""))]);
+        let _ = cookie(&head, "a");
+    }
+}
