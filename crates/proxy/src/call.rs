@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Kind},
     exchange,
     flow::Flow,
-    head::{Headers, RequestHead, ResponseHead},
+    head::{Headers, RequestHead, ResponseHead, Version},
     http1::{Framing, write::Persistence},
     pick,
     pool::{Busy, Host, Pool, Upstream},
@@ -67,10 +67,7 @@ async fn exchange(
         Some(pooled) => pooled,
         None => upstream::get(pool, host, offer, &worker.shared, true).await?,
     };
-    let framing = match content.len() as u64 {
-        0 => Framing::None,
-        length => Framing::Length(length),
-    };
+    let framing = Framing::Length(content.len() as u64);
     upstream.wire.request(head, framing, Persistence::Keep)?;
     let mut body = Flow::whole(content, framing, None);
     poll_fn(|cx| body.poll_send(cx, &mut upstream.wire))
@@ -78,7 +75,7 @@ async fn exchange(
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
     let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method()).await?;
     let mut answer = Flow::new(answer, answer, exchange::RESPONSE_LIMITS, true);
-    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire))
+    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, usize::MAX))
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
     let content = answer.kept().ok_or_else(|| Error::new(Kind::BodyTooLarge))?.to_vec();
@@ -87,4 +84,43 @@ async fn exchange(
         Upstream::give_back(upstream);
     }
     Ok(Answer { head, content, trailers })
+}
+
+/// The head of a unary call of gRPC.
+pub(crate) fn grpc_head(path: &str, authority: &str) -> RequestHead {
+    let fields = [("content-type", "application/grpc"), ("te", "trailers")];
+    let mut head = RequestHead::build("POST", path, authority, &fields);
+    head.version = Version::Http2;
+    head
+}
+
+/// A message as gRPC frames it: not compressed, after its length.
+pub(crate) fn grpc_frame(message: &impl prost::Message) -> Vec<u8> {
+    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+    let mut frame = vec![0];
+    frame.extend_from_slice(&length.to_be_bytes());
+    frame.extend_from_slice(&message.encode_to_vec());
+    frame
+}
+
+/// The message of an answer.
+///
+/// # Errors
+///
+/// The call failed, with what gRPC says of it, or the answer is none of gRPC's.
+pub(crate) fn grpc_message(answer: &Answer) -> Result<&[u8], Error> {
+    let failed = |what: String| Err(Error::caused(Kind::UpstreamProtocol, what));
+    let fields = answer.trailers.as_ref().unwrap_or_else(|| answer.head.headers());
+    let text = |name| fields.header(name).map(String::from_utf8_lossy).unwrap_or_default();
+    match (answer.head.status(), &*text("grpc-status")) {
+        (200, "0") => {}
+        (200, status) => return failed(format!("gRPC status {status}: {}", text("grpc-message"))),
+        (status, _) => return failed(format!("HTTP status {status}")),
+    }
+    match answer.content.split_first_chunk::<5>() {
+        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
+            Ok(message)
+        }
+        _ => failed("no message of gRPC".to_owned()),
+    }
 }

@@ -134,6 +134,7 @@ mod tests {
             matches,
             tls: None,
             policies: vec![],
+            ask: None,
             metadata_exchange: false,
             terminal: Terminal::Tcp(Arc::new(tcp)),
             handshake_timeout: None,

@@ -119,7 +119,7 @@ async fn begin(
         findings: Rc::new(findings),
         entry,
     });
-    if !origin.is_allowed(worker) {
+    if !origin.is_allowed(worker).await {
         stream.close(&mut timer).await;
         return None;
     }

@@ -2,14 +2,16 @@
 
 use std::{net::SocketAddr, rc::Rc, sync::Arc};
 
-use serde_json::Map;
-use tracing::debug;
+use serde_json::{Map, Value};
+use tracing::{debug, warn};
 
 use crate::{
+    authorization,
     chains::{self, Facts},
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
     context::Worker,
     inspect::Findings,
+    matching,
     peer::Peer,
     policy::{self, Subject, Tally, Verdict},
     timer::Timer,
@@ -46,10 +48,25 @@ impl Origin {
         self.findings.server_name.as_deref()
     }
 
-    /// Whether the chain's policies let the connection pass.
-    pub(crate) fn is_allowed(&self, worker: &Worker) -> bool {
-        if self.chain.policies.is_empty() {
+    /// Whether the chain's policies, and who is asked besides, let the connection pass.
+    pub(crate) async fn is_allowed(&self, worker: &Rc<Worker>) -> bool {
+        let Some(found) = self.pass_policies(worker) else { return false };
+        let Some(config) = self.chain.ask.as_deref() else { return true };
+        let metadata = Map::from_iter([("envoy.filters.network.rbac".to_owned(), found.into())]);
+        if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, &metadata)) {
             return true;
+        }
+        let asked = authorization::ask_about_connection(worker, &self.snapshot, config, self);
+        Box::pin(asked).await.unwrap_or_else(|error| {
+            warn!("{} cannot be asked for authorization: {error}", config.cluster);
+            config.failure_allowed
+        })
+    }
+
+    /// What the chain's policies found out, if they let the connection pass.
+    fn pass_policies(&self, worker: &Worker) -> Option<Map<String, Value>> {
+        if self.chain.policies.is_empty() {
+            return Some(Map::new());
         }
         let subject = Subject {
             head: None,
@@ -67,13 +84,11 @@ impl Origin {
         counters.rbac_denied.add(tally.denied.into());
         counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
         counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        match verdict {
-            Verdict::Allow => true,
-            Verdict::Deny { details, .. } => {
-                debug!("{} is refused to connect to {}: {details}", self.source, self.destination);
-                false
-            }
+        if let Verdict::Deny { details, .. } = verdict {
+            debug!("{} is refused to connect to {}: {details}", self.source, self.destination);
+            return None;
         }
+        Some(tally.found)
     }
 
     /// The same by the newest configuration: with the chain that a connection like this gets now. `None`: there is
@@ -94,7 +109,7 @@ impl Origin {
             renewed.listener = listener;
         }
         renewed.snapshot = snapshot;
-        renewed.is_allowed(worker).then_some(renewed)
+        renewed.pass_policies(worker).map(|_| renewed)
     }
 }
 

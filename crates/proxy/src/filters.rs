@@ -1,7 +1,9 @@
 //! The filters between the connection manager and the router, each in its turn, in the order of the configuration.
 
 use std::{
+    future::poll_fn,
     sync::Arc,
+    task::Poll,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -9,8 +11,10 @@ use serde_json::Map;
 use tracing::warn;
 
 use crate::{
+    authorization::{self, Decision, Question},
     call,
     config::{
+        authorization::ExternalAuthorization,
         http::{Does, Filter},
         jwt::{Jwt, KeySet, Keys, Provider},
         policy::Policy,
@@ -18,14 +22,16 @@ use crate::{
     },
     cors,
     error::{Error, Flags, Kind},
-    exchange::Deadlines,
+    exchange::{Client, Deadlines},
     fault,
-    flow::Flow,
-    head::{RequestHead, Version},
+    flow::{Broken, Flow},
+    head::{RequestHead, ResponseHead, Version},
     jwt::{self, Outcome},
+    matching,
     policy::{self, Subject, Tally, Verdict},
-    route,
-    story::Story,
+    route::{self, Missing},
+    story::{Mark, Story},
+    timer,
 };
 
 /// What the filters make of a request.
@@ -63,6 +69,7 @@ impl Story<'_> {
                 self.disturb(fault, body).await?;
             }
             // What routes answer themselves is not shared, as in Envoy.
+            (Does::Ask(config), setting) => return self.consult(config, setting, body).await,
             (Does::Jwt(jwt), setting) => return self.require(jwt, setting, body).await,
             (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => {
                 return self.share(cors, body).await;
@@ -115,7 +122,10 @@ impl Story<'_> {
     async fn share(&mut self, cors: &Cors, body: &mut Flow) -> Result<Filtered, Error> {
         match cors::decide(cors, self.head) {
             cors::Decision::Pass => {}
-            cors::Decision::Mark(marks) => self.marks.extend(marks),
+            cors::Decision::Mark(marks) => {
+                let marks = marks.into_iter();
+                self.marks.extend(marks.map(|(name, value)| Mark { name, value, besides: false }));
+            }
             cors::Decision::Answer(answer) => {
                 *self.response = answer;
                 self.told.details = "cors_response".into();
@@ -177,10 +187,133 @@ impl Story<'_> {
                 self.told.flags.insert(Flags::UAEX);
                 self.told.details = format!("jwt_authn_access_denied{{{}}}", words.replace(' ', "_")).into();
                 let challenge = jwt::challenge(status, self.head);
-                self.reply(status.http(), &[("www-authenticate", &challenge)], words.as_bytes(), body)
-                    .await?;
+                self.reply(
+                    status.http(),
+                    &[("www-authenticate".into(), challenge.as_bytes().into())],
+                    words.as_bytes(),
+                    body,
+                )
+                .await?;
                 Ok(Filtered::Answered)
             }
+        }
+    }
+
+    /// Asks another service.
+    async fn consult(
+        &mut self,
+        config: &ExternalAuthorization,
+        setting: Option<&Setting>,
+        body: &mut Flow,
+    ) -> Result<Filtered, Error> {
+        let is_wanted =
+            config.enabled_metadata.as_ref().is_none_or(|test| matching::metadata(test, &self.metadata));
+        // What has no route leads nowhere anyway; Envoy does not ask about it either.
+        let has_route = !matches!(self.found, Err(Missing::Route));
+        if !is_wanted || !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
+            return Ok(Filtered::Go);
+        }
+        let (extensions, without_body) = match setting {
+            Some(Setting::Question { extensions, without_body }) => (&extensions[..], *without_body),
+            _ => (&[][..], false),
+        };
+        let told = config.body.filter(|_| !without_body);
+        let mut content = None;
+        if let Some(told) = told {
+            self.collect(body, told.most).await?;
+            let kept = body.kept().unwrap_or_default();
+            let partial = !body.is_collected() || kept.len() > told.most;
+            if partial && !told.partial {
+                return Err(Error::new(Kind::BodyTooLarge));
+            }
+            content = body.kept().map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
+        }
+        let question = Question {
+            head: &self.head.clone(),
+            origin: &self.downstream.origin.clone(),
+            body: content.as_ref().map(|(content, partial)| (&content[..], *partial)),
+            received: body.bytes,
+            extensions,
+            start: self.start,
+        };
+        let (worker, snapshot) = (self.worker, self.snapshot);
+        let ask = Box::pin(authorization::ask(worker, snapshot, config, &question));
+        // A client that goes away in the meantime ends it.
+        let decision = async { Ok(ask.await) };
+        let decision =
+            Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(decision).await?;
+        self.heed(config, decision, body).await
+    }
+
+    /// Does what the service said.
+    async fn heed(
+        &mut self,
+        config: &ExternalAuthorization,
+        decision: Result<Decision, Error>,
+        body: &mut Flow,
+    ) -> Result<Filtered, Error> {
+        match decision {
+            Ok(Decision::Allow(mut changes)) => {
+                self.counters.ext_authz_ok.inc();
+                changes.apply(self.head);
+                if config.clear_route && changes.touch_request() {
+                    self.find_route();
+                }
+                let added = std::mem::take(&mut changes.answer).into_iter();
+                self.marks.extend(added.map(|(name, value)| Mark { name, value, besides: true }));
+                if !changes.metadata.is_empty() {
+                    self.metadata.insert("envoy.filters.http.ext_authz".to_owned(), changes.metadata.into());
+                }
+                Ok(Filtered::Go)
+            }
+            Ok(Decision::Deny { status, headers, body: text }) => {
+                self.counters.ext_authz_denied.inc();
+                self.told.flags.insert(Flags::UAEX);
+                self.told.details = "ext_authz_denied".into();
+                self.reply(status, &headers, &text, body).await?;
+                Ok(Filtered::Answered)
+            }
+            Err(error) => {
+                self.counters.ext_authz_error.inc();
+                warn!("{} cannot be asked for authorization: {error}", config.cluster);
+                if config.failure_allowed {
+                    if config.failure_marked {
+                        self.head.append("x-envoy-auth-failure-mode-allowed", b"true");
+                    }
+                    return Ok(Filtered::Go);
+                }
+                self.told.flags.insert(Flags::UAEX);
+                self.told.details = "ext_authz_error".into();
+                self.reply(config.status_on_error, &[], b"", body).await?;
+                Ok(Filtered::Answered)
+            }
+        }
+    }
+
+    /// Reads the request's body, up to more than `most`.
+    async fn collect(&mut self, body: &mut Flow, most: usize) -> Result<(), Error> {
+        if self.head.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
+            // It waits for that before it sends what is waited for here.
+            self.head.remove("expect");
+            self.downstream.wire.interim(&ResponseHead::build(100, &[]), self.head.method());
+        }
+        let wire = &mut self.downstream.wire;
+        let read = poll_fn(|cx| {
+            if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
+                return Poll::Ready(Err(Broken::Receiver));
+            }
+            body.poll_collect(cx, wire, most)
+        });
+        let limit = self.manager.request_timeout.or(self.manager.stream_idle_timeout);
+        let read = match limit {
+            Some(limit) => timer::timeout(limit, read).await,
+            None => Some(read.await),
+        };
+        match read {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Broken::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
+            Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
+            None => Err(Error::new(Kind::RequestTimeout)),
         }
     }
 

@@ -95,6 +95,11 @@ impl Flow {
         self.ended
     }
 
+    /// Whether all of it has been read.
+    pub(crate) fn is_collected(&self) -> bool {
+        self.read
+    }
+
     /// Whether all of the body is here, be it handed on or waiting to be.
     pub(crate) fn has_arrived(&self, from: &Wire) -> bool {
         self.read
@@ -168,9 +173,14 @@ impl Flow {
         to.poll_flush(cx).map_err(|_| Broken::Receiver)
     }
 
-    /// Reads it to its end, for [`Self::kept`] and [`Self::trailers`].
-    pub(crate) fn poll_collect(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<(), Broken>> {
-        while !self.read {
+    /// Reads it to its end, or until there is more than `most`, for [`Self::kept`] and [`Self::trailers`].
+    pub(crate) fn poll_collect(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+        most: usize,
+    ) -> Poll<Result<(), Broken>> {
+        while !self.read && self.bytes <= most as u64 {
             self.given += ready!(self.poll_piece(cx, from))?.len();
             self.release(from);
         }

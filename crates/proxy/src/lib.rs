@@ -33,6 +33,7 @@ pub(crate) mod tcp;
 pub(crate) mod forward;
 pub(crate) mod mirror;
 
+pub(crate) mod authorization;
 pub(crate) mod call;
 pub(crate) mod exchange;
 pub(crate) mod hop;

@@ -136,6 +136,11 @@ impl Peer {
         }
     }
 
+    /// Its certificate as PEM, escaped as in a URL.
+    pub fn certificate_pem(&self) -> Option<String> {
+        self.certificate.as_ref().map(|certificate| url_encoded_pem(&certificate.der))
+    }
+
     /// Its element of `x-forwarded-client-cert`; `None` if it showed no certificate. To be made once per
     /// connection.
     pub fn forwarded_cert(&self, details: ClientCertDetails) -> Option<String> {

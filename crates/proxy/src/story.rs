@@ -23,7 +23,6 @@ use crate::{
         route::{Action, RedirectPath},
     },
     context::Worker,
-    cors::Marks,
     downstream::Downstream,
     error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines},
@@ -62,10 +61,10 @@ pub(crate) struct Story<'a> {
     pub(crate) client: IpAddr,
     pub(crate) found: Result<Found<'a>, Missing>,
     /// Fields that filters have for the answer.
-    pub(crate) marks: Marks,
+    pub(crate) marks: Vec<Mark>,
     /// What filters found out, by their names.
     pub(crate) metadata: Map<String, Value>,
-    start: SystemTime,
+    pub(crate) start: SystemTime,
     grpc: bool,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
@@ -79,6 +78,14 @@ pub(crate) struct Terms<'a> {
     pub(crate) counters: &'a ManagerStats,
     /// This hop's element of `x-forwarded-client-cert`.
     pub(crate) forwarded_cert: Option<&'a str>,
+}
+
+/// A field that a filter has for the answer.
+pub(crate) struct Mark {
+    pub(crate) name: Box<str>,
+    pub(crate) value: Box<[u8]>,
+    /// Besides others of its name, not instead of them.
+    pub(crate) besides: bool,
 }
 
 /// What the record says at the end, as it becomes known.
@@ -133,7 +140,7 @@ impl<'a> Story<'a> {
             keep: false,
             forwarded_cert,
             found: Err(Missing::Route),
-            marks: Marks::new(),
+            marks: Vec::new(),
             metadata: Map::new(),
             grpc: false,
             welcome,
@@ -280,11 +287,12 @@ impl<'a> Story<'a> {
         self.put_in_words(text, body).await
     }
 
-    /// Answers instead of what the route leads to. Routes that lead on put their marks on that, too.
+    /// Answers instead of what the route leads to. Routes that lead on put their marks on that, too; these headers come
+    /// instead.
     pub(crate) async fn reply(
         &mut self,
         status: u16,
-        headers: &[(&str, &str)],
+        headers: &[(Box<str>, Box<[u8]>)],
         text: &[u8],
         body: &mut Flow,
     ) -> Result<(), Error> {
@@ -292,8 +300,11 @@ impl<'a> Story<'a> {
         if self.leads_on() {
             self.response_ops();
         }
+        for (name, _) in headers {
+            self.response.remove(name);
+        }
         for (name, value) in headers {
-            self.response.set(name, value.as_bytes());
+            self.response.append(name, value);
         }
         self.put_in_words(text, body).await
     }
@@ -341,10 +352,8 @@ impl<'a> Story<'a> {
             self.told.status = if error.response_started { self.told.status } else { 0 };
             return;
         }
-        let grpc = answer.grpc.to_string();
-        let in_words = [("grpc-status", &*grpc)];
-        let headers = if self.grpc { &in_words[..] } else { &[] };
-        _ = self.reply(answer.status, headers, answer.body.as_bytes(), body).await;
+        let grpc = self.grpc.then(|| ("grpc-status".into(), answer.grpc.to_string().into_bytes().into()));
+        _ = self.reply(answer.status, grpc.as_slice(), answer.body.as_bytes(), body).await;
     }
 
     /// Sends an answer of our own.
@@ -397,8 +406,12 @@ impl<'a> Story<'a> {
 
     /// The last touches to an answer: what filters have to say, then what every answer has.
     pub(crate) fn finish(&mut self, now: Instant) {
-        for (name, value) in self.marks.drain(..) {
-            self.response.set(&name, &value);
+        for Mark { name, value, besides } in self.marks.drain(..) {
+            if besides {
+                self.response.append(&name, &value);
+            } else {
+                self.response.set(&name, &value);
+            }
         }
         hop::finish_response(self.worker, self.manager, self.response, now);
     }

@@ -53,7 +53,9 @@ impl Wire {
                 write::request(&mut stream.output, head, framing, persistence);
                 Ok(())
             }
-            Self::Http2(duplex) => duplex.request(head, framing == Framing::None),
+            Self::Http2(duplex) => {
+                duplex.request(head, matches!(framing, Framing::None | Framing::Length(0)))
+            }
         }
     }
 

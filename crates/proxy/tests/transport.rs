@@ -201,6 +201,7 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
             },
             tls: tls.cloned(),
             policies: vec![],
+            ask: None,
             metadata_exchange: false,
             terminal,
             handshake_timeout: None,

@@ -5,6 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
+    authorization::ExternalAuthorization,
     jwt::Jwt,
     policy::Policy,
     route::{Fault, RouteTable},
@@ -83,6 +84,8 @@ pub enum Does {
     Authorize(Arc<Policy>),
     /// Delays and aborts.
     Fault(Arc<Fault>),
+    /// Asks another service.
+    Ask(Box<ExternalAuthorization>),
     /// Requires tokens.
     Jwt(Box<Jwt>),
     /// Answers preflights and marks answers, by the route's policy alone.

@@ -126,8 +126,8 @@ pub enum Requirement {
     Any(Vec<Requirement>),
     /// All of these must hold.
     All(Vec<Requirement>),
-    /// There may be none, but what these providers would take must be good.
+    /// There is none where these providers look for them.
     AllowMissing(Vec<usize>),
     /// There may be none, or a bad one.
-    AllowMissingOrFailed(Vec<usize>),
+    AllowMissingOrFailed,
 }

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::{http::HttpManager, policy::Policy, route::Targets, tls::ServerTls};
+use super::{
+    authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
+};
 
 /// Where connections come in, or what a redirected one is looked up in.
 #[derive(Debug)]
@@ -69,6 +71,8 @@ pub struct FilterChain {
     pub tls: Option<Arc<ServerTls>>,
     /// Network policies, in order, before the last filter.
     pub policies: Vec<Arc<Policy>>,
+    /// Who is asked about connections, once the policies let them pass.
+    pub ask: Option<Box<ExternalAuthorization>>,
     /// Whether Istio's TCP metadata exchange is expected when ALPN says `istio-peer-exchange`.
     pub metadata_exchange: bool,
     /// The last filter.

@@ -6,6 +6,7 @@
 //! A [`Snapshot`] is published whole by one swap, and its parts are shared by reference with the one before, so
 //! that an endpoint change rebuilds no route and a route change no listener.
 
+pub mod authorization;
 pub mod cluster;
 pub mod http;
 pub mod jwt;

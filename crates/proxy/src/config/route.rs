@@ -78,6 +78,13 @@ pub enum Setting {
     Cors(Arc<Cors>),
     /// To require what is known by this name.
     Jwt(Box<str>),
+    /// To tell this besides when it asks.
+    Question {
+        /// Keys and values.
+        extensions: Vec<(Box<str>, Box<str>)>,
+        /// Nothing of the body is told.
+        without_body: bool,
+    },
 }
 
 impl Route {

@@ -229,12 +229,12 @@ fn within(proto: &JwtRequirement, places: &HashMap<&str, usize>, around: &[usize
             let mut some = all(&list.requirements, &named).at("requires_any")?;
             // What lets requests pass without is asked last, wherever it stands.
             some.sort_by_key(|one| {
-                matches!(one, Requirement::AllowMissing(_) | Requirement::AllowMissingOrFailed(_))
+                matches!(one, Requirement::AllowMissing(_) | Requirement::AllowMissingOrFailed)
             });
             Requirement::Any(some)
         }
         Some(RequiresType::AllowMissing(_)) => Requirement::AllowMissing(around.to_vec()),
-        Some(RequiresType::AllowMissingOrFailed(_)) => Requirement::AllowMissingOrFailed(around.to_vec()),
+        Some(RequiresType::AllowMissingOrFailed(_)) => Requirement::AllowMissingOrFailed,
         Some(_) => return Err(Reject::new("this kind of requirement is not supported")),
     })
 }

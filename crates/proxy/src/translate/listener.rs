@@ -24,8 +24,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, cluster, duration, endpoints, flag, http, number,
-    policy, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, endpoints, flag, http,
+    number, policy, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     listener::{ChainMatch, Direction, FilterChain, Inspect, Listener, TcpProxy, Terminal, Transport},
@@ -143,6 +143,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
     let tls = server_tls(translator, proto).at("transport_socket")?;
     let mut policies = Vec::new();
+    let mut ask = None;
     let mut metadata_exchange = false;
     let mut stats = false;
     let mut terminal = None;
@@ -156,6 +157,10 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.rbac.v3.RBAC" => {
                 policies
                     .push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+            }
+            "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
+                let config = unpack(any).and_then(|proto| authorization::network(&proto));
+                ask = Some(Box::new(config.at("typed_config").at(&path)?));
             }
             "stats.PluginConfig" => stats = true,
             "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy" => {
@@ -181,6 +186,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         matches,
         tls,
         policies,
+        ask,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
             Reject::new("the last filter must be a tcp_proxy or an http_connection_manager")

@@ -5,6 +5,7 @@
 //! left out in silence; then the module of its kind turns it into our types.
 
 mod access_log;
+mod authorization;
 mod cluster;
 mod coverage;
 mod endpoints;

@@ -18,7 +18,10 @@ use skysail_xds::envoy::pb::{
     google::protobuf::Any,
 };
 
-use super::{At as _, Reject, Result, duration, flag, jwt, policy, text, type_name, unknown_type, unpack};
+use super::{
+    At as _, Reject, Result, authorization, duration, flag, jwt, policy, text, type_name, unknown_type,
+    unpack,
+};
 use crate::config::route::{Abort, Cors, Fault, Setting};
 
 /// What a route, with its virtual host and table, says to filters.
@@ -57,6 +60,9 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
             Some(rbac) => Setting::Authorize(policy::http(rbac).at("rbac")?),
             None => Setting::Off,
         },
+        "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
+            authorization::setting(&unpack(any)?)?
+        }
         "envoy.extensions.filters.http.jwt_authn.v3.PerRouteConfig" => jwt::setting(&unpack(any)?)?,
         _ => return Err(unknown_type("setting for filter", name, any)),
     })

@@ -85,7 +85,7 @@ fn translate_all(scenario: &str, proxy: &str) -> Sent {
 }
 
 #[test]
-fn everything_recorded_is_taken_or_refused_by_name() {
+fn everything_recorded_is_taken() {
     let (mut taken, mut refused) = (0, Vec::new());
     for scenario in TAKEN {
         for proxy in fs::read_dir(recordings().join(scenario).join("xds")).unwrap() {
@@ -106,10 +106,7 @@ fn everything_recorded_is_taken_or_refused_by_name() {
         }
     }
     assert!(taken > 400, "{taken}");
-    // The one thing in these scenarios that needs a filter we do not have: an AuthorizationPolicy of action CUSTOM.
-    assert_eq!(refused.len(), 1, "{refused:#?}");
-    assert!(refused[0].contains("filter_chains["), "{refused:#?}");
-    assert!(refused[0].contains("envoy.extensions.filters.http.ext_authz.v3.ExtAuthz"), "{refused:#?}");
+    assert!(refused.is_empty(), "{refused:#?}");
 }
 
 #[test]

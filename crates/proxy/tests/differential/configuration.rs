@@ -86,6 +86,9 @@ fn filters(rng: &mut Rng) -> Value {
     if rng.bool() {
         filters.push(filter("jwt_authn.v3.JwtAuthentication", tokens(rng)));
     }
+    if rarely(rng, 3) {
+        filters.push(filter("ext_authz.v3.ExtAuthz", authorization(rng)));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -94,6 +97,47 @@ fn filters(rng: &mut Rng) -> Value {
     }
     filters.push(filter("router.v3.Router", json!({})));
     filters.into()
+}
+
+/// Who is asked.
+fn authorization(rng: &mut Rng) -> Value {
+    let list = |rng: &mut Rng| {
+        let names = ["x-a", "x-b", "x-c", "x-new"];
+        json!({"patterns": (0..rng.usize(1..3)).map(|_| string_match(rng, &names)).collect::<Value>()})
+    };
+    let mut authorization = json!({
+        "failure_mode_allow": rng.bool(),
+        "failure_mode_allow_header_add": rng.bool(),
+        "clear_route_cache": rng.bool(),
+        "transport_api_version": "V3",
+    });
+    if rng.bool() {
+        let service = json!({"envoy_grpc": {"cluster_name": "grpc-authorizer"}, "timeout": "20s"});
+        add(&mut authorization, json!({"grpc_service": service}));
+    } else {
+        let service = json!({
+            "server_uri": {"uri": "http://authorizer", "cluster": "http-authorizer", "timeout": "20s"},
+            "path_prefix": "/check",
+            "authorization_response": {
+                "allowed_upstream_headers": list(rng),
+                "allowed_client_headers": list(rng),
+                "allowed_client_headers_on_success": list(rng),
+            },
+        });
+        add(&mut authorization, json!({"http_service": service}));
+    }
+    if rarely(rng, 3) {
+        add(&mut authorization, json!({"allowed_headers": list(rng)}));
+    }
+    if rarely(rng, 3) {
+        add(&mut authorization, json!({"status_on_error": {"code": "BadGateway"}}));
+    }
+    if rarely(rng, 4) {
+        let most = if rng.bool() { 3 } else { 100 };
+        let body = json!({"max_request_bytes": most, "allow_partial_message": rng.bool()});
+        add(&mut authorization, json!({"with_request_body": body}));
+    }
+    authorization
 }
 
 /// Which tokens are needed.

@@ -10,6 +10,7 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+mod authorizer;
 mod configuration;
 mod requests;
 mod tokens;
@@ -40,7 +41,8 @@ fn what_envoy_answers_we_answer() {
     let seed = number("SKYSAIL_DIFFERENTIAL_SEED");
     let length = Duration::from_secs(number("SKYSAIL_DIFFERENTIAL_SECONDS").unwrap_or(0));
     let start = Instant::now();
-    let clusters: Vec<Value> = ["one", "two"].map(upstream).into();
+    let mut clusters: Vec<Value> = ["one", "two"].map(upstream).into();
+    clusters.extend([authorizer::http(), authorizer::grpc()]);
     let first = seed.unwrap_or(1);
     // The seed that is asked for, the seeds of so long a time, or the usual ones.
     let least = if seed.is_some() || !length.is_zero() { 1 } else { SEEDS };

@@ -140,6 +140,11 @@ pub(crate) fn upstream(name: &'static str) -> Value {
             thread::spawn(move || serve(name, connection.unwrap()));
         }
     });
+    cluster(name, port)
+}
+
+/// A cluster of one server here.
+pub(crate) fn cluster(name: &str, port: u16) -> Value {
     let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": address}}]}]);
     json!({
@@ -152,14 +157,7 @@ fn serve(name: &str, mut connection: TcpStream) {
     let mut input = Vec::new();
     loop {
         let Some(head) = read_head(&mut connection, &mut input) else { return };
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-        let length = length.map_or(0, |length| length.parse().unwrap());
-        while input.len() < length {
-            let mut block = [0; 4096];
-            let Ok(count @ 1..) = connection.read(&mut block) else { return };
-            input.extend_from_slice(&block[..count]);
-        }
-        let body = String::from_utf8(input.drain(..length).collect()).unwrap();
+        let Some(body) = read_body(&mut connection, &mut input, &head) else { return };
         let mut lines: Vec<&str> = head.lines().map(str::trim_end).collect();
         lines[1..].sort_unstable();
         let said = format!("{name} got\n{}\n{body}", lines.join("\n"));
@@ -173,7 +171,18 @@ fn serve(name: &str, mut connection: TcpStream) {
     }
 }
 
-fn read_head(connection: &mut TcpStream, input: &mut Vec<u8>) -> Option<String> {
+pub(crate) fn read_body(connection: &mut TcpStream, input: &mut Vec<u8>, head: &str) -> Option<String> {
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let length = length.map_or(0, |length| length.parse().unwrap());
+    while input.len() < length {
+        let mut block = [0; 4096];
+        let Ok(count @ 1..) = connection.read(&mut block) else { return None };
+        input.extend_from_slice(&block[..count]);
+    }
+    Some(String::from_utf8(input.drain(..length).collect()).unwrap())
+}
+
+pub(crate) fn read_head(connection: &mut TcpStream, input: &mut Vec<u8>) -> Option<String> {
     loop {
         if let Some(end) = input.windows(4).position(|window| window == b"\r\n\r\n") {
             return Some(

@@ -196,6 +196,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         matches: ChainMatch::default(),
         tls,
         policies: vec![],
+        ask: None,
         metadata_exchange: false,
         terminal,
         handshake_timeout: None,
