@@ -17,6 +17,7 @@ use crate::{
         authorization::ExternalAuthorization,
         http::{Does, Filter},
         jwt::{Jwt, KeySet, Keys, Provider},
+        limit::RateLimit,
         policy::Policy,
         route::{Cors, Fault, Setting},
     },
@@ -26,6 +27,7 @@ use crate::{
     fault,
     flow::{Broken, Flow},
     head::{RequestHead, ResponseHead, Version},
+    headers,
     jwt::{self, Outcome},
     matching,
     policy::{self, Subject, Tally, Verdict},
@@ -69,6 +71,9 @@ impl Story<'_> {
                 self.disturb(fault, body).await?;
             }
             // What routes answer themselves is not shared, as in Envoy.
+            (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
+                return self.ration(limit, body).await;
+            }
             (Does::Ask(config), setting) => return self.consult(config, setting, body).await,
             (Does::Jwt(jwt), setting) => return self.require(jwt, setting, body).await,
             (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => {
@@ -197,6 +202,38 @@ impl Story<'_> {
                 Ok(Filtered::Answered)
             }
         }
+    }
+
+    /// Takes a token for the request.
+    async fn ration(&mut self, limit: &RateLimit, body: &mut Flow) -> Result<Filtered, Error> {
+        let roll = |share| route::roll(&mut self.worker.dice.borrow_mut(), share);
+        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else {
+            return Ok(Filtered::Go);
+        };
+        self.counters.limit_enabled.inc();
+        if bucket.take(Instant::now()) {
+            self.counters.limit_ok.inc();
+            return Ok(Filtered::Go);
+        }
+        self.counters.limit_limited.inc();
+        if !roll(limit.enforced) {
+            if !limit.unenforced.is_empty() {
+                let mut head = std::mem::take(self.head);
+                headers::apply_request(&limit.unenforced, &mut head, &self.record());
+                *self.head = head;
+            }
+            return Ok(Filtered::Go);
+        }
+        self.counters.limit_enforced.inc();
+        self.told.flags.insert(Flags::RL);
+        self.told.details = "local_rate_limited".into();
+        self.begin_reply(limit.status);
+        self.change_response(&limit.answer);
+        if limit.resource_exhausted && self.grpc {
+            self.response.set("grpc-status", b"8");
+        }
+        self.put_in_words(b"local_rate_limited", body).await?;
+        Ok(Filtered::Answered)
     }
 
     /// Asks another service.

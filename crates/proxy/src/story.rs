@@ -20,7 +20,7 @@ use crate::{
         HttpManager, Snapshot,
         http::Routes,
         listener::Direction,
-        route::{Action, RedirectPath},
+        route::{Action, HeaderOp, RedirectPath},
     },
     context::Worker,
     downstream::Downstream,
@@ -65,7 +65,7 @@ pub(crate) struct Story<'a> {
     /// What filters found out, by their names.
     pub(crate) metadata: Map<String, Value>,
     pub(crate) start: SystemTime,
-    grpc: bool,
+    pub(crate) grpc: bool,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
 }
@@ -296,10 +296,7 @@ impl<'a> Story<'a> {
         text: &[u8],
         body: &mut Flow,
     ) -> Result<(), Error> {
-        *self.response = ResponseHead::build(status, &[]);
-        if self.leads_on() {
-            self.response_ops();
-        }
+        self.begin_reply(status);
         for (name, _) in headers {
             self.response.remove(name);
         }
@@ -309,8 +306,16 @@ impl<'a> Story<'a> {
         self.put_in_words(text, body).await
     }
 
+    /// The head of such an answer, with the marks of the route.
+    pub(crate) fn begin_reply(&mut self, status: u16) {
+        *self.response = ResponseHead::build(status, &[]);
+        if self.leads_on() {
+            self.response_ops();
+        }
+    }
+
     /// Says a text: in gRPC's words if the client speaks it.
-    async fn put_in_words(&mut self, text: &[u8], body: &mut Flow) -> Result<(), Error> {
+    pub(crate) async fn put_in_words(&mut self, text: &[u8], body: &mut Flow) -> Result<(), Error> {
         if self.grpc {
             let status = self.response.status();
             self.response.set_status(200);
@@ -396,11 +401,16 @@ impl<'a> Story<'a> {
         let target = found.target.map(|target| &target.headers);
         let ops = [target, Some(&found.route.headers), Some(&found.host.headers), Some(&found.table.headers)];
         for ops in ops.into_iter().flatten() {
-            if !ops.response.is_empty() {
-                let mut response = std::mem::take(self.response);
-                headers::apply_response(&ops.response, &mut response, Some(self.head), &self.record());
-                *self.response = response;
-            }
+            self.change_response(&ops.response);
+        }
+    }
+
+    /// Operations on the answer.
+    pub(crate) fn change_response(&mut self, ops: &[HeaderOp]) {
+        if !ops.is_empty() {
+            let mut response = std::mem::take(self.response);
+            headers::apply_response(ops, &mut response, Some(self.head), &self.record());
+            *self.response = response;
         }
     }
 

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     authorization::ExternalAuthorization,
     jwt::Jwt,
+    limit::RateLimit,
     policy::Policy,
     route::{Fault, RouteTable},
 };
@@ -84,6 +85,8 @@ pub enum Does {
     Authorize(Arc<Policy>),
     /// Delays and aborts.
     Fault(Arc<Fault>),
+    /// Refuses what is too much.
+    Limit(Arc<RateLimit>),
     /// Asks another service.
     Ask(Box<ExternalAuthorization>),
     /// Requires tokens.

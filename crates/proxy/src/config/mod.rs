@@ -10,6 +10,7 @@ pub mod authorization;
 pub mod cluster;
 pub mod http;
 pub mod jwt;
+pub mod limit;
 pub mod listener;
 pub mod policy;
 pub mod route;

@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Map,
     http::Format,
+    limit::RateLimit,
     policy::Policy,
     text::{HeaderMatch, TextMatch},
 };
@@ -76,6 +77,8 @@ pub enum Setting {
     Fault(Arc<Fault>),
     /// To allow these origins.
     Cors(Arc<Cors>),
+    /// To let so much pass.
+    Limit(Arc<RateLimit>),
     /// To require what is known by this name.
     Jwt(Box<str>),
     /// To tell this besides when it asks.

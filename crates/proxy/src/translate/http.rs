@@ -24,8 +24,8 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, flag, jwt, number,
-    policy, route, route_filters, timeout, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, flag, jwt, limit,
+    number, policy, route, route_filters, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
@@ -194,6 +194,9 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         "envoy.extensions.filters.http.cors.v3.Cors" => {
             let Cors {} = unpack(any)?;
             Does::Cors
+        }
+        "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
+            Does::Limit(Arc::new(limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
             Does::Ask(Box::new(authorization::translate(&unpack(any)?)?))

@@ -11,6 +11,7 @@ mod coverage;
 mod endpoints;
 mod http;
 mod jwt;
+mod limit;
 mod listener;
 mod policy;
 mod route;

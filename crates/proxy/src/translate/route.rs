@@ -415,10 +415,14 @@ fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
 fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
     let mut ops: Vec<_> =
         remove.iter().map(|name| HeaderOp::Remove(name.to_ascii_lowercase().into())).collect();
-    for (index, option) in add.iter().enumerate() {
-        ops.push(addition(option).at(format_args!("{field}[{index}]"))?);
-    }
+    ops.extend(additions(add).at(field)?);
     Ok(ops)
+}
+
+/// Headers to add.
+pub(super) fn additions(protos: &[HeaderValueOption]) -> Result<Vec<HeaderOp>> {
+    let indexed = protos.iter().enumerate();
+    indexed.map(|(index, option)| addition(option).at(format_args!("[{index}]"))).collect()
 }
 
 #[expect(deprecated, reason = "Istio and older files say `append`")]

@@ -19,8 +19,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, authorization, duration, flag, jwt, policy, text, type_name, unknown_type,
-    unpack,
+    At as _, Reject, Result, authorization, duration, flag, jwt, limit, policy, text, type_name,
+    unknown_type, unpack,
 };
 use crate::config::route::{Abort, Cors, Fault, Setting};
 
@@ -60,6 +60,9 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
             Some(rbac) => Setting::Authorize(policy::http(rbac).at("rbac")?),
             None => Setting::Off,
         },
+        "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
+            Setting::Limit(Arc::new(limit::translate(&unpack(any)?)?))
+        }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?
         }

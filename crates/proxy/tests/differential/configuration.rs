@@ -89,6 +89,9 @@ fn filters(rng: &mut Rng) -> Value {
     if rarely(rng, 3) {
         filters.push(filter("ext_authz.v3.ExtAuthz", authorization(rng)));
     }
+    if rarely(rng, 4) {
+        filters.push(filter("local_ratelimit.v3.LocalRateLimit", limit(rng)));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -97,6 +100,27 @@ fn filters(rng: &mut Rng) -> Value {
     }
     filters.push(filter("router.v3.Router", json!({})));
     filters.into()
+}
+
+/// A bucket that does not fill again before all is over.
+fn limit(rng: &mut Rng) -> Value {
+    let share = |rng: &mut Rng| json!({"default_value": {"numerator": if rarely(rng, 3) { 0 } else { 100 }}});
+    let mut limit = json!({
+        "stat_prefix": "a",
+        "token_bucket": {"max_tokens": rng.u32(1..40), "fill_interval": "86400s"},
+        "filter_enabled": share(rng),
+        "filter_enforced": share(rng),
+        "rate_limited_as_resource_exhausted": rng.bool(),
+    });
+    if rng.bool() {
+        let status = one(rng, &["ServiceUnavailable", "OK", "Forbidden"]);
+        add(&mut limit, json!({"status": {"code": status}}));
+    }
+    if rng.bool() {
+        add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
+        add(&mut limit, json!({"request_headers_to_add_when_not_enforced": many(rng, 2, header_to_add)}));
+    }
+    limit
 }
 
 /// Who is asked.
