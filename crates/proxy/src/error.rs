@@ -129,6 +129,12 @@ impl Flags {
     pub const NC: Self = Self(1 << 19);
     pub const OM: Self = Self(1 << 20);
 
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let bit = FLAG_NAMES.iter().position(|known| *known == name)?;
+        Some(Self(1 << bit))
+    }
+
     /// Adds those of another set.
     pub fn insert(&mut self, other: Self) {
         self.0 |= other.0;

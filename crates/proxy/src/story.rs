@@ -461,6 +461,7 @@ impl<'a> Story<'a> {
         record.upstream_remote = told.host.as_ref().map(|host| host.endpoint.address);
         record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.link.local);
         record.route_name = told.route;
+        record.metadata = Some(&self.metadata);
         record.downstream_local = Some(origin.destination);
         record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
         record.downstream_direct = Some(origin.source);
@@ -487,7 +488,7 @@ impl<'a> Story<'a> {
             let (request, response) = (Some(&*self.head), Some(&*self.response));
             let context = telemetry::Context { record: &record, request, response };
             for log in &self.manager.access_logs {
-                writer.log(log, &context);
+                writer.log(log, &context, &mut self.worker.dice.borrow_mut());
             }
         }
     }

@@ -168,7 +168,7 @@ fn log(worker: &Worker, proxy: &TcpProxy, record: &Record<'_>) {
     let Some(writer) = &worker.log else { return };
     let context = telemetry::Context { record, request: None, response: None };
     for log in &proxy.access_logs {
-        writer.log(log, &context);
+        writer.log(log, &context, &mut worker.dice.borrow_mut());
     }
 }
 

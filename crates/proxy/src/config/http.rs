@@ -8,6 +8,7 @@ use super::{
     authorization::ExternalAuthorization,
     jwt::Jwt,
     limit::RateLimit,
+    log_filter::LogFilter,
     policy::Policy,
     route::{Fault, RouteTable},
 };
@@ -173,6 +174,8 @@ pub struct AccessLog {
     pub path: Box<str>,
     /// One line of it.
     pub format: LogFormat,
+    /// What is logged; `None` for all.
+    pub filter: Option<LogFilter>,
 }
 
 /// How a log line is made.

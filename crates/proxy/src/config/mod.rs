@@ -12,6 +12,7 @@ pub mod http;
 pub mod jwt;
 pub mod limit;
 pub mod listener;
+pub mod log_filter;
 pub mod policy;
 pub mod route;
 pub mod text;

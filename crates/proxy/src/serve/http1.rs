@@ -266,7 +266,7 @@ fn refuse_malformed(
     let context = telemetry::Context { record: &record, request: None, response: Some(&response) };
     for log in &manager.access_logs {
         if let Some(writer) = &worker.log {
-            writer.log(log, &context);
+            writer.log(log, &context, &mut worker.dice.borrow_mut());
         }
     }
 }

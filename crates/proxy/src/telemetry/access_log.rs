@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use super::{format, record::Context};
+use super::{filter, format, record::Context};
 use crate::config::http::{AccessLog, LogFormat};
 
 #[cfg(test)]
@@ -97,7 +97,10 @@ impl Drop for AccessLogger {
 
 impl LogWriter {
     /// Logs a finished request or connection.
-    pub fn log(&self, log: &AccessLog, context: &Context<'_>) {
+    pub fn log(&self, log: &AccessLog, context: &Context<'_>, dice: &mut fastrand::Rng) {
+        if log.filter.as_ref().is_some_and(|filter| !filter::passes(filter, context, dice)) {
+            return;
+        }
         let mut line = self.line.borrow_mut();
         line.clear();
         match &log.format {

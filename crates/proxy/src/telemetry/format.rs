@@ -9,6 +9,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde_json::Value;
+
 use super::record::{Context, Record};
 use crate::{
     config::http::{Format, Part},
@@ -60,14 +62,14 @@ const PLAIN: [&str; 37] = [
     "UPSTREAM_TRANSPORT_FAILURE_REASON",
 ];
 
-/// Operators that name a header.
-const WITH_HEADER: [&str; 3] = ["REQ", "REQ_WITHOUT_QUERY", "RESP"];
+/// Operators that name a header, or what a filter found out.
+const WITH_ARGUMENT: [&str; 4] = ["DYNAMIC_METADATA", "REQ", "REQ_WITHOUT_QUERY", "RESP"];
 
 /// Whether an operator can be evaluated.
 pub fn known(name: &str, argument: Option<&str>) -> bool {
     match argument {
         None => PLAIN.contains(&name),
-        Some(argument) => WITH_HEADER.contains(&name) && !argument.is_empty(),
+        Some(argument) => WITH_ARGUMENT.contains(&name) && !argument.is_empty(),
     }
 }
 
@@ -147,6 +149,15 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
                 field(head.headers(), name, out)
             }
         }),
+        "DYNAMIC_METADATA" => {
+            let mut keys = argument.split(':');
+            let first = keys.next().zip(record.metadata).and_then(|(filter, all)| all.get(filter));
+            match keys.try_fold(first, |value, key| Some(value?.get(key))).flatten() {
+                None => Given::Nothing,
+                Some(Value::String(value)) => bytes(value.as_bytes(), out),
+                Some(value) => bytes(value.to_string().as_bytes(), out),
+            }
+        }
         "START_TIME" => {
             write_time(record.start, out);
             Given::Text

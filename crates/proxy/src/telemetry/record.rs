@@ -6,6 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde_json::{Map, Value};
+
 use crate::{
     config::{Cluster, Endpoint, listener::Direction},
     error::Flags,
@@ -63,6 +65,8 @@ pub struct Record<'a> {
     pub upstream_remote: Option<SocketAddr>,
     /// Our end of the connection to it.
     pub upstream_local: Option<SocketAddr>,
+    /// What filters found out, by their names.
+    pub metadata: Option<&'a Map<String, Value>>,
     /// The route taken; empty for none.
     pub route_name: &'a str,
     /// The address that the client dialled.
@@ -102,6 +106,7 @@ impl Record<'_> {
             endpoint: None,
             upstream_remote: None,
             upstream_local: None,
+            metadata: None,
             route_name: "",
             downstream_local: None,
             downstream_remote: None,

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
-            accesslog::v3::{AccessLog as Proto, access_log},
+            accesslog::v3::{
+                AccessLog as Proto, AccessLogFilter, ComparisonFilter, access_log, access_log_filter,
+                comparison_filter::Op,
+            },
             core::v3::{SubstitutionFormatString, substitution_format_string::Format as FormatProto},
         },
         extensions::access_loggers::file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
@@ -13,8 +16,14 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Struct, value::Kind},
 };
 
-use super::{At as _, Reject, Result, text, tls_context, type_name, unknown_type, unpack, warn_once};
-use crate::config::http::{AccessLog, LogFormat};
+use super::{At as _, Reject, Result, flag, text, tls_context, type_name, unknown_type, unpack, warn_once};
+use crate::{
+    config::{
+        http::{AccessLog, LogFormat},
+        log_filter::{Comparison, LogFilter},
+    },
+    error::Flags,
+};
 
 /// What Envoy logs where no format is given.
 const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
@@ -51,7 +60,69 @@ fn access_log(proto: &Proto, strict: bool) -> Result<Option<Arc<AccessLog>>> {
     }
     let file: FileAccessLog = unpack(any)?;
     let format = format(&file).at("typed_config")?;
-    Ok(Some(Arc::new(AccessLog { path: file.path.into(), format })))
+    let filter = match proto.filter.as_ref().map(filter).transpose().at("filter") {
+        Err(reject) if !strict => {
+            warn_once(format!("an access log writes more than it should: {reject}"));
+            None
+        }
+        filter => filter?,
+    };
+    Ok(Some(Arc::new(AccessLog { path: file.path.into(), format, filter })))
+}
+
+fn filter(proto: &AccessLogFilter) -> Result<LogFilter> {
+    use access_log_filter::FilterSpecifier as Of;
+    let filters = |protos: &[AccessLogFilter]| protos.iter().map(filter).collect::<Result<_>>().at("filters");
+    Ok(match proto.filter_specifier.as_ref().ok_or_else(|| Reject::new("must say what is logged"))? {
+        Of::StatusCodeFilter(of) => {
+            LogFilter::Status(comparison(of.comparison.as_ref()).at("status_code_filter")?)
+        }
+        Of::DurationFilter(of) => {
+            LogFilter::Duration(comparison(of.comparison.as_ref()).at("duration_filter")?)
+        }
+        // No request is known to be a check of health.
+        Of::NotHealthCheckFilter(_) => LogFilter::Share(1_000_000),
+        Of::RuntimeFilter(of) => LogFilter::Share(of.percent_sampled.as_ref().map_or(0, text::millionths)),
+        Of::AndFilter(of) => LogFilter::All(filters(&of.filters).at("and_filter")?),
+        Of::OrFilter(of) => LogFilter::OneOf(filters(&of.filters).at("or_filter")?),
+        Of::HeaderFilter(of) => {
+            let header = of.header.as_ref().ok_or_else(|| Reject::new("must be given").at_field("header"));
+            LogFilter::Header(header.and_then(text::header).at("header_filter")?)
+        }
+        Of::ResponseFlagFilter(of) if of.flags.is_empty() => LogFilter::Flags(None),
+        Of::ResponseFlagFilter(of) => {
+            let mut flags = Flags::NONE;
+            for name in &of.flags {
+                let unknown =
+                    || Reject::new(format!("{name:?} is no flag here")).at_field("response_flag_filter");
+                flags.insert(Flags::named(name).ok_or_else(unknown)?);
+            }
+            LogFilter::Flags(Some(flags))
+        }
+        Of::GrpcStatusFilter(of) => LogFilter::GrpcStatus {
+            statuses: of.statuses.iter().map(|status| status.cast_unsigned()).collect(),
+            exclude: of.exclude,
+        },
+        Of::MetadataFilter(of) => {
+            let matcher = of.matcher.as_ref().ok_or_else(|| Reject::new("must be given").at_field("matcher"));
+            LogFilter::Metadata {
+                test: matcher.and_then(text::metadata).at("metadata_filter")?,
+                otherwise: flag(of.match_if_key_not_found).unwrap_or(true),
+            }
+        }
+        _ => return Err(Reject::new("this kind of filter is not supported")),
+    })
+}
+
+fn comparison(proto: Option<&ComparisonFilter>) -> Result<Comparison> {
+    let proto = proto.ok_or_else(|| Reject::new("must be given").at_field("comparison"))?;
+    let value = proto.value.as_ref().map_or(0, |value| value.default_value);
+    Ok(match proto.op() {
+        Op::Eq => Comparison::Equal(value),
+        Op::Ne => Comparison::NotEqual(value),
+        Op::Ge => Comparison::AtLeast(value),
+        Op::Le => Comparison::AtMost(value),
+    })
 }
 
 #[expect(deprecated, reason = "older files still use the older fields")]

@@ -8,7 +8,7 @@ use crate::{
 };
 
 fn log(path: &str, format: LogFormat) -> AccessLog {
-    AccessLog { path: path.into(), format }
+    AccessLog { path: path.into(), format, filter: None }
 }
 
 #[test]
@@ -20,8 +20,12 @@ fn lines_of_all_writers_reach_the_file() {
     let context = Context { record: &record, request: None, response: None };
     let logger = AccessLogger::start().unwrap();
     let (one, two) = (logger.writer().unwrap(), logger.writer().unwrap());
-    one.log(&log(path, LogFormat::Text(parse("one %RESPONSE_CODE%"))), &context);
-    two.log(&log(path, LogFormat::Text(parse("two %RESPONSE_FLAGS%\n"))), &context);
+    one.log(&log(path, LogFormat::Text(parse("one %RESPONSE_CODE%"))), &context, &mut fastrand::Rng::new());
+    two.log(
+        &log(path, LogFormat::Text(parse("two %RESPONSE_FLAGS%\n"))),
+        &context,
+        &mut fastrand::Rng::new(),
+    );
     assert_eq!(logger.dropped(), 0);
     drop(logger);
     assert_eq!(std::fs::read_to_string(path).unwrap(), "one 0\ntwo -\n");
@@ -41,7 +45,7 @@ fn json_lines_keep_the_order_of_their_fields() {
         .map(|(format, name)| (name.into(), parse(format)))
         .collect();
     let logger = AccessLogger::start().unwrap();
-    logger.writer().unwrap().log(&log(path, LogFormat::Json(fields)), &context);
+    logger.writer().unwrap().log(&log(path, LogFormat::Json(fields)), &context, &mut fastrand::Rng::new());
     drop(logger);
     let line = "{\"start_time\":\"1970-01-01T00:00:00.000Z\",\"path\":\"/\\\"\",\"response_code\":404,\"route_name\":null}\n";
     assert_eq!(std::fs::read_to_string(path).unwrap(), line);

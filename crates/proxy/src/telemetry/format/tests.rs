@@ -145,7 +145,7 @@ fn every_operator_of_istios_format_is_known() {
         }
     }
     for (name, argument) in
-        [("REQ", None), ("DYNAMIC_METADATA", Some("a")), ("START_TIME", Some("%s")), ("X", None)]
+        [("REQ", None), ("UPSTREAM_METADATA", Some("a")), ("START_TIME", Some("%s")), ("X", None)]
     {
         assert!(!known(name, argument), "{name}");
     }
