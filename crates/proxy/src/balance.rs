@@ -1,12 +1,30 @@
 //! Which endpoint a request goes to. Pure: how busy endpoints are is asked of the caller, chance comes from outside.
 //!
-//! The state belongs to one worker and one cluster. Endpoints of equal weight are taken in turn or by the
-//! least busy of a few; those of unequal weight by earliest deadline, as in Envoy: each is due again after one
-//! over its weight, which spreads picks evenly over time and costs log(n).
+//! First a priority is chosen, by how healthy each is (`priorities`); within it the healthy endpoints or the degraded
+//! ones, or all of them if too few are left; then a locality, where they are weighed; then an endpoint. The state
+//! belongs to one worker and one cluster, and is made anew when the endpoints or their health have changed.
+//!
+//! Endpoints of equal weight are taken in turn or by the least busy of a few; those of unequal weight by earliest
+//! deadline (`schedule`), as in Envoy. Balancers that hash (`ring`, `maglev`) lead a key to the endpoint that Envoy
+//! leads it to.
 
-use std::{cmp::Reverse, collections::BinaryHeap, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
-use crate::config::{Endpoint, Endpoints, cluster::Balancer};
+use crate::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{Balancer, Hashed, Health, Table},
+};
+
+pub mod hash;
+mod maglev;
+mod normal;
+pub mod priorities;
+mod ring;
+mod schedule;
+
+use normal::Normal;
+use priorities::{Census, Load};
+use schedule::Schedule;
 
 #[cfg(test)]
 mod tests;
@@ -16,142 +34,293 @@ mod tests;
 pub struct PickState {
     /// The endpoints this state is about. They are immutable, so the same `Arc` is the same set.
     endpoints: Option<Arc<Endpoints>>,
-    /// The priority in use.
+    /// Which of them were ejected then.
+    version: u32,
+    /// Those that get load, in the order in which percents are dealt out.
+    groups: Vec<Group>,
+    hashed: Option<Arc<Hashed>>,
+    /// The last choice was among endpoints whatever their health.
+    panicked: bool,
+}
+
+/// Endpoints of one priority that share a part of the load.
+#[derive(Debug)]
+struct Group {
     priority: usize,
+    /// The last of the percents, from 1 to 100, that are its own.
+    upto: u64,
+    panic: bool,
+    /// Its sets by weight, where there are several.
+    turns: Schedule,
+    /// One for each locality where they are weighed, else one.
+    sets: Vec<Set>,
+}
+
+/// Endpoints that are picked from together.
+#[derive(Debug)]
+struct Set {
+    weight: f64,
+    /// Places in the priority.
+    members: Vec<u32>,
     /// Next in turn.
     position: usize,
-    /// By deadline, where weights differ.
-    schedule: BinaryHeap<Reverse<Due>>,
-    equal_weights: bool,
+    /// Where weights differ; else empty.
+    schedule: Schedule,
 }
 
-/// When an endpoint is due.
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    at: f64,
-    index: usize,
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.total_cmp(&other.at).then(self.index.cmp(&other.index))
-    }
-}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Due {}
-
-/// Endpoints better not taken again.
+/// What a request wants of the choice.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Avoid<'a> {
-    /// Those tried before.
-    pub hosts: &'a [SocketAddr],
+pub struct Want<'a> {
+    /// Requests of the same hash go to the same endpoint, where the balancer hashes.
+    pub hash: Option<u64>,
+    /// Endpoints better not taken again: those tried before.
+    pub avoid: &'a [SocketAddr],
     /// How often another is looked for before one of them is taken after all.
     pub attempts: u32,
 }
 
 /// Picks an endpoint; `None` when there is none. `Balancer::OriginalDst` has none to pick from.
 pub fn pick<'a>(
+    cluster: &Cluster,
     endpoints: &'a Arc<Endpoints>,
-    balancer: Balancer,
     state: &mut PickState,
     busy: impl Fn(&Endpoint) -> u32,
-    avoid: Avoid<'_>,
+    want: Want<'_>,
     dice: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
-    state.follow(endpoints, dice);
-    let candidates = endpoints.priorities.get(state.priority).filter(|list| !list.is_empty())?;
-    let mut picked = pick_once(candidates, balancer, state, &busy, dice)?;
-    for _ in 0..avoid.attempts {
-        if !avoid.hosts.contains(&picked.address) {
-            break;
+    state.follow(cluster, endpoints, dice);
+    let mut attempt = 0;
+    loop {
+        let picked = state.once(cluster.balancer, endpoints, &busy, (want.hash, attempt), dice)?;
+        if attempt == want.attempts || !want.avoid.contains(&picked.address) {
+            return Some(picked);
         }
-        picked = pick_once(candidates, balancer, state, &busy, dice)?;
+        attempt += 1;
     }
-    Some(picked)
-}
-
-fn pick_once<'a>(
-    candidates: &'a [Arc<Endpoint>],
-    balancer: Balancer,
-    state: &mut PickState,
-    busy: &impl Fn(&Endpoint) -> u32,
-    dice: &mut fastrand::Rng,
-) -> Option<&'a Arc<Endpoint>> {
-    if let [only] = candidates {
-        return (balancer != Balancer::OriginalDst).then_some(only);
-    }
-    match balancer {
-        Balancer::OriginalDst => None,
-        Balancer::RoundRobin if state.equal_weights => {
-            state.position = (state.position + 1) % candidates.len();
-            candidates.get(state.position)
-        }
-        Balancer::RoundRobin => state.next_due(candidates, |_| 0),
-        Balancer::LeastRequest(choices) if state.equal_weights => {
-            let choices = (choices.max(1) as usize).min(candidates.len());
-            let any = || candidates.get(dice.usize(..candidates.len()));
-            std::iter::repeat_with(any).take(choices).flatten().min_by_key(|one| busy(one))
-        }
-        Balancer::LeastRequest(_) => state.next_due(candidates, busy),
-        Balancer::Random if state.equal_weights => candidates.get(dice.usize(..candidates.len())),
-        Balancer::Random => by_weight(candidates, dice),
-    }
-}
-
-fn by_weight<'a>(candidates: &'a [Arc<Endpoint>], dice: &mut fastrand::Rng) -> Option<&'a Arc<Endpoint>> {
-    let total: u64 = candidates.iter().map(|one| u64::from(one.weight.max(1))).sum();
-    let mut at = dice.u64(..total);
-    candidates.iter().find(|one| {
-        let weight = u64::from(one.weight.max(1));
-        let here = at < weight;
-        at = at.saturating_sub(weight);
-        here
-    })
 }
 
 impl PickState {
-    /// Starts anew when the endpoints are others than last time.
-    fn follow(&mut self, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
-        if self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints)) {
-            return;
-        }
-        self.endpoints = Some(Arc::clone(endpoints));
-        self.priority = endpoints.priorities.iter().position(|list| !list.is_empty()).unwrap_or(0);
-        let list = endpoints.priorities.get(self.priority).map_or(&[][..], Vec::as_slice);
-        self.equal_weights = list.windows(2).all(|pair| pair[0].weight == pair[1].weight);
-        // Each worker begins elsewhere, so that they do not all hit the same endpoint first.
-        self.position = dice.usize(..list.len().max(1));
-        self.schedule.clear();
-        if !self.equal_weights {
-            let due = |(index, one): (usize, &Arc<Endpoint>)| {
-                Reverse(Due { at: dice.f64() / f64::from(one.weight.max(1)), index })
-            };
-            self.schedule.extend(list.iter().enumerate().map(due));
-        }
+    /// Whether the last choice was among endpoints whatever their health.
+    pub fn has_panicked(&self) -> bool {
+        self.panicked
     }
 
-    /// Takes the one that is due first and puts it back for later: the later, the smaller its weight and the
-    /// busier it is.
-    fn next_due<'a>(
-        &mut self,
-        candidates: &'a [Arc<Endpoint>],
-        busy: impl Fn(&Endpoint) -> u32,
-    ) -> Option<&'a Arc<Endpoint>> {
-        let mut due = self.schedule.peek_mut()?;
-        let picked = candidates.get(due.0.index)?;
-        due.0.at += (f64::from(busy(picked)) + 1.0) / f64::from(picked.weight.max(1));
-        Some(picked)
+    /// Starts anew when the endpoints are others than last time, or their health.
+    fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
+        let version = 0;
+        if self.version == version
+            && self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints))
+        {
+            return;
+        }
+        (self.version, self.endpoints) = (version, Some(Arc::clone(endpoints)));
+        let census: Vec<_> = endpoints.priorities.iter().map(|list| census(list)).collect();
+        let loads =
+            priorities::loads(&census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize);
+        self.groups.clear();
+        let mut upto = 0;
+        // Healthy ones first, as the same percent always leads to the same.
+        let parts = |of: fn(&Load) -> usize, taken: Taken| {
+            loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
+        };
+        let all =
+            parts(|load| load.healthy, Taken::Healthy).chain(parts(|load| load.degraded, Taken::Degraded));
+        for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
+            upto += part as u64;
+            let taken = if panic { Taken::All } else { taken };
+            let sets = sets(cluster, endpoints, priority, taken, dice);
+            let turns = match &*sets {
+                [_] => Schedule::default(),
+                several => Schedule::new(several.iter().map(|set| set.weight), dice),
+            };
+            self.groups.push(Group { priority, upto, panic, turns, sets });
+        }
+        self.hashed = hashed(cluster, endpoints, version, &loads);
     }
+
+    fn once<'a>(
+        &mut self,
+        balancer: Balancer,
+        endpoints: &'a Endpoints,
+        busy: &impl Fn(&Endpoint) -> u32,
+        (hash, attempt): (Option<u64>, u32),
+        dice: &mut fastrand::Rng,
+    ) -> Option<&'a Arc<Endpoint>> {
+        let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| dice.u64(..))) } else { None };
+        let group = match &mut *self.groups {
+            [only] => only,
+            several => {
+                let percent = hash.unwrap_or_else(|| dice.u64(..)) % 100 + 1;
+                several.iter_mut().find(|group| percent <= group.upto)?
+            }
+        };
+        self.panicked = group.panic;
+        let list = endpoints.priorities.get(group.priority)?;
+        let index = match (&self.hashed, hash) {
+            (Some(hashed), Some(hash)) => match hashed.tables.get(group.priority)? {
+                Table::Ring(ring) => ring::find(ring, hash, attempt)?,
+                Table::Maglev(table) => maglev::find(table, hash, attempt)?,
+            },
+            _ => group.next(balancer, list, busy, dice)?,
+        };
+        list.get(index as usize)
+    }
+}
+
+impl Group {
+    fn next(
+        &mut self,
+        balancer: Balancer,
+        list: &[Arc<Endpoint>],
+        busy: &impl Fn(&Endpoint) -> u32,
+        dice: &mut fastrand::Rng,
+    ) -> Option<u32> {
+        let sets = &mut self.sets;
+        let set = match &mut **sets {
+            [only] => only,
+            several => {
+                let next = self.turns.next(|index| several.get(index).map_or(1.0, |set| set.weight))?;
+                several.get_mut(next)?
+            }
+        };
+        let Set { members, position, schedule, .. } = set;
+        if let [only] = **members {
+            return (balancer != Balancer::OriginalDst).then_some(only);
+        }
+        let get = |place: usize| members.get(place).and_then(|index| list.get(*index as usize));
+        let weight = |place: usize| get(place).map_or(1.0, |one| f64::from(one.weight));
+        let load = |place: usize| get(place).map_or(0, |one| busy(one));
+        let place = match balancer {
+            Balancer::RoundRobin if schedule.is_empty() => {
+                *position = (*position + 1) % members.len().max(1);
+                *position
+            }
+            Balancer::RoundRobin => schedule.next(weight)?,
+            Balancer::LeastRequest { choices, .. } if schedule.is_empty() => {
+                let choices = (choices.max(1) as usize).min(members.len());
+                let any = || dice.usize(..members.len());
+                std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
+            }
+            Balancer::LeastRequest { bias, .. } => {
+                schedule.next(|place| weight(place) / (f64::from(load(place)) + 1.0).powf(bias))?
+            }
+            Balancer::Random => dice.usize(..members.len().max(1)),
+            Balancer::RingHash { .. } | Balancer::Maglev(_) | Balancer::OriginalDst => return None,
+        };
+        members.get(place).copied()
+    }
+}
+
+/// Which endpoints of a priority are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Healthy,
+    Degraded,
+    All,
+}
+
+impl Taken {
+    fn takes(self, endpoint: &Endpoint) -> bool {
+        match self {
+            Self::Healthy => health(endpoint) == Health::Healthy,
+            Self::Degraded => health(endpoint) == Health::Degraded,
+            Self::All => true,
+        }
+    }
+}
+
+/// What an endpoint's health is, all taken together.
+fn health(endpoint: &Endpoint) -> Health {
+    endpoint.health
+}
+
+fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Census {
+    let mut census = Census::default();
+    for endpoint in endpoints {
+        census.all += 1;
+        match health(endpoint) {
+            Health::Healthy => census.healthy += 1,
+            Health::Degraded => census.degraded += 1,
+            Health::Unhealthy => {}
+            Health::Draining => continue,
+        }
+        census.counted += 1;
+    }
+    census
+}
+
+/// The endpoints of a priority that are used, by locality if those are weighed.
+fn sets(
+    cluster: &Cluster,
+    endpoints: &Endpoints,
+    priority: usize,
+    taken: Taken,
+    dice: &mut fastrand::Rng,
+) -> Vec<Set> {
+    let list = &*endpoints.priorities[priority];
+    let set = |weight: f64, locality: Option<u32>, dice: &mut fastrand::Rng| {
+        let here = |one: &Endpoint| locality.is_none_or(|locality| one.locality == locality);
+        let members: Vec<_> =
+            list.iter().zip(0_u32..).filter(|(one, _)| here(one) && taken.takes(one)).collect();
+        let weights = || members.iter().map(|(one, _)| one.weight);
+        let equal = weights().is_sorted_by(|a, b| a == b);
+        let schedule =
+            if equal { Schedule::default() } else { Schedule::new(weights().map(f64::from), dice) };
+        // Each worker begins elsewhere, so that they do not all hit the same endpoint first.
+        let position = dice.usize(..members.len().max(1));
+        Set { weight, members: members.into_iter().map(|(_, index)| index).collect(), position, schedule }
+    };
+    if cluster.weigh_localities && taken != Taken::All {
+        let weighed: Vec<_> = endpoints
+            .localities
+            .iter()
+            .zip(0_u32..)
+            .filter(|(locality, _)| locality.weight > 0)
+            .filter_map(|(locality, index)| {
+                let here = census(list.iter().filter(|one| one.locality == index));
+                let used = if taken == Taken::Healthy { here.healthy } else { here.degraded };
+                // A locality keeps its share as long as those that are left can carry it.
+                let overprovisioning = f64::from(endpoints.overprovisioning) / 100.0;
+                let part = (overprovisioning * used as f64 / here.counted as f64).min(1.0);
+                (used > 0).then(|| (f64::from(locality.weight) * part, index))
+            })
+            .collect();
+        if !weighed.is_empty() {
+            return weighed.into_iter().map(|(weight, index)| set(weight, Some(index), dice)).collect();
+        }
+    }
+    vec![set(1.0, None, dice)]
+}
+
+/// The tables of a balancer that hashes: those that another worker has made, if they are of the same endpoints.
+fn hashed(
+    cluster: &Cluster,
+    endpoints: &Arc<Endpoints>,
+    version: u32,
+    loads: &[Load],
+) -> Option<Arc<Hashed>> {
+    if !matches!(cluster.balancer, Balancer::RingHash { .. } | Balancer::Maglev(_)) {
+        return None;
+    }
+    if let Some(made) = &*cluster.hashed.load()
+        && made.version == version
+        && Arc::ptr_eq(&made.endpoints, endpoints)
+    {
+        return Some(Arc::clone(made));
+    }
+    let table = |(list, load): (&Vec<Arc<Endpoint>>, &Load)| {
+        let taken = if load.panic { Taken::All } else { Taken::Healthy };
+        let normal = Normal::new(endpoints, list, cluster.weigh_localities, |one| taken.takes(one));
+        match cluster.balancer {
+            Balancer::RingHash { minimum, maximum, function } => {
+                Table::Ring(ring::build(&normal, minimum, maximum, function))
+            }
+            Balancer::Maglev(size) => Table::Maglev(maglev::build(&normal, size)),
+            _ => Table::Maglev(Box::default()),
+        }
+    };
+    let tables = endpoints.priorities.iter().zip(loads).map(table).collect();
+    let made = Arc::new(Hashed { endpoints: Arc::clone(endpoints), version, tables });
+    cluster.hashed.store(Some(Arc::clone(&made)));
+    Some(made)
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    balance::Avoid,
+    balance::Want,
     config::{
         listener::Direction,
         route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch, Targets},
@@ -192,9 +192,9 @@ impl Story<'_> {
                 hop::set_number(self.head, "x-envoy-attempt-count", self.told.attempts.into());
             }
             let avoided = retry.filter(|retry| retry.avoid_previous);
-            let avoid =
-                Avoid { hosts: &tried, attempts: avoided.map_or(0, |retry| retry.host_selection_attempts) };
-            let host = pick::endpoint(self.worker, &way.pool, self.downstream.origin.destination, avoid)?;
+            let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
+            let want = Want { hash: None, avoid: &tried, attempts };
+            let host = pick::endpoint(self.worker, &way.pool, self.downstream.origin.destination, want)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
                 self.rename_host(name.as_bytes());
             }

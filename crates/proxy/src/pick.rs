@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, rc::Rc};
 
 use crate::{
-    balance::{self, Avoid},
-    config::cluster::Discovery,
+    balance::{self, Want},
+    config::{Endpoint, cluster::Discovery},
     context::Worker,
     error::{Error, Kind},
     pool::{Host, Pool},
@@ -15,7 +15,7 @@ pub(crate) fn endpoint(
     worker: &Worker,
     pool: &Rc<Pool>,
     destination: SocketAddr,
-    avoid: Avoid<'_>,
+    want: Want<'_>,
 ) -> Result<Rc<Host>, Error> {
     let cluster = &pool.cluster;
     if let Discovery::OriginalDst(port) = cluster.discovery {
@@ -23,14 +23,13 @@ pub(crate) fn endpoint(
         return Ok(pool.host(&pool.original(address)));
     }
     let endpoints = cluster.endpoints.load();
-    let picked = balance::pick(
-        &endpoints,
-        cluster.balancer,
-        &mut pool.pick.borrow_mut(),
-        |endpoint| pool.busy(endpoint),
-        avoid,
-        &mut worker.dice.borrow_mut(),
-    );
+    let mut state = pool.pick.borrow_mut();
+    let busy = |endpoint: &Endpoint| pool.busy(endpoint);
+    let dice = &mut worker.dice.borrow_mut();
+    let picked = balance::pick(cluster, &endpoints, &mut state, busy, want, dice);
+    if state.has_panicked() {
+        pool.stats.healthy_panic.inc();
+    }
     match picked {
         Some(endpoint) => Ok(pool.host(endpoint)),
         None => {

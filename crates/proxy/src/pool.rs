@@ -245,8 +245,7 @@ impl Pool {
         if let Some(host) = self.hosts.borrow().get(&address) {
             return host.endpoint.clone();
         }
-        let (tls, workload, hostname) = (self.cluster.tls.clone(), None, None);
-        Arc::new(Endpoint { address, weight: 1, tls, workload, hostname })
+        Arc::new(Endpoint::new(address, self.cluster.tls.clone()))
     }
 
     /// How many requests an endpoint has under way on this worker.
@@ -550,5 +549,5 @@ fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
 }
 
 fn lists(endpoints: &Endpoints, host: &Host) -> bool {
-    endpoints.priorities.iter().flatten().any(|endpoint| same_place(endpoint, &host.endpoint))
+    endpoints.iter().any(|endpoint| same_place(endpoint, &host.endpoint))
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::tls::ClientTls;
 
@@ -23,6 +23,11 @@ pub struct Cluster {
     pub endpoints: ArcSwap<Endpoints>,
     /// How one is picked.
     pub balancer: Balancer,
+    /// Below this share of available endpoints (in percent) all of a priority are used, whatever their health
+    /// (`common_lb_config.healthy_panic_threshold`); 0 for never.
+    pub panic_threshold: u32,
+    /// For balancers that hash: made by the first worker that needs it.
+    pub hashed: ArcSwapOption<Hashed>,
     /// How long a connection may take to come about.
     pub connect_timeout: Duration,
     /// The greatest numbers allowed.
@@ -45,8 +50,34 @@ pub struct Cluster {
     pub service: Option<Service>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
-    /// Whether localities share the load by their weights (`locality_weighted_lb_config`); see [`Endpoint::weight`].
+    /// Whether localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
     pub weigh_localities: bool,
+}
+
+impl Cluster {
+    /// A cluster without endpoints that sets nothing and limits nothing.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            discovery: Discovery::Static,
+            endpoints: ArcSwap::default(),
+            balancer: Balancer::RoundRobin,
+            panic_threshold: 50,
+            hashed: ArcSwapOption::empty(),
+            connect_timeout: Duration::from_secs(5),
+            limits: Limits::NONE,
+            usage: Usage::default(),
+            transport_matches: Vec::new(),
+            tls: None,
+            protocol: UpstreamProtocol::Http1,
+            source: None,
+            idle_timeout: None,
+            max_requests_per_connection: None,
+            service: None,
+            metadata_exchange: false,
+            weigh_localities: false,
+        }
+    }
 }
 
 /// How endpoints are known.
@@ -70,16 +101,62 @@ pub enum Discovery {
 }
 
 /// How an endpoint is picked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Balancer {
     /// One after the other, by weight.
     RoundRobin,
-    /// The less busy of this many picked at random.
-    LeastRequest(u32),
-    /// Any.
+    /// The less busy of a few.
+    LeastRequest {
+        /// How many are picked at random to compare (`choice_count`).
+        choices: u32,
+        /// Where weights differ, they are divided by the number of requests under way, to this power
+        /// (`active_request_bias`).
+        bias: f64,
+    },
+    /// Any, whatever its weight.
     Random,
+    /// The next on a ring of hashes (`RING_HASH`).
+    RingHash {
+        /// Entries at least (`minimum_ring_size`), as many as there are endpoints of the least weight.
+        minimum: u64,
+        /// Entries at most (`maximum_ring_size`).
+        maximum: u64,
+        /// How places on the ring are found.
+        function: HashFunction,
+    },
+    /// An entry of a table of this size, a prime (`MAGLEV`).
+    Maglev(u32),
     /// None: the address that the client dialled.
     OriginalDst,
+}
+
+/// Source: `envoy.config.cluster.v3.Cluster.RingHashLbConfig.HashFunction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HashFunction {
+    /// `XX_HASH`.
+    Xx,
+    /// `MURMUR_HASH_2`.
+    Murmur2,
+}
+
+/// What balancers that hash look up, shared by all workers.
+#[derive(Debug)]
+pub struct Hashed {
+    /// What it was made of.
+    pub endpoints: Arc<Endpoints>,
+    /// Which endpoints were ejected then; see [`Outlier`].
+    pub version: u32,
+    /// By priority.
+    pub tables: Vec<Table>,
+}
+
+/// Endpoints of one priority by hash. They are named by their places in [`Endpoints::priorities`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Table {
+    /// Hashes in order, each with the endpoint that it and those before it lead to.
+    Ring(Box<[(u64, u32)]>),
+    /// As many entries as the table is to have; none where there are no endpoints.
+    Maglev(Box<[u32]>),
 }
 
 /// The greatest numbers allowed at once. Source: `envoy.config.cluster.v3.CircuitBreakers`.
@@ -150,10 +227,41 @@ pub struct Service {
 }
 
 /// All endpoints of a cluster at one moment, by priority.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Endpoints {
-    /// Priority 0 first; a lower priority is used only when those above have none that is healthy.
+    /// Priority 0 first; a lower priority takes what those above have not enough healthy endpoints for.
     pub priorities: Vec<Vec<Arc<Endpoint>>>,
+    /// Where endpoints are; see [`Endpoint::locality`].
+    pub localities: Vec<Locality>,
+    /// In percent: by how much more than its part those that are left can carry (`policy.overprovisioning_factor`).
+    pub overprovisioning: u32,
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        Self { priorities: Vec::new(), localities: Vec::new(), overprovisioning: 140 }
+    }
+}
+
+impl Endpoints {
+    /// Endpoints of one priority.
+    pub fn of(endpoints: Vec<Arc<Endpoint>>) -> Self {
+        Self { priorities: vec![endpoints], ..Self::default() }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        self.priorities.iter().flatten()
+    }
+}
+
+/// Where endpoints are. Source: `envoy.config.endpoint.v3.LocalityLbEndpoints`.
+#[derive(Clone, Debug, Default)]
+pub struct Locality {
+    /// Region, zone and sub-zone.
+    pub place: [Box<str>; 3],
+    /// Its share of its priority's load, where localities are weighed.
+    pub weight: u32,
 }
 
 /// One address to send to.
@@ -161,14 +269,39 @@ pub struct Endpoints {
 pub struct Endpoint {
     /// Where it is.
     pub address: SocketAddr,
-    /// Its weight in its priority: its own times its locality's share; at least 1.
+    /// Its weight in its locality; at least 1.
     pub weight: u32,
+    /// What the configuration says about its health.
+    pub health: Health,
+    /// Its place in [`Endpoints::localities`].
+    pub locality: u32,
     /// TLS chosen by its metadata; `None` is plain text.
     pub tls: Option<Arc<ClientTls>>,
     /// Who serves there, if it said so (`istio.workload`).
     pub workload: Option<Arc<Workload>>,
     /// Its host name, for `auto_host_rewrite`; else its address.
     pub hostname: Option<Box<str>>,
+}
+
+impl Endpoint {
+    /// A healthy endpoint of which nothing else is known.
+    pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
+        let (weight, health, locality) = (1, Health::Healthy, 0);
+        Self { address, weight, health, locality, tls, workload: None, hostname: None }
+    }
+}
+
+/// Source: `envoy.config.core.v3.HealthStatus`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// `HEALTHY`, `UNKNOWN`.
+    Healthy,
+    /// `DEGRADED`: used for what the healthy cannot carry.
+    Degraded,
+    /// `UNHEALTHY`, `TIMEOUT`.
+    Unhealthy,
+    /// `DRAINING`: not used, and not counted among those that should be healthy.
+    Draining,
 }
 
 /// Who serves or calls. Source: endpoint metadata `istio.workload`, `x-envoy-peer-metadata`.

@@ -58,8 +58,7 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
                 tracing::debug!(%host, %error, "not found");
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
-                let kept =
-                    before.priorities.iter().flatten().filter(|e| e.hostname.as_deref() == Some(&*host));
+                let kept = before.iter().filter(|e| e.hostname.as_deref() == Some(&*host));
                 found.extend(kept.map(|endpoint| (endpoint.address, weight, host.clone())));
             }
         }
@@ -72,14 +71,14 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
 /// Stores the addresses, and leaves all as it is where nothing changed, so that connections stay.
 fn store(cluster: &Cluster, found: Vec<(SocketAddr, u32, Box<str>)>) {
     let before = cluster.endpoints.load();
-    let same = before.priorities.iter().flatten().map(|endpoint| (endpoint.address, endpoint.weight));
+    let same = before.iter().map(|endpoint| (endpoint.address, endpoint.weight));
     if same.eq(found.iter().map(|(address, weight, _)| (*address, *weight))) {
         return;
     }
     let endpoint = |(address, weight, host): (SocketAddr, u32, Box<str>)| {
-        let tls = cluster.tls.clone();
-        Arc::new(Endpoint { address, weight, tls, workload: None, hostname: Some(host) })
+        let plain = Endpoint::new(address, cluster.tls.clone());
+        Arc::new(Endpoint { weight, hostname: Some(host), ..plain })
     };
     let all = found.into_iter().map(endpoint).collect();
-    cluster.endpoints.store(Arc::new(Endpoints { priorities: vec![all] }));
+    cluster.endpoints.store(Arc::new(Endpoints::of(all)));
 }

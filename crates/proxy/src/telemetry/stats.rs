@@ -71,6 +71,7 @@ set! {
         rq_per_try_timeout: Counter "envoy_cluster_upstream_rq_per_try_timeout",
         rq_pending_overflow: Counter "envoy_cluster_upstream_rq_pending_overflow",
         none_healthy: Counter "envoy_cluster_upstream_cx_none_healthy",
+        healthy_panic: Counter "envoy_cluster_lb_healthy_panic",
     }
 }
 

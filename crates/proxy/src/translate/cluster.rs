@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
@@ -10,8 +10,7 @@ use skysail_xds::envoy::pb::{
                 CircuitBreakers, Cluster as Proto, Filter,
                 circuit_breakers::Thresholds,
                 cluster::{
-                    ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, TransportSocketMatch,
-                    common_lb_config,
+                    ClusterDiscoveryType, DiscoveryType, LbConfig, TransportSocketMatch, common_lb_config,
                 },
             },
             core::v3::{
@@ -32,12 +31,12 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type,
-    unpack, warn_once,
+    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, tls_context, type_name,
+    unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster,
-    cluster::{Balancer, Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
+    cluster::{Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
     tls::ClientTls,
 };
 
@@ -55,7 +54,9 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
     let host_name = http.validates_host;
     let mut cluster = Cluster {
         name: proto.name.as_str().into(),
-        balancer: balancer(&proto, &discovery)?,
+        balancer: balancer::translate(&proto, &discovery)?,
+        panic_threshold: balancer::panic_threshold(&proto)?,
+        hashed: ArcSwapOption::empty(),
         discovery,
         endpoints: ArcSwap::default(),
         connect_timeout: match &proto.connect_timeout {
@@ -146,35 +147,6 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
                 logical: kind == DiscoveryType::LogicalDns,
                 refresh: refresh.max(Duration::from_secs(1)),
             }
-        }
-    })
-}
-
-fn balancer(proto: &Proto, discovery: &Discovery) -> Result<Balancer> {
-    let policy = proto.lb_policy();
-    Ok(match (policy, discovery) {
-        (LbPolicy::ClusterProvided, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
-        (_, Discovery::OriginalDst(_)) => {
-            return Err(Reject::new(format!(
-                "lb_policy {} does not go with type ORIGINAL_DST: use CLUSTER_PROVIDED",
-                policy.as_str_name()
-            )));
-        }
-        (LbPolicy::RoundRobin, _) => Balancer::RoundRobin,
-        (LbPolicy::LeastRequest, _) => {
-            let choices = match &proto.lb_config {
-                Some(LbConfig::LeastRequestLbConfig(config)) => number(config.choice_count),
-                _ => None,
-            };
-            Balancer::LeastRequest(choices.unwrap_or(2).max(2))
-        }
-        (LbPolicy::Random, _) => Balancer::Random,
-        _ => {
-            return Err(Reject::new(format!(
-                "{} is not supported: use ROUND_ROBIN, LEAST_REQUEST or RANDOM",
-                policy.as_str_name()
-            ))
-            .at_field("lb_policy"));
         }
     })
 }

@@ -18,7 +18,7 @@ use skysail_xds::envoy::pb::{
 use super::{At as _, Reject, Result, cluster::labels, number};
 use crate::config::{
     Cluster, Endpoint, Endpoints,
-    cluster::{TransportMatch, Workload},
+    cluster::{Health, Locality, TransportMatch, Workload},
     tls::ClientTls,
 };
 
@@ -28,6 +28,12 @@ const MAX_PRIORITY: u32 = 128;
 /// Translates an assignment for a cluster, which says what TLS each endpoint gets.
 pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
     let mut endpoints = Endpoints::default();
+    if let Some(factor) = proto.policy.as_ref().and_then(|policy| number(policy.overprovisioning_factor)) {
+        if factor == 0 {
+            return Err(Reject::new("must be greater than 0").at_field("policy.overprovisioning_factor"));
+        }
+        endpoints.overprovisioning = factor;
+    }
     for (index, locality) in proto.endpoints.iter().enumerate() {
         let path = format_args!("endpoints[{index}]").to_string();
         if locality.priority > MAX_PRIORITY {
@@ -39,21 +45,15 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
         if endpoints.priorities.len() < wanted {
             endpoints.priorities.resize_with(wanted, Vec::new);
         }
-        let own = |endpoint: &LbEndpoint| number(endpoint.load_balancing_weight).unwrap_or(1).max(1);
-        let usable: Vec<_> = locality.lb_endpoints.iter().enumerate().filter(|(_, e)| is_usable(e)).collect();
-        let sum: u64 = usable.iter().map(|(_, endpoint)| u64::from(own(endpoint))).sum();
-        let share = number(locality.load_balancing_weight).unwrap_or(0);
-        if cluster.weigh_localities && share == 0 {
-            continue;
-        }
-        for (number, lb) in usable {
-            let weight = if cluster.weigh_localities { scaled(own(lb), share, sum) } else { own(lb) };
-            let one = endpoint(lb, weight, cluster).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
+        for (number, lb) in locality.lb_endpoints.iter().enumerate() {
+            let one = endpoint(lb, index, cluster).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
             endpoints.priorities[locality.priority as usize].push(Arc::new(one));
         }
-    }
-    for priority in &mut endpoints.priorities {
-        reduce(priority);
+        let place = locality.locality.clone().unwrap_or_default();
+        endpoints.localities.push(Locality {
+            place: [place.region, place.zone, place.sub_zone].map(String::into_boxed_str),
+            weight: number(locality.load_balancing_weight).unwrap_or(0),
+        });
     }
     Ok(endpoints)
 }
@@ -102,28 +102,13 @@ pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
-fn is_usable(endpoint: &LbEndpoint) -> bool {
-    matches!(endpoint.health_status(), HealthStatus::Unknown | HealthStatus::Healthy | HealthStatus::Degraded)
-}
-
-/// An endpoint's weight when its locality is to get its share, whatever number of endpoints it has.
-fn scaled(own: u32, share: u32, sum: u64) -> u32 {
-    let exact = u128::from(own) * u128::from(share) * 10_000 / u128::from(sum.max(1));
-    u32::try_from(exact).unwrap_or(u32::MAX).max(1)
-}
-
-/// Divides all weights by what they have in common, so that round robin goes in short turns.
-fn reduce(endpoints: &mut [Arc<Endpoint>]) {
-    let gcd = endpoints.iter().fold(0, |gcd, endpoint| greatest_common_divisor(gcd, endpoint.weight));
-    if gcd > 1 {
-        for endpoint in endpoints.iter_mut().filter_map(Arc::get_mut) {
-            endpoint.weight /= gcd;
-        }
+fn health(endpoint: &LbEndpoint) -> Health {
+    match endpoint.health_status() {
+        HealthStatus::Unknown | HealthStatus::Healthy => Health::Healthy,
+        HealthStatus::Degraded => Health::Degraded,
+        HealthStatus::Draining => Health::Draining,
+        HealthStatus::Unhealthy | HealthStatus::Timeout => Health::Unhealthy,
     }
-}
-
-fn greatest_common_divisor(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn plain(lb: &LbEndpoint) -> Result<&EndpointProto> {
@@ -133,11 +118,13 @@ fn plain(lb: &LbEndpoint) -> Result<&EndpointProto> {
     }
 }
 
-fn endpoint(lb: &LbEndpoint, weight: u32, cluster: &Cluster) -> Result<Endpoint> {
+fn endpoint(lb: &LbEndpoint, locality: usize, cluster: &Cluster) -> Result<Endpoint> {
     let proto = plain(lb)?;
     Ok(Endpoint {
         address: ip_and_port(proto.address.as_ref()).at("endpoint.address")?,
-        weight,
+        weight: number(lb.load_balancing_weight).unwrap_or(1).max(1),
+        health: health(lb),
+        locality: u32::try_from(locality).unwrap_or(u32::MAX),
         tls: tls(cluster, lb.metadata.as_ref()),
         workload: lb.metadata.as_ref().and_then(workload),
         hostname: (!proto.hostname.is_empty()).then(|| proto.hostname.as_str().into()),

@@ -6,6 +6,7 @@
 
 mod access_log;
 mod authorization;
+mod balancer;
 mod cluster;
 mod coverage;
 mod endpoints;

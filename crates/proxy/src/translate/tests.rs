@@ -115,7 +115,7 @@ fn a_sidecars_configuration_means_what_it_says() {
     let cluster = |name: &str| sent.clusters.iter().find(|cluster| *cluster.name == *name).unwrap();
     let reviews = cluster("outbound|9080||reviews.default.svc.cluster.local");
     assert_eq!(reviews.discovery, Discovery::Eds(Arc::clone(&reviews.name)));
-    assert_eq!(reviews.balancer, Balancer::LeastRequest(2));
+    assert_eq!(reviews.balancer, Balancer::LeastRequest { choices: 2, bias: 1.0 });
     assert_eq!(reviews.limits, Limits::NONE);
     assert_eq!(&*reviews.service.as_ref().unwrap().name, "reviews");
     assert!(reviews.metadata_exchange);
@@ -337,7 +337,7 @@ fn locality(share: u32, hosts: &[&str]) -> LocalityLbEndpoints {
 }
 
 #[test]
-fn localities_share_by_weight_whatever_number_of_endpoints_they_have() {
+fn endpoints_know_their_locality() {
     let body = ClusterLoadAssignment {
         cluster_name: "c".to_owned(),
         endpoints: vec![locality(80, &["10.0.0.1"]), locality(20, &["10.0.1.1", "10.0.1.2"])],
@@ -345,14 +345,12 @@ fn localities_share_by_weight_whatever_number_of_endpoints_they_have() {
     }
     .encode_to_vec();
     with(false, |translator| {
-        let mut cluster = translator.cluster(&cluster_proto(DiscoveryType::Static).encode_to_vec()).unwrap();
-        let weights = |cluster: &Cluster| -> Vec<u32> {
-            let endpoints = translator.endpoints(&body, cluster).unwrap();
-            endpoints.priorities[0].iter().map(|endpoint| endpoint.weight).collect()
-        };
-        assert_eq!(weights(&cluster), [1, 1, 1]);
-        cluster.weigh_localities = true;
-        assert_eq!(weights(&cluster), [8, 1, 1]);
+        let cluster = translator.cluster(&cluster_proto(DiscoveryType::Static).encode_to_vec()).unwrap();
+        let endpoints = translator.endpoints(&body, &cluster).unwrap();
+        let localities: Vec<_> = endpoints.iter().map(|endpoint| endpoint.locality).collect();
+        assert_eq!(localities, [0, 1, 1]);
+        let weights: Vec<_> = endpoints.localities.iter().map(|locality| locality.weight).collect();
+        assert_eq!(weights, [80, 20]);
     });
 }
 

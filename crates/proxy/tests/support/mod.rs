@@ -8,7 +8,6 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        cluster::{Balancer, Discovery, Limits, UpstreamProtocol, Usage},
         http::{ClientCertDetails, Codec, EscapedSlashes, Routes},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
@@ -309,28 +308,12 @@ pub(crate) fn tcp() -> Terminal {
 
 /// The cluster `upstream`.
 pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
-    let endpoint = |address: &SocketAddr| {
-        Arc::new(Endpoint { address: *address, weight: 1, tls: tls.cloned(), workload: None, hostname: None })
-    };
+    let endpoint = |address: &SocketAddr| Arc::new(Endpoint::new(*address, tls.cloned()));
     Cluster {
-        name: "upstream".into(),
-        discovery: Discovery::Static,
-        endpoints: ArcSwap::from_pointee(Endpoints {
-            priorities: vec![endpoints.iter().map(endpoint).collect()],
-        }),
-        balancer: Balancer::RoundRobin,
-        weigh_localities: false,
+        endpoints: ArcSwap::from_pointee(Endpoints::of(endpoints.iter().map(endpoint).collect())),
         connect_timeout: Duration::from_secs(10),
-        limits: Limits::NONE,
-        usage: Usage::default(),
-        transport_matches: vec![],
         tls: tls.cloned(),
-        protocol: UpstreamProtocol::Http1,
-        source: None,
-        idle_timeout: None,
-        max_requests_per_connection: None,
-        service: None,
-        metadata_exchange: false,
+        ..Cluster::new("upstream")
     }
 }
 

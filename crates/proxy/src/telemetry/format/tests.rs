@@ -48,13 +48,7 @@ fn time() -> SystemTime {
 
 #[test]
 fn istios_default_line() {
-    let endpoint = Arc::new(Endpoint {
-        address: "10.244.0.12:9080".parse().unwrap(),
-        weight: 1,
-        tls: None,
-        workload: None,
-        hostname: None,
-    });
+    let endpoint = Arc::new(Endpoint::new("10.244.0.12:9080".parse().unwrap(), None));
     let fields = [("user-agent", "curl/8.0"), ("x-request-id", "id-1"), ("x-envoy-original-path", "/old?a")];
     let head = RequestHead::build("GET", "/new", "reviews:9080", &fields);
     let answer = ResponseHead::build(200, &[("x-envoy-upstream-service-time", "3")]);

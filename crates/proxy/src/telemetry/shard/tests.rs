@@ -4,13 +4,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use arc_swap::ArcSwap;
-
 use super::*;
 use crate::{
     config::{
-        Cluster, Endpoint, Endpoints,
-        cluster::{Balancer, Discovery, Limits, Service, UpstreamProtocol, Usage, Workload},
+        Cluster, Endpoint,
+        cluster::{Service, Workload},
     },
     error::Flags,
     peer::Certificate,
@@ -38,33 +36,17 @@ fn local() -> Arc<LocalWorkload> {
 }
 
 fn cluster(name: &str, service: Option<&str>) -> Arc<Cluster> {
-    Arc::new(Cluster {
+    let service = service.map(|name| Service {
+        host: format!("{name}.default.svc.cluster.local").into(),
         name: name.into(),
-        discovery: Discovery::Static,
-        endpoints: ArcSwap::from_pointee(Endpoints::default()),
-        balancer: Balancer::RoundRobin,
-        connect_timeout: Duration::ZERO,
-        limits: Limits::NONE,
-        usage: Usage::default(),
-        transport_matches: Vec::new(),
-        tls: None,
-        protocol: UpstreamProtocol::Http1,
-        source: None,
-        idle_timeout: None,
-        max_requests_per_connection: None,
-        service: service.map(|name| Service {
-            host: format!("{name}.default.svc.cluster.local").into(),
-            name: name.into(),
-            namespace: "default".into(),
-        }),
-        metadata_exchange: false,
-        weigh_localities: false,
-    })
+        namespace: "default".into(),
+    });
+    Arc::new(Cluster { service, ..Cluster::new(name) })
 }
 
 fn endpoint(workload: Option<Arc<Workload>>) -> Arc<Endpoint> {
     let address = SocketAddr::from(([10, 0, 0, 1], 80));
-    Arc::new(Endpoint { address, weight: 1, tls: None, workload, hostname: None })
+    Arc::new(Endpoint { workload, ..Endpoint::new(address, None) })
 }
 
 fn mutual(account: &str, us: &str) -> Peer {

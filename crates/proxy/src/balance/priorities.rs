@@ -1,0 +1,81 @@
+//! How priorities share the load, by how healthy each is. All figures are whole percent, as in Envoy, so that the
+//! shares are the same.
+
+/// How many endpoints of a priority there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// All of them.
+    pub all: usize,
+    /// Those that are not draining.
+    pub counted: usize,
+    /// Healthy ones.
+    pub healthy: usize,
+    /// Degraded ones.
+    pub degraded: usize,
+}
+
+/// What a priority gets of every hundred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// For its healthy endpoints.
+    pub healthy: usize,
+    /// For its degraded endpoints.
+    pub degraded: usize,
+    /// So few are available that all are used for both.
+    pub panic: bool,
+}
+
+/// Shares the load. `overprovisioning` and `panic_threshold` are in percent.
+pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: usize) -> Vec<Load> {
+    let part = |census: &Census, of: usize| match census.counted {
+        0 => 0,
+        counted => (overprovisioning * of / counted).min(100),
+    };
+    let healthy: Vec<_> = priorities.iter().map(|census| part(census, census.healthy)).collect();
+    let degraded: Vec<_> = priorities.iter().map(|census| part(census, census.degraded)).collect();
+    let available = (healthy.iter().sum::<usize>() + degraded.iter().sum::<usize>()).min(100);
+    let mut loads = vec![Load::default(); priorities.len()];
+    if available > 0 {
+        let mut left = 100;
+        let mut take = |part: usize| {
+            let taken = (part * 100 / available).min(left);
+            left -= taken;
+            taken
+        };
+        for (load, part) in loads.iter_mut().zip(&healthy) {
+            load.healthy = take(*part);
+        }
+        for (load, part) in loads.iter_mut().zip(&degraded) {
+            load.degraded = take(*part);
+        }
+        // What rounding has left over.
+        if let Some(first) = healthy.iter().position(|part| *part > 0) {
+            loads[first].healthy += left;
+        } else if let Some(first) = degraded.iter().position(|part| *part > 0) {
+            loads[first].degraded += left;
+        }
+    }
+    // There is no panic as long as all the load can be carried, wherever.
+    if available < 100 {
+        for (load, census) in loads.iter_mut().zip(priorities) {
+            let good = 100 * (census.healthy + census.degraded);
+            load.panic = good < panic_threshold.min(100) * census.counted.max(1);
+        }
+        if loads.iter().all(|load| load.panic) {
+            by_number(priorities, &mut loads);
+        }
+    }
+    loads
+}
+
+/// Where all priorities panic, each gets its part of all endpoints, whatever their health.
+fn by_number(priorities: &[Census], loads: &mut [Load]) {
+    let total: usize = priorities.iter().map(|census| census.all).sum();
+    let Some(first) = priorities.iter().position(|census| census.all > 0) else { return };
+    let mut left = 100;
+    for (load, census) in loads.iter_mut().zip(priorities) {
+        (load.healthy, load.degraded) = (100 * census.all / total, 0);
+        left -= load.healthy;
+    }
+    loads[first].healthy += left;
+}

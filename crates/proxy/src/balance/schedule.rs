@@ -1,0 +1,55 @@
+//! Turns by earliest deadline: each is due again after one over its weight, which spreads turns evenly over time and
+//! costs log(n).
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+/// Who is due when.
+#[derive(Debug, Default)]
+pub(super) struct Schedule(BinaryHeap<Reverse<Due>>);
+
+/// When one is due.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    at: f64,
+    index: usize,
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.total_cmp(&other.at).then(self.index.cmp(&other.index))
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Due {}
+
+impl Schedule {
+    /// Of these weights. Each begins somewhere in its first round, so that workers do not all begin with the same.
+    pub(super) fn new(weights: impl Iterator<Item = f64>, dice: &mut fastrand::Rng) -> Self {
+        let due = |(index, weight): (usize, f64)| Reverse(Due { at: dice.f64() / weight, index });
+        Self(weights.enumerate().map(due).collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Who is due first. It is put back for later: the later, the smaller its weight is now.
+    pub(super) fn next(&mut self, weight: impl FnOnce(usize) -> f64) -> Option<usize> {
+        let mut due = self.0.peek_mut()?;
+        let index = due.0.index;
+        due.0.at += 1.0 / weight(index);
+        Some(index)
+    }
+}
