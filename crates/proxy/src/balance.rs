@@ -16,6 +16,7 @@ use crate::config::{
 };
 
 pub mod hash;
+pub mod key;
 mod maglev;
 mod normal;
 pub mod priorities;
@@ -299,7 +300,7 @@ fn hashed(
     version: u32,
     loads: &[Load],
 ) -> Option<Arc<Hashed>> {
-    if !matches!(cluster.balancer, Balancer::RingHash { .. } | Balancer::Maglev(_)) {
+    if !cluster.balancer.hashes() {
         return None;
     }
     if let Some(made) = &*cluster.hashed.load()

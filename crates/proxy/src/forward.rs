@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    balance::Want,
+    balance::{Want, key},
     config::{
         listener::Direction,
         route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch, Targets},
@@ -43,6 +43,8 @@ struct Way<'a> {
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
     upgrade: bool,
+    /// What leads the request to its endpoint, where the balancer hashes.
+    hash: Option<u64>,
 }
 
 /// A try that got no answer.
@@ -73,8 +75,12 @@ impl Story<'_> {
         let pool = self.choose(found, forward)?;
         self.told.pool = Some(pool.clone());
         let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
-        let way = Way { found, forward, pool, host, upgrade };
+        let mut way = Way { found, forward, pool, host, upgrade, hash: None };
         self.rewrite(&way);
+        let mut cookies = Vec::new();
+        if way.pool.cluster.balancer.hashes() {
+            way.hash = key::of(&forward.hash, self.head, self.hash_origin(), &mut cookies);
+        }
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
             forward.timeout,
@@ -93,6 +99,9 @@ impl Story<'_> {
         let elapsed = now.saturating_duration_since(self.started).as_millis();
         hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
         self.response_ops();
+        for cookie in cookies {
+            self.response.append("set-cookie", cookie.as_bytes());
+        }
         self.finish(now);
         self.told.status = self.response.status();
         self.told.details = Cow::Borrowed("via_upstream");
@@ -100,6 +109,11 @@ impl Story<'_> {
             return self.tunnel(&way, idle_timeout).await;
         }
         self.respond(framing, connection, body, complete, &mut deadlines).await
+    }
+
+    fn hash_origin(&self) -> key::Origin {
+        let origin = &self.downstream.origin;
+        key::Origin { client: self.client, remote: origin.source, local: origin.destination }
     }
 
     /// Whether an upgrade that the client asks for is passed on; others are refused.
@@ -193,7 +207,7 @@ impl Story<'_> {
             }
             let avoided = retry.filter(|retry| retry.avoid_previous);
             let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
-            let want = Want { hash: None, avoid: &tried, attempts };
+            let want = Want { hash: way.hash, avoid: &tried, attempts };
             let host = pick::endpoint(self.worker, &way.pool, self.downstream.origin.destination, want)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
                 self.rename_host(name.as_bytes());

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    balance::Want,
+    balance::{self, Want},
     config::{cluster::Workload, listener::TcpProxy, route::Targets},
     connection::Connection,
     context::Worker,
@@ -128,7 +128,9 @@ async fn connect(
     };
     let name = name.ok_or_else(missing)?;
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
-    let host = pick::endpoint(worker, &pool, origin.destination, Want::default())?;
+    let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
+    let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
+    let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
     let Upstream { wire, link } = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await?;
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {

@@ -1,6 +1,6 @@
 //! Hashes as Envoy computes them, so that a key leads to the same endpoint whichever of the two balances.
 
-use xxhash_rust::xxh64::{Xxh64, xxh64};
+use xxhash_rust::xxh64::xxh64;
 
 /// The hash of a key.
 pub fn of(key: &[u8]) -> u64 {
@@ -15,11 +15,7 @@ pub(super) fn seeded(key: &[u8], seed: u64) -> u64 {
 /// The hash of several values of one header, whatever their order.
 pub fn of_values(values: &mut [&[u8]]) -> u64 {
     values.sort_unstable();
-    let mut hasher = Xxh64::new(0);
-    for value in values {
-        hasher.update(value);
-    }
-    hasher.digest()
+    values.iter().fold(0, |seed, value| xxh64(value, seed))
 }
 
 /// Adds the hash of another key to what there is.

@@ -3,7 +3,13 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::cluster::{HashFunction, Locality};
+use crate::{
+    config::{
+        cluster::{HashFunction, Locality},
+        route::{HashCookie, HashKey, HashPolicy},
+    },
+    head::RequestHead,
+};
 
 const LEAST: Balancer = Balancer::LeastRequest { choices: 2, bias: 1.0 };
 const RING: Balancer = Balancer::RingHash { minimum: 1024, maximum: 1 << 23, function: HashFunction::Xx };
@@ -241,6 +247,39 @@ fn keys_lead_where_envoy_leads_them() {
 }
 
 #[test]
+fn what_is_hashed_is_what_envoy_hashes() {
+    let (header, query) = (HashKey::Header("x-key".into()), HashKey::Query("q".into()));
+    let cookie = HashCookie { name: "user".into(), ttl: None, path: "".into(), attributes: Vec::new() };
+    let cookie = HashKey::Cookie(Box::new(cookie));
+    let request = |path: &str, fields: &[(&str, String)]| {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, &**value)).collect();
+        RequestHead::build("GET", path, "a", &fields)
+    };
+    let two = |n| request("/", &[("x-key", format!("b{n}")), ("x-key", format!("a{n}"))]);
+    let combined = |n| request(&format!("/?q=v{n}"), &[("x-key", "k".to_owned())]);
+    let escaped = |n| request(&format!("/?x=1&q=v%20{n}&q=2"), &[]);
+    let quoted = |n| request("/", &[("cookie", format!("a=b; user=\"v{n}\"; c=d"))]);
+    type Case<'a> = (&'a [&'a HashKey], &'a dyn Fn(usize) -> RequestHead, &'a str);
+    let cases: &[Case<'_>] = &[
+        (&[&header], &two, "3352551252322413515535252553155431411341"),
+        (&[&header, &query], &combined, "2534222112255531351222422144145424535142"),
+        (&[&query], &escaped, "1513221343214115514324524455312155414132"),
+        (&[&cookie], &quoted, "3342454533112311311325152542332542544543"),
+    ];
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let origin = key::Origin { client: address.ip(), remote: address, local: address };
+    for (keys, head, expected) in cases {
+        let policies: Vec<_> =
+            keys.iter().map(|key| HashPolicy { key: (*key).clone(), terminal: false }).collect();
+        let hash = |n| key::of(&policies, &head(n), origin, &mut Vec::new()).unwrap();
+        let hashes = (0..expected.len()).map(hash);
+        let got = chosen(&cluster(RING), &endpoints(&[&[1; 5]]), hashes);
+        let got: String = got.iter().map(u8::to_string).collect();
+        assert_eq!(got, *expected, "{keys:?}");
+    }
+}
+
+#[test]
 fn a_priority_is_chosen_by_hash_too() {
     // As in Envoy: half of two is healthy, which can carry 70 %.
     let endpoints = states(&["uh", "hh"], &[]);
@@ -342,6 +381,8 @@ fn panic_is_where_too_few_are_left_and_the_rest_cannot_carry_it() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn any_set_is_picked_from(
         weights in proptest::collection::vec(1_u32..5, 0..6),

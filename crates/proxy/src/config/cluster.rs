@@ -130,6 +130,13 @@ pub enum Balancer {
     OriginalDst,
 }
 
+impl Balancer {
+    /// Whether it looks at a request's hash.
+    pub fn hashes(self) -> bool {
+        matches!(self, Self::RingHash { .. } | Self::Maglev(_))
+    }
+}
+
 /// Source: `envoy.config.cluster.v3.Cluster.RingHashLbConfig.HashFunction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashFunction {

@@ -170,6 +170,43 @@ pub struct Forward {
     pub mirrors: Vec<Mirror>,
     /// Upgrades in lower case that this route allows (`true`) or forbids.
     pub upgrades: Vec<(Box<str>, bool)>,
+    /// What of a request is hashed, for clusters whose balancer hashes.
+    pub hash: Vec<HashPolicy>,
+}
+
+/// Source: `envoy.config.route.v3.RouteAction.HashPolicy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashPolicy {
+    /// What is hashed.
+    pub key: HashKey,
+    /// Those that follow count only if there is no hash yet.
+    pub terminal: bool,
+}
+
+/// A part of a request to be hashed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HashKey {
+    /// All values of a header.
+    Header(Box<str>),
+    /// The value of a cookie.
+    Cookie(Box<HashCookie>),
+    /// The first value of a query parameter.
+    Query(Box<str>),
+    /// The client's address.
+    SourceIp,
+}
+
+/// Source: `envoy.config.route.v3.RouteAction.HashPolicy.Cookie`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashCookie {
+    /// Its name.
+    pub name: Box<str>,
+    /// Clients without it get one that lasts so long, with zero as long as their session; `None`: they get none.
+    pub ttl: Option<Duration>,
+    /// The path it is for; empty for none.
+    pub path: Box<str>,
+    /// Name and value, which may be empty, of further attributes.
+    pub attributes: Vec<(Box<str>, Box<str>)>,
 }
 
 /// Where to.

@@ -19,6 +19,7 @@ use skysail_xds::envoy::pb::{
                 tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
             },
         },
+        r#type::v3::hash_policy::PolicySpecifier,
     },
     google::protobuf::Any,
 };
@@ -278,7 +279,18 @@ fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProx
         Some(time) => Some(duration(time).at("idle_timeout")?).filter(|time| !time.is_zero()),
         None => Some(TCP_IDLE),
     };
+    let mut hash_source_ip = false;
+    for (index, policy) in proto.hash_policy.iter().enumerate() {
+        match policy.policy_specifier {
+            Some(PolicySpecifier::SourceIp(_)) => hash_source_ip = true,
+            _ => {
+                let path = format_args!("hash_policy[{index}]").to_string();
+                return Err(Reject::new("only source_ip is supported").at_field(path));
+            }
+        }
+    }
     Ok(TcpProxy {
+        hash_source_ip,
         stat_prefix: proto.stat_prefix.as_str().into(),
         targets,
         idle_timeout,

@@ -12,7 +12,8 @@ use skysail_xds::envoy::pb::envoy::{
             redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
             retry_policy, route,
             route_action::{
-                ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy,
+                ClusterNotFoundResponseCode, ClusterSpecifier, HashPolicy as HashProto, HostRewriteSpecifier,
+                RequestMirrorPolicy, hash_policy::PolicySpecifier,
             },
             route_match::PathSpecifier,
             virtual_host::TlsRequirementType,
@@ -29,9 +30,9 @@ use super::{
 };
 use crate::{
     config::route::{
-        Action, AppendAction, DirectResponse, Forward, HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch,
-        Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route, RouteMatch, RouteTable, Target,
-        Targets, VirtualHost,
+        Action, AppendAction, DirectResponse, Forward, HashCookie, HashKey, HashPolicy, HeaderOp, HeaderOps,
+        HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
+        RouteMatch, RouteTable, Target, Targets, VirtualHost,
     },
     head,
 };
@@ -223,7 +224,40 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
                 (config.upgrade_type.to_ascii_lowercase().into(), flag(config.enabled).unwrap_or(true))
             })
             .collect(),
+        hash: hash_policies(&proto.hash_policy)?,
     })
+}
+
+fn hash_policies(protos: &[HashProto]) -> Result<Vec<HashPolicy>> {
+    let one = |proto: &HashProto| {
+        let key = match &proto.policy_specifier {
+            Some(PolicySpecifier::Header(header)) => {
+                HashKey::Header(header.header_name.to_ascii_lowercase().into())
+            }
+            Some(PolicySpecifier::Cookie(cookie)) => HashKey::Cookie(Box::new(HashCookie {
+                name: cookie.name.as_str().into(),
+                ttl: cookie.ttl.as_ref().map(duration).transpose().at("cookie.ttl")?,
+                path: cookie.path.as_str().into(),
+                attributes: cookie
+                    .attributes
+                    .iter()
+                    .map(|attribute| (attribute.name.as_str().into(), attribute.value.as_str().into()))
+                    .collect(),
+            })),
+            Some(PolicySpecifier::ConnectionProperties(properties)) if properties.source_ip => {
+                HashKey::SourceIp
+            }
+            Some(PolicySpecifier::QueryParameter(query)) => HashKey::Query(query.name.as_str().into()),
+            _ => {
+                return Err(Reject::new(
+                    "must be a header, a cookie, connection_properties.source_ip or a query_parameter",
+                ));
+            }
+        };
+        Ok(HashPolicy { key, terminal: proto.terminal })
+    };
+    let indexed = protos.iter().enumerate();
+    indexed.map(|(index, proto)| one(proto).at(format_args!("hash_policy[{index}]"))).collect()
 }
 
 fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewrite>> {

@@ -4,7 +4,10 @@ use std::{fs, io::Read as _, path::PathBuf, sync::Arc};
 
 use skysail_xds::envoy::pb::envoy::{
     config::{
-        cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, LbConfig, LbPolicy, RingHashLbConfig},
+        cluster::v3::cluster::{
+            ClusterDiscoveryType, CommonLbConfig, DiscoveryType, LbConfig, LbPolicy, MaglevLbConfig,
+            RingHashLbConfig, common_lb_config::ConsistentHashingLbConfig,
+        },
         core::v3::{Address, SocketAddress, address, socket_address::PortSpecifier},
         endpoint::v3::{
             Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier,
@@ -19,7 +22,7 @@ use skysail_xds::envoy::pb::envoy::{
 
 use super::*;
 use crate::config::{
-    cluster::{Balancer, Discovery, Limits},
+    cluster::{Balancer, Discovery, HashFunction, Limits},
     http::{self, Does, Part},
     listener::{Terminal, Transport},
     route::{Action, Targets},
@@ -228,17 +231,21 @@ fn cluster_proto(kind: DiscoveryType) -> ClusterProto {
 
 #[test]
 fn fields_without_support_are_refused_with_their_path() {
+    let refusal = |proto: ClusterProto| {
+        with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string()
+    };
     let mut proto = cluster_proto(DiscoveryType::Static);
-    proto.lb_config = Some(LbConfig::RingHashLbConfig(RingHashLbConfig::default()));
-    let reason =
-        with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
-    assert!(reason.contains("ring_hash_lb_config") && reason.contains("take it out"), "{reason}");
+    proto.common_lb_config = Some(CommonLbConfig {
+        consistent_hashing_lb_config: Some(ConsistentHashingLbConfig::default()),
+        ..CommonLbConfig::default()
+    });
+    let reason = refusal(proto);
+    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("take it out"), "{reason}");
 
     let mut proto = cluster_proto(DiscoveryType::Static);
-    proto.set_lb_policy(LbPolicy::Maglev);
-    let reason =
-        with(false, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
-    assert!(reason.starts_with("lb_policy: MAGLEV is not supported"), "{reason}");
+    proto.set_lb_policy(LbPolicy::LoadBalancingPolicyConfig);
+    let reason = refusal(proto);
+    assert!(reason.starts_with("lb_policy: LOAD_BALANCING_POLICY_CONFIG is not supported"), "{reason}");
 
     let unknown = Any { type_url: "type.googleapis.com/acme.Filter".to_owned(), value: Vec::new() };
     let filter =
@@ -333,6 +340,39 @@ fn locality(share: u32, hosts: &[&str]) -> LocalityLbEndpoints {
         lb_endpoints: hosts.iter().map(endpoint).collect(),
         load_balancing_weight: Some(UInt32Value { value: share }),
         ..LocalityLbEndpoints::default()
+    }
+}
+
+#[test]
+fn balancers_that_hash_have_sizes() {
+    use skysail_xds::envoy::pb::google::protobuf::UInt64Value;
+    let outcome = |policy, config| {
+        let mut proto = cluster_proto(DiscoveryType::Static);
+        proto.set_lb_policy(policy);
+        proto.lb_config = config;
+        let body = proto.encode_to_vec();
+        with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string())
+    };
+    let some = |value| Some(UInt64Value { value });
+    let ring = |minimum_ring_size, maximum_ring_size| {
+        let config = RingHashLbConfig { minimum_ring_size, maximum_ring_size, hash_function: 1 };
+        outcome(LbPolicy::RingHash, Some(LbConfig::RingHashLbConfig(config))).map(|cluster| cluster.balancer)
+    };
+    let function = HashFunction::Murmur2;
+    assert_eq!(ring(None, None), Ok(Balancer::RingHash { minimum: 1024, maximum: 8_388_608, function }));
+    assert_eq!(ring(some(7), some(9)), Ok(Balancer::RingHash { minimum: 7, maximum: 9, function }));
+    let reason = ring(some(7), some(6)).unwrap_err();
+    assert_eq!(reason, "ring_hash_lb_config.minimum_ring_size: must be at most maximum_ring_size, 6");
+    assert!(ring(some(1 << 40), None).unwrap_err().contains("must be at most 8388608"));
+    let maglev = |table_size| {
+        let config = MaglevLbConfig { table_size };
+        outcome(LbPolicy::Maglev, Some(LbConfig::MaglevLbConfig(config))).map(|cluster| cluster.balancer)
+    };
+    assert_eq!(maglev(None), Ok(Balancer::Maglev(65_537)));
+    assert_eq!(maglev(some(1009)), Ok(Balancer::Maglev(1009)));
+    for bad in [0, 1, 1024, 5_000_012] {
+        let reason = maglev(some(bad)).unwrap_err();
+        assert_eq!(reason, "maglev_lb_config.table_size: must be a prime number of at most 5000011");
     }
 }
 

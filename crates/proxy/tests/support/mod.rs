@@ -228,6 +228,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         host: None,
         mirrors: vec![],
         upgrades: vec![],
+        hash: vec![],
     };
     let mut manager = HttpManager {
         stat_prefix: "test".into(),
@@ -301,6 +302,7 @@ pub(crate) fn tcp() -> Terminal {
         stat_prefix: "test".into(),
         targets: Targets::Single("upstream".into()),
         idle_timeout: None,
+        hash_source_ip: false,
         stats: true,
         access_logs: vec![],
     }))

@@ -205,7 +205,7 @@ fn endpoints_change_without_a_snapshot_and_survive_a_change_of_their_cluster() {
 fn one_bad_resource_is_refused_alone() {
     let mut inventory = inventory();
     let mut bad = cluster("bad", 1);
-    bad.body = ClusterProto { name: "bad".to_owned(), lb_policy: 5, ..ClusterProto::default() }
+    bad.body = ClusterProto { name: "bad".to_owned(), lb_policy: 7, ..ClusterProto::default() }
         .encode_to_vec()
         .into();
     let rejections = add(&mut inventory, Kind::Cluster, vec![bad, cluster("a", 1)]);
