@@ -8,7 +8,11 @@
 //! deadline (`schedule`), as in Envoy. Balancers that hash (`ring`, `maglev`) lead a key to the endpoint that Envoy
 //! leads it to.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
 
 use crate::config::{
     Cluster, Endpoint, Endpoints,
@@ -40,6 +44,8 @@ pub struct PickState {
     /// Those that get load, in the order in which percents are dealt out.
     groups: Vec<Group>,
     hashed: Option<Arc<Hashed>>,
+    /// Until then there are endpoints that start slowly.
+    warm: Option<Instant>,
     /// The last choice was among endpoints whatever their health.
     panicked: bool,
 }
@@ -92,7 +98,7 @@ pub fn pick<'a>(
     state.follow(cluster, endpoints, dice);
     let mut attempt = 0;
     loop {
-        let picked = state.once(cluster.balancer, endpoints, &busy, (want.hash, attempt), dice)?;
+        let picked = state.once(cluster, endpoints, &busy, (want.hash, attempt), dice)?;
         if attempt == want.attempts || !want.avoid.contains(&picked.address) {
             return Some(picked);
         }
@@ -108,14 +114,15 @@ impl PickState {
 
     /// Starts anew when the endpoints are others than last time, or their health.
     fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
-        let version = 0;
+        let version = cluster.outlier.as_ref().map_or(0, |outlier| outlier.state.version.load(Relaxed));
         if self.version == version
+            && self.warm.is_none_or(|warm| Instant::now() < warm)
             && self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints))
         {
             return;
         }
         (self.version, self.endpoints) = (version, Some(Arc::clone(endpoints)));
-        let census: Vec<_> = endpoints.priorities.iter().map(|list| census(list)).collect();
+        let census: Vec<_> = endpoints.priorities.iter().map(census).collect();
         let loads =
             priorities::loads(&census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize);
         self.groups.clear();
@@ -137,11 +144,12 @@ impl PickState {
             self.groups.push(Group { priority, upto, panic, turns, sets });
         }
         self.hashed = hashed(cluster, endpoints, version, &loads);
+        self.warm = warm(cluster, endpoints);
     }
 
     fn once<'a>(
         &mut self,
-        balancer: Balancer,
+        cluster: &Cluster,
         endpoints: &'a Endpoints,
         busy: &impl Fn(&Endpoint) -> u32,
         (hash, attempt): (Option<u64>, u32),
@@ -162,7 +170,7 @@ impl PickState {
                 Table::Ring(ring) => ring::find(ring, hash, attempt)?,
                 Table::Maglev(table) => maglev::find(table, hash, attempt)?,
             },
-            _ => group.next(balancer, list, busy, dice)?,
+            _ => group.next(cluster, list, busy, dice)?,
         };
         list.get(index as usize)
     }
@@ -171,7 +179,7 @@ impl PickState {
 impl Group {
     fn next(
         &mut self,
-        balancer: Balancer,
+        cluster: &Cluster,
         list: &[Arc<Endpoint>],
         busy: &impl Fn(&Endpoint) -> u32,
         dice: &mut fastrand::Rng,
@@ -186,12 +194,12 @@ impl Group {
         };
         let Set { members, position, schedule, .. } = set;
         if let [only] = **members {
-            return (balancer != Balancer::OriginalDst).then_some(only);
+            return (cluster.balancer != Balancer::OriginalDst).then_some(only);
         }
         let get = |place: usize| members.get(place).and_then(|index| list.get(*index as usize));
-        let weight = |place: usize| get(place).map_or(1.0, |one| f64::from(one.weight));
+        let weight = |place: usize| get(place).map_or(1.0, |one| weight(cluster, one));
         let load = |place: usize| get(place).map_or(0, |one| busy(one));
-        let place = match balancer {
+        let place = match cluster.balancer {
             Balancer::RoundRobin if schedule.is_empty() => {
                 *position = (*position + 1) % members.len().max(1);
                 *position
@@ -232,7 +240,29 @@ impl Taken {
 
 /// What an endpoint's health is, all taken together.
 fn health(endpoint: &Endpoint) -> Health {
-    endpoint.health
+    match &endpoint.track {
+        Some(track) if track.is_ejected() && endpoint.health != Health::Draining => Health::Unhealthy,
+        _ => endpoint.health,
+    }
+}
+
+/// What an endpoint's weight is now.
+fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
+    let weight = f64::from(endpoint.weight);
+    match (&cluster.slow_start, &endpoint.track) {
+        (Some(slow_start), Some(track)) if health(endpoint) == Health::Healthy => {
+            weight * slow_start.factor(track.age(Instant::now()))
+        }
+        _ => weight,
+    }
+}
+
+/// Until when there are endpoints that start slowly.
+fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
+    let slow_start = cluster.slow_start.filter(|_| cluster.balancer.is_by_turns())?;
+    let now = Instant::now();
+    let left = endpoints.iter().filter_map(|one| slow_start.window.checked_sub(one.track.as_ref()?.age(now)));
+    left.max().filter(|left| !left.is_zero()).map(|left| now + left)
 }
 
 fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Census {
@@ -259,17 +289,22 @@ fn sets(
     dice: &mut fastrand::Rng,
 ) -> Vec<Set> {
     let list = &*endpoints.priorities[priority];
-    let set = |weight: f64, locality: Option<u32>, dice: &mut fastrand::Rng| {
+    let warm = warm(cluster, endpoints);
+    let set = |share: f64, locality: Option<u32>, dice: &mut fastrand::Rng| {
         let here = |one: &Endpoint| locality.is_none_or(|locality| one.locality == locality);
         let members: Vec<_> =
             list.iter().zip(0_u32..).filter(|(one, _)| here(one) && taken.takes(one)).collect();
-        let weights = || members.iter().map(|(one, _)| one.weight);
-        let equal = weights().is_sorted_by(|a, b| a == b);
-        let schedule =
-            if equal { Schedule::default() } else { Schedule::new(weights().map(f64::from), dice) };
+        let equal = warm.is_none() && members.iter().is_sorted_by(|a, b| a.0.weight == b.0.weight);
+        let weights = members.iter().map(|(one, _)| weight(cluster, one));
+        let schedule = if equal { Schedule::default() } else { Schedule::new(weights, dice) };
         // Each worker begins elsewhere, so that they do not all hit the same endpoint first.
         let position = dice.usize(..members.len().max(1));
-        Set { weight, members: members.into_iter().map(|(_, index)| index).collect(), position, schedule }
+        Set {
+            weight: share,
+            members: members.into_iter().map(|(_, index)| index).collect(),
+            position,
+            schedule,
+        }
     };
     if cluster.weigh_localities && taken != Taken::All {
         let weighed: Vec<_> = endpoints

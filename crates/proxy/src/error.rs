@@ -334,8 +334,8 @@ pub fn grpc_status(http: u16) -> u32 {
     }
 }
 
-/// The HTTP status that stands for a gRPC status, for clients that are not gRPC's.
-fn http_status(grpc: u32) -> u16 {
+/// The HTTP status that stands for a gRPC status.
+pub fn http_status(grpc: u32) -> u16 {
     match grpc {
         0 => 200,
         1 => 499,

@@ -22,7 +22,7 @@ use crate::{
         Connection, Framing,
         write::{self, Persistence},
     },
-    mirror,
+    mirror, outlier,
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Host, Pool, bump},
@@ -220,6 +220,11 @@ impl Story<'_> {
                     continue;
                 }
                 bump(&host.totals.errors);
+                way.pool.note_failure(&host.endpoint, &failure.error.kind, &self.worker.dice);
+            } else if way.pool.cluster.outlier.is_some() {
+                let grpc = if self.grpc { grpc_status(self.response) } else { None };
+                let status = grpc.map_or(self.response.status(), error::http_status);
+                way.pool.note(&host.endpoint, outlier::Outcome::Answered(status), &self.worker.dice);
             }
             let outcome = match &attempt {
                 Ok(_) => Outcome::Answered(self.response),
@@ -378,6 +383,12 @@ impl Story<'_> {
         let mut client = Client::new(self.downstream, deadlines, request, false);
         client.complete = complete;
         let result = client.respond(&mut upstream.wire, &mut body).await;
+        if let Err(error) = &result
+            && error.kind != Kind::ResponseTimeout
+        {
+            let host = &upstream.link.host;
+            upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.worker.dice);
+        }
         let complete = client.complete;
         self.told.sent = body.bytes;
         self.told.grpc_status = body.trailers().and_then(grpc_status);

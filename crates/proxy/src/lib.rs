@@ -66,6 +66,7 @@ pub mod cors;
 pub mod fault;
 pub mod headers;
 pub mod jwt;
+pub mod outlier;
 pub mod path;
 pub mod policy;
 pub mod route;

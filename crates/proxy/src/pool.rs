@@ -26,11 +26,17 @@ use crate::{
     balance::PickState,
     config::{Cluster, Endpoint, Endpoints, Map, Snapshot},
     http2::{Connection, Duplex},
+    outlier,
     peer::Peer,
     socket::Stream,
-    telemetry::{Shard, stats::ClusterStats},
+    telemetry::{
+        Shard,
+        stats::{ClusterStats, OutlierStats},
+    },
     wire::Wire,
 };
+
+mod eject;
 
 /// How often idle connections are looked after.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
@@ -47,6 +53,8 @@ pub(crate) struct Clusters {
 pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) stats: Rc<ClusterStats>,
+    /// Where endpoints can be ejected.
+    pub(crate) outliers: Option<Rc<OutlierStats>>,
     pub(crate) pick: RefCell<PickState>,
     hosts: RefCell<Map<SocketAddr, Rc<Host>>>,
     /// The cluster has been replaced or removed: connections end with the request they serve.
@@ -166,12 +174,16 @@ impl Clusters {
         let cluster = snapshot.clusters.get(name)?.clone();
         let pool = Rc::new(Pool {
             stats: shard.cluster(&cluster.name),
+            outliers: cluster.outlier.as_ref().map(|_| shard.outliers(&cluster.name)),
             cluster: cluster.clone(),
             pick: RefCell::default(),
             hosts: RefCell::default(),
             gone: Cell::new(false),
             room: Notify::new(),
         });
+        if pool.outliers.is_some() {
+            tokio::task::spawn_local(eject::watch(Rc::downgrade(&pool)));
+        }
         used.insert(cluster.name.clone(), pool.clone());
         Some(pool)
     }
@@ -376,6 +388,9 @@ impl Pool {
 
     fn retire(&self) {
         self.gone.set(true);
+        if let (Some(outlier), Some(stats)) = (&self.cluster.outlier, &self.outliers) {
+            stats.ejections_active.add(outlier::end(outlier));
+        }
         for host in self.hosts.borrow().values() {
             host.retire();
         }

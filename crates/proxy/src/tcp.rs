@@ -18,6 +18,7 @@ use crate::{
     context::Worker,
     downstream::Origin,
     error::{Error, Flags, Kind},
+    outlier::Outcome,
     peer::greeting::{self, Greeting},
     pick,
     pool::{Link, Upstream},
@@ -131,7 +132,10 @@ async fn connect(
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
     let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
-    let Upstream { wire, link } = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await?;
+    let got = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await;
+    let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
+    let Upstream { wire, link } = outcome?;
+    pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {
         Wire::Http1(stream) => Ok((stream, link)),

@@ -8,13 +8,24 @@
 
 mod support;
 
-use std::{net::SocketAddr, time::Duration};
-
-use skysail_proxy::config::{
-    cluster::{Balancer, HashFunction},
-    route::{HashCookie, HashKey, HashPolicy},
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
 };
-use support::{Proxy, cluster, http, listener, server, tcp};
+
+use arc_swap::ArcSwap;
+use skysail_proxy::{
+    config::{
+        Cluster, Endpoint, Endpoints,
+        cluster::{Balancer, HashFunction},
+        health::{Comparison, Limit, Outlier, OutlierState, Track},
+        route::{HashCookie, HashKey, HashPolicy},
+    },
+    overload::Limits as Taken,
+    telemetry,
+};
+use support::{Proxy, cluster, http, listener, server, tcp, within};
 
 const RING: Balancer = Balancer::RingHash { minimum: 1024, maximum: 8192, function: HashFunction::Xx };
 
@@ -112,4 +123,141 @@ async fn connections_of_one_client_go_to_the_same_endpoint() {
         answers.push(client.message().await.1);
     }
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
+
+/// Ejects who fails three times in a row, for the time given.
+fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
+    let limit = Limit { number: 3, enforcing: 100 };
+    let never = Comparison { hosts: 9, requests: 9, threshold: 99, enforcing: 0, enforcing_local: 0 };
+    let outlier = Outlier {
+        consecutive_5xx: limit,
+        consecutive_gateway_failure: Limit { number: 9, enforcing: 0 },
+        consecutive_local_origin_failure: limit,
+        split: false,
+        interval: Duration::from_millis(10),
+        base_ejection,
+        max_ejection: Duration::from_secs(300),
+        jitter: Duration::ZERO,
+        max_percent: 50,
+        always_one: false,
+        success_rate: never,
+        failure_percentage: never,
+        state: OutlierState::default(),
+    };
+    let tracked = |address: &SocketAddr| {
+        let track = Some(Arc::new(Track::new(Instant::now())));
+        Arc::new(Endpoint { track, ..Endpoint::new(*address, None) })
+    };
+    let endpoints = Endpoints::of(endpoints.iter().map(tracked).collect());
+    Cluster { outlier: Some(outlier), endpoints: ArcSwap::from_pointee(endpoints), ..cluster(&[], None) }
+}
+
+/// A server that answers 500 until it is told otherwise.
+async fn failing() -> (SocketAddr, Arc<std::sync::atomic::AtomicBool>) {
+    let bad = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let state = Arc::clone(&bad);
+    let address = server(move |_, mut client: support::Client| {
+        let bad = Arc::clone(&state);
+        async move {
+            loop {
+                let mut first = [0];
+                if !matches!(client.stream.peek(&mut first).await, Ok(1)) {
+                    return;
+                }
+                client.head().await;
+                let status = if bad.load(std::sync::atomic::Ordering::Relaxed) { 500 } else { 200 };
+                client.send(&format!("HTTP/1.1 {status} X\r\ncontent-length: 1\r\n\r\nx")).await;
+            }
+        }
+    })
+    .await;
+    (address, bad)
+}
+
+/// The value of a metric.
+async fn metric(proxy: &Proxy, name: &str) -> u64 {
+    let text = telemetry::collect(proxy.workers().scrape().await, &proxy.local, None);
+    let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+const ACTIVE: &str = "envoy_cluster_outlier_detection_ejections_active";
+
+#[tokio::test]
+async fn who_fails_is_taken_out_for_all_workers_and_taken_back() {
+    let (bad, fails) = failing().await;
+    let good = numbered(1).await[0];
+    let cluster = ejecting(&[good, bad], Duration::from_millis(50));
+    let proxy = Proxy::with(2, listener(http(|_, _| ()), None), vec![cluster], Taken::default()).await;
+    // Connections of both workers, of whom either may take notice.
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(proxy.connect().await);
+    }
+    let mut failures = 0;
+    for _ in 0..10 {
+        for client in &mut clients {
+            client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            failures += u32::from(client.message().await.0.starts_with("HTTP/1.1 500 "));
+        }
+        if metric(&proxy, ACTIVE).await > 0 {
+            break;
+        }
+    }
+    assert!(metric(&proxy, "envoy_cluster_outlier_detection_ejections_enforced_total").await > 0);
+    assert!(failures >= 3);
+    fails.store(false, std::sync::atomic::Ordering::Relaxed);
+    // It is used again when its time is over.
+    within(async {
+        loop {
+            clients[0].send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            let (head, body) = clients[0].message().await;
+            if body == "x" && head.starts_with("HTTP/1.1 200 ") {
+                return;
+            }
+        }
+    })
+    .await;
+    within(async { while metric(&proxy, ACTIVE).await != 0 {} }).await;
+}
+
+#[tokio::test]
+async fn who_is_ejected_gets_nothing_from_any_worker() {
+    let (bad, _) = failing().await;
+    let good = numbered(1).await[0];
+    let cluster = ejecting(&[good, bad], Duration::from_secs(300));
+    let proxy = Proxy::with(2, listener(http(|_, _| ()), None), vec![cluster], Taken::default()).await;
+    let mut first = proxy.connect().await;
+    let mut failures = 0;
+    while failures < 3 {
+        first.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        failures += u32::from(first.message().await.0.starts_with("HTTP/1.1 500 "));
+    }
+    for _ in 0..16 {
+        let mut client = proxy.connect().await;
+        for _ in 0..4 {
+            client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            assert_eq!(client.message().await.1, "0");
+        }
+    }
+    assert_eq!(metric(&proxy, ACTIVE).await, 1);
+    // With the cluster the ejection is gone.
+    proxy.workers().publish(support::snapshot(listener(http(|_, _| ()), None), vec![])).await.unwrap();
+    assert_eq!(metric(&proxy, ACTIVE).await, 0);
+}
+
+#[tokio::test]
+async fn connections_that_fail_count_for_tcp_too() {
+    let good = numbered(1).await[0];
+    let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+    let cluster = ejecting(&[good, nobody], Duration::from_secs(300));
+    let proxy = Proxy::start(listener(tcp(), None), vec![cluster]).await;
+    let mut lost = 0;
+    for _ in 0..20 {
+        let mut client = proxy.connect().await;
+        client.send("GET / HTTP/1.1\r\n\r\n").await;
+        lost += u32::from(client.message_if_any().await.is_none());
+    }
+    assert_eq!(lost, 3);
+    assert_eq!(metric(&proxy, ACTIVE).await, 1);
 }

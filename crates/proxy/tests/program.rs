@@ -193,3 +193,57 @@ static_resources:
     replace(folder.path(), "secrets.yaml", &secrets("b"));
     until_account(server, "third").await;
 }
+
+#[tokio::test]
+async fn who_is_ejected_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = support::echo().await;
+    let bootstrap = format!(
+        r#"
+static_resources:
+  listeners:
+  - name: l
+    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: c
+  clusters:
+  - name: c
+    type: STATIC
+    outlier_detection: {{consecutive_5xx: 1, max_ejection_percent: 50}}
+    load_assignment:
+      cluster_name: c
+      endpoints:
+      - locality: {{region: r, zone: z}}
+        lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {}}}}}}}
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 1}}}}}}
+"#,
+        good.port()
+    );
+    let mut program = Program::start(folder.path(), &bootstrap).await;
+    let listeners = program.page("GET", "/listeners").await;
+    let address: SocketAddr =
+        listeners.lines().find_map(|line| line.strip_prefix("l::")).unwrap().parse().unwrap();
+    for _ in 0..2 {
+        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+        client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        client.message_if_any().await;
+    }
+    let line = program.until("is ejected").await;
+    assert!(
+        line.contains("endpoint 127.0.0.1:1 of cluster c is ejected for 30s: too many 5xx in a row"),
+        "{line}"
+    );
+    let clusters = program.page("GET", "/clusters").await;
+    assert!(clusters.contains("c::127.0.0.1:1::health_flags::/failed_outlier_check\n"), "{clusters}");
+    assert!(clusters.contains(&format!("c::{good}::health_flags::healthy\n")), "{clusters}");
+    assert!(clusters.contains(&format!("c::{good}::zone::z\n")), "{clusters}");
+    let metrics = program.page("GET", "/stats/prometheus").await;
+    let active = "envoy_cluster_outlier_detection_ejections_active{cluster_name=\"c\"} 1\n";
+    assert!(metrics.contains(active), "{metrics}");
+}

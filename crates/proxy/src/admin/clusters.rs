@@ -5,7 +5,10 @@ use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, sync::Arc};
 use serde_json::{Value, json};
 
 use crate::{
-    config::{Cluster, Endpoint, cluster::Discovery},
+    config::{
+        Cluster, Endpoint,
+        cluster::{Discovery, Health},
+    },
     discovery::inventory::Inventory,
     worker::HostStats,
 };
@@ -58,6 +61,48 @@ fn endpoints(cluster: &Cluster) -> Vec<(usize, Arc<Endpoint>)> {
         .collect()
 }
 
+fn is_ejected(endpoint: &Endpoint) -> bool {
+    endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
+}
+
+/// `healthy`, or what is wrong with an endpoint.
+fn flags(endpoint: &Endpoint) -> String {
+    let ejected = if is_ejected(endpoint) { "/failed_outlier_check" } else { "" };
+    let told = match endpoint.health {
+        Health::Healthy => "",
+        Health::Degraded => "/degraded_eds_health",
+        Health::Unhealthy => "/failed_eds_health",
+        Health::Draining => "/eds_status_draining",
+    };
+    if ejected.is_empty() && told.is_empty() { "healthy".to_owned() } else { format!("{ejected}{told}") }
+}
+
+/// `envoy.admin.v3.HostHealthStatus`.
+fn health(endpoint: &Endpoint) -> Value {
+    let told = match endpoint.health {
+        Health::Healthy => "HEALTHY",
+        Health::Degraded => "DEGRADED",
+        Health::Unhealthy => "UNHEALTHY",
+        Health::Draining => "DRAINING",
+    };
+    let mut status = json!({"eds_health_status": told});
+    if is_ejected(endpoint) {
+        status["failed_outlier_check"] = true.into();
+    }
+    status
+}
+
+/// Region, zone and sub-zone.
+fn place(cluster: &Cluster, endpoint: &Endpoint) -> [Box<str>; 3] {
+    let endpoints = cluster.endpoints.load();
+    endpoints.localities.get(endpoint.locality as usize).map(|known| known.place.clone()).unwrap_or_default()
+}
+
+fn locality(cluster: &Cluster, endpoint: &Endpoint) -> Value {
+    let names = ["region", "zone", "sub_zone"].iter().zip(place(cluster, endpoint));
+    names.filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.into_string())).collect()
+}
+
 /// One line a fact.
 pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
     let figures = Figures::new(figures);
@@ -84,8 +129,11 @@ pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
                 let _ = writeln!(out, "{at}::{what}::{value}");
             }
             let _ = writeln!(out, "{at}::hostname::{}", endpoint.hostname.as_deref().unwrap_or_default());
-            let _ = writeln!(out, "{at}::health_flags::healthy");
+            let _ = writeln!(out, "{at}::health_flags::{}", flags(&endpoint));
             let _ = writeln!(out, "{at}::weight::{}", endpoint.weight);
+            for (what, value) in ["region", "zone", "sub_zone"].iter().zip(place(cluster, &endpoint)) {
+                let _ = writeln!(out, "{at}::{what}::{value}");
+            }
             let _ = writeln!(out, "{at}::priority::{priority}");
         }
     }
@@ -115,7 +163,8 @@ fn status(cluster: &Cluster, dynamic: bool, figures: &Figures) -> Value {
             json!({
                 "address": address(endpoint.address),
                 "stats": stats,
-                "health_status": {"eds_health_status": "HEALTHY"},
+                "health_status": health(&endpoint),
+                "locality": locality(cluster, &endpoint),
                 "weight": endpoint.weight,
                 "priority": priority,
                 "hostname": endpoint.hostname.as_deref().unwrap_or_default(),

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use proptest::prelude::*;
 
@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     config::{
         cluster::{HashFunction, Locality},
+        health::{Cause, SlowStart, Track, millis},
         route::{HashCookie, HashKey, HashPolicy},
     },
     head::RequestHead,
@@ -153,6 +154,60 @@ fn the_first_priority_with_endpoints_is_used() {
     assert_eq!(spread(&random, &endpoints(&[]), 10), HashMap::from([(0, 10)]));
     let some = endpoints(&[&[1]]);
     assert_eq!(spread(&cluster(Balancer::OriginalDst), &some, 10), HashMap::from([(0, 10)]));
+}
+
+/// Endpoints 1 and 2, of which the second has been there for so long.
+fn one_of_age(age: Duration) -> Arc<Endpoints> {
+    let now = millis(Instant::now());
+    let one = |index, age: Duration| {
+        let track = Track::new(Instant::now());
+        track.since.store(now - age.as_millis() as u64, Relaxed);
+        let plain = Endpoint::new(SocketAddr::from(([127, 0, 1, index], 9)), None);
+        Arc::new(Endpoint { track: Some(Arc::new(track)), ..plain })
+    };
+    Arc::new(Endpoints::of(vec![one(1, Duration::from_secs(1_000_000)), one(2, age)]))
+}
+
+#[test]
+fn who_is_new_gets_less_at_first() {
+    let hour = Duration::from_secs(3600);
+    for (age, aggression, factor) in [
+        (hour / 2, 1.0, 0.5),
+        (hour / 4, 2.0, 0.5),
+        (hour / 2, 0.5, 0.25),
+        (hour / 100, 1.0, 0.1),
+        (hour, 1.0, 1.0),
+    ] {
+        let slow_start = Some(SlowStart { window: hour, aggression, least: 0.1 });
+        for balancer in [Balancer::RoundRobin, LEAST] {
+            let cluster = Cluster { slow_start, ..cluster(balancer) };
+            let counts = spread(&cluster, &one_of_age(age), 10_000);
+            let part = counts[&2] as f64 / counts[&1] as f64;
+            assert!((part - factor).abs() < 0.05, "{age:?} {aggression} {balancer:?}: {part}");
+        }
+    }
+}
+
+#[test]
+fn who_is_ejected_is_not_picked_until_taken_back() {
+    let endpoints = one_of_age(Duration::ZERO);
+    let outlier = crate::outlier::tests::outlier();
+    let cluster = Cluster { outlier: Some(outlier), ..cluster(Balancer::RoundRobin) };
+    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
+    let mut picked = || {
+        let mut one =
+            || last(pick(&cluster, &endpoints, &mut state, |_| 0, Want::default(), &mut dice).unwrap());
+        [one(), one(), one(), one()].contains(&2)
+    };
+    let outlier = cluster.outlier.as_ref().unwrap();
+    let track = endpoints.priorities[0][1].track.as_ref().unwrap();
+    assert!(picked());
+    let (now, mut chance) = (Instant::now(), fastrand::Rng::new());
+    crate::outlier::eject(outlier, &endpoints, track, Cause::Consecutive5xx, now, &mut chance);
+    assert!(!picked());
+    let later = now + Duration::from_secs(31);
+    crate::outlier::look_after(outlier, &endpoints, later, |_| (), |_, _, _| ());
+    assert!(picked());
 }
 
 #[test]

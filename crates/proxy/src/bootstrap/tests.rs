@@ -53,8 +53,8 @@ fn misspelt_and_unsupported_fields_are_named_with_their_place() {
     assert!(reason.contains("field tracing of envoy.config.bootstrap.v3.Bootstrap"), "{reason}");
     let reason = refused("static_resources: {listeners: [{name: l, transparent: true}]}\n");
     assert!(reason.starts_with("static_resources.listeners[0].transparent: "), "{reason}");
-    let reason = refused("static_resources: {clusters: [{name: c, outlier_detection: {}}]}\n");
-    assert!(reason.contains("outlier_detection"), "{reason}");
+    let reason = refused("static_resources: {clusters: [{name: c, health_checks: [{}]}]}\n");
+    assert!(reason.contains("health_checks"), "{reason}");
     let reason = refused("dynamic_resources: {cds_config: {path_config_source: {path: /x}}}\n");
     assert!(reason.contains("path_config_source"), "{reason}");
     let reason = refused("{\"node\": ");

@@ -5,12 +5,16 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Arc, atomic::AtomicU32},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 
-use super::tls::ClientTls;
+use super::{
+    Map,
+    health::{Outlier, SlowStart, Track},
+    tls::ClientTls,
+};
 
 /// Somewhere to send to.
 #[derive(Debug)]
@@ -26,6 +30,10 @@ pub struct Cluster {
     /// Below this share of available endpoints (in percent) all of a priority are used, whatever their health
     /// (`common_lb_config.healthy_panic_threshold`); 0 for never.
     pub panic_threshold: u32,
+    /// Which endpoints are ejected because they fail; `None`: none.
+    pub outlier: Option<Outlier>,
+    /// How endpoints that are new come into use; `None`: at once.
+    pub slow_start: Option<SlowStart>,
     /// For balancers that hash: made by the first worker that needs it.
     pub hashed: ArcSwapOption<Hashed>,
     /// How long a connection may take to come about.
@@ -63,6 +71,8 @@ impl Cluster {
             endpoints: ArcSwap::default(),
             balancer: Balancer::RoundRobin,
             panic_threshold: 50,
+            outlier: None,
+            slow_start: None,
             hashed: ArcSwapOption::empty(),
             connect_timeout: Duration::from_secs(5),
             limits: Limits::NONE,
@@ -77,6 +87,20 @@ impl Cluster {
             metadata_exchange: false,
             weigh_localities: false,
         }
+    }
+
+    /// What is to be known of an endpoint at this address: what was known before, if there is anything to know.
+    pub fn track(&self, address: SocketAddr, before: &Map<SocketAddr, Arc<Track>>) -> Option<Arc<Track>> {
+        if self.outlier.is_none() && self.slow_start.is_none() {
+            return None;
+        }
+        Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(Track::new(Instant::now()))))
+    }
+
+    /// What is known of the endpoints of now.
+    pub fn tracks(&self) -> Map<SocketAddr, Arc<Track>> {
+        let endpoints = self.endpoints.load();
+        endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.track.clone()?))).collect()
     }
 }
 
@@ -131,6 +155,11 @@ pub enum Balancer {
 }
 
 impl Balancer {
+    /// Whether endpoints take turns by weight, so that those that are new may have fewer.
+    pub fn is_by_turns(self) -> bool {
+        matches!(self, Self::RoundRobin | Self::LeastRequest { .. })
+    }
+
     /// Whether it looks at a request's hash.
     pub fn hashes(self) -> bool {
         matches!(self, Self::RingHash { .. } | Self::Maglev(_))
@@ -151,7 +180,7 @@ pub enum HashFunction {
 pub struct Hashed {
     /// What it was made of.
     pub endpoints: Arc<Endpoints>,
-    /// Which endpoints were ejected then; see [`Outlier`].
+    /// Which endpoints were ejected then (`OutlierState::version`).
     pub version: u32,
     /// By priority.
     pub tables: Vec<Table>,
@@ -288,13 +317,15 @@ pub struct Endpoint {
     pub workload: Option<Arc<Workload>>,
     /// Its host name, for `auto_host_rewrite`; else its address.
     pub hostname: Option<Box<str>>,
+    /// How it does, where that counts for something.
+    pub track: Option<Arc<Track>>,
 }
 
 impl Endpoint {
     /// A healthy endpoint of which nothing else is known.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
-        Self { address, weight, health, locality, tls, workload: None, hostname: None }
+        Self { address, weight, health, locality, tls, workload: None, hostname: None, track: None }
     }
 }
 

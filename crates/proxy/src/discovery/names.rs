@@ -75,9 +75,11 @@ fn store(cluster: &Cluster, found: Vec<(SocketAddr, u32, Box<str>)>) {
     if same.eq(found.iter().map(|(address, weight, _)| (*address, *weight))) {
         return;
     }
+    let tracks = cluster.tracks();
     let endpoint = |(address, weight, host): (SocketAddr, u32, Box<str>)| {
         let plain = Endpoint::new(address, cluster.tls.clone());
-        Arc::new(Endpoint { weight, hostname: Some(host), ..plain })
+        let track = cluster.track(address, &tracks);
+        Arc::new(Endpoint { weight, hostname: Some(host), track, ..plain })
     };
     let all = found.into_iter().map(endpoint).collect();
     cluster.endpoints.store(Arc::new(Endpoints::of(all)));

@@ -15,7 +15,7 @@ use std::{
 use super::{
     record::Record,
     series::{self, Destination, HttpSeries, OtherEnd, TcpSeries},
-    stats::{ClusterStats, ListenerStats, ManagerStats, Sample},
+    stats::{ClusterStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use crate::{
     config::{Map, listener::Direction},
@@ -50,6 +50,7 @@ struct Numbers {
     tcp: Table<TcpSeries>,
     dropped: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
+    outliers: Map<Arc<str>, Rc<OutlierStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
 }
@@ -146,6 +147,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().clusters.entry(Arc::clone(name)).or_default())
     }
 
+    /// Those of a cluster whose endpoints can be ejected.
+    pub fn outliers(&self, name: &Arc<str>) -> Rc<OutlierStats> {
+        Rc::clone(self.numbers.borrow_mut().outliers.entry(Arc::clone(name)).or_default())
+    }
+
     /// The counters of an HTTP manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
@@ -167,6 +173,9 @@ impl Shard {
             samples.push((text, values));
         };
         for (name, stats) in &numbers.clusters {
+            add("cluster_name", name, stats.samples());
+        }
+        for (name, stats) in &numbers.outliers {
             add("cluster_name", name, stats.samples());
         }
         for (name, stats) in &numbers.managers {

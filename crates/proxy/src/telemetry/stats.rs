@@ -5,6 +5,8 @@
 
 use std::cell::Cell;
 
+use crate::config::health::Cause;
+
 /// A number that goes up, or up and down.
 #[derive(Debug, Default)]
 pub struct Counter(Cell<u64>);
@@ -72,6 +74,52 @@ set! {
         rq_pending_overflow: Counter "envoy_cluster_upstream_rq_pending_overflow",
         none_healthy: Counter "envoy_cluster_upstream_cx_none_healthy",
         healthy_panic: Counter "envoy_cluster_lb_healthy_panic",
+    }
+}
+
+set! {
+    /// Of a cluster whose endpoints can be ejected, `cluster_name`.
+    OutlierStats {
+        ejections_active: Gauge "envoy_cluster_outlier_detection_ejections_active",
+        ejections_enforced: Counter "envoy_cluster_outlier_detection_ejections_enforced_total",
+        ejections_overflow: Counter "envoy_cluster_outlier_detection_ejections_overflow",
+        enforced_5xx: Counter "envoy_cluster_outlier_detection_ejections_enforced_consecutive_5xx",
+        enforced_gateway: Counter "envoy_cluster_outlier_detection_ejections_enforced_consecutive_gateway_failure",
+        enforced_local: Counter
+            "envoy_cluster_outlier_detection_ejections_enforced_consecutive_local_origin_failure",
+        enforced_rate: Counter "envoy_cluster_outlier_detection_ejections_enforced_success_rate",
+        enforced_local_rate: Counter
+            "envoy_cluster_outlier_detection_ejections_enforced_local_origin_success_rate",
+        enforced_percentage: Counter "envoy_cluster_outlier_detection_ejections_enforced_failure_percentage",
+        enforced_local_percentage: Counter
+            "envoy_cluster_outlier_detection_ejections_enforced_local_origin_failure_percentage",
+        detected_5xx: Counter "envoy_cluster_outlier_detection_ejections_detected_consecutive_5xx",
+        detected_gateway: Counter "envoy_cluster_outlier_detection_ejections_detected_consecutive_gateway_failure",
+        detected_local: Counter
+            "envoy_cluster_outlier_detection_ejections_detected_consecutive_local_origin_failure",
+        detected_rate: Counter "envoy_cluster_outlier_detection_ejections_detected_success_rate",
+        detected_local_rate: Counter
+            "envoy_cluster_outlier_detection_ejections_detected_local_origin_success_rate",
+        detected_percentage: Counter "envoy_cluster_outlier_detection_ejections_detected_failure_percentage",
+        detected_local_percentage: Counter
+            "envoy_cluster_outlier_detection_ejections_detected_local_origin_failure_percentage",
+    }
+}
+
+impl OutlierStats {
+    /// Endpoints found to fail for this reason, and those ejected for it.
+    pub fn of(&self, cause: Cause) -> (&Counter, &Counter) {
+        match cause {
+            Cause::Consecutive5xx => (&self.detected_5xx, &self.enforced_5xx),
+            Cause::ConsecutiveGatewayFailure => (&self.detected_gateway, &self.enforced_gateway),
+            Cause::ConsecutiveLocalOriginFailure => (&self.detected_local, &self.enforced_local),
+            Cause::SuccessRate => (&self.detected_rate, &self.enforced_rate),
+            Cause::LocalOriginSuccessRate => (&self.detected_local_rate, &self.enforced_local_rate),
+            Cause::FailurePercentage => (&self.detected_percentage, &self.enforced_percentage),
+            Cause::LocalOriginFailurePercentage => {
+                (&self.detected_local_percentage, &self.enforced_local_percentage)
+            }
+        }
     }
 }
 

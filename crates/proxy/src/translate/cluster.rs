@@ -31,8 +31,8 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, tls_context, type_name,
-    unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, outlier, tls_context,
+    type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster,
@@ -56,6 +56,13 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         name: proto.name.as_str().into(),
         balancer: balancer::translate(&proto, &discovery)?,
         panic_threshold: balancer::panic_threshold(&proto)?,
+        outlier: proto
+            .outlier_detection
+            .as_ref()
+            .map(outlier::translate)
+            .transpose()
+            .at("outlier_detection")?,
+        slow_start: outlier::slow_start(&proto)?,
         hashed: ArcSwapOption::empty(),
         discovery,
         endpoints: ArcSwap::default(),

@@ -17,8 +17,9 @@ use skysail_xds::envoy::pb::{
 
 use super::{At as _, Reject, Result, cluster::labels, number};
 use crate::config::{
-    Cluster, Endpoint, Endpoints,
+    Cluster, Endpoint, Endpoints, Map,
     cluster::{Health, Locality, TransportMatch, Workload},
+    health::Track,
     tls::ClientTls,
 };
 
@@ -28,6 +29,7 @@ const MAX_PRIORITY: u32 = 128;
 /// Translates an assignment for a cluster, which says what TLS each endpoint gets.
 pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
     let mut endpoints = Endpoints::default();
+    let tracks = cluster.tracks();
     if let Some(factor) = proto.policy.as_ref().and_then(|policy| number(policy.overprovisioning_factor)) {
         if factor == 0 {
             return Err(Reject::new("must be greater than 0").at_field("policy.overprovisioning_factor"));
@@ -46,7 +48,8 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
             endpoints.priorities.resize_with(wanted, Vec::new);
         }
         for (number, lb) in locality.lb_endpoints.iter().enumerate() {
-            let one = endpoint(lb, index, cluster).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
+            let one =
+                endpoint(lb, index, cluster, &tracks).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
             endpoints.priorities[locality.priority as usize].push(Arc::new(one));
         }
         let place = locality.locality.clone().unwrap_or_default();
@@ -118,10 +121,17 @@ fn plain(lb: &LbEndpoint) -> Result<&EndpointProto> {
     }
 }
 
-fn endpoint(lb: &LbEndpoint, locality: usize, cluster: &Cluster) -> Result<Endpoint> {
+fn endpoint(
+    lb: &LbEndpoint,
+    locality: usize,
+    cluster: &Cluster,
+    tracks: &Map<SocketAddr, Arc<Track>>,
+) -> Result<Endpoint> {
     let proto = plain(lb)?;
+    let address = ip_and_port(proto.address.as_ref()).at("endpoint.address")?;
     Ok(Endpoint {
-        address: ip_and_port(proto.address.as_ref()).at("endpoint.address")?,
+        address,
+        track: cluster.track(address, tracks),
         weight: number(lb.load_balancing_weight).unwrap_or(1).max(1),
         health: health(lb),
         locality: u32::try_from(locality).unwrap_or(u32::MAX),

@@ -14,6 +14,7 @@ mod http;
 mod jwt;
 mod limit;
 mod listener;
+mod outlier;
 mod policy;
 mod route;
 mod route_filters;

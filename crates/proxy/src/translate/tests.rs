@@ -4,9 +4,12 @@ use std::{fs, io::Read as _, path::PathBuf, sync::Arc};
 
 use skysail_xds::envoy::pb::envoy::{
     config::{
-        cluster::v3::cluster::{
-            ClusterDiscoveryType, CommonLbConfig, DiscoveryType, LbConfig, LbPolicy, MaglevLbConfig,
-            RingHashLbConfig, common_lb_config::ConsistentHashingLbConfig,
+        cluster::v3::{
+            OutlierDetection,
+            cluster::{
+                ClusterDiscoveryType, CommonLbConfig, DiscoveryType, LbConfig, LbPolicy, MaglevLbConfig,
+                RingHashLbConfig, common_lb_config::ConsistentHashingLbConfig,
+            },
         },
         core::v3::{Address, SocketAddress, address, socket_address::PortSpecifier},
         endpoint::v3::{
@@ -23,6 +26,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::*;
 use crate::config::{
     cluster::{Balancer, Discovery, HashFunction, Limits},
+    health::{Limit, SlowStart},
     http::{self, Does, Part},
     listener::{Terminal, Transport},
     route::{Action, Targets},
@@ -272,9 +276,9 @@ fn what_istio_may_send_without_effect_is_refused_in_a_file() {
         with(true, |translator| translator.cluster(&body)).unwrap_err().to_string()
     };
     let mut proto = cluster_proto(DiscoveryType::Static);
-    proto.outlier_detection = Some(Default::default());
+    proto.health_checks.push(Default::default());
     let reason = refused(proto);
-    assert!(reason.contains("outlier_detection"), "{reason}");
+    assert!(reason.contains("health_checks"), "{reason}");
     let mut proto = by_discovery();
     proto.load_assignment = Some(ClusterLoadAssignment::default());
     let reason = refused(proto);
@@ -341,6 +345,41 @@ fn locality(share: u32, hosts: &[&str]) -> LocalityLbEndpoints {
         load_balancing_weight: Some(UInt32Value { value: share }),
         ..LocalityLbEndpoints::default()
     }
+}
+
+#[test]
+fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
+    let sent = recorded(&recordings().join("n-destinationrule-policies/xds/productpage-v1"), "cds");
+    let named = |name: &str| {
+        let name = format!("outbound|9080||{name}.default.svc.cluster.local");
+        let body = sent.iter().find(|body| ClusterProto::decode(body.as_slice()).unwrap().name == name);
+        with(false, |translator| translator.cluster(body.unwrap())).unwrap()
+    };
+    let reviews = named("reviews");
+    assert_eq!(reviews.panic_threshold, 40);
+    let slow_start = SlowStart { window: Duration::from_secs(30), aggression: 1.5, least: 0.1 };
+    assert_eq!(reviews.slow_start, Some(slow_start));
+    let outlier = reviews.outlier.unwrap();
+    assert_eq!(outlier.consecutive_5xx, Limit { number: 5, enforcing: 100 });
+    assert_eq!(outlier.consecutive_gateway_failure, Limit { number: 3, enforcing: 100 });
+    assert_eq!(outlier.success_rate.enforcing, 0);
+    assert_eq!((outlier.interval, outlier.base_ejection), (Duration::from_secs(10), Duration::from_secs(30)));
+    assert_eq!(
+        (outlier.max_ejection, outlier.max_percent, outlier.split),
+        (Duration::from_secs(300), 50, false)
+    );
+    let ratings = named("ratings");
+    let function = HashFunction::Xx;
+    assert_eq!(ratings.balancer, Balancer::RingHash { minimum: 1024, maximum: 8_388_608, function });
+    assert!(ratings.outlier.is_none() && ratings.slow_start.is_none());
+    assert_eq!(named("details").balancer, Balancer::Maglev(1009));
+
+    let mut proto = cluster_proto(DiscoveryType::Static);
+    let value = UInt32Value { value: 101 };
+    proto.outlier_detection =
+        Some(OutlierDetection { max_ejection_percent: Some(value), ..OutlierDetection::default() });
+    let reason = with(true, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
+    assert_eq!(reason, "outlier_detection.max_ejection_percent: must be at most 100");
 }
 
 #[test]

@@ -41,6 +41,16 @@ impl Proxy {
 
     /// The same with other limits to what a worker takes.
     pub(crate) async fn limited(listener: Listener, clusters: Vec<Cluster>, limits: Taken) -> Self {
+        Self::with(1, listener, clusters, limits).await
+    }
+
+    /// The same with so many workers.
+    pub(crate) async fn with(
+        count: usize,
+        listener: Listener,
+        clusters: Vec<Cluster>,
+        limits: Taken,
+    ) -> Self {
         let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
         let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
         let local = LocalWorkload::new("sidecar~127.0.0.1~a.b~b.svc.cluster.local", "a.b", &metadata);
@@ -53,7 +63,7 @@ impl Proxy {
             limits,
             access_log: Arc::new(AccessLogger::start().unwrap()),
         };
-        let workers = Workers::start(1, shared).unwrap();
+        let workers = Workers::start(count, shared).unwrap();
         workers.publish(snapshot(listener, clusters)).await.unwrap();
         let address = workers.addresses().await[0].2;
         Self { workers: Some(workers), address, local }
@@ -118,6 +128,13 @@ impl Client {
         let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
         let body = self.exactly(length).await;
         (head, body)
+    }
+
+    /// The same; `None` if the connection ends instead.
+    pub(crate) async fn message_if_any(&mut self) -> Option<(String, String)> {
+        let mut first = [0];
+        let there = within(self.stream.peek(&mut first)).await;
+        if matches!(there, Ok(1)) { Some(self.message().await) } else { None }
     }
 
     pub(crate) async fn exactly(&mut self, length: usize) -> String {

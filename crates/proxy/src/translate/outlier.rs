@@ -1,0 +1,123 @@
+//! When endpoints are taken out because they fail, and how new ones come into use.
+
+use std::time::Duration;
+
+use skysail_xds::envoy::pb::{
+    envoy::config::cluster::v3::{
+        Cluster as Proto, OutlierDetection,
+        cluster::{LbConfig, SlowStartConfig},
+    },
+    google::protobuf::{Duration as DurationProto, UInt32Value},
+};
+
+use super::{At as _, Reject, Result, duration, flag, number};
+use crate::config::health::{Comparison, Limit, Outlier, OutlierState, SlowStart};
+
+/// Outlier detection, with Envoy's defaults.
+pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
+    let time = |proto: &Option<DurationProto>, field, default| match proto {
+        Some(time) => {
+            let time = duration(time).at(field)?;
+            if time.is_zero() { Err(Reject::new("must be greater than 0").at_field(field)) } else { Ok(time) }
+        }
+        None => Ok(default),
+    };
+    let percent = |proto: Option<UInt32Value>, field, default| {
+        let percent = number(proto).unwrap_or(default);
+        if percent > 100 { Err(Reject::new("must be at most 100").at_field(field)) } else { Ok(percent) }
+    };
+    let limit = |value, enforcing, field, default| {
+        Ok(Limit { number: number(value).unwrap_or(5), enforcing: percent(enforcing, field, default)? })
+    };
+    let base_ejection = time(&proto.base_ejection_time, "base_ejection_time", Duration::from_secs(30))?;
+    Ok(Outlier {
+        consecutive_5xx: limit(
+            proto.consecutive_5xx,
+            proto.enforcing_consecutive_5xx,
+            "enforcing_consecutive_5xx",
+            100,
+        )?,
+        consecutive_gateway_failure: limit(
+            proto.consecutive_gateway_failure,
+            proto.enforcing_consecutive_gateway_failure,
+            "enforcing_consecutive_gateway_failure",
+            0,
+        )?,
+        consecutive_local_origin_failure: limit(
+            proto.consecutive_local_origin_failure,
+            proto.enforcing_consecutive_local_origin_failure,
+            "enforcing_consecutive_local_origin_failure",
+            100,
+        )?,
+        split: proto.split_external_local_origin_errors,
+        interval: time(&proto.interval, "interval", Duration::from_secs(10))?,
+        base_ejection,
+        max_ejection: time(
+            &proto.max_ejection_time,
+            "max_ejection_time",
+            base_ejection.max(Duration::from_secs(300)),
+        )?,
+        jitter: match &proto.max_ejection_time_jitter {
+            Some(time) => duration(time).at("max_ejection_time_jitter")?,
+            None => Duration::ZERO,
+        },
+        max_percent: percent(proto.max_ejection_percent, "max_ejection_percent", 10)?,
+        always_one: flag(proto.always_eject_one_host).unwrap_or(false),
+        success_rate: Comparison {
+            hosts: number(proto.success_rate_minimum_hosts).unwrap_or(5),
+            requests: number(proto.success_rate_request_volume).unwrap_or(100),
+            threshold: number(proto.success_rate_stdev_factor).unwrap_or(1900),
+            enforcing: percent(proto.enforcing_success_rate, "enforcing_success_rate", 100)?,
+            enforcing_local: percent(
+                proto.enforcing_local_origin_success_rate,
+                "enforcing_local_origin_success_rate",
+                100,
+            )?,
+        },
+        failure_percentage: Comparison {
+            hosts: number(proto.failure_percentage_minimum_hosts).unwrap_or(5),
+            requests: number(proto.failure_percentage_request_volume).unwrap_or(50),
+            threshold: percent(proto.failure_percentage_threshold, "failure_percentage_threshold", 85)?,
+            enforcing: percent(proto.enforcing_failure_percentage, "enforcing_failure_percentage", 0)?,
+            enforcing_local: percent(
+                proto.enforcing_failure_percentage_local_origin,
+                "enforcing_failure_percentage_local_origin",
+                0,
+            )?,
+        },
+        state: OutlierState::default(),
+    })
+}
+
+/// How endpoints come into use that are new.
+pub(super) fn slow_start(proto: &Proto) -> Result<Option<SlowStart>> {
+    let (config, field) = match &proto.lb_config {
+        Some(LbConfig::RoundRobinLbConfig(config)) => (&config.slow_start_config, "round_robin_lb_config"),
+        Some(LbConfig::LeastRequestLbConfig(config)) => {
+            (&config.slow_start_config, "least_request_lb_config")
+        }
+        _ => return Ok(None),
+    };
+    match config {
+        Some(config) => one(config).at("slow_start_config").at(field),
+        None => Ok(None),
+    }
+}
+
+fn one(config: &SlowStartConfig) -> Result<Option<SlowStart>> {
+    let window = match &config.slow_start_window {
+        Some(window) => duration(window).at("slow_start_window")?,
+        None => Duration::ZERO,
+    };
+    let aggression = config.aggression.as_ref().map_or(1.0, |aggression| aggression.default_value);
+    if aggression.is_nan() || aggression <= 0.0 {
+        return Err(Reject::new("must be greater than 0").at_field("aggression"));
+    }
+    let least = config.min_weight_percent.map_or(10.0, |percent| percent.value);
+    if !(0.0..=100.0).contains(&least) {
+        return Err(Reject::new("must be from 0 to 100").at_field("min_weight_percent"));
+    }
+    // With no weight at all it would never have a turn.
+    let least = (least / 100.0).max(0.0001);
+    Ok((!window.is_zero()).then_some(SlowStart { window, aggression, least }))
+}
