@@ -125,6 +125,7 @@ mod tests {
         let tcp = TcpProxy {
             stat_prefix: name.into(),
             targets: Targets::Single("c".into()),
+            max_duration: None,
             hash_source_ip: false,
             idle_timeout: Some(Duration::from_secs(1)),
             stats: false,

@@ -99,9 +99,9 @@ pub struct Error {
 pub struct Flags(u32);
 
 /// The flags by bit, in the order Envoy lists them.
-const FLAG_NAMES: [&str; 21] = [
+const FLAG_NAMES: [&str; 22] = [
     "UH", "UT", "LR", "UR", "UF", "UC", "UO", "NR", "DI", "FI", "RL", "UAEX", "DC", "URX", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -128,6 +128,7 @@ impl Flags {
     pub const UPE: Self = Self(1 << 18);
     pub const NC: Self = Self(1 << 19);
     pub const OM: Self = Self(1 << 20);
+    pub const DT: Self = Self(1 << 21);
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {

@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use crate::{
     balance::PickState,
-    config::{Cluster, Endpoint, Endpoints, Map, Snapshot},
+    config::{Cluster, Endpoint, Endpoints, Map, Snapshot, cluster::Limits},
     http2::{Connection, Duplex},
     outlier,
     peer::Peer,
@@ -119,6 +119,7 @@ pub(crate) struct Link {
     pub(crate) peer: Peer,
     /// The TLS configuration it was made with.
     config: Option<Arc<Connector>>,
+    opened: Instant,
     /// Requests it has served.
     pub(crate) served: Cell<u32>,
     /// The peer remembers who we are, so it need not be told with every request.
@@ -145,6 +146,8 @@ pub(crate) struct Place {
     host: Rc<Host>,
     pool: Rc<Pool>,
     limited: bool,
+    /// It counts among those of its endpoint on all workers.
+    counted: bool,
 }
 
 /// No connection may be opened now: one must be waited for.
@@ -269,7 +272,7 @@ impl Pool {
     pub(crate) fn take(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
         loop {
             let mut upstream = host.idle.borrow_mut().pop()?;
-            if upstream.link.uses(config) && upstream.is_quiet() {
+            if upstream.link.uses(config) && !upstream.link.is_old(Instant::now) && upstream.is_quiet() {
                 return Some(upstream);
             }
         }
@@ -279,12 +282,14 @@ impl Pool {
     pub(crate) fn share(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
+        let streams = self.cluster.http2.streams as usize;
         shared.retain(|multiplexed| {
             let connection = &multiplexed.connection;
             let current = connection.is_usable()
                 && multiplexed.link.uses(config)
+                && !multiplexed.link.is_old(Instant::now)
                 && multiplexed.link.served.get() < self.most();
-            if current && found.is_none() && multiplexed.requests() < connection.capacity() {
+            if current && found.is_none() && multiplexed.requests() < connection.capacity().min(streams) {
                 multiplexed.link.idle_since.set(Instant::now());
                 let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
                 found = Some(Upstream { wire, link: multiplexed.link.clone() });
@@ -302,15 +307,28 @@ impl Pool {
     /// A place for another connection to this endpoint, if one may be opened now.
     pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<Place, Full> {
         let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
-        let limited = limit != u32::MAX;
+        let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
+        let first = host.connections.get() == 0;
+        let track = host.endpoint.track.as_ref().filter(|_| of_host != u32::MAX);
+        if let Some(track) = track
+            && !claim(&track.connections, of_host)
+        {
+            if !first {
+                return Err(Full);
+            }
+            track.connections.fetch_add(1, Relaxed);
+        }
         if limited && !claim(used, limit) {
-            if host.connections.get() > 0 {
+            if !first {
+                if let Some(track) = track {
+                    track.connections.fetch_sub(1, Relaxed);
+                }
                 return Err(Full);
             }
             used.fetch_add(1, Relaxed);
         }
         host.connections.set(host.connections.get() + 1);
-        Ok(Place { host: host.clone(), pool: self.clone(), limited })
+        Ok(Place { host: host.clone(), pool: self.clone(), limited, counted: track.is_some() })
     }
 
     /// A new connection, at the place that [`Self::admit`] gave.
@@ -328,6 +346,7 @@ impl Pool {
             host: place.host.clone(),
             peer,
             config,
+            opened: Instant::now(),
             served: Cell::new(0),
             introduced: Cell::new(false),
             idle_since: Cell::new(Instant::now()),
@@ -337,7 +356,7 @@ impl Pool {
 
     /// Counts a request; `None` when there are too many.
     pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
-        let limited = self.cluster.limits.requests != u32::MAX;
+        let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
         if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
             self.stats.rq_pending_overflow.inc();
             return None;
@@ -351,7 +370,14 @@ impl Pool {
 
     /// Counts a retry; `None` when there are too many.
     pub(crate) fn retry(self: &Rc<Self>) -> Option<Counted> {
-        self.counted(self.cluster.limits.retries, |pool| &pool.cluster.usage.retries)
+        let Limits { retries, budget, .. } = self.cluster.limits;
+        let limit = budget.map_or(retries, |budget| {
+            let usage = &self.cluster.usage;
+            let requests = u64::from(usage.requests.load(Relaxed)) + u64::from(usage.pending.load(Relaxed));
+            let share = requests * u64::from(budget.share) / 1_000_000;
+            u32::try_from(share).unwrap_or(u32::MAX).max(budget.least)
+        });
+        self.counted(limit, |pool| &pool.cluster.usage.retries)
     }
 
     /// Counts a request that waits for a connection; `None` when there are too many.
@@ -360,7 +386,7 @@ impl Pool {
     }
 
     fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
-        if limit == u32::MAX {
+        if limit == u32::MAX && self.cluster.limits.budget.is_none() {
             return Some(Counted { pool: self.clone(), of: None });
         }
         claim(of(self), limit).then(|| Counted { pool: self.clone(), of: Some(of) })
@@ -376,11 +402,14 @@ impl Pool {
                 return false;
             }
             let mut idle = host.idle.take();
-            let recent = |link: &Link| now - link.idle_since.get() < timeout;
+            let recent = |link: &Link| now - link.idle_since.get() < timeout && !link.is_old(|| now);
             idle.retain_mut(|upstream| recent(&upstream.link) && upstream.is_quiet());
             *host.idle.borrow_mut() = idle;
             let mut shared = host.shared.take();
-            shared.retain(|multiplexed| multiplexed.requests() > 0 || recent(&multiplexed.link));
+            shared.retain(|multiplexed| {
+                let link = &multiplexed.link;
+                recent(link) || multiplexed.requests() > 0 && !link.is_old(|| now)
+            });
             *host.shared.borrow_mut() = shared;
             !dynamic || host.connections.get() > 0 || host.requests.get() > 0
         });
@@ -453,6 +482,12 @@ impl Link {
         }
     }
 
+    /// Whether it has been open for as long as it may. The clock is asked only where there is such a limit.
+    fn is_old(&self, now: impl FnOnce() -> Instant) -> bool {
+        let most = self.pool().cluster.max_connection_duration;
+        most.is_some_and(|most| now().saturating_duration_since(self.opened) >= most)
+    }
+
     /// The cluster it belongs to.
     pub(crate) fn pool(&self) -> &Rc<Pool> {
         &self.place.pool
@@ -474,8 +509,10 @@ impl Upstream {
             // There may be room for another stream now.
             return link.host.freed.notify_one();
         };
-        let usable =
-            !link.pool().gone.get() && !link.host.gone.get() && link.served.get() < link.pool().most();
+        let usable = !link.pool().gone.get()
+            && !link.host.gone.get()
+            && link.served.get() < link.pool().most()
+            && !link.is_old(Instant::now);
         if !usable || !stream.input.is_empty() || !stream.output.is_empty() {
             return;
         }
@@ -518,8 +555,13 @@ impl Drop for Link {
 impl Drop for Place {
     fn drop(&mut self) {
         self.host.connections.set(self.host.connections.get().saturating_sub(1));
+        if let Some(track) = self.host.endpoint.track.as_ref().filter(|_| self.counted) {
+            track.connections.fetch_sub(1, Relaxed);
+        }
         if self.limited {
             self.pool.cluster.usage.connections.fetch_sub(1, Relaxed);
+        }
+        if self.limited || self.counted {
             self.pool.room.notify_waiters();
         }
     }

@@ -71,6 +71,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         tunnel.down.greeted = exchange(&mut server, greeting);
     }
     let mut opened = false;
+    let last = proxy.max_duration.map(|duration| began + duration);
+    let mut flags = Flags::NONE;
     loop {
         // A connection is counted once it is known whose it is.
         let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
@@ -78,7 +80,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
             worker.shard.connection_opened(&record(origin, Some(&link), start));
             opened = true;
         }
-        let report = proxy.stats.then(|| Instant::now() + REPORT);
+        let report = earlier(proxy.stats.then(|| Instant::now() + REPORT), last);
         let client = &mut downstream.stream;
         let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report).await;
         let [of_client, of_server] = tunnel.met();
@@ -97,11 +99,16 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
             worker.shard.connection_bytes(&record, now.0 - counted.0, now.1 - counted.1);
             counted = now;
         }
+        if last.is_some_and(|last| Instant::now() >= last) {
+            flags = Flags::DT;
+            break;
+        }
         if matches!(ended, Ended::Closed | Ended::Idle) {
             break;
         }
     }
     let mut record = record(origin, Some(&link), start);
+    record.flags = flags;
     record.duration = began.elapsed();
     record.bytes_received = downstream.stream.received;
     record.bytes_sent = downstream.stream.sent;

@@ -1,24 +1,17 @@
 //! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
 //! where it was agreed on.
 
-use std::{
-    future::poll_fn,
-    io,
-    net::{IpAddr, SocketAddr},
-    rc::Rc,
-    sync::Arc,
-    task::Poll,
-};
+use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll, time::Duration};
 
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
     config::{
         Cluster, Endpoint,
-        cluster::UpstreamProtocol,
+        cluster::{Keepalive, UpstreamProtocol},
         tls::{ClientConfigs, ClientTls},
     },
     context::Shared,
@@ -133,7 +126,7 @@ async fn open(
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(&host.endpoint, config.clone(), pool.cluster.source, shared).await?;
+        let (stream, peer) = establish(&host.endpoint, config.clone(), &pool.cluster, shared).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == Spoken::Http2,
@@ -190,9 +183,13 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         return Err(Error::caused(Kind::ConnectFailed, lost));
     }
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
+    let ping = link.pool().cluster.http2.ping;
     tokio::task::spawn_local(async move {
         // What went wrong is told to every request that it concerns.
-        poll_fn(|cx| driver.poll(cx)).await;
+        match ping {
+            None => poll_fn(|cx| driver.poll(cx)).await,
+            Some(ping) => keep_alive(&mut driver, ping).await,
+        }
         if let Some(host) = owner.upgrade() {
             host.remove_shared(&known);
         }
@@ -201,16 +198,36 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
     Ok(host.add_shared(link, connection))
 }
 
+/// Moves a connection's bytes, asks its server again and again whether it is there, and gives it up when it is not.
+async fn keep_alive(driver: &mut http2::Driver, (interval, patience): (Duration, Duration)) {
+    loop {
+        if timer::timeout(interval, poll_fn(|cx| driver.poll(cx))).await.is_some() {
+            return;
+        }
+        driver.ping();
+        let answered = poll_fn(|cx| match driver.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending if driver.is_pinged() => Poll::Pending,
+            Poll::Pending => Poll::Ready(false),
+        });
+        match timer::timeout(patience, answered).await {
+            Some(true) => return,
+            Some(false) => {}
+            None => driver.give_up(),
+        }
+    }
+}
+
 async fn establish(
     endpoint: &Endpoint,
     config: Option<Arc<Connector>>,
-    source: Option<IpAddr>,
+    cluster: &Cluster,
     shared: &Shared,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let tcp = dial(endpoint.address, source, shared.mark).await.map_err(refused)?;
+    let tcp = dial(endpoint.address, cluster, shared.mark).await.map_err(refused)?;
     let mut stream = Stream::new(tcp);
     let Some(config) = config else { return Ok((stream, Peer::plain())) };
     let name = server_name(endpoint);
@@ -222,18 +239,35 @@ async fn establish(
 }
 
 /// Opens a TCP connection.
-async fn dial(address: SocketAddr, source: Option<IpAddr>, mark: Option<u32>) -> io::Result<TcpStream> {
+async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
     let socket =
         Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     if let Some(mark) = mark {
         socket.set_mark(mark)?;
     }
+    if let Some(keepalive) = &cluster.keepalive {
+        socket.set_tcp_keepalive(&tcp_keepalive(keepalive))?;
+    }
     // An address of the other family cannot be meant for this endpoint.
-    if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
+    if let Some(source) = cluster.source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
         socket.bind(&SocketAddr::new(source, 0).into())?;
     }
     TcpSocket::from_std_stream(socket.into()).connect(address).await
+}
+
+fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
+    let mut keepalive = TcpKeepalive::new();
+    if let Some(probes) = config.probes {
+        keepalive = keepalive.with_retries(probes);
+    }
+    if let Some(time) = config.time {
+        keepalive = keepalive.with_time(time);
+    }
+    if let Some(interval) = config.interval {
+        keepalive = keepalive.with_interval(interval);
+    }
+    keepalive
 }
 
 fn client_config(tls: Option<&ClientTls>, offer: Offer) -> Result<Option<Arc<Connector>>, Error> {
@@ -259,5 +293,29 @@ fn reason(error: &io::Error) -> String {
     match text.split_once(" (os error ") {
         Some((text, _)) => text.to_owned(),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_looks_after_connections_as_configured() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let mut cluster = Cluster::new("c");
+        let plain = dial(address, &cluster, None).await.unwrap();
+        assert!(!socket2::SockRef::from(&plain).keepalive().unwrap());
+        let (time, interval) = (Some(Duration::from_secs(70)), Some(Duration::from_secs(7)));
+        cluster.keepalive = Some(Keepalive { probes: Some(3), time, interval });
+        let kept = dial(address, &cluster, None).await.unwrap();
+        let kept = socket2::SockRef::from(&kept);
+        assert!(kept.keepalive().unwrap());
+        assert_eq!(kept.tcp_keepalive_retries().unwrap(), 3);
+        assert_eq!(Some(kept.tcp_keepalive_time().unwrap()), time);
+        assert_eq!(Some(kept.tcp_keepalive_interval().unwrap()), interval);
     }
 }

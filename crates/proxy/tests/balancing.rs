@@ -18,7 +18,7 @@ use arc_swap::ArcSwap;
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints,
-        cluster::{Balancer, HashFunction},
+        cluster::{Balancer, HashFunction, RetryBudget},
         health::{Comparison, Limit, Outlier, OutlierState, Track},
         route::{HashCookie, HashKey, HashPolicy},
     },
@@ -26,6 +26,7 @@ use skysail_proxy::{
     telemetry,
 };
 use support::{Proxy, cluster, http, listener, server, tcp, within};
+use tokio::sync::Notify;
 
 const RING: Balancer = Balancer::RingHash { minimum: 1024, maximum: 8192, function: HashFunction::Xx };
 
@@ -260,4 +261,99 @@ async fn connections_that_fail_count_for_tcp_too() {
     }
     assert_eq!(lost, 3);
     assert_eq!(metric(&proxy, ACTIVE).await, 1);
+}
+
+#[tokio::test]
+async fn each_endpoint_has_a_limit_of_connections() {
+    let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, wait) = (arrived.clone(), go.clone());
+    let upstream = server(move |_, mut client: support::Client| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            loop {
+                client.message().await;
+                tell.notify_one();
+                wait.notified().await;
+                client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            }
+        }
+    })
+    .await;
+    let mut limited = ejecting(&[upstream], Duration::from_secs(30));
+    limited.limits.connections_per_host = 1;
+    limited.limits.pending = 1;
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![limited]).await;
+    let mut first = proxy.connect().await;
+    first.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    within(arrived.notified()).await;
+    // Of the next two one waits, and the other is turned away.
+    let (mut second, mut third) = (proxy.connect().await, proxy.connect().await);
+    second.send("GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    third.send("GET /3 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let mut waiting = tokio::select! {
+        head = second.head() => { assert!(head.starts_with("HTTP/1.1 503 "), "{head}"); third }
+        head = third.head() => { assert!(head.starts_with("HTTP/1.1 503 "), "{head}"); second }
+    };
+    go.notify_one();
+    assert_eq!(first.message().await.1, "ok");
+    within(arrived.notified()).await;
+    go.notify_one();
+    assert_eq!(waiting.message().await.1, "ok");
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 1);
+}
+
+#[tokio::test]
+async fn retries_have_a_budget() {
+    let upstream = server(|_, mut client| async move {
+        loop {
+            let (head, _) = client.message().await;
+            let again = !head.contains("x-envoy-attempt-count: 1\r\n");
+            let status = if again { "200 OK" } else { "503 Service Unavailable" };
+            client.send(&format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
+        }
+    })
+    .await;
+    // One request is under way: all of it may be retried, or half of it, rounded down, if one does not always.
+    for (share, least, status) in [(1_000_000, 0, 200), (500_000, 0, 503), (500_000, 1, 200)] {
+        let mut limited = cluster(&[upstream], None);
+        limited.limits.retries = 0;
+        limited.limits.budget = Some(RetryBudget { share, least });
+        let terminal = http(|_, forward| forward.retry = Some(support::retries(1)));
+        let proxy = Proxy::start(listener(terminal, None), vec![limited]).await;
+        let mut client = proxy.connect().await;
+        for _ in 0..2 {
+            client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            let head = client.head().await;
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{share} {least}: {head}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_last_no_longer_than_configured() {
+    let upstream = numbered(1).await[0];
+    for (most, connections) in [(None, 1), (Some(Duration::from_nanos(1)), 3)] {
+        let mut cluster = cluster(&[upstream], None);
+        cluster.max_connection_duration = most;
+        let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await;
+        let mut client = proxy.connect().await;
+        for _ in 0..3 {
+            client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            assert_eq!(client.message().await.1, "0");
+        }
+        assert_eq!(proxy.workers().clusters().await[0].connections_total, connections);
+    }
+    // With TCP, whatever is under way.
+    let silent = server(|_, mut client| async move {
+        client.rest().await;
+    })
+    .await;
+    let mut terminal = tcp();
+    if let skysail_proxy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
+        Arc::get_mut(proxy).unwrap().max_duration = Some(Duration::from_millis(20));
+    }
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[silent], None)]).await;
+    let mut client = proxy.connect().await;
+    client.send("hello").await;
+    assert_eq!(client.rest().await, "");
 }

@@ -460,3 +460,77 @@ async fn answers_without_content_end_with_their_heads() {
     assert_eq!(answer.status(), 204);
     assert!(answer.body().is_end_stream());
 }
+
+#[tokio::test]
+async fn no_more_streams_than_configured_share_a_connection() {
+    let (arrived, go) = (Arc::new(Notify::new()), Arc::new(tokio::sync::Semaphore::new(0)));
+    let (tell, wait) = (arrived.clone(), go.clone());
+    let upstream = http2_server(move |number, request, respond| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            tell.notify_one();
+            wait.acquire().await.unwrap().forget();
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let mut cluster = http2(upstream);
+    cluster.http2.streams = 2;
+    let proxy = proxy(cluster).await;
+    let requests = connect(&proxy).await;
+    let mut answers = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
+        answers.spawn(async move { text(within(answer).await.unwrap().into_body()).await });
+        within(arrived.notified()).await;
+    }
+    go.add_permits(4);
+    let mut numbers: Vec<_> = answers.join_all().await.iter().map(|text| text[..1].to_owned()).collect();
+    numbers.sort();
+    assert_eq!(numbers, ["0", "0", "1", "1"]);
+}
+
+#[tokio::test]
+async fn a_connection_is_used_no_longer_than_configured() {
+    let mut cluster = http2(http2_server(repeat).await);
+    cluster.max_connection_duration = Some(Duration::from_nanos(1));
+    let proxy = proxy(cluster).await;
+    let requests = connect(&proxy).await;
+    for number in ["0", "1", "2"] {
+        let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
+        assert!(text(within(answer).await.unwrap().into_body()).await.starts_with(number));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_answers_no_ping_is_given_up() {
+    // It shakes hands and is silent.
+    let silent = server(|_, mut client| async move {
+        client.send("\0\0\0\x04\0\0\0\0\0").await;
+        client.rest().await;
+    })
+    .await;
+    let ping = Some((Duration::from_millis(10), Duration::from_millis(10)));
+    let mut cluster = http2(silent);
+    cluster.http2.ping = ping;
+    let proxy = proxy(cluster).await;
+    let mut requests = connect(&proxy).await;
+    let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
+    assert_eq!(within(answer).await.unwrap().status(), 503);
+
+    // One that answers them goes on being used.
+    let upstream = http2_server(|number, request, respond| async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        repeat(number, request, respond).await;
+    })
+    .await;
+    let mut cluster = http2(upstream);
+    cluster.http2.ping = Some((Duration::from_millis(10), Duration::from_secs(30)));
+    let proxy = self::proxy(cluster).await;
+    let mut requests = connect(&proxy).await;
+    for _ in 0..2 {
+        let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
+        assert!(text(within(answer).await.unwrap().into_body()).await.starts_with('0'));
+        requests = within(requests.ready()).await.unwrap();
+    }
+}

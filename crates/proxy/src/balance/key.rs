@@ -6,7 +6,6 @@ use super::hash;
 use crate::{
     config::route::{HashCookie, HashKey, HashPolicy},
     head::RequestHead,
-    matching,
 };
 
 /// Where a request comes from.
@@ -47,8 +46,8 @@ pub fn of(
 }
 
 fn header(head: &RequestHead, name: &str) -> Option<u64> {
-    if name.starts_with(':') || name == "host" {
-        return matching::joined(head, name).map(|value| hash::of(&value));
+    if let Some(value) = head.apart(name) {
+        return Some(hash::of(value.as_bytes()));
     }
     let mut values: Vec<_> = head.header_values(name).collect();
     if values.is_empty() { None } else { Some(hash::of_values(&mut values)) }

@@ -54,6 +54,12 @@ pub struct Cluster {
     pub idle_timeout: Option<Duration>,
     /// A connection serves at most so many requests; `None` for any number.
     pub max_requests_per_connection: Option<u32>,
+    /// A connection that has been open for so long serves no further request; `None` for any time.
+    pub max_connection_duration: Option<Duration>,
+    /// How the kernel finds out that a peer is gone (`upstream_connection_options.tcp_keepalive`); `None`: not at all.
+    pub keepalive: Option<Keepalive>,
+    /// How HTTP/2 is spoken to it.
+    pub http2: Http2,
     /// The service it stands for, for metrics: its host, name, namespace.
     pub service: Option<Service>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
@@ -83,6 +89,9 @@ impl Cluster {
             source: None,
             idle_timeout: None,
             max_requests_per_connection: None,
+            max_connection_duration: None,
+            keepalive: None,
+            http2: Http2 { streams: u32::MAX, ping: None },
             service: None,
             metadata_exchange: false,
             weigh_localities: false,
@@ -91,7 +100,8 @@ impl Cluster {
 
     /// What is to be known of an endpoint at this address: what was known before, if there is anything to know.
     pub fn track(&self, address: SocketAddr, before: &Map<SocketAddr, Arc<Track>>) -> Option<Arc<Track>> {
-        if self.outlier.is_none() && self.slow_start.is_none() {
+        let counted = self.limits.connections_per_host != u32::MAX;
+        if self.outlier.is_none() && self.slow_start.is_none() && !counted {
             return None;
         }
         Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(Track::new(Instant::now()))))
@@ -204,14 +214,53 @@ pub struct Limits {
     pub pending: u32,
     /// Requests.
     pub requests: u32,
-    /// Retries.
+    /// Retries; unless there is a budget for them.
     pub retries: u32,
+    /// What retries may be instead (`retry_budget`).
+    pub budget: Option<RetryBudget>,
+    /// Connections to each endpoint (`per_host_thresholds`).
+    pub connections_per_host: u32,
 }
 
 impl Limits {
     /// No limits: what Istio sends where nothing is configured.
-    pub const NONE: Self =
-        Self { connections: u32::MAX, pending: u32::MAX, requests: u32::MAX, retries: u32::MAX };
+    pub const NONE: Self = Self {
+        connections: u32::MAX,
+        pending: u32::MAX,
+        requests: u32::MAX,
+        retries: u32::MAX,
+        budget: None,
+        connections_per_host: u32::MAX,
+    };
+}
+
+/// Source: `envoy.config.cluster.v3.CircuitBreakers.Thresholds.RetryBudget`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryBudget {
+    /// The part of all requests that may be retries, in millionths.
+    pub share: u32,
+    /// But always so many.
+    pub least: u32,
+}
+
+/// Source: `envoy.config.core.v3.TcpKeepalive`. What is not given is as the system has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keepalive {
+    /// The connection ends when so many probes are not answered.
+    pub probes: Option<u32>,
+    /// The first goes out when nothing was heard for so long.
+    pub time: Option<Duration>,
+    /// Between two of them.
+    pub interval: Option<Duration>,
+}
+
+/// Source: `envoy.config.core.v3.Http2ProtocolOptions`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Http2 {
+    /// Requests at once on one connection (`max_concurrent_streams`); fewer if the server takes fewer.
+    pub streams: u32,
+    /// How often a PING is sent, and within what time it must be answered (`connection_keepalive`).
+    pub ping: Option<(Duration, Duration)>,
 }
 
 /// How much of [`Limits`] is in use, across workers.

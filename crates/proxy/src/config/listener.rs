@@ -99,6 +99,8 @@ pub struct TcpProxy {
     pub targets: Targets,
     /// Closed when nothing was sent either way for so long; `None` is for ever.
     pub idle_timeout: Option<Duration>,
+    /// Closed after so long, whatever happens (`max_downstream_connection_duration`); `None` for any time.
+    pub max_duration: Option<Duration>,
     /// Whether connections from the same address go to the same endpoint, for clusters whose balancer hashes.
     pub hash_source_ip: bool,
     /// Whether Istio's TCP metrics are kept (filter `istio.stats`).

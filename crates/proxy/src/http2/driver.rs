@@ -43,6 +43,21 @@ impl Driver {
         self.session.borrow().is_busy()
     }
 
+    /// Asks the peer whether it is there.
+    pub(crate) fn ping(&self) {
+        self.session.borrow_mut().ask();
+    }
+
+    /// Whether the peer has yet to answer that.
+    pub(crate) fn is_pinged(&self) -> bool {
+        self.session.borrow().is_asked()
+    }
+
+    /// Ends the connection, as the peer is not there.
+    pub(crate) fn give_up(&self) {
+        self.session.borrow_mut().lose(Lost::Closed("a PING was not answered in time".into()));
+    }
+
     /// Takes no more streams.
     pub(crate) fn leave(&self) {
         self.session.borrow_mut().leave();

@@ -40,6 +40,8 @@ const INTERIM: usize = 8;
 const LAST_STREAM: u32 = 0x7fff_ffff;
 /// What marks the ping that tells when a peer knows that we are going.
 const LEAVING: [u8; 8] = *b"leaving!";
+/// What marks the ping that tells whether a peer is there.
+const ASKING: [u8; 8] = *b"skysail?";
 
 /// Which end of a connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,8 @@ pub(crate) struct Session {
     stalled: Vec<u32>,
 
     leaving: Leaving,
+    /// The peer is to answer a PING.
+    asked: bool,
     /// The peer takes, or opens, no more streams.
     peer_leaves: bool,
     /// The connection is no more.
@@ -288,6 +292,7 @@ impl Session {
             owed: 0,
             stalled: Vec::new(),
             leaving: Leaving::No,
+            asked: false,
             peer_leaves: false,
             lost: None,
             resets: Budget::new(200),
@@ -354,6 +359,17 @@ impl Session {
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
             frame::ping(&mut self.out, 0, LEAVING);
         }
+    }
+
+    /// Asks the peer whether it is there.
+    pub(super) fn ask(&mut self) {
+        self.asked = true;
+        frame::ping(&mut self.out, 0, ASKING);
+    }
+
+    /// Whether the peer has yet to answer.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked
     }
 
     /// Ends at once, with all streams, for what the peer did or because nobody wants more.

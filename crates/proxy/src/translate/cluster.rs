@@ -7,15 +7,15 @@ use skysail_xds::envoy::pb::{
     envoy::{
         config::{
             cluster::v3::{
-                CircuitBreakers, Cluster as Proto, Filter,
-                circuit_breakers::Thresholds,
+                CircuitBreakers, Cluster as Proto, Filter, UpstreamConnectionOptions,
+                circuit_breakers::{Thresholds, thresholds::RetryBudget as RetryBudgetProto},
                 cluster::{
                     ClusterDiscoveryType, DiscoveryType, LbConfig, TransportSocketMatch, common_lb_config,
                 },
             },
             core::v3::{
-                HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority, TransportSocket,
-                config_source,
+                Http2ProtocolOptions, HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority,
+                TransportSocket, config_source,
             },
             endpoint::v3::ClusterLoadAssignment,
         },
@@ -31,12 +31,14 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, outlier, tls_context,
-    type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, outlier, timeout,
+    tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster,
-    cluster::{Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
+    cluster::{
+        Discovery, Http2, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage,
+    },
     tls::ClientTls,
 };
 
@@ -70,7 +72,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
             Some(time) => duration(time).at("connect_timeout")?,
             None => CONNECT_TIMEOUT,
         },
-        limits: limits(proto.circuit_breakers.as_ref()),
+        limits: limits(proto.circuit_breakers.as_ref()).at("circuit_breakers")?,
         usage: Usage::default(),
         transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
@@ -78,6 +80,9 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         source: source(&proto)?,
         idle_timeout: http.idle_timeout,
         max_requests_per_connection: http.max_requests,
+        max_connection_duration: http.max_duration,
+        keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
+        http2: http.http2,
         service: service(proto.metadata.as_ref()),
         metadata_exchange: metadata_exchange(&proto.filters)?,
         weigh_localities: weighs_localities(&proto),
@@ -159,18 +164,49 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
 }
 
 /// Envoy's own limits hold where none are given.
-fn limits(breakers: Option<&CircuitBreakers>) -> Limits {
-    let thresholds = breakers.and_then(|breakers| {
-        breakers.thresholds.iter().find(|thresholds| thresholds.priority() == RoutingPriority::Default)
-    });
-    let none = Thresholds::default();
-    let thresholds = thresholds.unwrap_or(&none);
-    Limits {
+fn limits(breakers: Option<&CircuitBreakers>) -> Result<Limits> {
+    let default = |list: &[Thresholds]| {
+        list.iter().find(|thresholds| thresholds.priority() == RoutingPriority::Default).cloned()
+    };
+    let thresholds = breakers.and_then(|breakers| default(&breakers.thresholds)).unwrap_or_default();
+    let of_host = breakers.and_then(|breakers| default(&breakers.per_host_thresholds)).unwrap_or_default();
+    if of_host != (Thresholds { max_connections: of_host.max_connections, ..Thresholds::default() }) {
+        return Err(Reject::new("only max_connections is supported").at_field("per_host_thresholds"));
+    }
+    Ok(Limits {
         connections: number(thresholds.max_connections).unwrap_or(1024),
         pending: number(thresholds.max_pending_requests).unwrap_or(1024),
         requests: number(thresholds.max_requests).unwrap_or(1024),
         retries: number(thresholds.max_retries).unwrap_or(3),
+        budget: thresholds
+            .retry_budget
+            .as_ref()
+            .map(retry_budget)
+            .transpose()
+            .at("thresholds.retry_budget")?,
+        connections_per_host: number(of_host.max_connections).unwrap_or(u32::MAX),
+    })
+}
+
+fn retry_budget(proto: &RetryBudgetProto) -> Result<RetryBudget> {
+    let percent = proto.budget_percent.map_or(20.0, |percent| percent.value);
+    if !(0.0..=100.0).contains(&percent) {
+        return Err(Reject::new("must be from 0 to 100").at_field("budget_percent"));
     }
+    let share = (percent * 10_000.0).round() as u32;
+    Ok(RetryBudget { share, least: number(proto.min_retry_concurrency).unwrap_or(3) })
+}
+
+fn keepalive(options: &UpstreamConnectionOptions) -> Option<Keepalive> {
+    let proto = options.tcp_keepalive?;
+    let seconds = |wrapped| number(wrapped).map(|seconds| Duration::from_secs(seconds.into()));
+    // Zero switches off.
+    let off = [proto.keepalive_probes, proto.keepalive_time, proto.keepalive_interval];
+    (!off.iter().any(|value| number(*value) == Some(0))).then(|| Keepalive {
+        probes: number(proto.keepalive_probes),
+        time: seconds(proto.keepalive_time),
+        interval: seconds(proto.keepalive_interval),
+    })
 }
 
 fn transport_matches(
@@ -223,6 +259,8 @@ struct Http {
     validates_host: bool,
     idle_timeout: Option<Duration>,
     max_requests: Option<u32>,
+    max_duration: Option<Duration>,
+    http2: Http2,
 }
 
 impl Http {
@@ -237,6 +275,8 @@ impl Http {
             validates_host: false,
             idle_timeout: None,
             max_requests: number(proto.max_requests_per_connection),
+            max_duration: None,
+            http2: http2(proto.http2_protocol_options.as_ref()).at("http2_protocol_options")?,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
@@ -253,6 +293,18 @@ impl Http {
         self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         let upstream = options.upstream_http_protocol_options;
         self.validates_host = upstream.is_some_and(|upstream| upstream.auto_san_validation);
+        let spoken = match &options.upstream_protocol_options {
+            Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {
+                Some(ProtocolConfig::Http2ProtocolOptions(options)) => Some(options),
+                _ => None,
+            },
+            Some(Options::UseDownstreamProtocolConfig(config)) => config.http2_protocol_options.as_ref(),
+            Some(Options::AutoConfig(config)) => config.http2_protocol_options.as_ref(),
+            None => None,
+        };
+        if spoken.is_some() {
+            self.http2 = http2(spoken).at("http2_protocol_options")?;
+        }
         self.protocol = match options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match config.protocol_config {
                 Some(ProtocolConfig::Http2ProtocolOptions(_)) => UpstreamProtocol::Http2,
@@ -275,9 +327,26 @@ impl Http {
             let time = duration(time).at("idle_timeout")?;
             self.idle_timeout = Some(if time.is_zero() { Duration::MAX } else { time });
         }
+        self.max_duration = timeout(options.max_connection_duration.as_ref(), self.max_duration)
+            .at("max_connection_duration")?;
         self.max_requests =
             number(options.max_requests_per_connection).or(self.max_requests).filter(|&max| max > 0);
         Ok(())
+    }
+}
+
+fn http2(options: Option<&Http2ProtocolOptions>) -> Result<Http2> {
+    let streams =
+        options.and_then(|options| number(options.max_concurrent_streams)).unwrap_or(u32::MAX).max(1);
+    let Some(proto) = options.and_then(|options| options.connection_keepalive.as_ref()) else {
+        return Ok(Http2 { streams, ping: None });
+    };
+    let interval = timeout(proto.interval.as_ref(), None).at("connection_keepalive.interval")?;
+    let patience = timeout(proto.timeout.as_ref(), None).at("connection_keepalive.timeout")?;
+    match (interval, patience) {
+        (Some(interval), Some(patience)) => Ok(Http2 { streams, ping: Some((interval, patience)) }),
+        (None, _) => Ok(Http2 { streams, ping: None }),
+        (Some(_), None) => Err(Reject::new("must be given").at_field("connection_keepalive.timeout")),
     }
 }
 

@@ -43,6 +43,13 @@ const MAX_STREAMS: u32 = 1024;
 /// Translates a connection manager.
 pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
     let common = proto.common_http_protocol_options.as_ref();
+    if common.is_some_and(|common| common.max_connection_duration.is_some()) {
+        let reason = "max_connection_duration is supported towards upstreams alone, and has no effect here";
+        if translator.strict {
+            return Err(Reject::new(reason).at_field("common_http_protocol_options"));
+        }
+        super::warn_once(format!("common_http_protocol_options: {reason}"));
+    }
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
     let kib = number(proto.max_request_headers_kb).unwrap_or(MAX_HEAD_KIB) as usize;
     let mut manager = HttpManager {

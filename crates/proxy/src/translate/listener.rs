@@ -291,6 +291,8 @@ fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProx
     }
     Ok(TcpProxy {
         hash_source_ip,
+        max_duration: timeout(proto.max_downstream_connection_duration.as_ref(), None)
+            .at("max_downstream_connection_duration")?,
         stat_prefix: proto.stat_prefix.as_str().into(),
         targets,
         idle_timeout,

@@ -25,7 +25,7 @@ use skysail_xds::envoy::pb::envoy::{
 
 use super::*;
 use crate::config::{
-    cluster::{Balancer, Discovery, HashFunction, Limits},
+    cluster::{Balancer, Discovery, HashFunction, Http2, Keepalive, Limits, RetryBudget},
     health::{Limit, SlowStart},
     http::{self, Does, Part},
     listener::{Terminal, Transport},
@@ -359,6 +359,8 @@ fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
     assert_eq!(reviews.panic_threshold, 40);
     let slow_start = SlowStart { window: Duration::from_secs(30), aggression: 1.5, least: 0.1 };
     assert_eq!(reviews.slow_start, Some(slow_start));
+    assert_eq!(reviews.max_connection_duration, Some(Duration::from_secs(3600)));
+    assert_eq!(reviews.http2, Http2 { streams: 64, ping: None });
     let outlier = reviews.outlier.unwrap();
     assert_eq!(outlier.consecutive_5xx, Limit { number: 5, enforcing: 100 });
     assert_eq!(outlier.consecutive_gateway_failure, Limit { number: 3, enforcing: 100 });
@@ -380,6 +382,44 @@ fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
         Some(OutlierDetection { max_ejection_percent: Some(value), ..OutlierDetection::default() });
     let reason = with(true, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
     assert_eq!(reason, "outlier_detection.max_ejection_percent: must be at most 100");
+}
+
+#[test]
+fn pools_are_taken_with_envoys_defaults() {
+    use skysail_xds::envoy::pb::{
+        envoy::config::{
+            cluster::v3::{
+                CircuitBreakers, UpstreamConnectionOptions,
+                circuit_breakers::{Thresholds, thresholds::RetryBudget as BudgetProto},
+            },
+            core::v3::TcpKeepalive,
+        },
+        envoy::r#type::v3::Percent,
+    };
+    let some = |value| Some(UInt32Value { value });
+    let taken = |proto: ClusterProto| {
+        let body = proto.encode_to_vec();
+        with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string())
+    };
+    let mut proto = cluster_proto(DiscoveryType::Static);
+    let budget = BudgetProto { budget_percent: Some(Percent { value: 12.5 }), ..BudgetProto::default() };
+    proto.circuit_breakers = Some(CircuitBreakers {
+        thresholds: vec![Thresholds { retry_budget: Some(budget), ..Thresholds::default() }],
+        per_host_thresholds: vec![Thresholds { max_connections: some(4), ..Thresholds::default() }],
+    });
+    let keepalive = TcpKeepalive { keepalive_time: some(70), ..TcpKeepalive::default() };
+    proto.upstream_connection_options = Some(UpstreamConnectionOptions {
+        tcp_keepalive: Some(keepalive),
+        ..UpstreamConnectionOptions::default()
+    });
+    let cluster = taken(proto.clone()).unwrap();
+    assert_eq!(cluster.limits.budget, Some(RetryBudget { share: 125_000, least: 3 }));
+    assert_eq!((cluster.limits.connections_per_host, cluster.limits.connections), (4, 1024));
+    let time = Some(Duration::from_secs(70));
+    assert_eq!(cluster.keepalive, Some(Keepalive { time, ..Keepalive::default() }));
+    proto.circuit_breakers.as_mut().unwrap().per_host_thresholds[0].max_requests = some(4);
+    let reason = taken(proto).unwrap_err();
+    assert_eq!(reason, "circuit_breakers.per_host_thresholds: only max_connections is supported");
 }
 
 #[test]

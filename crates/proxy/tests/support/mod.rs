@@ -319,6 +319,7 @@ pub(crate) fn tcp() -> Terminal {
         stat_prefix: "test".into(),
         targets: Targets::Single("upstream".into()),
         idle_timeout: None,
+        max_duration: None,
         hash_source_ip: false,
         stats: true,
         access_logs: vec![],

@@ -1,6 +1,6 @@
 //! Frames that are about the connection, or about how a stream goes on.
 
-use super::{LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
+use super::{ASKING, LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, Head, Kind, MAX_FRAME, MAX_WINDOW, Reason};
 
 impl Session {
@@ -134,6 +134,9 @@ impl Session {
             self.leaving = Leaving::Known;
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, Reason::NONE);
+        }
+        if content == ASKING {
+            self.asked = false;
         }
         self.chat()
     }
