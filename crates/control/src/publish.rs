@@ -146,12 +146,13 @@ impl Publisher {
     /// Lets a proxy in; `None` when the control plane is shutting down.
     pub(crate) fn connect(
         self: &Arc<Self>,
-        client: NewClient,
+        mut client: NewClient,
     ) -> Option<(watch::Receiver<Arc<Resources>>, Connected)> {
         let mut state = self.lock();
         if state.closed {
             return None;
         }
+        state.world.place(&mut client.node);
         let view = client.node.view.clone();
         let views = state.views.len();
         let resources = state.enter(&view);

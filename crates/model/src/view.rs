@@ -15,6 +15,8 @@ pub struct ProxyNode {
     pub pod: String,
     /// The pod's addresses.
     pub ips: Vec<IpAddr>,
+    /// The Kubernetes node it runs on; empty if it does not say.
+    pub node_name: String,
     /// What its configuration depends on.
     pub view: ProxyView,
 }
@@ -36,7 +38,7 @@ pub struct ProxyView {
     pub cluster_id: String,
     /// The domain of services, `cluster.local`.
     pub domain: String,
-    /// Its locality, where the node says one.
+    /// Its locality: that of its Kubernetes node ([`World::place`](crate::World::place)), else what it says itself.
     pub locality: Locality,
     /// Ports its containers name, by name: what a service's `targetPort` may say.
     pub named_ports: BTreeMap<String, u16>,
@@ -87,6 +89,7 @@ struct Metadata {
     instance_ips: String,
     pod_ports: PodPorts,
     mesh_id: String,
+    node_name: String,
     skysail_plain_envoy: String,
 }
 
@@ -178,7 +181,7 @@ impl ProxyNode {
             mesh_id: metadata.mesh_id,
             plain_envoy: metadata.skysail_plain_envoy == "true",
         };
-        Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, view })
+        Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }
 }
 

@@ -5,7 +5,11 @@
 
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{destination_rule::TcpKeepalive, value::Duration, virtual_service::HttpRetry};
+use super::{
+    destination_rule::{LocalityLb, TcpKeepalive},
+    value::Duration,
+    virtual_service::HttpRetry,
+};
 
 /// Where the mesh configuration stands.
 pub const NAMESPACE: &str = "istio-system";
@@ -42,6 +46,8 @@ pub struct MeshConfig {
     pub connect_timeout: Option<Duration>,
     /// Keepalive of connections to endpoints.
     pub tcp_keepalive: Option<TcpKeepalive>,
+    /// Which endpoints are near, where a rule does not say.
+    pub locality_lb_setting: Option<LocalityLb>,
     /// How long to wait for the first bytes of an undeclared protocol.
     pub protocol_detection_timeout: Option<Duration>,
     /// Visibility of services that do not say.
@@ -146,6 +152,7 @@ impl Default for MeshConfig {
             enable_auto_mtls: true,
             outbound_traffic_policy: OutboundTrafficPolicy::default(),
             default_http_retry_policy: None,
+            locality_lb_setting: None,
             connect_timeout: None,
             tcp_keepalive: None,
             protocol_detection_timeout: None,

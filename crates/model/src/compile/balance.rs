@@ -1,15 +1,29 @@
-//! How an endpoint is picked: `loadBalancer` of a DestinationRule.
-//!
-//! `consistentHash` is not followed: our sidecar has no such balancer and would refuse the cluster, so it is warned
-//! about and endpoints are picked by LEAST_REQUEST.
+//! How an endpoint is picked: `loadBalancer` of a DestinationRule. Clusters say by which balancer, routes (and TCP
+//! proxies) what it hashes.
 
-use super::pb::{cluster, core, duration, types};
+use skysail_core::ClusterName;
+
+use super::{
+    Scope,
+    pb::{UInt64Value, cluster, core, duration, route, types},
+    policy::Effective,
+};
 use crate::api::{
-    Duration,
-    destination_rule::{LoadBalancer, SimpleLb, Warmup},
+    DestinationRule, Duration, Typed,
+    destination_rule::{ConsistentHash, LoadBalancer, SimpleLb, Warmup},
 };
 
-use cluster::cluster::{LbConfig, LbPolicy, LeastRequestLbConfig, RoundRobinLbConfig, SlowStartConfig};
+use cluster::cluster::{
+    LbConfig, LbPolicy, LeastRequestLbConfig, MaglevLbConfig, RingHashLbConfig, RoundRobinLbConfig,
+    SlowStartConfig,
+};
+use route::route_action::{
+    HashPolicy,
+    hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
+};
+
+/// Envoy's own, which Istio says where a rule says nothing about the ring.
+const RING: u64 = 1024;
 
 /// Sets how a cluster picks.
 pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
@@ -33,6 +47,79 @@ pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>
             });
         }
     }
+    if let Some(consistent) = &balancer.consistent_hash {
+        hash(made, consistent);
+    }
+}
+
+fn hash(made: &mut cluster::Cluster, hash: &ConsistentHash) {
+    let size = |value: u64| Some(UInt64Value { value });
+    let some = |value: u64| size(value).filter(|size| size.value != 0);
+    if let Some(maglev) = &hash.maglev {
+        made.lb_policy = LbPolicy::Maglev as i32;
+        let config =
+            some(maglev.table_size).map(|table_size| MaglevLbConfig { table_size: Some(table_size) });
+        made.lb_config = config.map(LbConfig::MaglevLbConfig).or(made.lb_config.take());
+        return;
+    }
+    made.lb_policy = LbPolicy::RingHash as i32;
+    let minimum = match &hash.ring_hash {
+        Some(ring) => some(ring.minimum_ring_size),
+        None => some(hash.minimum_ring_size).or(size(RING)),
+    };
+    if minimum.is_some() {
+        let config = RingHashLbConfig { minimum_ring_size: minimum, ..Default::default() };
+        made.lb_config = Some(LbConfig::RingHashLbConfig(config));
+    }
+}
+
+/// What of a request leads it to its endpoint in this cluster.
+pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy> {
+    let name = ClusterName::parse(cluster)?;
+    let rule = scope.world.destination_rule(name.host, scope.namespace)?;
+    let hash = consistent_hash(&rule, &name)?;
+    let specifier = if let Some(header_name) = hash.http_header_name.clone() {
+        PolicySpecifier::Header(Header { header_name, ..Default::default() })
+    } else if let Some(cookie) = &hash.http_cookie {
+        let attribute = |from: &crate::api::destination_rule::CookieAttribute| CookieAttribute {
+            name: from.name.clone(),
+            value: from.value.clone(),
+        };
+        PolicySpecifier::Cookie(Cookie {
+            name: cookie.name.clone(),
+            ttl: cookie.ttl.map(|length| duration(length.0)),
+            path: cookie.path.clone(),
+            attributes: cookie.attributes.iter().map(attribute).collect(),
+        })
+    } else if let Some(source_ip) = hash.use_source_ip {
+        PolicySpecifier::ConnectionProperties(ConnectionProperties { source_ip })
+    } else {
+        let name = hash.http_query_parameter_name.clone()?;
+        PolicySpecifier::QueryParameter(QueryParameter { name })
+    };
+    Some(HashPolicy { policy_specifier: Some(specifier), ..Default::default() })
+}
+
+/// Whether connections from one address go to the same endpoint of a service. As in Istio, what is said for single
+/// ports does not count.
+pub(super) fn hashes_source_ip(rule: Option<&Typed<DestinationRule>>) -> bool {
+    let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
+    let balancer = policy.and_then(|policy| policy.load_balancer.as_ref());
+    let hash = balancer.and_then(|balancer| balancer.consistent_hash.as_ref());
+    hash.is_some_and(|hash| hash.use_source_ip == Some(true))
+}
+
+fn consistent_hash<'a>(
+    rule: &'a Typed<DestinationRule>,
+    name: &ClusterName<'_>,
+) -> Option<&'a ConsistentHash> {
+    let spec = &rule.spec;
+    let subset = spec.subsets.iter().find(|subset| subset.name == name.subset);
+    let effective = match subset {
+        Some(subset) => Effective::of_subset(spec, subset, name.port),
+        None => Effective::of_rule(spec, name.port),
+    };
+    effective.load_balancer?.consistent_hash.as_ref()
 }
 
 /// New endpoints get traffic slowly.

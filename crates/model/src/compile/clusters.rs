@@ -18,6 +18,7 @@ use skysail_xds::{
 use super::{
     Scope, balance, endpoints, filters,
     listeners::InboundPort,
+    locality,
     pb::{Any, Struct, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
     policy::Effective,
     pool, tls,
@@ -32,6 +33,7 @@ use crate::{
 
 use cluster::cluster::{
     ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
+    common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
 /// Refuses every connection.
@@ -131,10 +133,19 @@ fn outbound_cluster(
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
+    if locality::weighs(scope.world.mesh(), effective)
+        && let Some(common) = &mut made.common_lb_config
+    {
+        let weighted = LocalityWeightedLbConfig::default();
+        common.locality_config_specifier = Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(weighted));
+    }
     if made.lb_policy != LbPolicy::ClusterProvided as i32 {
         balance::apply(&mut made, balancer);
     }
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
+    if let Some(budget) = effective.retry_budget {
+        pool::apply_retry_budget(&mut made, budget);
+    }
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
     }

@@ -7,6 +7,7 @@ use skysail_xds::istio;
 
 use super::{
     Scope,
+    locality::{self, Group},
     pb::{address, core, endpoint, fields, uint32},
     policy::Effective,
 };
@@ -49,23 +50,28 @@ fn assignment<'a>(
 ) -> endpoint::ClusterLoadAssignment {
     // The rule decides for all endpoints alike; only without one it is asked what each takes.
     let by_rule = effective.tls.is_some_and(|settings| settings.mode != TlsMode::IstioMutual);
-    let mut localities: BTreeMap<&Locality, Vec<endpoint::LbEndpoint>> = BTreeMap::new();
+    let mut localities: BTreeMap<&Locality, Vec<&Endpoint>> = BTreeMap::new();
     for member in members {
-        localities.entry(&member.locality).or_default().push(lb_endpoint(scope, member, by_rule));
+        localities.entry(&member.locality).or_default().push(member);
     }
-    let endpoints = localities.into_iter().map(|(locality, members)| endpoint::LocalityLbEndpoints {
-        locality: Some(core::Locality {
-            region: locality.region.clone(),
-            zone: locality.zone.clone(),
-            sub_zone: locality.subzone.clone(),
-        }),
-        load_balancing_weight: uint32(u32::try_from(members.len()).unwrap_or(u32::MAX)),
-        lb_endpoints: members,
-        ..Default::default()
-    });
+    let group = |(locality, members): (&'a Locality, Vec<&'a Endpoint>)| Group {
+        made: endpoint::LocalityLbEndpoints {
+            locality: Some(core::Locality {
+                region: locality.region.clone(),
+                zone: locality.zone.clone(),
+                sub_zone: locality.subzone.clone(),
+            }),
+            load_balancing_weight: uint32(u32::try_from(members.len()).unwrap_or(u32::MAX)),
+            lb_endpoints: members.iter().map(|member| lb_endpoint(scope, member, by_rule)).collect(),
+            ..Default::default()
+        },
+        locality,
+        members,
+    };
+    let groups = locality::apply(scope, effective, localities.into_iter().map(group).collect());
     endpoint::ClusterLoadAssignment {
         cluster_name: cluster.to_string(),
-        endpoints: endpoints.collect(),
+        endpoints: groups.into_iter().map(|group| group.made).collect(),
         ..Default::default()
     }
 }

@@ -57,6 +57,8 @@ const STATS: &str = "istio.stats";
 pub(super) struct Setting<'a> {
     pub(super) mesh: &'a MeshConfig,
     pub(super) view: &'a ProxyView,
+    /// Connections from one address go to the same endpoint.
+    pub(super) hash_source_ip: bool,
 }
 
 /// Which way the connections go.
@@ -97,7 +99,7 @@ pub(super) fn tcp_chain(
     }
     filters.extend(policy);
     filters.extend(stats(setting.view, way).map(|config| network(STATS, config)));
-    filters.push(tcp_proxy(setting.mesh, cluster));
+    filters.push(tcp_proxy(setting, cluster));
     filters
 }
 
@@ -208,10 +210,14 @@ fn http_filters(view: &ProxyView, way: Way, policy: Vec<HttpFilter>) -> Vec<Http
     filters
 }
 
-fn tcp_proxy(mesh: &MeshConfig, cluster: &str) -> listener::Filter {
+fn tcp_proxy(setting: Setting<'_>, cluster: &str) -> listener::Filter {
+    let source_ip = types::HashPolicy {
+        policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
+    };
     let proxy = TcpProxy {
         stat_prefix: cluster.to_owned(),
-        access_log: access_log::of_filter(mesh),
+        access_log: access_log::of_filter(setting.mesh),
+        hash_policy: setting.hash_source_ip.then_some(source_ip).into_iter().collect(),
         cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
         ..Default::default()
     };

@@ -4,7 +4,7 @@
 //! on the client only by what a [`Scope`] holds, so they can be shared between all views of one scope; routes depend
 //! on the client's labels too (`sourceLabels`), listeners on the whole view.
 //!
-//! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`] and [`balance`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
+//! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`], [`balance`] and [`locality`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
 //! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`].
 
 mod access_log;
@@ -14,6 +14,7 @@ mod clusters;
 mod endpoints;
 mod filters;
 mod listeners;
+mod locality;
 mod nametable;
 mod order;
 mod packed;
@@ -30,7 +31,7 @@ use skysail_xds::{Kind, Resource, Resources};
 
 use crate::{
     Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
-    api::{self, AuthorizationPolicy, DestinationRule, Protocol, Service, Typed},
+    api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
 };
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
@@ -41,6 +42,8 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
         world,
         namespace: &view.namespace,
         cluster_id: &view.cluster_id,
+        locality: &view.locality,
+        labels: &view.labels,
         sniffs: view.role == Role::Sidecar,
         plain_envoy: view.plain_envoy,
     };
@@ -63,6 +66,10 @@ struct Scope<'a> {
     namespace: &'a str,
     /// The cluster endpoints are in.
     cluster_id: &'a str,
+    /// Where the client is.
+    locality: &'a Locality,
+    /// The client's labels, by which endpoints can be near.
+    labels: &'a Labels,
     /// The client finds out what undeclared ports speak. Gateways know it from their own configuration.
     sniffs: bool,
     /// Istio's own filters must be left out.

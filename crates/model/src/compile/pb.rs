@@ -13,7 +13,7 @@ pub(super) use skysail_xds::envoy::pb::{
         },
         r#type::{matcher::v3 as matcher, v3 as types},
     },
-    google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, Value},
+    google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, UInt64Value, Value},
 };
 
 /// `10s`.

@@ -5,7 +5,7 @@
 
 use crate::api::{
     DestinationRule, Subset, TrafficPolicy,
-    destination_rule::{ClientTls, ConnectionPool, LoadBalancer, OutlierDetection},
+    destination_rule::{ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, RetryBudget},
 };
 
 /// The settings of a traffic policy for one port.
@@ -15,6 +15,8 @@ pub(super) struct Effective<'a> {
     pub(super) connection_pool: Option<&'a ConnectionPool>,
     pub(super) outlier_detection: Option<&'a OutlierDetection>,
     pub(super) tls: Option<&'a ClientTls>,
+    /// Settings for a port have none.
+    pub(super) retry_budget: Option<&'a RetryBudget>,
 }
 
 impl<'a> Effective<'a> {
@@ -36,6 +38,7 @@ impl<'a> Effective<'a> {
             connection_pool: own.connection_pool.or(whole.connection_pool),
             outlier_detection: own.outlier_detection.or(whole.outlier_detection),
             tls: own.tls.or(whole.tls),
+            retry_budget: own.retry_budget.or(whole.retry_budget),
         }
     }
 
@@ -48,12 +51,14 @@ impl<'a> Effective<'a> {
                 connection_pool: own.connection_pool.as_ref(),
                 outlier_detection: own.outlier_detection.as_ref(),
                 tls: own.tls.as_ref(),
+                retry_budget: None,
             },
             None => Self {
                 load_balancer: policy.load_balancer.as_ref(),
                 connection_pool: policy.connection_pool.as_ref(),
                 outlier_detection: policy.outlier_detection.as_ref(),
                 tls: policy.tls.as_ref(),
+                retry_budget: policy.retry_budget.as_ref(),
             },
         };
         (settings, of_port.is_some())

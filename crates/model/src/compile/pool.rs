@@ -3,13 +3,14 @@
 use super::pb::{cluster, core, duration, types, uint32};
 use crate::api::{
     MeshConfig,
-    destination_rule::{ConnectionPool, H2Upgrade, HttpPool, OutlierDetection, TcpKeepalive, TcpPool},
+    destination_rule::{
+        ConnectionPool, H2Upgrade, HttpPool, OutlierDetection, RetryBudget, TcpKeepalive, TcpPool,
+    },
 };
 
 use cluster::{
     CircuitBreakers,
-    circuit_breakers::Thresholds,
-    cluster::common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
+    circuit_breakers::{Thresholds, thresholds},
 };
 
 /// No limits but the ones asked for: Envoy's own defaults (1,024) would surprise.
@@ -53,7 +54,19 @@ pub(super) fn apply(made: &mut cluster::Cluster, mesh: &MeshConfig, pool: Option
     }
 }
 
-/// Throws out endpoints that fail, and prefers near ones, which Istio does only where failing ones are noticed.
+/// Limits retries to a share of the requests.
+pub(super) fn apply_retry_budget(made: &mut cluster::Cluster, from: &RetryBudget) {
+    let breakers = made.circuit_breakers.as_mut();
+    if let Some(limits) = breakers.and_then(|breakers| breakers.thresholds.first_mut()) {
+        limits.retry_budget = Some(thresholds::RetryBudget {
+            budget_percent: from.percent.map(|value| types::Percent { value }),
+            min_retry_concurrency: Some(from.min_retry_concurrency).filter(|min| *min > 0).and_then(uint32),
+            ..Default::default()
+        });
+    }
+}
+
+/// Throws out endpoints that fail.
 pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &OutlierDetection) {
     let percent = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0).and_then(uint32);
     let mut detection = cluster::OutlierDetection {
@@ -84,8 +97,6 @@ pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &Outlie
     if let Some(common) = &mut made.common_lb_config {
         let healthy = f64::from(from.min_health_percent.clamp(0, 100));
         common.healthy_panic_threshold = Some(types::Percent { value: healthy });
-        let weighted = LocalityWeightedLbConfig::default();
-        common.locality_config_specifier = Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(weighted));
     }
 }
 

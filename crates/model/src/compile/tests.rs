@@ -220,6 +220,150 @@ fn an_envoy_without_the_filters_offers_what_its_cluster_speaks() {
 }
 
 #[test]
+fn what_is_hashed_is_said_by_routes_and_tcp_proxies() {
+    let more = r"
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: db, namespace: shop}
+spec:
+  hosts: [db]
+  http:
+  - match: [{uri: {prefix: /all}}]
+    route: [{destination: {host: db}}]
+  - route:
+    - {destination: {host: db, subset: a}, weight: 50}
+    - {destination: {host: db, subset: b}, weight: 50}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: db, namespace: shop}
+spec:
+  host: db
+  trafficPolicy:
+    loadBalancer: {consistentHash: {useSourceIp: true}}
+    retryBudget: {percent: 25, minRetryConcurrency: 5}
+  subsets:
+  - {name: a, labels: {v: a}, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {}}}}}
+  - {name: b, labels: {v: b}, trafficPolicy: {loadBalancer: {simple: RANDOM}}}
+";
+    use route::route_action::hash_policy::{ConnectionProperties, Header, PolicySpecifier};
+    let (made, _) = compile(&world(more), &view());
+    let routes: route::RouteConfiguration = get(&made, Kind::Route, "80");
+    let host = routes.virtual_hosts.iter().find(|host| host.name.starts_with("db.shop")).unwrap();
+    let hashed = |index: usize| -> Vec<PolicySpecifier> {
+        let Some(route::route::Action::Route(to)) = &host.routes[index].action else { panic!() };
+        to.hash_policy.iter().map(|policy| policy.policy_specifier.clone().unwrap()).collect()
+    };
+    let address = PolicySpecifier::ConnectionProperties(ConnectionProperties { source_ip: true });
+    assert_eq!(hashed(0), [address]);
+    // Of the two it may go to, one hashes.
+    let header = Header { header_name: "x-user".into(), ..Default::default() };
+    assert_eq!(hashed(1), [PolicySpecifier::Header(header)]);
+    let cluster = |subset: &str| -> cluster::Cluster {
+        get(&made, Kind::Cluster, &format!("outbound|80|{subset}|db.shop.svc.cluster.local"))
+    };
+    use cluster::cluster::LbPolicy::{Maglev, Random, RingHash};
+    assert_eq!(["", "a", "b"].map(|subset| cluster(subset).lb_policy()), [RingHash, Maglev, Random]);
+    assert_eq!(cluster("a").lb_config, None);
+    let budget = cluster("a").circuit_breakers.unwrap().thresholds[0].retry_budget.unwrap();
+    assert_eq!(budget.budget_percent.unwrap().value, 25.0);
+    assert_eq!(budget.min_retry_concurrency.unwrap().value, 5);
+
+    let listener: listener::Listener = get(&made, Kind::Listener, "10.96.1.1_3306");
+    let proxy: TcpProxy = configs(&listener.filter_chains[0]).into_iter().find_map(unpack).unwrap();
+    assert_eq!(proxy.hash_policy.len(), 1);
+    let (made, _) = compile(&world(""), &view());
+    let listener: listener::Listener = get(&made, Kind::Listener, "10.96.1.1_3306");
+    let proxy: TcpProxy = configs(&listener.filter_chains[0]).into_iter().find_map(unpack).unwrap();
+    assert_eq!(proxy.hash_policy, []);
+}
+
+const ZONES: &str = r#"
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: a}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: b}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-2, namespace: shop, labels: {app: db, rack: one}}
+spec: {nodeName: n1, containers: [{name: db, image: db}]}
+status: {podIP: 10.244.0.6, conditions: [{type: Ready, status: "True"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-3, namespace: shop, labels: {app: db, rack: two}}
+spec: {nodeName: n1, containers: [{name: db, image: db}]}
+status: {podIP: 10.244.0.7, conditions: [{type: Ready, status: "True"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-4, namespace: shop, labels: {app: db, rack: one}}
+spec: {nodeName: n2, containers: [{name: db, image: db}]}
+status: {podIP: 10.244.0.8, conditions: [{type: Ready, status: "True"}]}
+"#;
+
+#[test]
+fn the_near_come_first_where_failing_endpoints_are_noticed() {
+    let assignment = |policy: &str| {
+        let rule = format!(
+            "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: db, namespace: shop}}\n\
+             spec: {{host: db, trafficPolicy: {policy}}}\n"
+        );
+        let world = world(&format!("{ZONES}---\n{rule}"));
+        let mut node = crate::ProxyNode::parse(
+            "sidecar~10.0.0.9~web-1.shop~shop.svc.cluster.local",
+            serde_json::json!({"NODE_NAME": "n1", "LABELS": {"rack": "two"}}),
+            api::kube::Locality::default(),
+        )
+        .unwrap();
+        world.place(&mut node);
+        let (made, _) = compile(&world, &node.view);
+        let name = "outbound|80||db.shop.svc.cluster.local";
+        let assignment: pb::endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, name);
+        let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
+        // Endpoints by the last part of their address, with their priority.
+        let mut found = Vec::new();
+        for group in &assignment.endpoints {
+            for lb in &group.lb_endpoints {
+                let Some(pb::endpoint::lb_endpoint::HostIdentifier::Endpoint(one)) = &lb.host_identifier
+                else {
+                    panic!()
+                };
+                let Some(core::address::Address::SocketAddress(socket)) =
+                    one.address.as_ref().unwrap().address.as_ref()
+                else {
+                    panic!()
+                };
+                found.push((socket.address.rsplit('.').next().unwrap().to_owned(), group.priority));
+            }
+        }
+        found.sort();
+        let weighed = cluster.common_lb_config.unwrap().locality_config_specifier.is_some();
+        (found.into_iter().map(|(_, priority)| priority).collect::<Vec<_>>(), weighed)
+    };
+    // Those of pods 5 to 8: elsewhere, here, here, in the other zone.
+    assert_eq!(assignment("{}"), (vec![0, 0, 0, 0], false));
+    assert_eq!(assignment("{outlierDetection: {}}"), (vec![2, 0, 0, 1], false));
+    let off = "{outlierDetection: {}, loadBalancer: {localityLbSetting: {enabled: false}}}";
+    assert_eq!(assignment(off), (vec![0, 0, 0, 0], false));
+    let labels = |labels: &str| {
+        format!(
+            "{{outlierDetection: {{}}, loadBalancer: {{localityLbSetting: {{failoverPriority: [{labels}]}}}}}}"
+        )
+    };
+    assert_eq!(assignment(&labels("rack")), (vec![1, 1, 0, 1], true));
+    assert_eq!(assignment(&labels("rack=one")), (vec![1, 0, 1, 0], true));
+    assert_eq!(assignment(&labels("topology.kubernetes.io/zone, rack")), (vec![2, 1, 0, 2], true));
+    // Without outlier detection nobody would notice.
+    let alone = "{loadBalancer: {localityLbSetting: {failoverPriority: [rack]}}}";
+    assert_eq!(assignment(alone), (vec![0, 0, 0, 0], false));
+}
+
+#[test]
 fn the_same_configuration_has_the_same_versions() {
     let (first, _) = compile(&world(""), &view());
     let (second, _) = compile(&world(""), &view());

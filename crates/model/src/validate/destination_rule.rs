@@ -6,6 +6,9 @@ use crate::api::{
     destination_rule::{ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode},
 };
 
+/// The label of the Kubernetes node. Clients of different nodes share what they are sent.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
 /// Checks a DestinationRule.
 pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
     let mut findings = Findings::default();
@@ -41,6 +44,9 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
         field,
         findings,
     );
+    if let Some(share) = policy.retry_budget.as_ref().and_then(|budget| budget.percent) {
+        percent(share, &format!("{field}.retryBudget.percent"), findings);
+    }
     for (index, of_port) in policy.port_level_settings.iter().enumerate() {
         let field = format!("{field}.portLevelSettings[{index}]");
         port(of_port.port.number, &format!("{field}.port.number"), findings);
@@ -88,6 +94,15 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
         let field = format!("{field}.localityLbSetting");
         if !locality.distribute.is_empty() && !locality.failover.is_empty() {
             findings.error(&field, "distribute cannot stand beside failover", "keep one of them");
+        }
+        for (index, label) in locality.failover_priority.iter().enumerate() {
+            if label == HOSTNAME {
+                findings.warning(
+                    format!("{field}.failoverPriority[{index}]"),
+                    "is not known of clients, so no endpoint is as near as this",
+                    "name another label, or a value for it",
+                );
+            }
         }
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {

@@ -15,7 +15,6 @@ type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 const NO_EFFECT: &str = "it has no effect";
 const TOKENS: &str = "an ALLOW rule with it allows nothing, a DENY rule denies without it";
 
-const ENVOY: &str = "skysail-proxy does not do it, an Envoy in its place does";
 const AGENT: &str = "only an Envoy whose agent has the files can connect; all others fail";
 
 /// The list.
@@ -27,24 +26,11 @@ const TABLE: &[Row] = &[
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
     (Kind::DestinationRule, "spec.workloadSelector", None, "the rule has no effect at all"),
-    (Kind::DestinationRule, "loadBalancer.consistentHash", None, "endpoints are picked by LEAST_REQUEST"),
-    (
-        Kind::DestinationRule,
-        "loadBalancer.localityLbSetting",
-        None,
-        "endpoints count alike wherever they are",
-    ),
     (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
-    (Kind::DestinationRule, "loadBalancer.warmup", None, ENVOY),
-    (Kind::DestinationRule, "loadBalancer.warmupDurationSecs", None, ENVOY),
-    (Kind::DestinationRule, "outlierDetection", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.tcp.tcpKeepalive", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.tcp.maxConnectionDuration", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.http.maxConcurrentStreams", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.http.http2KeepAlive", None, ENVOY),
+    (Kind::DestinationRule, "outlierDetection.outlierDetectionHttpErrorCodes", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.retryBudget", None, NO_EFFECT),
+    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, NO_EFFECT),
     (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
     (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
     (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests its rules match are denied"),

@@ -19,9 +19,13 @@ use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
 pub use store::{Lines, Origin};
 
-use crate::api::{
-    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality, mesh_config, selects,
+use crate::{
+    ProxyNode,
+    api::{
+        AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node,
+        Object, ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality,
+        mesh_config, selects,
+    },
 };
 
 /// The domain of services.
@@ -180,6 +184,14 @@ impl World {
     /// Where a Node stands; empty if it is not known.
     pub fn locality(&self, node: &str) -> Locality {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
+    }
+
+    /// Puts a proxy where its Kubernetes node is.
+    pub fn place(&self, node: &mut ProxyNode) {
+        let locality = self.locality(&node.node_name);
+        if locality != Locality::default() {
+            node.view.locality = locality;
+        }
     }
 
     fn apply_config_map(&mut self, object: Typed<Option<MeshConfig>>, origin: Origin) -> bool {

@@ -12,8 +12,6 @@ pub(crate) struct Allowed {
 
 const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no external authorization, so what its rules \
                       match is denied";
-const HASH: &str = "loadBalancer.consistentHash: our sidecar has no such balancer; LEAST_REQUEST is sent";
-const LOCALITY: &str = "localityLbSetting: endpoints count alike wherever they are";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
 /// All of them.
@@ -37,47 +35,6 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         "f2-authz-deny-custom-ports",
         "productpage-v1 lds virtualInbound.filterChains[4].filters",
         CUSTOM,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "cds outbound|9080||details.default.svc.cluster.local.lbPolicy",
-        HASH,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "cds outbound|9080||details.default.svc.cluster.local.maglev",
-        HASH,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "cds outbound|9080||ratings.default.svc.cluster.local.lbPolicy",
-        HASH,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "cds outbound|9080||ratings.default.svc.cluster.local.ringHash",
-        HASH,
-    ),
-    differs("n-destinationrule-policies", "route.hashPolicy: missing", HASH),
-    differs(
-        "n-destinationrule-policies",
-        "cds outbound|9080||details.default.svc.cluster.local.commonLbConfig.localityWeightedLbConfig: missing",
-        LOCALITY,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "eds outbound|9080||details.default.svc.cluster.local.endpoints[0].loadBalancingWeight",
-        LOCALITY,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "eds outbound|9080||reviews.default.svc.cluster.local.endpoints[1].priority: missing",
-        LOCALITY,
-    ),
-    differs(
-        "n-destinationrule-policies",
-        "eds outbound|9080||reviews.default.svc.cluster.local.endpoints[2].priority: missing",
-        LOCALITY,
     ),
     differs(
         "n-destinationrule-policies",

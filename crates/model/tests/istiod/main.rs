@@ -114,7 +114,8 @@ fn compare(scenario: &str) {
     let world = world(scenario);
     let mut differences = Vec::new();
     for folder in recordings(scenario) {
-        let node = node(&folder);
+        let mut node = node(&folder);
+        world.place(&mut node);
         let (made, _) = compile(&world, &node.view);
         for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::NameTable] {
             let (expected, actual) = (recorded(&folder, kind), compiled(&made, kind));

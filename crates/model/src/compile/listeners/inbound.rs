@@ -75,7 +75,8 @@ pub(in crate::compile) fn compile(
     ports: &[InboundPort<'_>],
     authorization: &Authorization,
 ) -> listener::Listener {
-    let inbound = Inbound { setting: Setting { mesh: world.mesh(), view }, authorization };
+    let inbound =
+        Inbound { setting: Setting { mesh: world.mesh(), view, hash_source_ip: false }, authorization };
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 

@@ -17,6 +17,7 @@ use crate::{
     ProxyView, World,
     api::{Protocol, Service, ServicePort, Typed, mesh_config::OutboundMode},
     compile::{
+        balance,
         clusters::{BLACK_HOLE, PASSTHROUGH},
         filters::{self, Routes, Setting, Way},
         pb::{address, boolean, core, listener, pack, seconds},
@@ -46,7 +47,7 @@ pub(in crate::compile) fn compile<'a>(
     view: &ProxyView,
     services: &[&'a Typed<Service>],
 ) -> Outbound<'a> {
-    let setting = Setting { mesh: world.mesh(), view };
+    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false };
     let mut made = Outbound::default();
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
     for service in services {
@@ -148,8 +149,10 @@ fn of_addresses(
     let name = format!("{}_{}", texts[0], port.port);
     let host = service.fqdn();
     let cluster = ClusterName::outbound(port.port, "", &host).to_string();
+    let rule = world.destination_rule(&host, &setting.view.namespace);
+    let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref()), ..setting };
     let tcp = listener::FilterChain {
-        filters: filters::tcp_chain(setting, Way::Out, &cluster, Vec::new()),
+        filters: filters::tcp_chain(hashing, Way::Out, &cluster, Vec::new()),
         transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
         ..Default::default()
     };

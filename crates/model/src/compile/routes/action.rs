@@ -19,7 +19,7 @@ use crate::{
         virtual_service::{Destination, HttpDestination, HttpRoute, RedirectPort},
     },
     compile::{
-        Scope,
+        Scope, balance,
         pb::{
             Any, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds,
             timed_action, uint32, whole_percent,
@@ -67,7 +67,19 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         ..timed_action(timeout)
     };
     rewrite(&mut to, http);
+    to.hash_policy = hash_policies(port.scope, &to);
     Some(Action::Route(to))
+}
+
+/// What leads requests to their endpoints, of every cluster that the route may choose.
+fn hash_policies(scope: &Scope<'_>, to: &route::RouteAction) -> Vec<route::route_action::HashPolicy> {
+    match &to.cluster_specifier {
+        Some(ClusterSpecifier::Cluster(name)) => balance::hash_policy(scope, name).into_iter().collect(),
+        Some(ClusterSpecifier::WeightedClusters(all)) => {
+            all.clusters.iter().filter_map(|one| balance::hash_policy(scope, &one.name)).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The cluster of a route that has just one.

@@ -12,7 +12,7 @@ use std::{collections::HashSet, net::IpAddr, sync::Arc};
 use skysail_core::ClusterName;
 
 use super::{
-    Scope,
+    Scope, balance,
     clusters::PASSTHROUGH,
     pb::{boolean, host_of, route, seconds, timed_action, uint32},
 };
@@ -131,6 +131,7 @@ fn of_other_hosts(
 fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     let cluster = ClusterName::outbound(port, "", host).to_string();
     let to = route::RouteAction {
+        hash_policy: balance::hash_policy(scope, &cluster).into_iter().collect(),
         cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
         retry_policy: retry::policy(scope.world.mesh(), None),
         ..timed_action(seconds(0))

@@ -1,0 +1,259 @@
+//! Near and far: how much a client sends to endpoints, by where it is and where they are (`localityLbSetting`).
+//!
+//! As in Istio: shares if the rule has them; else, only where failing endpoints are noticed, priorities: by labels if
+//! the rule names some, and by region, zone and sub-zone.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Scope,
+    pb::{endpoint, uint32},
+    policy::Effective,
+};
+use crate::{
+    api::{
+        Labels, MeshConfig,
+        destination_rule::{Distribute, Failover, LocalityLb},
+        kube::Locality,
+    },
+    world::Endpoint,
+};
+
+const REGION: &str = "topology.kubernetes.io/region";
+const ZONE: &str = "topology.kubernetes.io/zone";
+const SUBZONE: &str = "topology.istio.io/subzone";
+const CLUSTER: &str = "topology.istio.io/cluster";
+
+/// What holds where nothing is said: the nearest first.
+static NEAREST: LocalityLb =
+    LocalityLb { distribute: Vec::new(), failover: Vec::new(), failover_priority: Vec::new(), enabled: None };
+
+/// Endpoints that are sent together.
+pub(super) struct Group<'a> {
+    pub(super) made: endpoint::LocalityLbEndpoints,
+    pub(super) locality: &'a Locality,
+    /// What its endpoints were made from.
+    pub(super) members: Vec<&'a Endpoint>,
+}
+
+/// The setting that holds; `None` if it is switched off.
+fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<&'a LocalityLb> {
+    let of_rule = effective.load_balancer.and_then(|balancer| balancer.locality_lb_setting.as_ref());
+    let setting = of_rule.or(mesh.locality_lb_setting.as_ref()).unwrap_or(&NEAREST);
+    (setting.enabled != Some(false)).then_some(setting)
+}
+
+/// Whether a cluster shares its load by the weights of localities.
+pub(super) fn weighs(mesh: &MeshConfig, effective: &Effective<'_>) -> bool {
+    setting(mesh, effective).is_some_and(|setting| {
+        let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
+        !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover
+    })
+}
+
+/// Gives groups weights or priorities; may divide them.
+pub(super) fn apply<'a>(
+    scope: &Scope<'_>,
+    effective: &Effective<'_>,
+    mut groups: Vec<Group<'a>>,
+) -> Vec<Group<'a>> {
+    let Some(setting) = setting(scope.world.mesh(), effective) else { return groups };
+    if !setting.distribute.is_empty() {
+        if let Some(shares) = setting.distribute.iter().find(|shares| matches(scope.locality, &shares.from)) {
+            distribute(shares, &mut groups);
+        }
+    } else if effective.outlier_detection.is_some() {
+        if !setting.failover_priority.is_empty() {
+            groups = by_labels(scope, &setting.failover_priority, groups);
+        }
+        if setting.failover_priority.is_empty() || !setting.failover.is_empty() {
+            by_distance(scope.locality, &setting.failover, &mut groups);
+        }
+    }
+    groups
+}
+
+/// Whether a place is meant by `region/zone/subzone`, of which each may be `*` and the later ones may be missing.
+fn matches(place: &Locality, text: &str) -> bool {
+    let mut parts = text.splitn(3, '/');
+    let region = parts.next().unwrap_or_default();
+    let mut meant = |own: &str| {
+        let part = parts.next().unwrap_or_default();
+        part.is_empty() || part == "*" || part == own
+    };
+    (region == "*" || region == place.region) && meant(&place.zone) && meant(&place.subzone)
+}
+
+/// Each place gets its share; those without lose their endpoints.
+fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
+    let mut left: Vec<&mut Group<'_>> = groups.iter_mut().collect();
+    for (place, share) in &shares.to {
+        let (mut here, others): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|group| matches(group.locality, place));
+        left = others;
+        let weight = |group: &Group<'_>| group.made.load_balancing_weight.map_or(1, |weight| weight.value);
+        let total: u64 = here.iter().map(|group| u64::from(weight(group))).sum();
+        for group in &mut here {
+            // What several places share is rounded up, so that none gets nothing.
+            let part = (u64::from(weight(group)) * u64::from(*share)).div_ceil(total.max(1));
+            if part > 0 {
+                group.made.load_balancing_weight = uint32(u32::try_from(part).unwrap_or(u32::MAX));
+            }
+        }
+    }
+    left.into_iter().for_each(|group| group.made.lb_endpoints.clear());
+}
+
+/// The nearer, the higher the priority. It refines those that there are.
+fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [Group<'_>]) {
+    for group in groups.iter_mut() {
+        let place = group.locality;
+        let distance = if place.region != client.region {
+            let takes_over = failover.iter().find(|failover| failover.from == client.region);
+            if takes_over.is_some_and(|failover| failover.to != place.region) { 4 } else { 3 }
+        } else if place.zone != client.zone {
+            2
+        } else {
+            u32::from(place.subzone != client.subzone)
+        };
+        group.made.priority = group.made.priority * 5 + distance;
+    }
+    close_gaps(groups);
+}
+
+/// The more labels in a row are as the client's, or as the setting says, the higher the priority.
+fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -> Vec<Group<'a>> {
+    let own = labels(scope, scope.labels, scope.locality);
+    let wanted: Vec<(&str, Option<&str>)> = wanted
+        .iter()
+        .map(|label| match label.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (&**label, own.get(&**label).map(String::as_str)),
+        })
+        .collect();
+    let none = Labels::default();
+    let mut made = Vec::new();
+    for group in groups {
+        let mut parts: BTreeMap<usize, Group<'a>> = BTreeMap::new();
+        for (member, lb) in group.members.into_iter().zip(group.made.lb_endpoints) {
+            let of_pod = member.pod.as_ref().map_or(&none, |pod| &pod.meta.labels);
+            let known = labels(scope, of_pod, &member.locality);
+            let is_other = |(name, value): &(&str, Option<&str>)| {
+                known.get(*name).map_or("", String::as_str) != value.unwrap_or_default()
+            };
+            let priority = wanted.iter().position(is_other).map_or(0, |at| wanted.len() - at);
+            let part = parts.entry(priority).or_insert_with(|| Group {
+                made: endpoint::LocalityLbEndpoints {
+                    locality: group.made.locality.clone(),
+                    priority: u32::try_from(priority).unwrap_or(u32::MAX),
+                    load_balancing_weight: uint32(0),
+                    ..Default::default()
+                },
+                locality: group.locality,
+                members: Vec::new(),
+            });
+            let weight = |weight: Option<super::pb::UInt32Value>| weight.map_or(0, |weight| weight.value);
+            let sum = weight(part.made.load_balancing_weight) + weight(lb.load_balancing_weight);
+            part.made.load_balancing_weight = uint32(sum);
+            part.made.lb_endpoints.push(lb);
+            part.members.push(member);
+        }
+        made.extend(parts.into_values());
+    }
+    close_gaps(&mut made);
+    made
+}
+
+/// The labels of a workload with those of its place.
+fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality) -> Labels {
+    let mut labels = own.clone();
+    for (name, value) in [
+        (REGION, &*place.region),
+        (ZONE, &place.zone),
+        (SUBZONE, &place.subzone),
+        (CLUSTER, scope.cluster_id),
+    ] {
+        if !value.is_empty() {
+            labels.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    labels
+}
+
+/// Priorities go from 0 up without gaps.
+fn close_gaps(groups: &mut [Group<'_>]) {
+    let mut used: Vec<u32> = groups.iter().map(|group| group.made.priority).collect();
+    used.sort_unstable();
+    used.dedup();
+    for group in groups {
+        let at = used.partition_point(|priority| *priority < group.made.priority);
+        group.made.priority = u32::try_from(at).unwrap_or(u32::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(text: &str) -> Locality {
+        let mut parts = text.split('/').map(str::to_owned);
+        let mut next = || parts.next().unwrap_or_default();
+        Locality { region: next(), zone: next(), subzone: next() }
+    }
+
+    fn group(locality: &Locality, endpoints: u32) -> Group<'_> {
+        let made = endpoint::LocalityLbEndpoints {
+            load_balancing_weight: uint32(endpoints),
+            lb_endpoints: vec![Default::default(); endpoints as usize],
+            ..Default::default()
+        };
+        Group { made, locality, members: Vec::new() }
+    }
+
+    #[test]
+    fn places_are_meant_by_parts() {
+        let here = place("r/z/s");
+        for (text, expected) in [
+            ("r", true),
+            ("r/z", true),
+            ("r/*", true),
+            ("r/z/*", true),
+            ("r/z/s", true),
+            ("*", true),
+            ("r/x", false),
+            ("x", false),
+            ("r/*/x", false),
+        ] {
+            assert_eq!(matches(&here, text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_are_divided_by_the_number_of_endpoints() {
+        let places = ["r/a", "r/b", "x/a", "y/a"].map(place);
+        let mut groups: Vec<_> =
+            places.iter().zip([1, 2, 3, 4]).map(|(place, count)| group(place, count)).collect();
+        let to = [("r/*".to_owned(), 70), ("x/*".to_owned(), 30)].into();
+        distribute(&Distribute { from: "r/a".into(), to }, &mut groups);
+        let weights: Vec<_> =
+            groups.iter().map(|group| group.made.load_balancing_weight.unwrap().value).collect();
+        assert_eq!(weights, [24, 47, 30, 4]);
+        assert_eq!(groups[3].made.lb_endpoints, [], "who has no share gets nothing");
+        assert_eq!(groups[2].made.lb_endpoints.len(), 3);
+    }
+
+    #[test]
+    fn the_nearest_come_first() {
+        let places = ["r/a/s", "r/a/t", "r/b/s", "x/a/s", "y/a/s"].map(place);
+        let priorities = |client: &str, failover: &[Failover]| -> Vec<u32> {
+            let mut groups: Vec<_> = places.iter().map(|place| group(place, 1)).collect();
+            by_distance(&place(client), failover, &mut groups);
+            groups.iter().map(|group| group.made.priority).collect()
+        };
+        assert_eq!(priorities("r/a/s", &[]), [0, 1, 2, 3, 3]);
+        let failover = [Failover { from: "r".into(), to: "y".into() }];
+        assert_eq!(priorities("r/a/s", &failover), [0, 1, 2, 4, 3]);
+        assert_eq!(priorities("x/b/s", &failover), [1, 1, 1, 0, 1]);
+        assert_eq!(priorities("z/z/z", &failover), [0, 0, 0, 0, 0]);
+    }
+}
