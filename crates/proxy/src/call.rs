@@ -4,7 +4,7 @@
 use std::{future::poll_fn, rc::Rc, time::Duration};
 
 use crate::{
-    balance::Avoid,
+    balance::Want,
     config::Snapshot,
     context::Worker,
     error::{Error, Kind},
@@ -48,7 +48,7 @@ pub(crate) async fn ask(
 pub(crate) fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
     // There is no original destination to follow.
     let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(worker, pool, nowhere, Avoid { hosts: &[], attempts: 0 })?;
+    let host = pick::endpoint(worker, pool, nowhere, Want::default())?;
     let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
     Ok((host, busy))
 }

@@ -125,13 +125,29 @@ pub enum Discovery {
     OriginalDst(Option<u16>),
     /// Host names, looked up again and again; every address is an endpoint (`STRICT_DNS`), or only the first (`LOGICAL_DNS`).
     Dns {
-        /// Host, port, weight.
-        names: Vec<(Box<str>, u16, u32)>,
+        /// What is looked up.
+        names: Vec<DnsName>,
+        /// As in [`Endpoints`].
+        localities: Vec<Locality>,
+        /// As in [`Endpoints`].
+        overprovisioning: u32,
         /// Only one address at a time is used.
         logical: bool,
         /// How often they are looked up.
         refresh: Duration,
     },
+}
+
+/// A host name whose addresses are endpoints. All of them are as [`Endpoint`] says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the like-named field of an endpoint, or the priority it is in")]
+pub struct DnsName {
+    pub host: Box<str>,
+    pub port: u16,
+    pub priority: usize,
+    pub weight: u32,
+    pub health: Health,
+    pub locality: u32,
 }
 
 /// How an endpoint is picked.
@@ -341,7 +357,7 @@ impl Endpoints {
 }
 
 /// Where endpoints are. Source: `envoy.config.endpoint.v3.LocalityLbEndpoints`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Locality {
     /// Region, zone and sub-zone.
     pub place: [Box<str>; 3],

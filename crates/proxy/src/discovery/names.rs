@@ -12,7 +12,10 @@ use std::{
 use tokio::sync::Notify;
 
 use super::inventory::Inventory;
-use crate::config::{Cluster, Endpoint, Endpoints, cluster::Discovery};
+use crate::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{Discovery, DnsName},
+};
 
 /// Starts to look up the names of clusters that are new.
 pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
@@ -39,12 +42,12 @@ async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<
 /// Looks all names up; those that fail keep the addresses they had. Gives the pause until the next time.
 async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
     let (names, logical, refresh) = match &cluster.upgrade()?.discovery {
-        Discovery::Dns { names, logical, refresh } => (names.clone(), *logical, *refresh),
+        Discovery::Dns { names, logical, refresh, .. } => (names.clone(), *logical, *refresh),
         _ => return None,
     };
     let mut found = Vec::new();
-    for (host, port, weight) in names {
-        match tokio::net::lookup_host((&*host, port)).await {
+    for name in names {
+        match tokio::net::lookup_host((&*name.host, name.port)).await {
             Ok(addresses) => {
                 let mut addresses: Vec<SocketAddr> = addresses.collect();
                 if logical {
@@ -52,14 +55,14 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
                 }
                 addresses.sort_unstable();
                 addresses.dedup();
-                found.extend(addresses.into_iter().map(|address| (address, weight, host.clone())));
+                found.extend(addresses.into_iter().map(|address| (address, name.clone())));
             }
             Err(error) => {
-                tracing::debug!(%host, %error, "not found");
+                tracing::debug!(host = %name.host, %error, "not found");
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
-                let kept = before.iter().filter(|e| e.hostname.as_deref() == Some(&*host));
-                found.extend(kept.map(|endpoint| (endpoint.address, weight, host.clone())));
+                let kept = before.iter().filter(|e| e.hostname.as_deref() == Some(&*name.host));
+                found.extend(kept.map(|endpoint| (endpoint.address, name.clone())));
             }
         }
     }
@@ -69,18 +72,64 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
 }
 
 /// Stores the addresses, and leaves all as it is where nothing changed, so that connections stay.
-fn store(cluster: &Cluster, found: Vec<(SocketAddr, u32, Box<str>)>) {
-    let before = cluster.endpoints.load();
-    let same = before.iter().map(|endpoint| (endpoint.address, endpoint.weight));
-    if same.eq(found.iter().map(|(address, weight, _)| (*address, *weight))) {
-        return;
-    }
+fn store(cluster: &Cluster, found: Vec<(SocketAddr, DnsName)>) {
+    let Discovery::Dns { localities, overprovisioning, .. } = &cluster.discovery else { return };
     let tracks = cluster.tracks();
-    let endpoint = |(address, weight, host): (SocketAddr, u32, Box<str>)| {
-        let plain = Endpoint::new(address, cluster.tls.clone());
-        let track = cluster.track(address, &tracks);
-        Arc::new(Endpoint { weight, hostname: Some(host), track, ..plain })
+    let mut endpoints = Endpoints {
+        priorities: Vec::new(),
+        localities: localities.clone(),
+        overprovisioning: *overprovisioning,
     };
-    let all = found.into_iter().map(endpoint).collect();
-    cluster.endpoints.store(Arc::new(Endpoints::of(all)));
+    for (address, name) in found {
+        if endpoints.priorities.len() <= name.priority {
+            endpoints.priorities.resize_with(name.priority + 1, Vec::new);
+        }
+        let DnsName { host, priority, weight, health, locality, .. } = name;
+        let track = cluster.track(address, &tracks);
+        let plain = Endpoint::new(address, cluster.tls.clone());
+        let one = Endpoint { weight, health, locality, hostname: Some(host), track, ..plain };
+        endpoints.priorities[priority].push(Arc::new(one));
+    }
+    let addresses = |endpoints: &Endpoints| -> Vec<_> { endpoints.iter().map(|one| one.address).collect() };
+    if addresses(&cluster.endpoints.load()) != addresses(&endpoints) {
+        cluster.endpoints.store(Arc::new(endpoints));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::cluster::{Health, Locality};
+
+    #[test]
+    fn addresses_are_where_their_name_is() {
+        let name = |priority| DnsName {
+            host: "a".into(),
+            port: 80,
+            priority,
+            weight: 2,
+            health: Health::Healthy,
+            locality: 1,
+        };
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 80));
+        let cluster = Cluster {
+            discovery: Discovery::Dns {
+                names: vec![name(0), name(1)],
+                localities: vec![Locality::default(); 2],
+                overprovisioning: 100,
+                logical: false,
+                refresh: Duration::from_secs(1),
+            },
+            ..Cluster::new("c")
+        };
+        store(&cluster, vec![(address(1), name(1)), (address(2), name(0))]);
+        let endpoints = cluster.endpoints.load_full();
+        assert_eq!((endpoints.localities.len(), endpoints.overprovisioning), (2, 100));
+        let of = |priority: usize| endpoints.priorities[priority].iter().map(|one| (one.address, one.weight));
+        assert_eq!(of(0).collect::<Vec<_>>(), [(address(2), 2)]);
+        assert_eq!(of(1).collect::<Vec<_>>(), [(address(1), 2)]);
+        // The same once more changes nothing.
+        store(&cluster, vec![(address(1), name(1)), (address(2), name(0))]);
+        assert!(Arc::ptr_eq(&endpoints, &cluster.endpoints.load_full()));
+    }
 }

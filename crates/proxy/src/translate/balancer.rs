@@ -57,7 +57,7 @@ pub(super) fn translate(proto: &Proto, discovery: &Discovery) -> Result<Balancer
         }
         _ => {
             return Err(Reject::new(format!(
-                "{} is not supported: use ROUND_ROBIN, LEAST_REQUEST, RANDOM, RING_HASH or MAGLEV",
+                "{} is not supported here: use ROUND_ROBIN, LEAST_REQUEST, RANDOM, RING_HASH or MAGLEV",
                 policy.as_str_name()
             ))
             .at_field("lb_policy"));

@@ -31,11 +31,11 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, balancer, duration, endpoints, number, outlier, timeout,
+    At as _, Reject, Result, Translator, balancer, duration, endpoints, lb_policy, number, outlier, timeout,
     tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
-    Cluster,
+    Cluster, Endpoints,
     cluster::{
         Discovery, Http2, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage,
     },
@@ -47,10 +47,11 @@ const DNS_REFRESH: Duration = Duration::from_secs(5);
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
 /// Translates a cluster, with its endpoints if they came with it.
-pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Cluster> {
+pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<Cluster> {
     if proto.name.is_empty() {
         return Err(Reject::new("a cluster needs a name"));
     }
+    lb_policy::resolve(&mut proto).at("load_balancing_policy")?;
     let discovery = discovery(&proto)?;
     let http = Http::read(&proto)?;
     let host_name = http.validates_host;
@@ -154,7 +155,11 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
                 Some(time) => duration(time).at("dns_refresh_rate")?,
                 None => DNS_REFRESH,
             };
+            let Endpoints { localities, overprovisioning, .. } =
+                endpoints::empty(assignment).at("load_assignment")?;
             Discovery::Dns {
+                localities,
+                overprovisioning,
                 names: endpoints::names(assignment).at("load_assignment")?,
                 logical: kind == DiscoveryType::LogicalDns,
                 refresh: refresh.max(Duration::from_secs(1)),

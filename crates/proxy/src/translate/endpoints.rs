@@ -18,7 +18,7 @@ use skysail_xds::envoy::pb::{
 use super::{At as _, Reject, Result, cluster::labels, number};
 use crate::config::{
     Cluster, Endpoint, Endpoints, Map,
-    cluster::{Health, Locality, TransportMatch, Workload},
+    cluster::{DnsName, Health, Locality, TransportMatch, Workload},
     health::Track,
     tls::ClientTls,
 };
@@ -28,8 +28,21 @@ const MAX_PRIORITY: u32 = 128;
 
 /// Translates an assignment for a cluster, which says what TLS each endpoint gets.
 pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
-    let mut endpoints = Endpoints::default();
+    let mut endpoints = empty(proto)?;
     let tracks = cluster.tracks();
+    for (index, locality) in proto.endpoints.iter().enumerate() {
+        for (number, lb) in locality.lb_endpoints.iter().enumerate() {
+            let one = endpoint(lb, index, cluster, &tracks).at(format_args!("lb_endpoints[{number}]"));
+            let one = one.at(format_args!("endpoints[{index}]"))?;
+            endpoints.priorities[locality.priority as usize].push(Arc::new(one));
+        }
+    }
+    Ok(endpoints)
+}
+
+/// The priorities and localities of an assignment, without endpoints.
+pub(super) fn empty(proto: &ClusterLoadAssignment) -> Result<Endpoints> {
+    let mut endpoints = Endpoints::default();
     if let Some(factor) = proto.policy.as_ref().and_then(|policy| number(policy.overprovisioning_factor)) {
         if factor == 0 {
             return Err(Reject::new("must be greater than 0").at_field("policy.overprovisioning_factor"));
@@ -47,11 +60,6 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
         if endpoints.priorities.len() < wanted {
             endpoints.priorities.resize_with(wanted, Vec::new);
         }
-        for (number, lb) in locality.lb_endpoints.iter().enumerate() {
-            let one =
-                endpoint(lb, index, cluster, &tracks).at(format_args!("lb_endpoints[{number}]")).at(&path)?;
-            endpoints.priorities[locality.priority as usize].push(Arc::new(one));
-        }
         let place = locality.locality.clone().unwrap_or_default();
         endpoints.localities.push(Locality {
             place: [place.region, place.zone, place.sub_zone].map(String::into_boxed_str),
@@ -62,12 +70,16 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
 }
 
 /// The host names of an assignment, for clusters that look them up.
-pub(super) fn names(proto: &ClusterLoadAssignment) -> Result<Vec<(Box<str>, u16, u32)>> {
+pub(super) fn names(proto: &ClusterLoadAssignment) -> Result<Vec<DnsName>> {
     let mut names = Vec::new();
-    for lb in proto.endpoints.iter().flat_map(|locality| &locality.lb_endpoints) {
-        let address = plain(lb)?.address.as_ref();
-        let (host, port) = host_and_port(address).at("address")?;
-        names.push((host.into(), port, number(lb.load_balancing_weight).unwrap_or(1).max(1)));
+    for (locality, group) in (0..).zip(&proto.endpoints) {
+        for lb in &group.lb_endpoints {
+            let address = plain(lb)?.address.as_ref();
+            let (host, port) = host_and_port(address).at("address")?;
+            let weight = number(lb.load_balancing_weight).unwrap_or(1).max(1);
+            let (priority, health) = (group.priority as usize, health(lb));
+            names.push(DnsName { host: host.into(), port, priority, weight, health, locality });
+        }
     }
     Ok(names)
 }

@@ -12,6 +12,7 @@ mod coverage;
 mod endpoints;
 mod http;
 mod jwt;
+mod lb_policy;
 mod limit;
 mod listener;
 mod outlier;

@@ -249,7 +249,7 @@ fn fields_without_support_are_refused_with_their_path() {
     let mut proto = cluster_proto(DiscoveryType::Static);
     proto.set_lb_policy(LbPolicy::LoadBalancingPolicyConfig);
     let reason = refusal(proto);
-    assert!(reason.starts_with("lb_policy: LOAD_BALANCING_POLICY_CONFIG is not supported"), "{reason}");
+    assert!(reason.starts_with("lb_policy: LOAD_BALANCING_POLICY_CONFIG is not supported here"), "{reason}");
 
     let unknown = Any { type_url: "type.googleapis.com/acme.Filter".to_owned(), value: Vec::new() };
     let filter =
@@ -318,7 +318,7 @@ fn original_destinations_go_with_nothing_else() {
         let mut other = cluster_proto(kind);
         other.set_lb_policy(LbPolicy::ClusterProvided);
         let reason = outcome(&other).unwrap_err();
-        assert!(reason.starts_with("lb_policy: CLUSTER_PROVIDED is not supported"), "{reason}");
+        assert!(reason.starts_with("lb_policy: CLUSTER_PROVIDED is not supported here"), "{reason}");
     }
 }
 
@@ -382,6 +382,47 @@ fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
         Some(OutlierDetection { max_ejection_percent: Some(value), ..OutlierDetection::default() });
     let reason = with(true, |translator| translator.cluster(&proto.encode_to_vec())).unwrap_err().to_string();
     assert_eq!(reason, "outlier_detection.max_ejection_percent: must be at most 100");
+}
+
+#[test]
+fn balancers_may_be_extensions() {
+    use skysail_xds::envoy::pb::envoy::{
+        config::{
+            cluster::v3::{LoadBalancingPolicy, load_balancing_policy::Policy},
+            core::v3::TypedExtensionConfig,
+        },
+        extensions::load_balancing_policies::{
+            least_request::v3::LeastRequest, ring_hash::v3::RingHash, wrr_locality::v3::WrrLocality,
+        },
+    };
+    fn policy<M: Message + Name>(message: &M) -> LoadBalancingPolicy {
+        let typed_config = Some(Any {
+            type_url: format!("type.googleapis.com/{}", M::full_name()),
+            value: message.encode_to_vec(),
+        });
+        let extension = TypedExtensionConfig { name: "a".to_owned(), typed_config };
+        LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(extension) }] }
+    }
+    let taken = |policy| {
+        let mut proto = cluster_proto(DiscoveryType::Static);
+        proto.load_balancing_policy = Some(policy);
+        let body = proto.encode_to_vec();
+        let made = with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string());
+        made.map(|cluster| (cluster.balancer, cluster.weigh_localities))
+    };
+    let least = LeastRequest { choice_count: Some(UInt32Value { value: 3 }), ..LeastRequest::default() };
+    assert_eq!(taken(policy(&least)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, false)));
+    let within = WrrLocality { endpoint_picking_policy: Some(policy(&least)) };
+    assert_eq!(taken(policy(&within)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, true)));
+    let ring = Balancer::RingHash { minimum: 1024, maximum: 8_388_608, function: HashFunction::Xx };
+    assert_eq!(taken(policy(&RingHash::default())), Ok((ring, false)));
+    let named = RingHash { consistent_hashing_lb_config: Some(Default::default()), ..RingHash::default() };
+    let reason = taken(policy(&named)).unwrap_err();
+    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("take it out"), "{reason}");
+    let reason = taken(policy(&Any::default())).unwrap_err();
+    let expected =
+        "load_balancing_policy.policies[0].typed_extension_config.typed_config: skysail-proxy has no";
+    assert!(reason.starts_with(expected), "{reason}");
 }
 
 #[test]

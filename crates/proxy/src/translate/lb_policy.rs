@@ -1,0 +1,119 @@
+//! `load_balancing_policy`: balancers as extensions. They say the same as the older fields of a cluster, and are read
+//! as if these had been sent.
+
+use skysail_xds::envoy::pb::envoy::{
+    config::cluster::v3::{
+        Cluster as Proto, LoadBalancingPolicy,
+        cluster::{
+            CommonLbConfig, LbConfig, LbPolicy, LeastRequestLbConfig, MaglevLbConfig, RingHashLbConfig,
+            RoundRobinLbConfig, SlowStartConfig,
+            common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
+            ring_hash_lb_config::HashFunction,
+        },
+    },
+    extensions::load_balancing_policies::{
+        cluster_provided::v3::ClusterProvided,
+        common::v3::{
+            LocalityLbConfig, SlowStartConfig as SlowStartExtension,
+            locality_lb_config::LocalityConfigSpecifier as Specifier,
+        },
+        least_request::v3::LeastRequest,
+        maglev::v3::Maglev,
+        random::v3::Random,
+        ring_hash::v3::{RingHash, ring_hash},
+        round_robin::v3::RoundRobin,
+        wrr_locality::v3::WrrLocality,
+    },
+};
+
+use super::{At as _, Reject, Result, type_name, unknown_type, unpack};
+
+const TYPES: &str = "envoy.extensions.load_balancing_policies.";
+
+/// Puts what the policy says where the older fields stand.
+pub(super) fn resolve(proto: &mut Proto) -> Result<()> {
+    let Some(policy) = proto.load_balancing_policy.take() else { return Ok(()) };
+    let (policy_kind, config, weighed) = read(&policy)?;
+    proto.set_lb_policy(policy_kind);
+    proto.lb_config = config;
+    let common = proto.common_lb_config.get_or_insert_with(CommonLbConfig::default);
+    common.locality_config_specifier = weighed
+        .then(|| LocalityConfigSpecifier::LocalityWeightedLbConfig(LocalityWeightedLbConfig::default()));
+    Ok(())
+}
+
+/// Which balancer, what it is set to, and whether localities share by their weights.
+fn read(policy: &LoadBalancingPolicy) -> Result<(LbPolicy, Option<LbConfig>, bool)> {
+    // Envoy takes the first that it knows; here all must be known.
+    let first = policy.policies.first().and_then(|policy| policy.typed_extension_config.as_ref());
+    let Some((name, any)) = first.and_then(|first| Some((&first.name, first.typed_config.as_ref()?))) else {
+        return Err(Reject::new("needs a policy with a typed_config").at_field("policies"));
+    };
+    let read = || {
+        Ok(match type_name(any).strip_prefix(TYPES).unwrap_or_default() {
+            "round_robin.v3.RoundRobin" => {
+                let RoundRobin { slow_start_config, locality_lb_config } = unpack(any)?;
+                let config = RoundRobinLbConfig { slow_start_config: slow_start(slow_start_config) };
+                let config = LbConfig::RoundRobinLbConfig(config);
+                (LbPolicy::RoundRobin, Some(config), weighs(locality_lb_config))
+            }
+            "least_request.v3.LeastRequest" => {
+                let from: LeastRequest = unpack(any)?;
+                let config = LeastRequestLbConfig {
+                    choice_count: from.choice_count,
+                    active_request_bias: from.active_request_bias,
+                    slow_start_config: slow_start(from.slow_start_config),
+                };
+                let config = LbConfig::LeastRequestLbConfig(config);
+                (LbPolicy::LeastRequest, Some(config), weighs(from.locality_lb_config))
+            }
+            "random.v3.Random" => {
+                let Random { locality_lb_config } = unpack(any)?;
+                (LbPolicy::Random, None, weighs(locality_lb_config))
+            }
+            "ring_hash.v3.RingHash" => {
+                let from: RingHash = unpack(any)?;
+                let hash_function = match from.hash_function() {
+                    ring_hash::HashFunction::MurmurHash2 => HashFunction::MurmurHash2,
+                    ring_hash::HashFunction::XxHash | ring_hash::HashFunction::DefaultHash => {
+                        HashFunction::XxHash
+                    }
+                };
+                let config = RingHashLbConfig {
+                    minimum_ring_size: from.minimum_ring_size,
+                    maximum_ring_size: from.maximum_ring_size,
+                    hash_function: hash_function.into(),
+                };
+                let weighed = from.locality_weighted_lb_config.is_some();
+                (LbPolicy::RingHash, Some(LbConfig::RingHashLbConfig(config)), weighed)
+            }
+            "maglev.v3.Maglev" => {
+                let Maglev { table_size, locality_weighted_lb_config, .. } = unpack(any)?;
+                let config = LbConfig::MaglevLbConfig(MaglevLbConfig { table_size });
+                (LbPolicy::Maglev, Some(config), locality_weighted_lb_config.is_some())
+            }
+            "wrr_locality.v3.WrrLocality" => {
+                let WrrLocality { endpoint_picking_policy } = unpack(any)?;
+                let within = endpoint_picking_policy.unwrap_or_default();
+                let (policy, config, _) = self::read(&within).at("endpoint_picking_policy")?;
+                (policy, config, true)
+            }
+            "cluster_provided.v3.ClusterProvided" => {
+                let ClusterProvided {} = unpack(any)?;
+                (LbPolicy::ClusterProvided, None, false)
+            }
+            _ => return Err(unknown_type("load balancing policy", name, any)),
+        })
+    };
+    read().at("policies[0].typed_extension_config.typed_config")
+}
+
+fn weighs(config: Option<LocalityLbConfig>) -> bool {
+    let specifier = config.and_then(|config| config.locality_config_specifier);
+    matches!(specifier, Some(Specifier::LocalityWeightedLbConfig(_)))
+}
+
+fn slow_start(config: Option<SlowStartExtension>) -> Option<SlowStartConfig> {
+    let SlowStartExtension { slow_start_window, aggression, min_weight_percent } = config?;
+    Some(SlowStartConfig { slow_start_window, aggression, min_weight_percent })
+}
