@@ -11,6 +11,7 @@
 )]
 
 mod authorizer;
+mod balancing;
 mod configuration;
 mod requests;
 mod tokens;
@@ -37,17 +38,21 @@ const TOLD: usize = 10;
 
 #[test]
 fn what_envoy_answers_we_answer() {
+    let mut clusters: Vec<Value> = ["one", "two"].map(upstream).into();
+    clusters.extend([authorizer::http(), authorizer::grpc()]);
+    for_seeds(|seed| compare(seed, &clusters));
+}
+
+/// Nothing may differ for any of the seeds: the one that is asked for, those of so long a time, or the usual ones.
+fn for_seeds(differences: impl Fn(u64) -> Vec<String>) {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let seed = number("SKYSAIL_DIFFERENTIAL_SEED");
     let length = Duration::from_secs(number("SKYSAIL_DIFFERENTIAL_SECONDS").unwrap_or(0));
     let start = Instant::now();
-    let mut clusters: Vec<Value> = ["one", "two"].map(upstream).into();
-    clusters.extend([authorizer::http(), authorizer::grpc()]);
     let first = seed.unwrap_or(1);
-    // The seed that is asked for, the seeds of so long a time, or the usual ones.
     let least = if seed.is_some() || !length.is_zero() { 1 } else { SEEDS };
     for seed in first.. {
-        let differences = compare(seed, &clusters);
+        let differences = differences(seed);
         assert!(differences.is_empty(), "seed {seed}:\n\n{}", differences.join("\n\n"));
         if seed + 1 >= first + least && start.elapsed() >= length {
             break;
@@ -56,11 +61,40 @@ fn what_envoy_answers_we_answer() {
     }
 }
 
+/// Of clusters whose balancers hash, both choose the same endpoint for a key.
+#[test]
+fn where_envoy_leads_a_key_we_lead_it() {
+    let endpoints = ["one", "two", "three", "four", "five", "six", "seven"].map(upstream);
+    let endpoints =
+        endpoints.map(|cluster| cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0].clone());
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let names: Vec<String> = (0..LISTENERS).map(|number| format!("cluster-{number}")).collect();
+        let clusters: Vec<Value> =
+            names.iter().map(|name| balancing::cluster(&mut rng, name, &endpoints)).collect();
+        let listeners: Vec<Value> = names
+            .iter()
+            .enumerate()
+            .map(|(number, name)| balancing::listener(&mut rng, number, name))
+            .collect();
+        self::differences(&mut rng, &listeners, &clusters, balancing::request)
+    });
+}
+
 /// What both answer to all that follows from this seed, where it is not the same.
 fn compare(seed: u64, clusters: &[Value]) -> Vec<String> {
     let mut rng = Rng::with_seed(seed);
     let listeners: Vec<Value> =
         (0..LISTENERS).map(|number| configuration::listener(&mut rng, number)).collect();
+    differences(&mut rng, &listeners, clusters, requests::request)
+}
+
+fn differences(
+    rng: &mut Rng,
+    listeners: &[Value],
+    clusters: &[Value],
+    request: fn(&mut Rng) -> String,
+) -> Vec<String> {
     let bootstrap = json!({
         "node": {"id": "sidecar~127.0.0.1~a.b~b.svc.cluster.local", "cluster": "a.b"},
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
@@ -70,7 +104,7 @@ fn compare(seed: u64, clusters: &[Value]) -> Vec<String> {
     let mut differences = Vec::new();
     for (number, listener) in listeners.iter().enumerate() {
         for _ in 0..REQUESTS {
-            let request = requests::request(&mut rng);
+            let request = request(rng);
             let (theirs, ours) = twins.ask(number, &request);
             if theirs == ours {
                 continue;
