@@ -193,7 +193,6 @@ pub fn look_after<'a>(
                 track.consecutive_5xx.store(0, Relaxed);
                 track.consecutive_gateway_failure.store(0, Relaxed);
                 track.consecutive_local_origin_failure.store(0, Relaxed);
-                track.since.store(millis(now), Relaxed);
                 track.ejected.store(0, Relaxed);
                 outlier.state.version.fetch_add(1, Relaxed);
                 taken_back(endpoint);

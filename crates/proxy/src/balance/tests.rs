@@ -160,8 +160,8 @@ fn the_first_priority_with_endpoints_is_used() {
 fn one_of_age(age: Duration) -> Arc<Endpoints> {
     let now = millis(Instant::now());
     let one = |index, age: Duration| {
-        let track = Track::new(Instant::now());
-        track.since.store(now - age.as_millis() as u64, Relaxed);
+        let mut track = Track::new(Instant::now());
+        track.since = now - age.as_millis() as u64;
         let plain = Endpoint::new(SocketAddr::from(([127, 0, 1, index], 9)), None);
         Arc::new(Endpoint { track: Some(Arc::new(track)), ..plain })
     };

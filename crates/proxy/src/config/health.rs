@@ -112,7 +112,8 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// An endpoint that was new, or taken back, less than `window` ago counts less than its weight.
+/// An endpoint that was new less than `window` ago counts less than its weight. One that was ejected and is taken back
+/// counts in full at once, as in Envoy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowStart {
     /// How long it is new.
@@ -137,8 +138,8 @@ impl SlowStart {
 /// What is known of one endpoint. It stays when the endpoints are sent anew.
 #[derive(Debug)]
 pub struct Track {
-    /// Since when it can be used; [`millis`].
-    pub since: AtomicU64,
+    /// Since when it is there; [`millis`].
+    pub since: u64,
     /// When it was ejected; 0 if it is not.
     pub ejected: AtomicU64,
     /// How much is added to the time of this ejection, in milliseconds.
@@ -172,7 +173,7 @@ impl Track {
     /// Of an endpoint that comes now.
     pub fn new(now: Instant) -> Self {
         Self {
-            since: millis(now).into(),
+            since: millis(now),
             ejected: AtomicU64::default(),
             jitter: AtomicU64::default(),
             multiple: AtomicU32::default(),
@@ -192,7 +193,7 @@ impl Track {
 
     /// For how long it has been there.
     pub fn age(&self, now: Instant) -> Duration {
-        Duration::from_millis(millis(now).saturating_sub(self.since.load(Relaxed)))
+        Duration::from_millis(millis(now).saturating_sub(self.since))
     }
 }
 

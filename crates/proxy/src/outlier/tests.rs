@@ -95,7 +95,7 @@ fn ejections_last_longer_each_time_and_wear_off() {
     };
     assert_eq!(eject(at(0), &mut dice), 30);
     assert_eq!((back(at(29)), back(at(30))), (0, 1));
-    assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(1));
+    assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start anew");
     assert_eq!(eject(at(31), &mut dice), 60);
     assert_eq!((back(at(90)), back(at(91))), (0, 1));
     // At most so long.
