@@ -155,6 +155,7 @@ impl PickState {
         (hash, attempt): (Option<u64>, u32),
         dice: &mut fastrand::Rng,
     ) -> Option<&'a Arc<Endpoint>> {
+        self.panicked = false;
         let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| dice.u64(..))) } else { None };
         let group = match &mut *self.groups {
             [only] => only,

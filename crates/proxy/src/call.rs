@@ -12,6 +12,7 @@ use crate::{
     flow::Flow,
     head::{Headers, RequestHead, ResponseHead, Version},
     http1::{Framing, write::Persistence},
+    outlier::Outcome,
     pick,
     pool::{Busy, Host, Pool, Upstream},
     timer,
@@ -41,7 +42,13 @@ pub(crate) async fn ask(
     let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
     let (host, _busy) = place(worker, &pool)?;
     let exchange = exchange(worker, &pool, &host, head, content);
-    timer::timeout(limit, exchange).await.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)))
+    let asked = timer::timeout(limit, exchange).await;
+    let asked = asked.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
+    match &asked {
+        Ok(answer) => pool.note(&host.endpoint, Outcome::Answered(answer.head.status()), &worker.dice),
+        Err(error) => pool.note_failure(&host.endpoint, &error.kind, &worker.dice),
+    }
+    asked
 }
 
 /// An endpoint, and a place among the requests that its cluster allows: what is asked by ourselves counts like any other.
