@@ -67,7 +67,7 @@ async fn requests_with_the_same_key_go_to_the_same_endpoint() {
             for _ in 0..2 {
                 let mut client = proxy.connect().await;
                 let mut these = String::new();
-                for key in 0..20 {
+                for key in 0..100 {
                     client.send(&format!("GET / HTTP/1.1\r\nHost: a\r\nX-Key: key-{key}\r\n\r\n")).await;
                     these += &client.message().await.1;
                 }
