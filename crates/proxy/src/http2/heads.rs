@@ -5,7 +5,7 @@ use crate::{
     head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     http1::{
         Framing,
-        parse::{is_field_value, is_lower_token, is_token},
+        parse::{comes_too_late, is_field_value, is_lower_token, is_token},
     },
 };
 
@@ -101,6 +101,10 @@ impl<'a> Reading<'a> {
                 head.set_method(str::from_utf8(value).ok().filter(|_| valid)?);
             }
             (Target::Request(head), SCHEME) => {
+                let rest = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+                if !value.first()?.is_ascii_alphabetic() || !value.iter().all(rest) {
+                    return None;
+                }
                 if value == b"https" {
                     head.set_scheme(Scheme::Https);
                 }
@@ -151,6 +155,8 @@ impl<'a> Reading<'a> {
         match &mut self.target {
             Target::Request(head) => head.push(name, value),
             Target::Answer(head) => head.push(name, value),
+            // They may be discarded (section 6.5.1 of RFC 9110); in HTTP/2 nothing depends on them.
+            Target::Trailers(_) if comes_too_late(name) => {}
             Target::Trailers(head) => head.push(name, value),
             Target::Nothing => {}
         }
@@ -306,6 +312,17 @@ mod tests {
         assert_eq!((head.authority(), head.len()), ("b:2", 0));
         assert!(request(&[(":method", "CONNECT"), (":authority", "a:1")]).is_ok());
         assert!(request(&[(":method", "OPTIONS"), GET[1], GET[2], (":path", "*")]).is_ok());
+    }
+
+    #[test]
+    fn what_comes_too_late_goes_no_further() {
+        let mut trailers = Headers::default();
+        let mut reading = Reading::new(Target::Trailers(&mut trailers), BOUNDS);
+        for name in ["host", "grpc-status", "content-length", "x-forwarded-client-cert", "authorization"] {
+            reading.field(name.as_bytes(), b"5");
+        }
+        assert_eq!(reading.finish(), Ok(Some(5)));
+        assert_eq!(trailers.iter().collect::<Vec<_>>(), [(&b"grpc-status"[..], &b"5"[..])]);
     }
 
     #[test]
