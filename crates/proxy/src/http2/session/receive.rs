@@ -99,6 +99,8 @@ impl Session {
             Kind::PushPromise => Err(Reason::PROTOCOL),
             Kind::Priority if head.stream == 0 => Err(Reason::PROTOCOL),
             Kind::Priority if payload.len() != 5 => Err(Reason::FRAME_SIZE),
+            // What it says is not heeded, but a stream cannot depend on itself (RFC 7540, section 5.3.1).
+            Kind::Priority if frame::number(payload)? & 0x7fff_ffff == head.stream => Err(Reason::PROTOCOL),
             Kind::Priority | Kind::Unknown | Kind::Data => self.chat(),
         }
     }
