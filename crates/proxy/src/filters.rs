@@ -89,7 +89,7 @@ impl Story<'_> {
         let subject = Subject {
             head: Some(self.head),
             peer: &origin.peer,
-            source: origin.source,
+            source: origin.direct,
             remote: self.client,
             destination: origin.destination,
             server_name: origin.server_name(),

@@ -246,7 +246,8 @@ impl Story<'_> {
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
-        let offer = Offer::http(&pool.cluster, self.head.version, self.manager.istio_alpn);
+        let offer = Offer::http(&pool.cluster, self.head.version, self.manager.istio_alpn)
+            .of(&self.downstream.origin);
         let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
         let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);

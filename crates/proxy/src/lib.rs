@@ -42,6 +42,7 @@ pub(crate) mod downstream;
 
 pub(crate) mod chains;
 pub(crate) mod inspect;
+pub mod proxy_protocol;
 
 // How it gets to an endpoint.
 pub(crate) mod pick;

@@ -285,7 +285,9 @@ impl Pool {
 
     /// How many requests a connection may serve.
     fn most(&self) -> u32 {
-        self.cluster.max_requests_per_connection.unwrap_or(u32::MAX)
+        // What says whose connection it is serves nobody else.
+        let own = self.cluster.proxy_protocol.map(|_| 1);
+        own.or(self.cluster.max_requests_per_connection).unwrap_or(u32::MAX)
     }
 
     /// A place for another connection to this endpoint, if one may be opened now.

@@ -464,7 +464,7 @@ impl<'a> Story<'a> {
         record.metadata = Some(&self.metadata);
         record.downstream_local = Some(origin.destination);
         record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
-        record.downstream_direct = Some(origin.source);
+        record.downstream_direct = Some(origin.direct);
         record.server_name = origin.server_name();
         record
     }

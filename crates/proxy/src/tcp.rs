@@ -129,7 +129,8 @@ async fn connect(
     let name = name.ok_or_else(missing)?;
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
     let host = pick::endpoint(worker, &pool, origin.destination, Avoid { hosts: &[], attempts: 0 })?;
-    let Upstream { wire, link } = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await?;
+    let Upstream { wire, link } =
+        upstream::get(&pool, &host, Offer::BYTES.of(origin), &worker.shared, true).await?;
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {
         Wire::Http1(stream) => Ok((stream, link)),
@@ -151,7 +152,7 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
-    record.downstream_direct = Some(origin.source);
+    record.downstream_direct = Some(origin.direct);
     record.server_name = origin.server_name();
     record.flags = Flags::NONE;
     if let Some(link) = link {

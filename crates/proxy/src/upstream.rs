@@ -13,7 +13,10 @@ use std::{
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpSocket, TcpStream},
+};
 
 use crate::{
     config::{
@@ -22,13 +25,16 @@ use crate::{
         tls::{ClientConfigs, ClientTls},
     },
     context::Shared,
+    downstream::Origin,
     error::{Error, Kind},
     head::Version,
     http2,
     peer::Peer,
     pool::{Full, Host, Link, Place, Pool, Upstream, bump},
+    proxy_protocol::{self, Ends},
     socket::Stream,
     timer,
+    wire::Wire,
 };
 
 /// What will be spoken on a connection, which decides what TLS offers.
@@ -37,6 +43,8 @@ pub(crate) struct Offer {
     pub(crate) protocol: Spoken,
     /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
     pub(crate) istio: bool,
+    /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
+    pub(crate) ends: Option<Ends>,
 }
 
 /// What is spoken where TLS does not settle it.
@@ -52,7 +60,7 @@ pub(crate) enum Spoken {
 
 impl Offer {
     /// For connections passed on as bytes.
-    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false };
+    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None };
 
     /// For a request of this version to a cluster.
     pub(crate) fn http(cluster: &Cluster, version: Version, istio: bool) -> Self {
@@ -61,7 +69,12 @@ impl Offer {
             UpstreamProtocol::AsDownstream => version == Version::Http2,
             UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
         };
-        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio }
+        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio, ends: None }
+    }
+
+    /// The same for a connection of this client's.
+    pub(crate) fn of(self, origin: &Origin) -> Self {
+        Self { ends: Some(Ends { source: origin.source, destination: origin.destination }), ..self }
     }
 
     /// Of the configurations, the one that offers this.
@@ -81,7 +94,15 @@ pub(crate) fn take(pool: &Pool, host: &Host, offer: Offer) -> Result<Option<Upst
     Ok(reuse(pool, host, offer, config.as_ref()))
 }
 
+/// Whether a connection is for one request alone, as it says whose it is.
+fn is_own(pool: &Pool) -> bool {
+    pool.cluster.proxy_protocol.is_some()
+}
+
 fn reuse(pool: &Pool, host: &Host, offer: Offer, config: Option<&Arc<Connector>>) -> Option<Upstream> {
+    if is_own(pool) {
+        return None;
+    }
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
         Spoken::Bytes => None,
@@ -102,7 +123,7 @@ pub(crate) async fn get(
     let mut waiting = None;
     loop {
         let (freed, room) = (host.freed.notified(), pool.room.notified());
-        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh;
+        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh && !is_own(pool);
         if !soon {
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
@@ -133,14 +154,14 @@ async fn open(
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(&host.endpoint, config.clone(), pool.cluster.source, shared).await?;
+        let (stream, peer) = establish(pool, &host.endpoint, config.clone(), offer.ends, shared).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == Spoken::Http2,
         };
         let link = Pool::opened(place, &stream, peer, config);
         if http2 && offer.protocol != Spoken::Bytes {
-            multiplex(host, stream, link).await
+            multiplex(host, stream, link, is_own(pool)).await
         } else {
             Ok(Upstream::own(stream, link))
         }
@@ -175,8 +196,8 @@ impl Drop for Connecting<'_> {
     }
 }
 
-/// Begins HTTP/2 on a connection.
-async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
+/// Begins HTTP/2 on a connection, which requests share unless it is one's own.
+async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>, own: bool) -> Result<Upstream, Error> {
     let limits = http2::Limits { streams: 0, head: http2::ANSWER };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
@@ -198,19 +219,26 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         }
         driver.close().await;
     });
+    if own {
+        return Ok(Upstream { wire: Wire::Http2(Box::new(http2::Duplex::idle(connection))), link });
+    }
     Ok(host.add_shared(link, connection))
 }
 
 async fn establish(
+    pool: &Pool,
     endpoint: &Endpoint,
     config: Option<Arc<Connector>>,
-    source: Option<IpAddr>,
+    ends: Option<Ends>,
     shared: &Shared,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let tcp = dial(endpoint.address, source, shared.mark).await.map_err(refused)?;
+    let mut tcp = dial(endpoint.address, pool.cluster.source, shared.mark).await.map_err(refused)?;
+    if let Some(version) = pool.cluster.proxy_protocol {
+        tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
+    }
     let mut stream = Stream::new(tcp);
     let Some(config) = config else { return Ok((stream, Peer::plain())) };
     let name = server_name(endpoint);

@@ -11,6 +11,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::tls::ClientTls;
+use crate::proxy_protocol::Version;
 
 /// Somewhere to send to.
 #[derive(Debug)]
@@ -43,6 +44,9 @@ pub struct Cluster {
     pub max_requests_per_connection: Option<u32>,
     /// The service it stands for, for metrics: its host, name, namespace.
     pub service: Option<Service>,
+    /// The header that says to an endpoint whose connection it is (`upstream_proxy_protocol`). Such a connection serves one
+    /// request.
+    pub proxy_protocol: Option<Version>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
     /// Whether localities share the load by their weights (`locality_weighted_lb_config`); see [`Endpoint::weight`].

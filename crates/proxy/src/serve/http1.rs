@@ -262,7 +262,7 @@ fn refuse_malformed(
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
-    record.downstream_direct = Some(origin.source);
+    record.downstream_direct = Some(origin.direct);
     let context = telemetry::Context { record: &record, request: None, response: Some(&response) };
     for log in &manager.access_logs {
         if let Some(writer) = &worker.log {

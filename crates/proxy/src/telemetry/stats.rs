@@ -106,6 +106,7 @@ set! {
         cx_total: Counter "envoy_listener_downstream_cx_total",
         cx_active: Gauge "envoy_listener_downstream_cx_active",
         no_filter_chain: Counter "envoy_listener_no_filter_chain_match",
+        proxy_errors: Counter "envoy_listener_downstream_cx_proxy_proto_error",
         tls_handshakes: Counter "envoy_listener_ssl_handshake",
         tls_resumed: Counter "envoy_listener_ssl_session_reused",
         tls_errors: Counter "envoy_listener_ssl_connection_error",

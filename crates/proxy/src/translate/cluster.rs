@@ -20,10 +20,13 @@ use skysail_xds::envoy::pb::{
             },
             endpoint::v3::ClusterLoadAssignment,
         },
-        extensions::upstreams::http::v3::{
-            HttpProtocolOptions,
-            http_protocol_options::{
-                UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig,
+        extensions::{
+            transport_sockets::proxy_protocol::v3::ProxyProtocolUpstreamTransport,
+            upstreams::http::v3::{
+                HttpProtocolOptions,
+                http_protocol_options::{
+                    UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig,
+                },
             },
         },
     },
@@ -32,17 +35,20 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, duration, endpoints, number, tls_context, type_name, unknown_type,
-    unpack, warn_once,
+    At as _, Reject, Result, Translator, duration, endpoints, listener, number, tls_context, type_name,
+    unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster,
     cluster::{Balancer, Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
     tls::ClientTls,
 };
+use crate::proxy_protocol::Version;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);
+const PROXY_PROTOCOL: &str =
+    "envoy.extensions.transport_sockets.proxy_protocol.v3.ProxyProtocolUpstreamTransport";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
 /// Translates a cluster, with its endpoints if they came with it.
@@ -72,6 +78,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         max_requests_per_connection: http.max_requests,
         service: service(proto.metadata.as_ref()),
         metadata_exchange: metadata_exchange(&proto.filters)?,
+        proxy_protocol: proxy_protocol(&proto)?,
         weigh_localities: weighs_localities(&proto),
     };
     if let Some(assignment) = &proto.load_assignment {
@@ -232,8 +239,39 @@ pub(super) fn transport(
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext" => {
                 tls_context::client(translator, &unpack(any)?, host_name).map(Some).at("typed_config")
             }
+            PROXY_PROTOCOL => {
+                let proto: ProxyProtocolUpstreamTransport = unpack(any).at("typed_config")?;
+                let inner = transport(translator, proto.transport_socket.as_ref(), host_name);
+                inner.at("typed_config.transport_socket")
+            }
             _ => Err(unknown_type("transport socket", name, any)),
         },
+    }
+}
+
+/// The header that connections begin with: the same for all endpoints.
+pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<Version>> {
+    let matches = proto.transport_socket_matches.iter().map(|one| one.transport_socket.as_ref());
+    // Where one is chosen by labels Istio sends no other.
+    let other = proto.transport_socket.as_ref();
+    let sockets =
+        matches.chain((other.is_some() || proto.transport_socket_matches.is_empty()).then_some(other));
+    let mut versions = Vec::new();
+    for socket in sockets {
+        versions.push(match tls_context::typed_config(socket)? {
+            Some((_, any)) if type_name(any) == PROXY_PROTOCOL => {
+                let proto: ProxyProtocolUpstreamTransport = unpack(any)?;
+                Some(listener::proxy_version(proto.config.unwrap_or_default().version()))
+            }
+            _ => None,
+        });
+    }
+    versions.dedup();
+    match versions[..] {
+        [version] => Ok(version),
+        _ => {
+            Err(Reject::new("all transport sockets of a cluster must speak the same PROXY protocol, or none"))
+        }
     }
 }
 

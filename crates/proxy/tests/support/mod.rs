@@ -207,6 +207,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         bind: true,
         use_original_dst: false,
         read_original_dst: false,
+        proxy_protocol: None,
         inspect_tls: None,
         inspect_http: None,
         inspect_timeout: None,
@@ -331,6 +332,7 @@ pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) ->
         max_requests_per_connection: None,
         service: None,
         metadata_exchange: false,
+        proxy_protocol: None,
     }
 }
 

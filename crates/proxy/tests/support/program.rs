@@ -44,6 +44,7 @@ impl Program {
     pub(crate) async fn until(&mut self, words: &str) -> String {
         loop {
             let line = within(self.log.next_line()).await.unwrap().expect("the sidecar ended");
+            println!("{line}");
             if line.contains(words) {
                 return line;
             }

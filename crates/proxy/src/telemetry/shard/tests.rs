@@ -58,6 +58,7 @@ fn cluster(name: &str, service: Option<&str>) -> Arc<Cluster> {
             namespace: "default".into(),
         }),
         metadata_exchange: false,
+        proxy_protocol: None,
         weigh_localities: false,
     })
 }
