@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
+
 use crate::{
     balance::Avoid,
     config::{
@@ -16,7 +18,7 @@ use crate::{
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
     flow::Flow,
-    head::{self, Version},
+    head::{self, ResponseHead, Version},
     headers, hop,
     http1::{
         Connection, Framing,
@@ -29,8 +31,9 @@ use crate::{
     route::{self, Found},
     story::{Story, grpc_status},
     tcp::Tunnel,
-    upstream::{self, Offer},
-    wire::{self, Wire},
+    tunnel,
+    upstream::{self, Offer, Spoken},
+    wire::Wire,
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
@@ -43,6 +46,8 @@ struct Way<'a> {
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
     upgrade: bool,
+    /// CONNECT ends here: what follows goes to the endpoint as bytes.
+    ends_connect: bool,
 }
 
 /// A try that got no answer.
@@ -73,7 +78,8 @@ impl Story<'_> {
         let pool = self.choose(found, forward)?;
         self.told.pool = Some(pool.clone());
         let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
-        let way = Way { found, forward, pool, host, upgrade };
+        let ends_connect = upgrade && forward.ends_connect && self.head.method() == "CONNECT";
+        let way = Way { found, forward, pool, host, upgrade, ends_connect };
         self.rewrite(&way);
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
@@ -87,8 +93,9 @@ impl Story<'_> {
             mirror::send(self.worker, self.snapshot, &forward.mirrors, self.head, body);
         }
         let now = Instant::now();
-        let switched = self.response.status() == 101;
-        hop::remove_connection_fields(self.response, switched);
+        let switched = self.is_switched(&way);
+        let upgraded = switched && self.response.status() == 101;
+        hop::remove_connection_fields(self.response, upgraded);
         self.meet();
         let elapsed = now.saturating_duration_since(self.started).as_millis();
         hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
@@ -100,6 +107,32 @@ impl Story<'_> {
             return self.tunnel(&way, idle_timeout).await;
         }
         self.respond(framing, connection, body, complete, &mut deadlines).await
+    }
+
+    /// Whether the upstream grants what was asked for. If so the answer's head becomes what grants it to the client:
+    /// 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
+    fn is_switched(&mut self, way: &Way<'_>) -> bool {
+        let Some(upstream) = self.told.upstream.as_ref().filter(|_| way.upgrade) else { return false };
+        let connect = self.head.method() == "CONNECT";
+        let success = matches!(self.response.status(), 200..=299);
+        let granted = match upstream.wire {
+            Wire::Http1(_) if connect => success,
+            Wire::Http1(_) => self.response.status() == 101,
+            Wire::Http2(_) => success,
+        };
+        if granted {
+            // What follows is no content.
+            self.response.remove("content-length");
+            match (self.head.version, self.head.header("upgrade")) {
+                (Version::Http2, _) => self.response.set_status(200),
+                (_, Some(protocol)) if self.response.status() != 101 => {
+                    self.response.set_status(101);
+                    self.response.set("upgrade", protocol);
+                }
+                _ => {}
+            }
+        }
+        granted
     }
 
     /// Whether an upgrade that the client asks for is passed on; others are refused.
@@ -184,8 +217,9 @@ impl Story<'_> {
     ) -> Result<(Framing, Connection, bool), Error> {
         let retry = way.forward.retry.as_deref().filter(|retry| retry.retries > 0 && !way.upgrade);
         let mut tried = Vec::new();
-        // A connection that went stale while idle costs no try; after it a fresh one is used.
-        let mut fresh = way.upgrade;
+        // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
+        // unless it is a stream of HTTP/2.
+        let mut fresh = way.upgrade && self.offer(way).protocol != Spoken::Http2;
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
@@ -246,8 +280,7 @@ impl Story<'_> {
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
-        let offer = Offer::http(&pool.cluster, self.head.version, self.manager.istio_alpn)
-            .of(&self.downstream.origin);
+        let offer = self.offer(way);
         let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
         let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
@@ -261,9 +294,26 @@ impl Story<'_> {
             Some(upstream) => upstream,
             None => client.wait(Box::pin(connecting)).await?,
         };
-        if way.upgrade && matches!(upstream.wire, Wire::Http2(_)) {
+        if way.ends_connect {
+            self.told.upstream = Some(upstream);
+            *self.response = ResponseHead::build(200, &[]);
+            return Ok((Framing::None, Connection::default(), true));
+        }
+        let connect = self.head.method() == "CONNECT";
+        match &upstream.wire {
             // Only extended CONNECT could carry it there.
-            return Err(Error::new(Kind::UpgradeRefused).into());
+            Wire::Http2(duplex) if way.upgrade && !connect && !duplex.may_connect() => {
+                return Err(Error::new(Kind::UpgradeRefused).into());
+            }
+            // Clients of HTTP/2 do not say it (RFC 8441, 5), and servers of HTTP/1.1 insist on it (RFC 6455, 4.1).
+            Wire::Http1(_) if way.upgrade && !connect && !self.head.has("sec-websocket-key") => {
+                let name = self.head.header("upgrade").unwrap_or_default();
+                if name.eq_ignore_ascii_case(b"websocket") {
+                    let key = self.worker.dice.borrow_mut().u128(..).to_ne_bytes();
+                    self.head.set("sec-websocket-key", BASE64.encode(key).as_bytes());
+                }
+            }
+            _ => {}
         }
         let reused = upstream.link.served.get() > 0;
         if !reused {
@@ -280,7 +330,7 @@ impl Story<'_> {
             }
         }
         let before = (upstream.wire.sent(), upstream.wire.received());
-        let persistence = if way.upgrade { Persistence::Upgrade } else { Persistence::Keep };
+        let persistence = if way.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
         client.body.begin_again();
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
         let answer = client.request(&mut upstream.wire, self.head.method(), self.response).await;
@@ -299,6 +349,16 @@ impl Story<'_> {
                 Err(Failure { error, sent, stale: refused || lost && (safe || !sent) })
             }
         }
+    }
+
+    /// What will be spoken to the upstream.
+    fn offer(&self, way: &Way<'_>) -> Offer {
+        let offer = if way.ends_connect {
+            Offer::BYTES
+        } else {
+            Offer::http(&way.pool.cluster, self.head.version, self.manager.istio_alpn)
+        };
+        offer.of(&self.downstream.origin)
     }
 
     /// How long to wait before the next try: full jitter over a span that doubles.
@@ -377,17 +437,36 @@ impl Story<'_> {
         result
     }
 
-    /// After 101 the two connections carry whatever was agreed on.
+    /// After a switch the two connections carry whatever was agreed on.
     async fn tunnel(&mut self, way: &Way<'_>, idle_timeout: Option<Duration>) -> Result<(), Error> {
         debug_assert!(way.upgrade);
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         let Downstream { wire, timer, .. } = &mut *self.downstream;
-        let (stream, server) = (wire::http1(wire)?, wire::http1(&mut upstream.wire)?);
-        let before = (stream.received, stream.sent);
-        write::response(&mut stream.output, self.response, Framing::None, "GET", Persistence::Upgrade);
-        Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
-        (self.told.received, self.told.sent) = (stream.received - before.0, stream.sent - before.1);
+        let connect = self.head.method() == "CONNECT";
+        let before = (wire.received(), wire.sent());
+        match (&mut *wire, &mut upstream.wire) {
+            (Wire::Http1(stream), server) => {
+                let persistence = if connect { Persistence::Keep } else { Persistence::Upgrade };
+                write::response(
+                    &mut stream.output,
+                    self.response,
+                    Framing::None,
+                    self.head.method(),
+                    persistence,
+                );
+                if let Wire::Http1(server) = server {
+                    Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
+                } else {
+                    tunnel::run(wire, server, timer, idle_timeout).await;
+                }
+            }
+            (Wire::Http2(duplex), server) => {
+                duplex.respond(self.response, false)?;
+                tunnel::run(wire, server, timer, idle_timeout).await;
+            }
+        }
+        (self.told.received, self.told.sent) = (wire.received() - before.0, wire.sent() - before.1);
         self.told.upstream = Some(upstream);
         Ok(())
     }

@@ -29,6 +29,7 @@ pub(crate) mod filters;
 pub(crate) mod serve;
 pub(crate) mod story;
 pub(crate) mod tcp;
+pub(crate) mod tunnel;
 
 pub(crate) mod forward;
 pub(crate) mod mirror;

@@ -237,6 +237,7 @@ impl<'a> Story<'a> {
             return Err(Error::new(Kind::VersionTooLow));
         }
         let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
+        let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
         let wanted = wanted.filter(|name| name != b"h2c").and_then(|name| String::from_utf8(name).ok());
         hop::remove_connection_fields(self.head, wanted.is_some());

@@ -198,7 +198,7 @@ impl Drop for Connecting<'_> {
 
 /// Begins HTTP/2 on a connection, which requests share unless it is one's own.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>, own: bool) -> Result<Upstream, Error> {
-    let limits = http2::Limits { streams: 0, head: http2::ANSWER };
+    let limits = http2::Limits { streams: 0, head: http2::ANSWER, connect: false };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).

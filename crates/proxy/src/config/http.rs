@@ -32,6 +32,8 @@ pub struct HttpManager {
     pub istio_alpn: bool,
     /// Upgrades passed through as tunnels, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
+    /// Clients of HTTP/2 may ask for an upgrade by CONNECT (RFC 8441).
+    pub allow_connect: bool,
     /// Sent as `server` in answers; `None` leaves the upstream's (`PASS_THROUGH`).
     pub server_name: Option<Box<str>>,
     /// Whether `x-request-id` is made where it is missing.

@@ -125,6 +125,8 @@ pub enum PathMatch {
     Exact(Box<[u8]>),
     /// All of it, by a regular expression (anchored when compiled).
     Regex(regex::bytes::Regex),
+    /// CONNECT, which has none (`connect_matcher`).
+    Connect,
     /// Path template, `/a/{*}/{**}`, compiled to a regular expression.
     Template(regex::bytes::Regex),
 }
@@ -170,6 +172,8 @@ pub struct Forward {
     pub mirrors: Vec<Mirror>,
     /// Upgrades in lower case that this route allows (`true`) or forbids.
     pub upgrades: Vec<(Box<str>, bool)>,
+    /// CONNECT ends here: what follows it goes to the cluster as bytes (`connect_config`).
+    pub ends_connect: bool,
 }
 
 /// Where to.

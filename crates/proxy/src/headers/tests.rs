@@ -22,6 +22,7 @@ fn manager() -> HttpManager {
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: Vec::new(),
+        allow_connect: false,
         server_name: None,
         generate_request_id: false,
         client_cert: Default::default(),

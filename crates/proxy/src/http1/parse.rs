@@ -118,6 +118,10 @@ pub fn request(
     set_host(head)?;
     set_target(head, target)?;
     let framing = request_framing(head)?;
+    // What follows is the tunnel's (9.3.6 of RFC 9110).
+    if framing != Framing::None && head.method() == "CONNECT" {
+        return Err(BAD);
+    }
     let connection = connection(head, version);
     if head.has("connection") && names_others(head) {
         return Err(Malformed::new(400, "http1.connection_header_rejected"));

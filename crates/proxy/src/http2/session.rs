@@ -55,6 +55,8 @@ pub(crate) struct Limits {
     pub(crate) streams: u32,
     /// Each head.
     pub(crate) head: Bounds,
+    /// CONNECT may ask for another protocol (RFC 8441).
+    pub(crate) connect: bool,
 }
 
 /// Why a stream is no more.
@@ -81,6 +83,8 @@ pub(crate) struct Request {
     pub(crate) length: Option<u64>,
     /// There is no content.
     pub(crate) end: bool,
+    /// What follows is another protocol's, if it is granted: CONNECT.
+    pub(crate) upgrade: bool,
 }
 
 /// The state of one connection.
@@ -142,6 +146,8 @@ struct Peer {
     streams: u32,
     window: i64,
     frame: usize,
+    /// CONNECT may ask it for another protocol.
+    connect: bool,
 }
 
 /// How far our own going is.
@@ -263,6 +269,9 @@ impl Session {
                 out.extend(frame::PREFACE);
                 frame::settings(&mut out, &[(2, 0), window, list]);
             }
+            Role::Server if limits.connect => {
+                frame::settings(&mut out, &[(3, limits.streams), window, list, (8, 1)]);
+            }
             Role::Server => frame::settings(&mut out, &[(3, limits.streams), window, list]),
         }
         frame::window_update(&mut out, 0, CONNECTION_WINDOW - FIRST_WINDOW as u32);
@@ -282,7 +291,13 @@ impl Session {
             open: 0,
             emptied: false,
             past: Past::default(),
-            peer: Peer { settled: false, streams: u32::MAX, window: FIRST_WINDOW, frame: MAX_FRAME },
+            peer: Peer {
+                settled: false,
+                streams: u32::MAX,
+                window: FIRST_WINDOW,
+                frame: MAX_FRAME,
+                connect: false,
+            },
             send_window: FIRST_WINDOW,
             receive_window: i64::from(CONNECTION_WINDOW),
             owed: 0,
@@ -306,6 +321,11 @@ impl Session {
     /// Whether another stream may be opened now or later.
     pub(crate) fn is_usable(&self) -> bool {
         self.lost.is_none() && !self.peer_leaves && self.last < LAST_STREAM
+    }
+
+    /// Whether CONNECT may ask the peer for another protocol.
+    pub(crate) fn may_connect(&self) -> bool {
+        self.peer.connect
     }
 
     /// How many streams the peer takes at once.

@@ -24,7 +24,7 @@ use crate::{
     story::{Story, Terms},
     telemetry::{self, Record},
     timer::earlier,
-    wire::{self, Wire},
+    wire::Wire,
 };
 
 /// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
@@ -249,7 +249,7 @@ fn refuse_malformed(
     }
     hop::finish_response(worker, manager, &mut response, Instant::now());
     // Nothing has been written yet that this could come between.
-    if let Ok(stream) = wire::http1(&mut downstream.wire) {
+    if let Wire::Http1(stream) = &mut downstream.wire {
         let framing = Framing::Length(content.len() as u64);
         write::response(&mut stream.output, &response, framing, "GET", Persistence::Close);
         stream.output.extend(content.as_bytes());

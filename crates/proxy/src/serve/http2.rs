@@ -17,7 +17,7 @@ use crate::{
     context::Worker,
     downstream::{self, Downstream, Origin},
     head::ResponseHead,
-    http1::Connection as Persistence,
+    http1::{Connection as Persistence, Framing},
     http2::{self, Bounds, Connection, Driver, Duplex, Limits, Request, Role},
     story::{Story, Terms},
     timer::Timer,
@@ -33,7 +33,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
     let Accepted { stream, mut timer, mut origin, registered } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
-    let mut driver = Driver::new(stream, Role::Server, Limits { streams: manager.max_streams, head });
+    let limits = Limits { streams: manager.max_streams, head, connect: manager.allow_connect };
+    let mut driver = Driver::new(stream, Role::Server, limits);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     let (mut ending, mut idle) = (false, None);
@@ -105,9 +106,9 @@ async fn tell(
     if worker.overload.turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
         return;
     }
-    let Request { mut head, length, end, .. } = request;
+    let Request { mut head, length, end, upgrade, .. } = request;
     let mut response = ResponseHead::spare();
-    let framing = http2::framing(end, length);
+    let framing = if upgrade { Framing::None } else { http2::framing(end, length) };
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.rq_total.inc();
     counters.rq_active.inc();
@@ -121,7 +122,7 @@ async fn tell(
         forwarded_cert: forwarded_cert.as_deref(),
     };
     let story = Story::new(terms, &mut downstream, &mut head, &mut response);
-    Box::pin(story.tell(framing, Persistence::default(), false)).await;
+    Box::pin(story.tell(framing, Persistence { close: false, upgrade }, false)).await;
     counters.rq_active.dec();
     head.recycle();
     response.recycle();

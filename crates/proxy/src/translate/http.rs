@@ -59,6 +59,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: upgrades(proto),
+        allow_connect: proto.http2_protocol_options.as_ref().is_some_and(|options| options.allow_connect),
         server_name: server_name(proto)?,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
         client_cert: client_cert(proto),

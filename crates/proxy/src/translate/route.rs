@@ -162,9 +162,7 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
             }
             _ => return Err(Reject::new("must be a UriTemplateMatchConfig").at_field("path_match_policy")),
         },
-        Some(PathSpecifier::ConnectMatcher(_)) => {
-            return Err(Reject::new("CONNECT is not supported").at_field("connect_matcher"));
-        }
+        Some(PathSpecifier::ConnectMatcher(_)) => PathMatch::Connect,
         None => return Err(Reject::new("must say which paths it matches")),
     };
     let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
@@ -223,6 +221,7 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
                 (config.upgrade_type.to_ascii_lowercase().into(), flag(config.enabled).unwrap_or(true))
             })
             .collect(),
+        ends_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
     })
 }
 

@@ -141,7 +141,7 @@ const REFUSED: &[Refused] = &[
     ("NUL in the target", "RFC 9112, 3.2",
      "GET /a\0b HTTP/1.1\r\nHost: a\r\n\r\n", 400, Same),
     ("a fragment in the target", "RFC 9112, 3.2: no form has one",
-     "GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n", 400, Same),
+     "GET /a#b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 400, Same),
     ("no target", "RFC 9112, 3",
      "GET HTTP/1.1\r\nHost: a\r\n\r\n", 400, Same),
     ("a relative target", "RFC 9112, 3.2.1",

@@ -230,6 +230,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         host: None,
         mirrors: vec![],
         upgrades: vec![],
+        ends_connect: false,
     };
     let mut manager = HttpManager {
         stat_prefix: "test".into(),
@@ -240,6 +241,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: vec!["websocket".into()],
+        allow_connect: false,
         server_name: Some("skysail".into()),
         generate_request_id: true,
         client_cert: ClientCertDetails::default(),

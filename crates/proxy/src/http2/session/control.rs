@@ -27,6 +27,8 @@ impl Session {
                     // Larger frames would only make the other streams wait.
                     self.peer.frame = MAX_FRAME;
                 }
+                8 if value > 1 || (value == 0 && self.peer.connect) => return Err(Reason::PROTOCOL),
+                8 => self.peer.connect = value == 1,
                 _ => {}
             }
         }

@@ -299,7 +299,7 @@ impl Session {
     }
 
     fn read(&mut self, target: Target<'_>, block: &[u8]) -> Result<Result<Option<u64>, Fault>, Fatal> {
-        let mut reading = Reading::new(target, self.limits.head);
+        let mut reading = Reading::new(target, self.limits.head).connecting(self.limits.connect);
         let decoded = self.decoder.decode(block, |name, value| reading.field(name, value));
         decoded.map_err(|_| Reason::COMPRESSION)?;
         Ok(reading.finish())
@@ -335,7 +335,8 @@ impl Session {
         let stream = Stream { headed: true, received: end, left: length, ..self.stream() };
         self.streams.insert(id, stream);
         self.open += 1;
-        self.accepted.push_back(Request { stream: id, head, length, end });
+        let upgrade = head.method() == "CONNECT" || head.has("upgrade");
+        self.accepted.push_back(Request { stream: id, head, length, end, upgrade });
         self.chatter.give();
         Ok(())
     }

@@ -17,12 +17,17 @@ use crate::{
 /// An id of no stream is one that is lost.
 impl Session {
     /// Opens a stream with a request. `None` if HTTP/2 cannot carry the head.
-    pub(crate) fn request(&mut self, head: &RequestHead, end: bool) -> Option<Result<u32, Lost>> {
+    pub(crate) fn request(
+        &mut self,
+        head: &RequestHead,
+        end: bool,
+        upgrade: bool,
+    ) -> Option<Result<u32, Lost>> {
         if !self.is_usable() || self.open >= self.peer.streams {
             return Some(Err(self.lost.clone().unwrap_or(Lost::Unprocessed)));
         }
         self.block.clear();
-        if !heads::request(&mut self.encoder, &mut self.block, head) {
+        if !heads::request(&mut self.encoder, &mut self.block, head, upgrade) {
             return None;
         }
         let id = self.last;
