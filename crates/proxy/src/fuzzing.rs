@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 
 use crate::{
     buffer::Buffer,
-    config::http::Format,
+    config::http::{Format, Http2Options},
     head::{Headers, RequestHead, ResponseHead},
     hop,
     http1::{
@@ -131,7 +131,8 @@ pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 /// What a peer's bytes make of a connection of HTTP/2, at either end, if they come in pieces of this size: how it
 /// went, what the connection has to say, and the requests.
 pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String) {
-    let limits = http2::Limits { streams: 4, head: http2::Bounds { size: 4096, fields: 20 }, connect: true };
+    let options = Http2Options { allow_connect: true, ..Http2Options::new(4) };
+    let limits = http2::Limits { head: http2::Bounds { size: 4096, fields: 20 }, options };
     let role = if server { http2::Role::Server } else { http2::Role::Client };
     let mut session = Session::new(role, limits);
     let mut input = Buffer::default();

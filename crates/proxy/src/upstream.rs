@@ -161,7 +161,7 @@ async fn open(
         };
         let link = Pool::opened(place, &stream, peer, config);
         if http2 && offer.protocol != Spoken::Bytes {
-            multiplex(host, stream, link, is_own(pool)).await
+            multiplex(host, stream, link).await
         } else {
             Ok(Upstream::own(stream, link))
         }
@@ -197,8 +197,9 @@ impl Drop for Connecting<'_> {
 }
 
 /// Begins HTTP/2 on a connection, which requests share unless it is one's own.
-async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>, own: bool) -> Result<Upstream, Error> {
-    let limits = http2::Limits { streams: 0, head: http2::ANSWER, connect: false };
+async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
+    let options = link.pool().cluster.http2;
+    let limits = http2::Limits { head: http2::ANSWER, options };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
@@ -219,7 +220,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>, own: bool) -
         }
         driver.close().await;
     });
-    if own {
+    if is_own(link.pool()) {
         return Ok(Upstream { wire: Wire::Http2(Box::new(http2::Duplex::idle(connection))), link });
     }
     Ok(host.add_shared(link, connection))

@@ -13,7 +13,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request, Response};
-use skysail_proxy::config::{Cluster, cluster::UpstreamProtocol};
+use skysail_proxy::config::{Cluster, cluster::UpstreamProtocol, http::Http2Options};
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -216,6 +216,28 @@ async fn a_server_that_takes_few_streams_gets_more_connections() {
     for answer in all {
         assert_eq!(within(answer).await.unwrap().status(), 200);
     }
+}
+
+#[tokio::test]
+async fn no_more_streams_are_opened_than_configured() {
+    let arrived = Arc::new(tokio::sync::Barrier::new(4));
+    let upstream = http2_server(move |number, request, respond| {
+        let arrived = arrived.clone();
+        async move {
+            arrived.wait().await;
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let limited = Cluster { http2: Http2Options::new(1), ..http2(upstream) };
+    let proxy = proxy(limited).await;
+    let requests = connect(&proxy).await;
+    let all: Vec<_> =
+        (0..4).map(|_| requests.clone().send_request(request("GET", "/"), true).unwrap().0).collect();
+    for answer in all {
+        assert_eq!(within(answer).await.unwrap().status(), 200);
+    }
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 4);
 }
 
 #[tokio::test]

@@ -40,8 +40,6 @@ const TABLE: &[Row] = &[
     (Kind::DestinationRule, "outlierDetection", None, ENVOY),
     (Kind::DestinationRule, "connectionPool.tcp.tcpKeepalive", None, ENVOY),
     (Kind::DestinationRule, "connectionPool.tcp.maxConnectionDuration", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.http.maxConcurrentStreams", None, ENVOY),
-    (Kind::DestinationRule, "connectionPool.http.http2KeepAlive", None, ENVOY),
     (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
     (Kind::DestinationRule, "trafficPolicy.retryBudget", None, NO_EFFECT),

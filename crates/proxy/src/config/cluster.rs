@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::tls::ClientTls;
+use super::{http::Http2Options, tls::ClientTls};
 use crate::proxy_protocol::Version;
 
 /// Somewhere to send to.
@@ -36,6 +36,8 @@ pub struct Cluster {
     pub tls: Option<Arc<ClientTls>>,
     /// Which HTTP is spoken.
     pub protocol: UpstreamProtocol,
+    /// What is agreed on with servers of HTTP/2.
+    pub http2: Http2Options,
     /// Address that connections come from: 127.0.0.6 for inbound ones, so that interception lets them through.
     pub source: Option<IpAddr>,
     /// A pooled connection is closed after so long without a request; `None`: an hour.

@@ -228,6 +228,7 @@ impl fmt::Display for Lost {
             Self::Reset(reason) => write!(f, "the peer gave the stream up: {reason}"),
             Self::Unprocessed => f.write_str("the peer takes no more streams on this connection"),
             Self::Broken(reason) => write!(f, "the peer does not keep to HTTP/2: {reason}"),
+            Self::Silent => f.write_str("the peer does not answer pings"),
             Self::Dropped => f.write_str("the stream was given up"),
             Self::Closed(why) => write!(f, "the connection is lost: {why}"),
         }
@@ -240,7 +241,7 @@ fn upstream_error(lost: Lost) -> Error {
         Lost::Reset(_) | Lost::Dropped => Kind::UpstreamReset,
         Lost::Unprocessed => Kind::UpstreamRefused,
         Lost::Broken(_) => Kind::UpstreamProtocol,
-        Lost::Closed(_) => Kind::UpstreamClosed,
+        Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
     };
     Error::caused(kind, lost)
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::newest;
 use crate::{
@@ -18,9 +18,9 @@ use crate::{
     downstream::{self, Downstream, Origin},
     head::ResponseHead,
     http1::{Connection as Persistence, Framing},
-    http2::{self, Bounds, Connection, Driver, Duplex, Limits, Request, Role},
+    http2::{self, Bounds, Connection, Driver, Duplex, Kind, Limits, Lost, Request, Role},
     story::{Story, Terms},
-    timer::Timer,
+    timer::{Timer, earlier},
     wire::Wire,
 };
 
@@ -33,11 +33,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
     let Accepted { stream, mut timer, mut origin, registered } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
-    let limits = Limits { streams: manager.max_streams, head, connect: manager.allow_connect };
+    let limits = Limits { head, options: manager.http2 };
     let mut driver = Driver::new(stream, Role::Server, limits);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    let (mut ending, mut idle) = (false, None);
+    let (mut ending, mut idle, mut partial) = (false, None, None);
     let begun = Instant::now();
     loop {
         let next = poll_fn(|cx| {
@@ -55,9 +55,19 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
                     let patience = if ending { Some(FAREWELL) } else { manager.idle_timeout };
                     idle = patience.map(|patience| Instant::now() + patience);
                 }
+                partial = match manager.request_headers_timeout.or(manager.stream_idle_timeout) {
+                    Some(timeout) if driver.is_partial() => {
+                        Some(partial.unwrap_or_else(|| Instant::now() + timeout))
+                    }
+                    _ => None,
+                };
                 let deadline = if driver.is_settled() { idle } else { Some(begun + PATIENCE) };
-                if timer.poll(cx, deadline).is_pending() {
+                if timer.poll(cx, earlier(deadline, partial)).is_pending() {
                     return Poll::Pending;
+                }
+                if partial.is_some_and(|partial| Instant::now() >= partial) {
+                    driver.fail();
+                    return Poll::Ready(None);
                 }
                 if ending || !driver.is_settled() {
                     return Poll::Ready(None);
@@ -87,10 +97,30 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
         tokio::task::spawn_local(task);
     }
     if let Some(lost) = driver.lost() {
-        debug!("HTTP/2 with {} ended: {lost}", origin.source);
+        report(worker, &origin, &manager, &lost, driver.culprit());
     }
     driver.close().await;
     drop(registered);
+}
+
+/// Tells why a connection ended before its time.
+fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<Kind>) {
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    if let Lost::Silent = lost {
+        counters.http2_keepalive_timeout.inc();
+    }
+    let Some(culprit) = culprit else {
+        return debug!("HTTP/2 with {} ended: {lost}", origin.source);
+    };
+    match culprit {
+        Kind::WindowUpdate => counters.http2_window_updates.inc(),
+        Kind::Priority => counters.http2_priorities.inc(),
+        Kind::Data | Kind::Unknown => counters.http2_empty_frames.inc(),
+        Kind::Headers | Kind::Continuation => counters.http2_headers.inc(),
+        Kind::Reset => counters.premature_resets.inc(),
+        Kind::Settings | Kind::Ping | Kind::GoAway | Kind::PushPromise => counters.http2_controls.inc(),
+    }
+    warn!("HTTP/2 with {} is closed: it sent more {culprit:?} frames than do any good", origin.source);
 }
 
 /// Tells one request from beginning to end.

@@ -35,12 +35,13 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, duration, endpoints, listener, number, tls_context, type_name,
+    At as _, Reject, Result, Translator, duration, endpoints, http, listener, number, tls_context, type_name,
     unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster,
     cluster::{Balancer, Discovery, Limits, Service, TransportMatch, UpstreamProtocol, Usage},
+    http::Http2Options,
     tls::ClientTls,
 };
 use crate::proxy_protocol::Version;
@@ -73,6 +74,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Clus
         transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         protocol: http.protocol,
+        http2: http.http2,
         source: source(&proto)?,
         idle_timeout: http.idle_timeout,
         max_requests_per_connection: http.max_requests,
@@ -278,6 +280,7 @@ pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<Version>> {
 /// What is said about HTTP towards the cluster.
 struct Http {
     protocol: UpstreamProtocol,
+    http2: Http2Options,
     /// Whether the server's certificate must be for the host asked for.
     validates_host: bool,
     idle_timeout: Option<Duration>,
@@ -291,8 +294,10 @@ impl Http {
             (Some(_), _) => UpstreamProtocol::Http2,
             (None, _) => UpstreamProtocol::Http1,
         };
+        let options = proto.http2_protocol_options.as_ref();
         let mut http = Self {
             protocol,
+            http2: http::http2_options(options, u32::MAX).at("http2_protocol_options")?,
             validates_host: false,
             idle_timeout: None,
             max_requests: number(proto.max_requests_per_connection),
@@ -312,6 +317,18 @@ impl Http {
         self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         let upstream = options.upstream_http_protocol_options;
         self.validates_host = upstream.is_some_and(|upstream| upstream.auto_san_validation);
+        let http2 = match &options.upstream_protocol_options {
+            Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {
+                Some(ProtocolConfig::Http2ProtocolOptions(http2)) => Some(http2),
+                _ => None,
+            },
+            Some(Options::UseDownstreamProtocolConfig(config)) => config.http2_protocol_options.as_ref(),
+            Some(Options::AutoConfig(config)) => config.http2_protocol_options.as_ref(),
+            None => None,
+        };
+        if http2.is_some() {
+            self.http2 = http::http2_options(http2, u32::MAX).at("http2_protocol_options")?;
+        }
         self.protocol = match options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match config.protocol_config {
                 Some(ProtocolConfig::Http2ProtocolOptions(_)) => UpstreamProtocol::Http2,

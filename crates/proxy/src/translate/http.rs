@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use skysail_xds::{
     envoy::pb::{
         envoy::{
-            config::core::v3::config_source::ConfigSourceSpecifier,
+            config::core::v3::{
+                Http2ProtocolOptions, KeepaliveSettings, config_source::ConfigSourceSpecifier,
+            },
             extensions::filters::{
                 http::{cors::v3::Cors, rbac::v3::Rbac},
                 network::http_connection_manager::v3::{
@@ -28,8 +30,8 @@ use super::{
     number, policy, route, route_filters, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
-    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
-    Routes,
+    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
+    Keepalive, MetadataExchange, Routes,
 };
 
 /// Envoy's defaults.
@@ -59,7 +61,6 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: upgrades(proto),
-        allow_connect: proto.http2_protocol_options.as_ref().is_some_and(|options| options.allow_connect),
         server_name: server_name(proto)?,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
         client_cert: client_cert(proto),
@@ -78,14 +79,13 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,
-        max_streams: proto
-            .http2_protocol_options
-            .as_ref()
-            .and_then(|options| number(options.max_concurrent_streams))
-            .unwrap_or(MAX_STREAMS),
+        http2: http2_options(proto.http2_protocol_options.as_ref(), MAX_STREAMS)
+            .at("http2_protocol_options")?,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
         stream_idle_timeout: timeout(proto.stream_idle_timeout.as_ref(), Some(STREAM_IDLE_TIMEOUT))
             .at("stream_idle_timeout")?,
+        request_headers_timeout: timeout(proto.request_headers_timeout.as_ref(), None)
+            .at("request_headers_timeout")?,
         request_timeout: timeout(proto.request_timeout.as_ref(), None).at("request_timeout")?,
         drain_timeout: match &proto.drain_timeout {
             Some(time) => duration(time).at("drain_timeout")?,
@@ -101,6 +101,37 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         return Err(unknown_type("request id extension", "", any).at_field("request_id_extension"));
     }
     Ok(manager)
+}
+
+/// What is agreed on by HTTP/2, on either side.
+pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u32) -> Result<Http2Options> {
+    let mut options = Http2Options::new(max_streams);
+    let Some(proto) = proto else { return Ok(options) };
+    let window = |size, default| match number(size) {
+        None => Ok(default),
+        Some(size @ 65_535..=0x7fff_ffff) => Ok(size),
+        Some(size) => Err(Reject::new(format!("{size} is not between 65535 and 2147483647"))),
+    };
+    options.max_streams = number(proto.max_concurrent_streams).unwrap_or(max_streams);
+    options.stream_window =
+        window(proto.initial_stream_window_size, options.stream_window).at("initial_stream_window_size")?;
+    options.connection_window = window(proto.initial_connection_window_size, options.connection_window)
+        .at("initial_connection_window_size")?;
+    options.allow_connect = proto.allow_connect;
+    if let Some(proto) = &proto.connection_keepalive {
+        options.keepalive = keepalive(proto).at("connection_keepalive")?;
+    }
+    Ok(options)
+}
+
+fn keepalive(proto: &KeepaliveSettings) -> Result<Option<Keepalive>> {
+    let Some(answer) = timeout(proto.timeout.as_ref(), None).at("timeout")? else {
+        return Err(Reject::new("must be given, and more than nothing").at_field("timeout"));
+    };
+    let interval = timeout(proto.interval.as_ref(), None).at("interval")?;
+    let percent = proto.interval_jitter.map_or(15.0, |percent| percent.value);
+    let jitter = (percent.clamp(0.0, 100.0) * 10_000.0) as u32;
+    Ok(interval.map(|interval| Keepalive { interval, timeout: answer, jitter }))
 }
 
 fn routes(proto: &Proto) -> Result<Routes> {

@@ -9,7 +9,7 @@ use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
         cluster::{Balancer, Discovery, Limits, UpstreamProtocol, Usage},
-        http::{ClientCertDetails, Codec, EscapedSlashes, Routes},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, Routes},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
             Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
@@ -241,7 +241,6 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: vec!["websocket".into()],
-        allow_connect: false,
         server_name: Some("skysail".into()),
         generate_request_id: true,
         client_cert: ClientCertDetails::default(),
@@ -253,9 +252,10 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         accept_http10: true,
         max_head: 60 * 1024,
         max_headers: 100,
-        max_streams: 100,
+        http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::from_secs(5),
         access_logs: vec![],
@@ -335,6 +335,7 @@ pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) ->
         service: None,
         metadata_exchange: false,
         proxy_protocol: None,
+        http2: Http2Options::new(u32::MAX),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Frames that are about the connection, or about how a stream goes on.
 
-use super::{LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
+use super::{ALIVE, LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, Head, Kind, MAX_FRAME, MAX_WINDOW, Reason};
 
 impl Session {
@@ -64,6 +64,7 @@ impl Session {
             return Err(Reason::FRAME_SIZE);
         }
         let count = i64::from(frame::number(payload)? & 0x7fff_ffff);
+        self.chat()?;
         if head.stream == 0 {
             self.send_window += count;
             return match count {
@@ -131,6 +132,10 @@ impl Session {
         if !head.has(ACK) {
             frame::ping(&mut self.out, ACK, content);
             return self.reply();
+        }
+        if content == ALIVE && !self.answered {
+            self.answered = true;
+            return Ok(());
         }
         if self.leaving == Leaving::Told && content == LEAVING {
             self.leaving = Leaving::Known;

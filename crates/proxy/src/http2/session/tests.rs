@@ -3,7 +3,8 @@ use std::task::{Poll, Waker};
 use super::*;
 use crate::http2::frame::{END_HEADERS, END_STREAM, Head, Kind};
 
-const LIMITS: Limits = Limits { streams: 10, head: Bounds { size: 4096, fields: 20 }, connect: false };
+const LIMITS: Limits = Limits { head: Bounds { size: 4096, fields: 20 }, options: Http2Options::new(10) };
+const CONNECTION_WINDOW: u32 = LIMITS.options.connection_window;
 
 fn feed(session: &mut Session, bytes: &[u8]) -> Result<(), Reason> {
     // In pieces, as they may arrive.
@@ -316,6 +317,23 @@ fn floods_are_stopped() {
     calm(flood(&mut server(), Box::new(bad)), 300);
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Ping, 0, 0, &[0; 8]))), 3000);
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Settings, 0, 0, b""))), 3000);
+    let update = |stream| frame(Kind::WindowUpdate, 0, stream, &1_u32.to_be_bytes());
+    calm(flood(&mut server(), Box::new(move |_| update(0))), 3000);
+    // Of a stream that is no more, too.
+    let mut past = server();
+    feed(&mut past, &get(1)).unwrap();
+    calm(flood(&mut past, Box::new(move |_| update(1))), 3000);
+    assert_eq!(past.culprit, Some(Kind::WindowUpdate));
+    // Who gets content may say bit by bit how much it has taken.
+    let mut reader = server();
+    feed(&mut reader, &get(1)).unwrap();
+    reader.accept().unwrap();
+    assert!(reader.respond(1, &ResponseHead::build(200, &[]), false, false));
+    for _ in 0..2000 {
+        assert!(reader.send(1, b"abcde", false));
+        frames(&mut reader);
+        (0..5).for_each(|_| feed(&mut reader, &[update(0), update(1)].concat()).unwrap());
+    }
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Priority, 0, 3, &[0; 5]))), 3000);
     let mut empty = server();
     feed(&mut empty, &post(1)).unwrap();

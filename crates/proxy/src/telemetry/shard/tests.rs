@@ -59,6 +59,7 @@ fn cluster(name: &str, service: Option<&str>) -> Arc<Cluster> {
         }),
         metadata_exchange: false,
         proxy_protocol: None,
+        http2: crate::config::http::Http2Options::new(u32::MAX),
         weigh_localities: false,
     })
 }
