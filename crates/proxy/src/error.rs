@@ -51,6 +51,8 @@ pub enum Kind {
     Overflow,
     /// Nothing moved on the stream for too long; `true` once the request was complete.
     StreamIdle(bool),
+    /// The whole exchange took too long.
+    StreamDuration,
     /// The request did not come in whole within its time.
     RequestTimeout,
     /// The worker has more to do than it can.
@@ -99,9 +101,9 @@ pub struct Error {
 pub struct Flags(u32);
 
 /// The flags by bit, in the order Envoy lists them.
-const FLAG_NAMES: [&str; 21] = [
+const FLAG_NAMES: [&str; 22] = [
     "UH", "UT", "LR", "UR", "UF", "UC", "UO", "NR", "DI", "FI", "RL", "UAEX", "DC", "URX", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -128,6 +130,7 @@ impl Flags {
     pub const UPE: Self = Self(1 << 18);
     pub const NC: Self = Self(1 << 19);
     pub const OM: Self = Self(1 << 20);
+    pub const DT: Self = Self(1 << 21);
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
@@ -219,6 +222,7 @@ impl Error {
             | Kind::VersionTooLow
             | Kind::UpgradeRefused
             | Kind::StreamIdle(_)
+            | Kind::StreamDuration
             | Kind::RequestTimeout
             | Kind::Denied(_) => Side::Downstream,
             Kind::RouteNotFound
@@ -271,6 +275,10 @@ impl Error {
                 "stream_idle_timeout",
                 "stream timeout",
             ),
+            Kind::StreamDuration => Answer {
+                grpc: 4,
+                ..plain(408, Flags::DT, "max_duration_timeout", "downstream duration timeout")
+            },
             Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
             Kind::Denied(details) => Answer {
                 details: Cow::Owned(details.to_string()),

@@ -18,6 +18,7 @@ use crate::{
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
     flow::Flow,
+    grpc,
     head::{self, ResponseHead, Version},
     headers, hop,
     http1::{
@@ -45,6 +46,8 @@ struct Way<'a> {
     forward: &'a Forward,
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
+    /// The route's, or the client's.
+    timeout: Option<Duration>,
     upgrade: bool,
     /// CONNECT ends here: what follows goes to the endpoint as bytes.
     ends_connect: bool,
@@ -79,15 +82,25 @@ impl Story<'_> {
         self.told.pool = Some(pool.clone());
         let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
         let ends_connect = upgrade && forward.ends_connect && self.head.method() == "CONNECT";
-        let way = Way { found, forward, pool, host, upgrade, ends_connect };
+        let waits = if self.grpc { grpc::timeout(self.head) } else { None };
+        let timeout = match forward.grpc_timeout.filter(|_| self.grpc) {
+            Some(bound) => bound.bound(waits),
+            None => forward.timeout,
+        };
+        let longest = match forward.grpc_duration.filter(|_| waits.is_some()) {
+            Some(bound) => bound.bound(waits),
+            None => forward.max_duration,
+        };
+        let way = Way { found, forward, pool, host, timeout, upgrade, ends_connect };
         self.rewrite(&way);
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
-            forward.timeout,
+            timeout,
             forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
             self.manager.request_timeout.map(|timeout| self.started + timeout),
             idle_timeout,
         );
+        deadlines.whole = longest.map(|longest| self.started + longest);
         let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
         if complete && !forward.mirrors.is_empty() {
             mirror::send(self.worker, self.snapshot, &forward.mirrors, self.head, body);
@@ -183,8 +196,12 @@ impl Story<'_> {
             self.rewrite_path(rewrite, &found.route.matches);
         }
         let per_try = way.forward.retry.as_ref().and_then(|retry| retry.per_try_timeout);
-        if let Some(timeout) = per_try.or(way.forward.timeout) {
+        if let Some(timeout) = per_try.or(way.timeout) {
             hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+            // The server should not wait for longer than is waited for here.
+            if self.grpc && way.forward.grpc_timeout.is_some() {
+                grpc::set_timeout(self.head, timeout);
+            }
         }
     }
 

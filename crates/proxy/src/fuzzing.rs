@@ -14,6 +14,7 @@ use crate::{
     },
     http2::{self, Decoder, Encoder, Session},
     inspect::{self, Findings, Look},
+    proxy_protocol::{self, Ends, Version},
     translate::{self, TlsContexts, Translator},
 };
 
@@ -153,4 +154,19 @@ pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String)
         session.forget(request.stream);
     }
     (went, session.out.bytes().to_vec(), requests)
+}
+
+/// What a connection's first bytes say by the PROXY protocol: `None` while more are needed, else whether it is a header,
+/// with how many bytes it has and whom it names.
+pub fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
+    match proxy_protocol::look(bytes) {
+        proxy_protocol::Look::More => None,
+        proxy_protocol::Look::Header(_, length, ends) => Some(Some((length, ends))),
+        proxy_protocol::Look::Absent | proxy_protocol::Look::Broken => Some(None),
+    }
+}
+
+/// A header of the PROXY protocol.
+pub fn write_proxy_header(version: Version, ends: Option<Ends>) -> Vec<u8> {
+    proxy_protocol::write(version, ends)
 }

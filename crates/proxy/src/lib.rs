@@ -66,6 +66,7 @@ pub(crate) mod timer;
 pub mod balance;
 pub mod cors;
 pub mod fault;
+pub(crate) mod grpc;
 pub mod headers;
 pub mod jwt;
 pub mod path;
