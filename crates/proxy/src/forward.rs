@@ -426,7 +426,15 @@ impl Story<'_> {
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
         let old_client = self.head.version == Version::Http10;
+        let through = self.web.map(|web| web.answer(self.response));
+        if let Some(None) = through {
+            // What is not gRPC's no client of gRPC-Web could read.
+            self.told.reusable = false;
+            return self.answer(b"", request).await;
+        }
         let out_framing = match framing {
+            Framing::Length(_) if through.is_some() && old_client => Framing::UntilClose,
+            Framing::Length(_) if through.is_some() => Framing::Chunked,
             Framing::Chunked | Framing::UntilClose if old_client => Framing::UntilClose,
             Framing::UntilClose => Framing::Chunked,
             framing => framing,
@@ -438,6 +446,9 @@ impl Story<'_> {
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
         let mut body = Flow::new(framing, out_framing, RESPONSE_LIMITS, false);
+        if let Some(through) = through.flatten() {
+            body.lead(through);
+        }
         request.forget();
         let mut client = Client::new(self.downstream, deadlines, request, false);
         client.complete = complete;

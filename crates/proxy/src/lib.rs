@@ -52,6 +52,7 @@ pub(crate) mod upstream;
 
 // The bytes.
 pub(crate) mod flow;
+pub(crate) mod grpc_web;
 pub(crate) mod wire;
 
 pub(crate) mod buffer;

@@ -130,6 +130,8 @@ pub enum Does {
     Jwt(Box<Jwt>),
     /// Answers preflights and marks answers, by the route's policy alone.
     Cors,
+    /// Makes calls of gRPC out of those of gRPC-Web, and the other way with their answers.
+    GrpcWeb,
 }
 
 /// Which protocols a manager takes.

@@ -9,7 +9,7 @@ use skysail_xds::{
                 Http2ProtocolOptions, KeepaliveSettings, config_source::ConfigSourceSpecifier,
             },
             extensions::filters::{
-                http::{cors::v3::Cors, rbac::v3::Rbac},
+                http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, rbac::v3::Rbac},
                 network::http_connection_manager::v3::{
                     HttpConnectionManager as Proto, HttpFilter,
                     http_connection_manager::{
@@ -232,6 +232,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
             Does::Ask(Box::new(authorization::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.grpc_web.v3.GrpcWeb" => {
+            let GrpcWeb {} = unpack(any)?;
+            Does::GrpcWeb
         }
         "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => {
             Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
