@@ -102,7 +102,7 @@ impl Story<'_> {
         );
         deadlines.whole = longest.map(|longest| self.started + longest);
         let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
-        if complete && !forward.mirrors.is_empty() {
+        if complete && !upgrade && !forward.mirrors.is_empty() {
             mirror::send(self.worker, self.snapshot, &forward.mirrors, self.head, body);
         }
         let now = Instant::now();

@@ -25,6 +25,8 @@ use crate::config::{
     route::{Action, Targets},
 };
 
+mod protocols;
+
 /// The recorded scenarios that everything must be taken of.
 const TAKEN: [&str; 9] = [
     "a-bookinfo",
