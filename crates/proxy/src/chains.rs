@@ -150,6 +150,7 @@ mod tests {
             bind: true,
             use_original_dst: false,
             read_original_dst: false,
+            proxy_protocol: None,
             inspect_tls: None,
             inspect_http: None,
             inspect_timeout: None,

@@ -19,13 +19,14 @@ use crate::{
     chains::{self, Facts},
     config::{
         Listener, Snapshot,
-        listener::{Inspect, Terminal, Transport},
+        listener::{Inspect, Proxied, Terminal, Transport},
         tls::ServerTls,
     },
     context::{Registered, Worker},
     downstream::Origin,
-    inspect::{self, Findings, Look},
+    inspect::{self, Findings},
     peer::Peer,
+    proxy_protocol::{self, Ends, Look},
     serve,
     socket::Stream,
     tcp,
@@ -71,9 +72,27 @@ async fn begin(
 ) -> Option<Box<Connection>> {
     let snapshot = worker.snapshot();
     let local = tcp.local_addr().ok()?;
-    let (listener, destination) = find_listener(&snapshot, &entry, &tcp, local)?;
+    let (mut listener, mut destination) = find_listener(&snapshot, &entry, &tcp, local)?;
+    let (direct, mut source) = (source, source);
     let mut stream = Stream::new(tcp);
     let mut timer = Timer::default();
+    if let Some(proxied) = &listener.proxy_protocol
+        && !proxied.except.iter().any(|ports| ports.contains(&destination.port()))
+    {
+        match proxy_header(&mut stream, &mut timer, proxied, listener.inspect_timeout).await {
+            Ok(None) => {}
+            // The client dialled another address, for which there may be another listener.
+            Ok(Some(ends)) => {
+                (source, destination) = (ends.source, ends.destination);
+                listener = chains::listener(&snapshot, &listener, destination);
+            }
+            Err(error) => {
+                worker.shard.listener(&listener.name).proxy_errors.inc();
+                debug!("a connection from {source} on {} is closed: {error}", listener.name);
+                return None;
+            }
+        }
+    }
     let findings = match inspect(&mut stream, &mut timer, &listener, destination).await {
         Ok(findings) => findings,
         Err(error) => {
@@ -111,6 +130,7 @@ async fn begin(
     }
     let origin = Rc::new(Origin {
         source,
+        direct,
         destination,
         listener,
         chain,
@@ -148,6 +168,41 @@ fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
     address.ok()?.as_socket()
 }
 
+/// Waits for what a proxy in front says of the connection, and takes it off; `None` if it names nobody.
+async fn proxy_header(
+    stream: &mut Stream,
+    timer: &mut Timer,
+    proxied: &Proxied,
+    timeout: Option<Duration>,
+) -> io::Result<Option<Ends>> {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        match proxy_protocol::look(stream.input.bytes()) {
+            Look::Header(version, _, _) if proxied.refused.contains(&version) => {
+                return Err(io::Error::other(format!(
+                    "version {version:?} of the PROXY protocol is refused"
+                )));
+            }
+            Look::Header(_, length, ends) => {
+                stream.input.consume(length);
+                return Ok(ends);
+            }
+            Look::Absent if proxied.optional => return Ok(None),
+            Look::Absent => return Err(io::Error::other("it begins without a header of the PROXY protocol")),
+            Look::Broken => return Err(io::Error::other("its header of the PROXY protocol cannot be read")),
+            Look::More => {}
+        }
+        if stream.input.is_full() {
+            stream.input.grow(proxy_protocol::MAX);
+        }
+        match fill_until(stream, timer, deadline).await? {
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(_) => {}
+            None => return Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
 /// Waits for the first bytes, if they could make a difference, and looks at them.
 async fn inspect(
     stream: &mut Stream,
@@ -164,7 +219,7 @@ async fn inspect(
         return Ok(findings);
     }
     let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
-    type LookAt = fn(&[u8], &mut Findings) -> Look;
+    type LookAt = fn(&[u8], &mut Findings) -> inspect::Look;
     let steps: [(bool, LookAt); 2] =
         [(wanted(&listener.inspect_tls), inspect::tls), (wanted(&listener.inspect_http), inspect::http)];
     for (wanted, look) in steps {
@@ -173,10 +228,10 @@ async fn inspect(
         }
         loop {
             match look(stream.input.bytes(), &mut findings) {
-                Look::Known => break,
-                Look::Broken => return Err(io::Error::other("the TLS client hello cannot be read")),
-                Look::More if stream.input.len() >= MAX_INSPECTED => break,
-                Look::More => {}
+                inspect::Look::Known => break,
+                inspect::Look::Broken => return Err(io::Error::other("the TLS client hello cannot be read")),
+                inspect::Look::More if stream.input.len() >= MAX_INSPECTED => break,
+                inspect::Look::More => {}
             }
             if stream.input.is_full() {
                 stream.input.grow(MAX_INSPECTED);

@@ -28,8 +28,10 @@ pub(crate) struct Downstream {
 /// What is known of a client's connection.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// Where it comes from.
+    /// Where it comes from, by what a proxy in front says if one is heeded.
     pub(crate) source: SocketAddr,
+    /// Where it comes from by itself.
+    pub(crate) direct: SocketAddr,
     /// Where the client dialled.
     pub(crate) destination: SocketAddr,
     pub(crate) listener: Arc<Listener>,
@@ -71,7 +73,7 @@ impl Origin {
         let subject = Subject {
             head: None,
             peer: &self.peer,
-            source: self.source,
+            source: self.direct,
             remote: self.source.ip(),
             destination: self.destination,
             server_name: self.server_name(),

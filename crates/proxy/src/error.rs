@@ -51,6 +51,8 @@ pub enum Kind {
     Overflow,
     /// Nothing moved on the stream for too long; `true` once the request was complete.
     StreamIdle(bool),
+    /// The whole exchange took too long.
+    StreamDuration,
     /// The request did not come in whole within its time.
     RequestTimeout,
     /// The worker has more to do than it can.
@@ -220,6 +222,7 @@ impl Error {
             | Kind::VersionTooLow
             | Kind::UpgradeRefused
             | Kind::StreamIdle(_)
+            | Kind::StreamDuration
             | Kind::RequestTimeout
             | Kind::Denied(_) => Side::Downstream,
             Kind::RouteNotFound
@@ -272,6 +275,10 @@ impl Error {
                 "stream_idle_timeout",
                 "stream timeout",
             ),
+            Kind::StreamDuration => Answer {
+                grpc: 4,
+                ..plain(408, Flags::DT, "max_duration_timeout", "downstream duration timeout")
+            },
             Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
             Kind::Denied(details) => Answer {
                 details: Cow::Owned(details.to_string()),

@@ -35,6 +35,8 @@ pub(crate) struct Deadlines {
     try_timeout: Option<Duration>,
     /// The request itself.
     request: Option<Instant>,
+    /// All of it.
+    pub(crate) whole: Option<Instant>,
     /// Any movement.
     pub(crate) idle_timeout: Option<Duration>,
     /// Set once the request is complete.
@@ -109,6 +111,7 @@ impl Deadlines {
         let request = self.request.filter(|_| !complete);
         let this_try = self.this_try.filter(|_| awaiting_head);
         let next = earlier(earlier(self.answer, this_try), earlier(request, self.idle));
+        let next = earlier(next, self.whole);
         if next.is_none() {
             return Poll::Pending;
         }
@@ -118,6 +121,8 @@ impl Deadlines {
                 Kind::ResponseTimeout
             } else if passed(this_try) {
                 Kind::TryTimeout
+            } else if passed(self.whole) {
+                Kind::StreamDuration
             } else if passed(request) {
                 Kind::RequestTimeout
             } else {

@@ -26,6 +26,7 @@ use crate::{
     exchange::{Client, Deadlines},
     fault,
     flow::{Broken, Flow},
+    grpc_web::{self, Through, Web},
     head::{RequestHead, ResponseHead, Version},
     headers,
     jwt::{self, Outcome},
@@ -80,6 +81,13 @@ impl Story<'_> {
                 return self.share(cors, body).await;
             }
             (Does::Cors, _) => {}
+            (Does::GrpcWeb, _) => {
+                self.web = grpc_web::request(self.head);
+                self.grpc |= self.web.is_some();
+                if let Some(Web { text: true, .. }) = self.web {
+                    body.lead(Through::In(Vec::new()));
+                }
+            }
         }
         Ok(Filtered::Go)
     }
@@ -89,7 +97,7 @@ impl Story<'_> {
         let subject = Subject {
             head: Some(self.head),
             peer: &origin.peer,
-            source: origin.source,
+            source: origin.direct,
             remote: self.client,
             destination: origin.destination,
             server_name: origin.server_name(),

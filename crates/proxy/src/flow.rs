@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use crate::{
     buffer::BLOCK,
+    grpc_web::Through,
     head::Headers,
     http1::{Decoder, Framing, Limits, write},
     socket::Stream,
@@ -44,6 +45,8 @@ pub(crate) struct Flow {
     trailers: Option<Headers>,
     /// The end has been handed to the receiver.
     ended: bool,
+    /// What is done to content on its way.
+    through: Option<Box<Through>>,
 }
 
 /// Which end broke off, and what was wrong.
@@ -74,6 +77,7 @@ impl Flow {
             read: none,
             trailers: None,
             ended: none,
+            through: None,
         }
     }
 
@@ -88,6 +92,14 @@ impl Flow {
             trailers,
             ..Self::new(Framing::None, Framing::None, limits, false)
         }
+    }
+
+    /// Changes content on its way, whose length is not known then.
+    pub(crate) fn lead(&mut self, through: Through) {
+        if matches!(self.framing, Framing::Length(_)) {
+            self.framing = Framing::Chunked;
+        }
+        self.through = Some(Box::new(through));
     }
 
     /// Whether all of the body has been read and handed to the receiver.
@@ -116,7 +128,7 @@ impl Flow {
 
     /// The fields after the content, once all of it has been read.
     pub(crate) fn trailers(&self) -> Option<&Headers> {
-        self.trailers.as_ref()
+        self.trailers.as_ref().or_else(|| self.through.as_ref()?.trailers())
     }
 
     /// Whether all that was taken of the body so far could be sent again.
@@ -148,7 +160,7 @@ impl Flow {
         from: &mut Wire,
         to: &mut Wire,
     ) -> Poll<Result<(), Broken>> {
-        if let (Wire::Http1(from), Wire::Http1(to)) = (&mut *from, &mut *to) {
+        if let (Wire::Http1(from), Wire::Http1(to), None) = (&mut *from, &mut *to, &self.through) {
             return self.poll_copy(cx, from, to);
         }
         loop {
@@ -297,6 +309,12 @@ impl Flow {
                 }
             };
             self.bytes += piece.len() as u64;
+            let piece = match &mut self.through {
+                Some(through) => {
+                    through.piece(piece, self.read, &mut self.trailers).map_err(|_| Broken::Malformed)?
+                }
+                None => piece,
+            };
             keep(&mut self.kept, &mut self.lost, &piece);
             if !piece.is_empty() {
                 return Poll::Ready(Ok(piece));

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
+
 use crate::{
     balance::{Want, key},
     config::{
@@ -16,7 +18,8 @@ use crate::{
     error::{self, Error, Flags, Kind, Outcome},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
     flow::Flow,
-    head::{self, Version},
+    grpc,
+    head::{self, ResponseHead, Version},
     headers, hop,
     http1::{
         Connection, Framing,
@@ -29,8 +32,9 @@ use crate::{
     route::{self, Found},
     story::{Story, grpc_status},
     tcp::Tunnel,
-    upstream::{self, Offer},
-    wire::{self, Wire},
+    tunnel,
+    upstream::{self, Offer, Spoken},
+    wire::Wire,
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
@@ -42,9 +46,13 @@ struct Way<'a> {
     forward: &'a Forward,
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
+    /// The route's, or the client's.
+    timeout: Option<Duration>,
     upgrade: bool,
     /// What leads the request to its endpoint, where the balancer hashes.
     hash: Option<u64>,
+    /// CONNECT ends here: what follows goes to the endpoint as bytes.
+    ends_connect: bool,
 }
 
 /// A try that got no answer.
@@ -75,7 +83,17 @@ impl Story<'_> {
         let pool = self.choose(found, forward)?;
         self.told.pool = Some(pool.clone());
         let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
-        let mut way = Way { found, forward, pool, host, upgrade, hash: None };
+        let ends_connect = upgrade && forward.ends_connect && self.head.method() == "CONNECT";
+        let waits = if self.grpc { grpc::timeout(self.head) } else { None };
+        let timeout = match forward.grpc_timeout.filter(|_| self.grpc) {
+            Some(bound) => bound.bound(waits),
+            None => forward.timeout,
+        };
+        let longest = match forward.grpc_duration.filter(|_| waits.is_some()) {
+            Some(bound) => bound.bound(waits),
+            None => forward.max_duration,
+        };
+        let mut way = Way { found, forward, pool, host, timeout, upgrade, ends_connect, hash: None };
         self.rewrite(&way);
         let mut cookies = Vec::new();
         if way.pool.cluster.balancer.hashes() {
@@ -83,18 +101,20 @@ impl Story<'_> {
         }
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
-            forward.timeout,
+            timeout,
             forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
             self.manager.request_timeout.map(|timeout| self.started + timeout),
             idle_timeout,
         );
+        deadlines.whole = longest.map(|longest| self.started + longest);
         let (framing, connection, complete) = self.tries(&way, body, &mut deadlines).await?;
-        if complete && !forward.mirrors.is_empty() {
+        if complete && !upgrade && !forward.mirrors.is_empty() {
             mirror::send(self.worker, self.snapshot, &forward.mirrors, self.head, body);
         }
         let now = Instant::now();
-        let switched = self.response.status() == 101;
-        hop::remove_connection_fields(self.response, switched);
+        let switched = self.is_switched(&way);
+        let upgraded = switched && self.response.status() == 101;
+        hop::remove_connection_fields(self.response, upgraded);
         self.meet();
         let elapsed = now.saturating_duration_since(self.started).as_millis();
         hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
@@ -114,6 +134,32 @@ impl Story<'_> {
     fn hash_origin(&self) -> key::Origin {
         let origin = &self.downstream.origin;
         key::Origin { client: self.client, remote: origin.source, local: origin.destination }
+    }
+
+    /// Whether the upstream grants what was asked for. If so the answer's head becomes what grants it to the client:
+    /// 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
+    fn is_switched(&mut self, way: &Way<'_>) -> bool {
+        let Some(upstream) = self.told.upstream.as_ref().filter(|_| way.upgrade) else { return false };
+        let connect = self.head.method() == "CONNECT";
+        let success = matches!(self.response.status(), 200..=299);
+        let granted = match upstream.wire {
+            Wire::Http1(_) if connect => success,
+            Wire::Http1(_) => self.response.status() == 101,
+            Wire::Http2(_) => success,
+        };
+        if granted {
+            // What follows is no content.
+            self.response.remove("content-length");
+            match (self.head.version, self.head.header("upgrade")) {
+                (Version::Http2, _) => self.response.set_status(200),
+                (_, Some(protocol)) if self.response.status() != 101 => {
+                    self.response.set_status(101);
+                    self.response.set("upgrade", protocol);
+                }
+                _ => {}
+            }
+        }
+        granted
     }
 
     /// Whether an upgrade that the client asks for is passed on; others are refused.
@@ -164,8 +210,12 @@ impl Story<'_> {
             self.rewrite_path(rewrite, &found.route.matches);
         }
         let per_try = way.forward.retry.as_ref().and_then(|retry| retry.per_try_timeout);
-        if let Some(timeout) = per_try.or(way.forward.timeout) {
+        if let Some(timeout) = per_try.or(way.timeout) {
             hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+            // The server should not wait for longer than is waited for here.
+            if self.grpc && way.forward.grpc_timeout.is_some() {
+                grpc::set_timeout(self.head, timeout);
+            }
         }
     }
 
@@ -198,8 +248,9 @@ impl Story<'_> {
     ) -> Result<(Framing, Connection, bool), Error> {
         let retry = way.forward.retry.as_deref().filter(|retry| retry.retries > 0 && !way.upgrade);
         let mut tried = Vec::new();
-        // A connection that went stale while idle costs no try; after it a fresh one is used.
-        let mut fresh = way.upgrade;
+        // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
+        // unless it is a stream of HTTP/2.
+        let mut fresh = way.upgrade && self.offer(way).protocol != Spoken::Http2;
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
@@ -265,7 +316,7 @@ impl Story<'_> {
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
-        let offer = Offer::http(&pool.cluster, self.head.version, self.manager.istio_alpn);
+        let offer = self.offer(way);
         let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
         let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
@@ -279,9 +330,26 @@ impl Story<'_> {
             Some(upstream) => upstream,
             None => client.wait(Box::pin(connecting)).await?,
         };
-        if way.upgrade && matches!(upstream.wire, Wire::Http2(_)) {
+        if way.ends_connect {
+            self.told.upstream = Some(upstream);
+            *self.response = ResponseHead::build(200, &[]);
+            return Ok((Framing::None, Connection::default(), true));
+        }
+        let connect = self.head.method() == "CONNECT";
+        match &upstream.wire {
             // Only extended CONNECT could carry it there.
-            return Err(Error::new(Kind::UpgradeRefused).into());
+            Wire::Http2(duplex) if way.upgrade && !connect && !duplex.may_connect() => {
+                return Err(Error::new(Kind::UpgradeRefused).into());
+            }
+            // Clients of HTTP/2 do not say it (RFC 8441, 5), and servers of HTTP/1.1 insist on it (RFC 6455, 4.1).
+            Wire::Http1(_) if way.upgrade && !connect && !self.head.has("sec-websocket-key") => {
+                let name = self.head.header("upgrade").unwrap_or_default();
+                if name.eq_ignore_ascii_case(b"websocket") {
+                    let key = self.worker.dice.borrow_mut().u128(..).to_ne_bytes();
+                    self.head.set("sec-websocket-key", BASE64.encode(key).as_bytes());
+                }
+            }
+            _ => {}
         }
         let reused = upstream.link.served.get() > 0;
         if !reused {
@@ -298,7 +366,7 @@ impl Story<'_> {
             }
         }
         let before = (upstream.wire.sent(), upstream.wire.received());
-        let persistence = if way.upgrade { Persistence::Upgrade } else { Persistence::Keep };
+        let persistence = if way.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
         client.body.begin_again();
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
         let answer = client.request(&mut upstream.wire, self.head.method(), self.response).await;
@@ -317,6 +385,16 @@ impl Story<'_> {
                 Err(Failure { error, sent, stale: refused || lost && (safe || !sent) })
             }
         }
+    }
+
+    /// What will be spoken to the upstream.
+    fn offer(&self, way: &Way<'_>) -> Offer {
+        let offer = if way.ends_connect {
+            Offer::BYTES
+        } else {
+            Offer::http(&way.pool.cluster, self.head.version, self.manager.istio_alpn)
+        };
+        offer.of(&self.downstream.origin)
     }
 
     /// How long to wait before the next try: full jitter over a span that doubles.
@@ -367,7 +445,15 @@ impl Story<'_> {
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
         let old_client = self.head.version == Version::Http10;
+        let through = self.web.map(|web| web.answer(self.response));
+        if let Some(None) = through {
+            // What is not gRPC's no client of gRPC-Web could read.
+            self.told.reusable = false;
+            return self.answer(b"", request).await;
+        }
         let out_framing = match framing {
+            Framing::Length(_) if through.is_some() && old_client => Framing::UntilClose,
+            Framing::Length(_) if through.is_some() => Framing::Chunked,
             Framing::Chunked | Framing::UntilClose if old_client => Framing::UntilClose,
             Framing::UntilClose => Framing::Chunked,
             framing => framing,
@@ -379,6 +465,9 @@ impl Story<'_> {
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
         let mut body = Flow::new(framing, out_framing, RESPONSE_LIMITS, false);
+        if let Some(through) = through.flatten() {
+            body.lead(through);
+        }
         request.forget();
         let mut client = Client::new(self.downstream, deadlines, request, false);
         client.complete = complete;
@@ -401,17 +490,36 @@ impl Story<'_> {
         result
     }
 
-    /// After 101 the two connections carry whatever was agreed on.
+    /// After a switch the two connections carry whatever was agreed on.
     async fn tunnel(&mut self, way: &Way<'_>, idle_timeout: Option<Duration>) -> Result<(), Error> {
         debug_assert!(way.upgrade);
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         let Downstream { wire, timer, .. } = &mut *self.downstream;
-        let (stream, server) = (wire::http1(wire)?, wire::http1(&mut upstream.wire)?);
-        let before = (stream.received, stream.sent);
-        write::response(&mut stream.output, self.response, Framing::None, "GET", Persistence::Upgrade);
-        Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
-        (self.told.received, self.told.sent) = (stream.received - before.0, stream.sent - before.1);
+        let connect = self.head.method() == "CONNECT";
+        let before = (wire.received(), wire.sent());
+        match (&mut *wire, &mut upstream.wire) {
+            (Wire::Http1(stream), server) => {
+                let persistence = if connect { Persistence::Keep } else { Persistence::Upgrade };
+                write::response(
+                    &mut stream.output,
+                    self.response,
+                    Framing::None,
+                    self.head.method(),
+                    persistence,
+                );
+                if let Wire::Http1(server) = server {
+                    Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
+                } else {
+                    tunnel::run(wire, server, timer, idle_timeout).await;
+                }
+            }
+            (Wire::Http2(duplex), server) => {
+                duplex.respond(self.response, false)?;
+                tunnel::run(wire, server, timer, idle_timeout).await;
+            }
+        }
+        (self.told.received, self.told.sent) = (wire.received() - before.0, wire.sent() - before.1);
         self.told.upstream = Some(upstream);
         Ok(())
     }

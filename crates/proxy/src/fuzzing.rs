@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 
 use crate::{
     buffer::Buffer,
-    config::http::Format,
+    config::http::{Format, Http2Options},
     head::{Headers, RequestHead, ResponseHead},
     hop,
     http1::{
@@ -14,6 +14,7 @@ use crate::{
     },
     http2::{self, Decoder, Encoder, Session},
     inspect::{self, Findings, Look},
+    proxy_protocol::{self, Ends, Version},
     translate::{self, TlsContexts, Translator},
 };
 
@@ -131,7 +132,8 @@ pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 /// What a peer's bytes make of a connection of HTTP/2, at either end, if they come in pieces of this size: how it
 /// went, what the connection has to say, and the requests.
 pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String) {
-    let limits = http2::Limits { streams: 4, head: http2::Bounds { size: 4096, fields: 20 } };
+    let options = Http2Options { allow_connect: true, ..Http2Options::new(4) };
+    let limits = http2::Limits { head: http2::Bounds { size: 4096, fields: 20 }, options };
     let role = if server { http2::Role::Server } else { http2::Role::Client };
     let mut session = Session::new(role, limits);
     let mut input = Buffer::default();
@@ -152,4 +154,19 @@ pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String)
         session.forget(request.stream);
     }
     (went, session.out.bytes().to_vec(), requests)
+}
+
+/// What a connection's first bytes say by the PROXY protocol: `None` while more are needed, else whether it is a header,
+/// with how many bytes it has and whom it names.
+pub fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
+    match proxy_protocol::look(bytes) {
+        proxy_protocol::Look::More => None,
+        proxy_protocol::Look::Header(_, length, ends) => Some(Some((length, ends))),
+        proxy_protocol::Look::Absent | proxy_protocol::Look::Broken => Some(None),
+    }
+}
+
+/// A header of the PROXY protocol.
+pub fn write_proxy_header(version: Version, ends: Option<Ends>) -> Vec<u8> {
+    proxy_protocol::write(version, ends)
 }

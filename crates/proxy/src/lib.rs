@@ -29,6 +29,7 @@ pub(crate) mod filters;
 pub(crate) mod serve;
 pub(crate) mod story;
 pub(crate) mod tcp;
+pub(crate) mod tunnel;
 
 pub(crate) mod forward;
 pub(crate) mod mirror;
@@ -42,6 +43,7 @@ pub(crate) mod downstream;
 
 pub(crate) mod chains;
 pub(crate) mod inspect;
+pub mod proxy_protocol;
 
 // How it gets to an endpoint.
 pub(crate) mod pick;
@@ -50,6 +52,7 @@ pub(crate) mod upstream;
 
 // The bytes.
 pub(crate) mod flow;
+pub(crate) mod grpc_web;
 pub(crate) mod wire;
 
 pub(crate) mod buffer;
@@ -64,6 +67,7 @@ pub(crate) mod timer;
 pub mod balance;
 pub mod cors;
 pub mod fault;
+pub(crate) mod grpc;
 pub mod headers;
 pub mod jwt;
 pub mod outlier;

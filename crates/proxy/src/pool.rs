@@ -253,7 +253,7 @@ impl Pool {
     pub(crate) fn share(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
-        let streams = self.cluster.http2.streams as usize;
+        let streams = self.cluster.http2.max_streams as usize;
         shared.retain(|multiplexed| {
             let connection = &multiplexed.connection;
             let current = connection.is_usable()
@@ -272,7 +272,9 @@ impl Pool {
 
     /// How many requests a connection may serve.
     fn most(&self) -> u32 {
-        self.cluster.max_requests_per_connection.unwrap_or(u32::MAX)
+        // What says whose connection it is serves nobody else.
+        let own = self.cluster.proxy_protocol.map(|_| 1);
+        own.or(self.cluster.max_requests_per_connection).unwrap_or(u32::MAX)
     }
 
     /// A new connection, at the place that [`Self::admit`] gave.

@@ -52,11 +52,6 @@ pub fn find<'a>(
     head: &RequestHead,
     dice: &mut fastrand::Rng,
 ) -> Result<Found<'a>, Missing> {
-    // CONNECT alone has no path. It asks for a tunnel, which nothing here makes: were it passed on like other
-    // requests, its connection would serve the next client with a server that takes all bytes for the tunnel's.
-    if head.path().is_empty() {
-        return Err(Missing::Route);
-    }
     let host = virtual_host(table, head.authority()).ok_or(Missing::Route)?;
     if host.require_tls && !is_secure(head) {
         return Err(Missing::Tls);
@@ -148,6 +143,9 @@ fn path_matches(test: &RouteMatch, path: &[u8]) -> bool {
     let same = |a: &[u8], b: &[u8]| if test.case_sensitive { a == b } else { a.eq_ignore_ascii_case(b) };
     let begins = |start: &[u8]| path.get(..start.len()).is_some_and(|part| same(part, start));
     match &test.path {
+        PathMatch::Connect => path.is_empty(),
+        // CONNECT, which alone has no path, is taken only where it is meant.
+        _ if path.is_empty() => false,
         PathMatch::Prefix(start) => begins(start),
         PathMatch::SeparatedPrefix(start) => {
             begins(start) && path.get(start.len()).is_none_or(|next| *next == b'/')
@@ -195,7 +193,7 @@ pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<St
 fn replace_prefix(matched: &RouteMatch, path: &str, with: &str) -> String {
     let len = match &matched.path {
         PathMatch::Prefix(start) | PathMatch::SeparatedPrefix(start) => start.len(),
-        PathMatch::Exact(_) | PathMatch::Regex(_) | PathMatch::Template(_) => path.len(),
+        PathMatch::Exact(_) | PathMatch::Regex(_) | PathMatch::Template(_) | PathMatch::Connect => path.len(),
     };
     // No care is taken of slashes, as in Envoy: `/a` → `/` makes `//b` of `/a/b`. Configuration knows that.
     format!("{with}{}", path.get(len..).unwrap_or_default())

@@ -28,6 +28,7 @@ use crate::{
     exchange::{Client, Deadlines},
     filters::Filtered,
     flow::Flow,
+    grpc_web::Web,
     head::{Headers, RequestHead, ResponseHead, Version},
     headers::{self, Hop},
     hop,
@@ -66,6 +67,8 @@ pub(crate) struct Story<'a> {
     pub(crate) metadata: Map<String, Value>,
     pub(crate) start: SystemTime,
     pub(crate) grpc: bool,
+    /// The client speaks gRPC-Web.
+    pub(crate) web: Option<Web>,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
 }
@@ -143,6 +146,7 @@ impl<'a> Story<'a> {
             marks: Vec::new(),
             metadata: Map::new(),
             grpc: false,
+            web: None,
             welcome,
             _under_way: under_way,
         }
@@ -237,6 +241,7 @@ impl<'a> Story<'a> {
             return Err(Error::new(Kind::VersionTooLow));
         }
         let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
+        let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
         let wanted = wanted.filter(|name| name != b"h2c").and_then(|name| String::from_utf8(name).ok());
         hop::remove_connection_fields(self.head, wanted.is_some());
@@ -316,6 +321,14 @@ impl<'a> Story<'a> {
 
     /// Says a text: in gRPC's words if the client speaks it.
     pub(crate) async fn put_in_words(&mut self, text: &[u8], body: &mut Flow) -> Result<(), Error> {
+        if let Some(web) = self.web {
+            self.response.remove("content-type");
+            _ = web.answer(self.response);
+            if !text.is_empty() {
+                self.response.set("grpc-message", percent_encoded(text).as_bytes());
+            }
+            return self.answer(b"", body).await;
+        }
         if self.grpc {
             let status = self.response.status();
             self.response.set_status(200);
@@ -464,7 +477,7 @@ impl<'a> Story<'a> {
         record.metadata = Some(&self.metadata);
         record.downstream_local = Some(origin.destination);
         record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
-        record.downstream_direct = Some(origin.source);
+        record.downstream_direct = Some(origin.direct);
         record.server_name = origin.server_name();
         record
     }

@@ -139,7 +139,7 @@ async fn connect(
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
     let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
-    let got = upstream::get(&pool, &host, Offer::BYTES, &worker.shared, true).await;
+    let got = upstream::get(&pool, &host, Offer::BYTES.of(origin), &worker.shared, true).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
@@ -164,7 +164,7 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
-    record.downstream_direct = Some(origin.source);
+    record.downstream_direct = Some(origin.direct);
     record.server_name = origin.server_name();
     record.flags = Flags::NONE;
     if let Some(link) = link {

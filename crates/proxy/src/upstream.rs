@@ -1,12 +1,15 @@
 //! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
 //! where it was agreed on.
 
-use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll, time::Duration};
+use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll};
 
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpSocket, TcpStream},
+};
 
 use crate::{
     config::{
@@ -15,13 +18,16 @@ use crate::{
         tls::{ClientConfigs, ClientTls},
     },
     context::Shared,
+    downstream::Origin,
     error::{Error, Kind},
     head::Version,
     http2,
     peer::Peer,
     pool::{Full, Host, Link, Place, Pool, Upstream, bump},
+    proxy_protocol::{self, Ends},
     socket::Stream,
     timer,
+    wire::Wire,
 };
 
 /// What will be spoken on a connection, which decides what TLS offers.
@@ -30,6 +36,8 @@ pub(crate) struct Offer {
     pub(crate) protocol: Spoken,
     /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
     pub(crate) istio: bool,
+    /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
+    pub(crate) ends: Option<Ends>,
 }
 
 /// What is spoken where TLS does not settle it.
@@ -45,7 +53,7 @@ pub(crate) enum Spoken {
 
 impl Offer {
     /// For connections passed on as bytes.
-    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false };
+    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None };
 
     /// For a request of this version to a cluster.
     pub(crate) fn http(cluster: &Cluster, version: Version, istio: bool) -> Self {
@@ -54,7 +62,12 @@ impl Offer {
             UpstreamProtocol::AsDownstream => version == Version::Http2,
             UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
         };
-        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio }
+        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio, ends: None }
+    }
+
+    /// The same for a connection of this client's.
+    pub(crate) fn of(self, origin: &Origin) -> Self {
+        Self { ends: Some(Ends { source: origin.source, destination: origin.destination }), ..self }
     }
 
     /// Of the configurations, the one that offers this.
@@ -74,7 +87,15 @@ pub(crate) fn take(pool: &Pool, host: &Host, offer: Offer) -> Result<Option<Upst
     Ok(reuse(pool, host, offer, config.as_ref()))
 }
 
+/// Whether a connection is for one request alone, as it says whose it is.
+fn is_own(pool: &Pool) -> bool {
+    pool.cluster.proxy_protocol.is_some()
+}
+
 fn reuse(pool: &Pool, host: &Host, offer: Offer, config: Option<&Arc<Connector>>) -> Option<Upstream> {
+    if is_own(pool) {
+        return None;
+    }
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
         Spoken::Bytes => None,
@@ -95,7 +116,7 @@ pub(crate) async fn get(
     let mut waiting = None;
     loop {
         let (freed, room) = (host.freed.notified(), pool.room.notified());
-        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh;
+        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh && !is_own(pool);
         if !soon {
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
@@ -126,7 +147,7 @@ async fn open(
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(&host.endpoint, config.clone(), &pool.cluster, shared).await?;
+        let (stream, peer) = establish(pool, &host.endpoint, config.clone(), offer.ends, shared).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == Spoken::Http2,
@@ -168,9 +189,10 @@ impl Drop for Connecting<'_> {
     }
 }
 
-/// Begins HTTP/2 on a connection.
+/// Begins HTTP/2 on a connection, which requests share unless it is one's own.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
-    let limits = http2::Limits { streams: 0, head: http2::ANSWER };
+    let options = link.pool().cluster.http2;
+    let limits = http2::Limits { head: http2::ANSWER, options };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
@@ -183,51 +205,34 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         return Err(Error::caused(Kind::ConnectFailed, lost));
     }
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
-    let ping = link.pool().cluster.http2.ping;
     tokio::task::spawn_local(async move {
         // What went wrong is told to every request that it concerns.
-        match ping {
-            None => poll_fn(|cx| driver.poll(cx)).await,
-            Some(ping) => keep_alive(&mut driver, ping).await,
-        }
+        poll_fn(|cx| driver.poll(cx)).await;
         if let Some(host) = owner.upgrade() {
             host.remove_shared(&known);
         }
         driver.close().await;
     });
+    if is_own(link.pool()) {
+        return Ok(Upstream { wire: Wire::Http2(Box::new(http2::Duplex::idle(connection))), link });
+    }
     Ok(host.add_shared(link, connection))
 }
 
-/// Moves a connection's bytes, asks its server again and again whether it is there, and gives it up when it is not.
-async fn keep_alive(driver: &mut http2::Driver, (interval, patience): (Duration, Duration)) {
-    loop {
-        if timer::timeout(interval, poll_fn(|cx| driver.poll(cx))).await.is_some() {
-            return;
-        }
-        driver.ping();
-        let answered = poll_fn(|cx| match driver.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(true),
-            Poll::Pending if driver.is_pinged() => Poll::Pending,
-            Poll::Pending => Poll::Ready(false),
-        });
-        match timer::timeout(patience, answered).await {
-            Some(true) => return,
-            Some(false) => {}
-            None => driver.give_up(),
-        }
-    }
-}
-
 async fn establish(
+    pool: &Pool,
     endpoint: &Endpoint,
     config: Option<Arc<Connector>>,
-    cluster: &Cluster,
+    ends: Option<Ends>,
     shared: &Shared,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let tcp = dial(endpoint.address, cluster, shared.mark).await.map_err(refused)?;
+    let mut tcp = dial(endpoint.address, &pool.cluster, shared.mark).await.map_err(refused)?;
+    if let Some(version) = pool.cluster.proxy_protocol {
+        tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
+    }
     let mut stream = Stream::new(tcp);
     let Some(config) = config else { return Ok((stream, Peer::plain())) };
     let name = server_name(endpoint);
@@ -298,7 +303,7 @@ fn reason(error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{net::TcpListener, time::Duration};
 
     use super::*;
 

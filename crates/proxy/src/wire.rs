@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Kind},
+    error::Error,
     head::{RequestHead, ResponseHead},
     http1::{
         Framing,
@@ -54,7 +54,10 @@ impl Wire {
                 Ok(())
             }
             Self::Http2(duplex) => {
-                duplex.request(head, matches!(framing, Framing::None | Framing::Length(0)))
+                let upgrade = persistence == Persistence::Upgrade;
+                let open = upgrade || head.method() == "CONNECT";
+                let empty = matches!(framing, Framing::None | Framing::Length(0));
+                duplex.request(head, empty && !open, upgrade)
             }
         }
     }
@@ -111,6 +114,14 @@ impl Wire {
         }
     }
 
+    /// Whether a stream of HTTP/2 has been given up. On a connection that shows when it is read or written.
+    pub(crate) fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Http1(_) => false,
+            Self::Http2(duplex) => duplex.is_gone(cx),
+        }
+    }
+
     /// The same, whatever it sent before that has not been read.
     pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -138,13 +149,5 @@ impl Wire {
             Self::Http1(stream) => stream.output.clear(),
             Self::Http2(duplex) => duplex.reset(),
         }
-    }
-}
-
-/// The connection, where messages follow each other on one.
-pub(crate) fn http1(wire: &mut Wire) -> Result<&mut Stream, Error> {
-    match wire {
-        Wire::Http1(stream) => Ok(stream),
-        Wire::Http2(_) => Err(Error::new(Kind::UpgradeRefused)),
     }
 }

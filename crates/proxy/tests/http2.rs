@@ -13,7 +13,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request, Response};
-use skysail_proxy::config::{Cluster, cluster::UpstreamProtocol};
+use skysail_proxy::config::{
+    Cluster,
+    cluster::UpstreamProtocol,
+    http::{Http2Options, Keepalive},
+};
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -217,6 +221,28 @@ async fn a_server_that_takes_few_streams_gets_more_connections() {
     for answer in all {
         assert_eq!(within(answer).await.unwrap().status(), 200);
     }
+}
+
+#[tokio::test]
+async fn no_more_streams_are_opened_than_configured() {
+    let arrived = Arc::new(tokio::sync::Barrier::new(4));
+    let upstream = http2_server(move |number, request, respond| {
+        let arrived = arrived.clone();
+        async move {
+            arrived.wait().await;
+            repeat(number, request, respond).await;
+        }
+    })
+    .await;
+    let limited = Cluster { http2: Http2Options::new(1), ..http2(upstream) };
+    let proxy = proxy(limited).await;
+    let requests = connect(&proxy).await;
+    let all: Vec<_> =
+        (0..4).map(|_| requests.clone().send_request(request("GET", "/"), true).unwrap().0).collect();
+    for answer in all {
+        assert_eq!(within(answer).await.unwrap().status(), 200);
+    }
+    assert_eq!(proxy.workers().clusters().await[0].connections_total, 4);
 }
 
 #[tokio::test]
@@ -476,7 +502,7 @@ async fn no_more_streams_than_configured_share_a_connection() {
     })
     .await;
     let mut cluster = http2(upstream);
-    cluster.http2.streams = 2;
+    cluster.http2.max_streams = 2;
     let proxy = proxy(cluster).await;
     let requests = connect(&proxy).await;
     let mut answers = tokio::task::JoinSet::new();
@@ -511,9 +537,9 @@ async fn a_server_that_answers_no_ping_is_given_up() {
         client.rest().await;
     })
     .await;
-    let ping = Some((Duration::from_millis(10), Duration::from_millis(10)));
+    let interval = Duration::from_millis(10);
     let mut cluster = http2(silent);
-    cluster.http2.ping = ping;
+    cluster.http2.keepalive = Some(Keepalive { interval, timeout: interval, jitter: 0 });
     let proxy = proxy(cluster).await;
     let mut requests = connect(&proxy).await;
     let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
@@ -546,7 +572,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     })
     .await;
     let mut cluster = http2(upstream);
-    cluster.http2.ping = Some((Duration::from_millis(10), Duration::from_secs(30)));
+    cluster.http2.keepalive = Some(Keepalive { interval, timeout: Duration::from_secs(30), jitter: 0 });
     let proxy = self::proxy(cluster).await;
     let mut requests = connect(&proxy).await;
     let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();

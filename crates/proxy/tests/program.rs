@@ -6,75 +6,16 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/program.rs"]
+mod program;
 mod support;
 
-use std::{fs, net::SocketAddr, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use program::Program;
 use skysail_identity::{Authority, KeyAndCsr, Peer, TlsSpec};
 use support::{Client, within};
-use tokio::{
-    io::{AsyncBufReadExt as _, BufReader, Lines},
-    net::TcpStream,
-    process::{Child, ChildStderr, Command},
-};
-
-/// A sidecar, once it is ready.
-struct Program {
-    child: Child,
-    log: Lines<BufReader<ChildStderr>>,
-    admin: SocketAddr,
-}
-
-impl Program {
-    async fn start(folder: &Path, bootstrap: &str) -> Self {
-        let file = folder.join("bootstrap.yaml");
-        fs::write(&file, bootstrap).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
-            .args(["--concurrency", "1", "--admin-port", "0", "--bootstrap"])
-            .arg(file)
-            .env("NO_COLOR", "1")
-            .env_remove("SKYSAIL_LOG")
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut program = Self { child, log, admin: SocketAddr::from(([0; 4], 0)) };
-        let line = program.until("admin page").await;
-        program.admin = line.rsplit('=').next().unwrap().trim().parse().unwrap();
-        program.until("ready: the first configuration").await;
-        program
-    }
-
-    /// The next line of its log with these words.
-    async fn until(&mut self, words: &str) -> String {
-        loop {
-            let line = within(self.log.next_line()).await.unwrap().expect("the sidecar ended");
-            if line.contains(words) {
-                return line;
-            }
-        }
-    }
-
-    /// The answer of a page of the admin port.
-    async fn page(&self, method: &str, path: &str) -> String {
-        let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
-        client.send(&format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
-        client.rest().await
-    }
-
-    /// What it logs until it ends.
-    async fn quit(mut self) -> String {
-        assert!(self.page("POST", "/quitquitquit").await.starts_with("HTTP/1.1 200 "));
-        let mut rest = String::new();
-        while let Some(line) = within(self.log.next_line()).await.unwrap() {
-            rest.push_str(&line);
-            rest.push('\n');
-        }
-        assert!(within(self.child.wait()).await.unwrap().success(), "{rest}");
-        rest
-    }
-}
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn what_is_logged_changes_while_it_runs() {
@@ -180,8 +121,7 @@ static_resources:
 "#
     );
     let mut program = Program::start(folder.path(), &bootstrap).await;
-    let listeners = program.page("GET", "/listeners").await;
-    let server = listeners.lines().find_map(|line| line.strip_prefix("l::")).unwrap().parse().unwrap();
+    let server = program.listener("l").await;
     assert_eq!(account(server).await, "first");
     issue(folder.path(), "a", "second");
     until_account(server, "second").await;

@@ -14,14 +14,14 @@ use arc_swap::ArcSwapOption;
 use skysail_core::SpiffeId;
 use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
 use skysail_proxy::config::{
-    FilterChain, Listener,
+    Cluster, FilterChain, Listener,
     http::{ClientCertDetails, Does, Filter, ForwardClientCert, MetadataExchange},
-    listener::{ChainMatch, Direction, Inspect, Terminal, Transport},
+    listener::{ChainMatch, Direction, Inspect, Proxied, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::{overload::Limits, telemetry};
+use skysail_proxy::{overload::Limits, proxy_protocol::Version, telemetry};
 use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 /// Certificates of one mesh.
@@ -104,6 +104,24 @@ async fn two_proxies_speak_mutual_tls() {
     }
     assert_eq!(behind.workers().clusters().await[0].requests_total, 3);
     assert_eq!(before.workers().clusters().await[0].connections_total, 1);
+}
+
+#[tokio::test]
+async fn tls_begins_after_what_says_whose_connection_it_is() {
+    let mesh = Mesh::new();
+    let terminal = http(|manager, _| manager.use_remote_address = true);
+    let mut behind = listener(terminal, Some(mesh.server("server", "client")));
+    behind.proxy_protocol = Some(Proxied { except: vec![], optional: false, refused: vec![Version::V1] });
+    behind.inspect_tls = Some(Inspect::default());
+    let behind = Proxy::start(behind, vec![cluster(&[echo().await], None)]).await;
+    let client = mesh.client("client", "server");
+    let next = cluster(&[behind.address], Some(&client));
+    let next = Cluster { proxy_protocol: Some(Version::V2), ..next };
+    let before = Proxy::start(listener(http(|manager, _| manager.istio_alpn = true), None), vec![next]).await;
+    let mut client = before.connect().await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (_, body) = client.message().await;
+    assert!(body.contains("\r\nx-forwarded-for: 127.0.0.1\r\n"), "{body}");
 }
 
 /// Lets only this service account pass.

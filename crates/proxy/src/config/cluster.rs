@@ -13,8 +13,10 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use super::{
     Map,
     health::{Outlier, SlowStart, Track},
+    http::Http2Options,
     tls::ClientTls,
 };
+use crate::proxy_protocol::Version;
 
 /// Somewhere to send to.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub struct Cluster {
     pub tls: Option<Arc<ClientTls>>,
     /// Which HTTP is spoken.
     pub protocol: UpstreamProtocol,
+    /// What is agreed on with servers of HTTP/2.
+    pub http2: Http2Options,
     /// Address that connections come from: 127.0.0.6 for inbound ones, so that interception lets them through.
     pub source: Option<IpAddr>,
     /// A pooled connection is closed after so long without a request; `None`: an hour.
@@ -58,10 +62,11 @@ pub struct Cluster {
     pub max_connection_duration: Option<Duration>,
     /// How the kernel finds out that a peer is gone (`upstream_connection_options.tcp_keepalive`); `None`: not at all.
     pub keepalive: Option<Keepalive>,
-    /// How HTTP/2 is spoken to it.
-    pub http2: Http2,
     /// The service it stands for, for metrics: its host, name, namespace.
     pub service: Option<Service>,
+    /// The header that says to an endpoint whose connection it is (`upstream_proxy_protocol`). Such a connection serves one
+    /// request.
+    pub proxy_protocol: Option<Version>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
     /// Whether localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
@@ -91,7 +96,8 @@ impl Cluster {
             max_requests_per_connection: None,
             max_connection_duration: None,
             keepalive: None,
-            http2: Http2 { streams: u32::MAX, ping: None },
+            http2: Http2Options::new(u32::MAX),
+            proxy_protocol: None,
             service: None,
             metadata_exchange: false,
             weigh_localities: false,
@@ -268,15 +274,6 @@ pub struct Keepalive {
     pub time: Option<Duration>,
     /// Between two of them.
     pub interval: Option<Duration>,
-}
-
-/// Source: `envoy.config.core.v3.Http2ProtocolOptions`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Http2 {
-    /// Requests at once on one connection (`max_concurrent_streams`); fewer if the server takes fewer.
-    pub streams: u32,
-    /// How often a PING is sent, and within what time it must be answered (`connection_keepalive`).
-    pub ping: Option<(Duration, Duration)>,
 }
 
 /// How much of [`Limits`] is in use, across workers.

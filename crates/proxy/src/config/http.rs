@@ -54,18 +54,54 @@ pub struct HttpManager {
     pub max_head: usize,
     /// Most headers in a request.
     pub max_headers: usize,
-    /// Most requests at once on a connection of HTTP/2.
-    pub max_streams: u32,
+    /// What is agreed on with clients of HTTP/2.
+    pub http2: Http2Options,
     /// A connection without a request is closed after; `None` never.
     pub idle_timeout: Option<Duration>,
     /// A stream on which nothing moves is ended after; `None` never.
     pub stream_idle_timeout: Option<Duration>,
+    /// A request's head must have come in within, from its first byte; `None`: [`Self::stream_idle_timeout`].
+    pub request_headers_timeout: Option<Duration>,
     /// The whole request must have come in within; `None` for no limit.
     pub request_timeout: Option<Duration>,
     /// How long a draining connection may go on.
     pub drain_timeout: Duration,
     /// Where requests are logged.
     pub access_logs: Vec<Arc<AccessLog>>,
+}
+
+/// What one end of a connection of HTTP/2 wants. Source: `envoy.config.core.v3.Http2ProtocolOptions`.
+#[derive(Clone, Copy, Debug)]
+pub struct Http2Options {
+    /// Most requests at once on a connection: of a client's, and of ours to a server.
+    pub max_streams: u32,
+    /// Bytes that may be on their way to us on a stream (`initial_stream_window_size`).
+    pub stream_window: u32,
+    /// The same on a connection.
+    pub connection_window: u32,
+    /// Clients may ask for an upgrade by CONNECT (RFC 8441).
+    pub allow_connect: bool,
+    /// Whether the other end is asked now and then if it is still there.
+    pub keepalive: Option<Keepalive>,
+}
+
+impl Http2Options {
+    /// What holds where nothing is configured but this. Envoy's windows are 16 and 24 MiB.
+    pub const fn new(max_streams: u32) -> Self {
+        let (stream_window, connection_window) = (256 * 1024, 1024 * 1024);
+        Self { max_streams, stream_window, connection_window, allow_connect: false, keepalive: None }
+    }
+}
+
+/// Pings. Source: `envoy.config.core.v3.KeepaliveSettings`.
+#[derive(Clone, Copy, Debug)]
+pub struct Keepalive {
+    /// Time between an answer and the next ping.
+    pub interval: Duration,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// By how much of itself the interval is made longer at random, in millionths.
+    pub jitter: u32,
 }
 
 /// One filter. Source: `HttpFilter`.
@@ -94,6 +130,8 @@ pub enum Does {
     Jwt(Box<Jwt>),
     /// Answers preflights and marks answers, by the route's policy alone.
     Cors,
+    /// Makes calls of gRPC out of those of gRPC-Web, and the other way with their answers.
+    GrpcWeb,
 }
 
 /// Which protocols a manager takes.

@@ -12,6 +12,7 @@ use std::{
 use super::{
     authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
 };
+use crate::proxy_protocol::Version;
 
 /// Where connections come in, or what a redirected one is looked up in.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct Listener {
     pub use_original_dst: bool,
     /// Whether the original destination is read at all (listener filter `original_dst`).
     pub read_original_dst: bool,
+    /// What a proxy in front says of a connection (listener filter `proxy_protocol`); `None` without the filter.
+    pub proxy_protocol: Option<Proxied>,
     /// Which ports' first bytes are looked at for TLS; `None` without the filter.
     pub inspect_tls: Option<Inspect>,
     /// Which ports' first bytes are looked at for HTTP; `None` without the filter.
@@ -51,6 +54,17 @@ pub enum Direction {
     Outbound,
     /// Unsaid: a plain Envoy bootstrap. Metrics as for outbound.
     Unspecified,
+}
+
+/// How connections begin that come by another proxy. Source: `envoy.extensions.filters.listener.proxy_protocol.v3`.
+#[derive(Clone, Debug)]
+pub struct Proxied {
+    /// Destination ports on which no header is looked for.
+    pub except: Vec<RangeInclusive<u16>>,
+    /// Connections without a header are taken, too (`allow_requests_without_proxy_protocol`).
+    pub optional: bool,
+    /// Versions that are refused (`disallowed_versions`).
+    pub refused: Vec<Version>,
 }
 
 /// Ports that an inspecting listener filter is switched off for.

@@ -125,6 +125,8 @@ pub enum PathMatch {
     Exact(Box<[u8]>),
     /// All of it, by a regular expression (anchored when compiled).
     Regex(regex::bytes::Regex),
+    /// CONNECT, which has none (`connect_matcher`).
+    Connect,
     /// Path template, `/a/{*}/{**}`, compiled to a regular expression.
     Template(regex::bytes::Regex),
 }
@@ -158,6 +160,12 @@ pub struct Forward {
     pub cluster_not_found: u16,
     /// From the end of the request to the end of the answer; `None` for no limit.
     pub timeout: Option<Duration>,
+    /// What takes its place for gRPC (`max_grpc_timeout`, which Istio sends).
+    pub grpc_timeout: Option<GrpcTimeout>,
+    /// From the request's first byte to the answer's last; `None` for no limit.
+    pub max_duration: Option<Duration>,
+    /// What takes its place for gRPC where the client says how long it waits (`grpc_timeout_header_max`).
+    pub grpc_duration: Option<GrpcTimeout>,
     /// A stream on which nothing moves is ended after; `None`: the manager's.
     pub idle_timeout: Option<Duration>,
     /// When and how often to try again.
@@ -172,6 +180,8 @@ pub struct Forward {
     pub upgrades: Vec<(Box<str>, bool)>,
     /// What of a request is hashed, for clusters whose balancer hashes.
     pub hash: Vec<HashPolicy>,
+    /// CONNECT ends here: what follows it goes to the cluster as bytes (`connect_config`).
+    pub ends_connect: bool,
 }
 
 /// Source: `envoy.config.route.v3.RouteAction.HashPolicy`.
@@ -207,6 +217,15 @@ pub struct HashCookie {
     pub path: Box<str>,
     /// Name and value, which may be empty, of further attributes.
     pub attributes: Vec<(Box<str>, Box<str>)>,
+}
+
+/// How what a gRPC client says it waits (`grpc-timeout`) is heeded.
+#[derive(Clone, Copy, Debug)]
+pub struct GrpcTimeout {
+    /// No longer than this, also where it does not say; `None`: as long as it says.
+    pub max: Option<Duration>,
+    /// Shorter by this, so that the answer of this proxy comes before the client has given up.
+    pub offset: Option<Duration>,
 }
 
 /// Where to.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     config::{
-        http::{Codec, EscapedSlashes, Part, Routes},
+        http::{Codec, EscapedSlashes, Http2Options, Part, Routes},
         listener::Direction,
     },
     path,
@@ -33,9 +33,10 @@ fn manager() -> HttpManager {
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,
-        max_streams: 100,
+        http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::ZERO,
         access_logs: Vec::new(),

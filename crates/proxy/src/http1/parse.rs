@@ -118,7 +118,14 @@ pub fn request(
     set_host(head)?;
     set_target(head, target)?;
     let framing = request_framing(head)?;
+    // What follows is the tunnel's (9.3.6 of RFC 9110).
+    if framing != Framing::None && head.method() == "CONNECT" {
+        return Err(BAD);
+    }
     let connection = connection(head, version);
+    if head.has("connection") && names_others(head) {
+        return Err(Malformed::new(400, "http1.connection_header_rejected"));
+    }
     Ok((framing, connection))
 }
 
@@ -148,26 +155,30 @@ pub fn response(
 /// Reads trailer fields: lines, without the empty one that ends them.
 ///
 /// # Errors
-/// Anything but well-formed fields, and fields that frame or route a message or say whose it is, which must not come
-/// late (6.5.1 of RFC 9110).
+/// Anything but well-formed fields, and those that must not come late.
 pub fn trailers(bytes: &[u8], limits: &Limits, into: &mut Headers) -> Result<(), Malformed> {
-    const NEVER: [&str; 12] = [
-        "content-length",
-        "transfer-encoding",
-        "host",
-        "connection",
-        "te",
-        "trailer",
-        "content-encoding",
-        "content-type",
-        "authorization",
-        "x-forwarded-client-cert",
-        "x-forwarded-for",
-        "x-envoy-peer-metadata",
-    ];
     into.load(bytes);
     fields(into, 0, limits)?;
-    if NEVER.iter().any(|name| into.has(name)) { Err(BAD) } else { Ok(()) }
+    if into.iter().any(|(name, _)| comes_too_late(name)) { Err(BAD) } else { Ok(()) }
+}
+
+/// Whether a field is none for trailers, as it frames or routes a message or says whose it is (6.5.1 of RFC 9110).
+pub(crate) fn comes_too_late(name: &[u8]) -> bool {
+    const NEVER: [&[u8]; 12] = [
+        b"content-length",
+        b"transfer-encoding",
+        b"host",
+        b"connection",
+        b"te",
+        b"trailer",
+        b"content-encoding",
+        b"content-type",
+        b"authorization",
+        b"x-forwarded-client-cert",
+        b"x-forwarded-for",
+        b"x-envoy-peer-metadata",
+    ];
+    NEVER.contains(&name)
 }
 
 const BAD: Malformed = Malformed::new(400, "http1.codec_error");
@@ -439,6 +450,18 @@ fn connection(headers: &Headers, version: Version) -> Connection {
         close: close || (version == Version::Http10 && !keep),
         upgrade: upgrade && version == Version::Http11 && headers.has("upgrade"),
     }
+}
+
+/// Whether `connection` names fields that are for the end of the way, or say what proxies in front know of the client. It
+/// may name only those of this connection (7.6.1 of RFC 9110), and what it names is taken away.
+fn names_others(headers: &Headers) -> bool {
+    const OTHERS: [&[u8]; 5] =
+        [b"host", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-client-cert"];
+    let mut tokens = headers.header_values("connection").flat_map(|value| value.split(|b| *b == b','));
+    tokens.any(|token| {
+        let token = token.trim_ascii();
+        token.starts_with(b":") || OTHERS.iter().any(|other| token.eq_ignore_ascii_case(other))
+    })
 }
 
 fn is_blank(b: u8) -> bool {

@@ -4,14 +4,15 @@ use std::{
     cell::RefCell,
     rc::Rc,
     task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 
 use super::{
     duplex::Connection,
-    frame::Reason,
+    frame::{Kind, Reason},
     session::{Limits, Lost, Request, Role, Session},
 };
-use crate::{socket::Stream, timer::Timer};
+use crate::{config::http::Keepalive, socket::Stream, timer::Timer};
 
 /// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
 const BACKLOG: usize = 256 * 1024;
@@ -21,11 +22,54 @@ pub(crate) struct Driver {
     stream: Stream,
     session: Rc<RefCell<Session>>,
     role: Role,
+    /// Only where pings are configured.
+    pulse: Option<Box<Pulse>>,
+}
+
+/// Asks the peer now and then whether it is there.
+struct Pulse {
+    keepalive: Keepalive,
+    timer: Timer,
+    /// The next ping, or the end of the patience with the last.
+    due: Instant,
+    asked: bool,
+}
+
+impl Pulse {
+    fn new(keepalive: Keepalive) -> Self {
+        let due = Instant::now() + next(&keepalive);
+        Self { keepalive, timer: Timer::default(), due, asked: false }
+    }
+
+    /// Whether something is to be written.
+    fn beat(&mut self, session: &mut Session, cx: &mut Context<'_>) -> bool {
+        if self.asked && session.is_answered() {
+            (self.asked, self.due) = (false, Instant::now() + next(&self.keepalive));
+        }
+        let mut news = false;
+        while self.timer.poll(cx, Some(self.due)).is_ready() {
+            if self.asked {
+                session.lose(Lost::Silent);
+                return false;
+            }
+            session.ask();
+            (self.asked, self.due) = (true, Instant::now() + self.keepalive.timeout);
+            news = true;
+        }
+        news
+    }
+}
+
+/// The time to the next ping, which differs so that connections opened together are not asked together.
+fn next(keepalive: &Keepalive) -> Duration {
+    let jitter = keepalive.interval.as_secs_f64() * f64::from(keepalive.jitter) / 1e6;
+    keepalive.interval + Duration::from_secs_f64(jitter * fastrand::f64())
 }
 
 impl Driver {
     pub(crate) fn new(stream: Stream, role: Role, limits: Limits) -> Self {
-        Self { stream, session: Rc::new(RefCell::new(Session::new(role, limits))), role }
+        let pulse = limits.options.keepalive.map(|keepalive| Box::new(Pulse::new(keepalive)));
+        Self { stream, session: Rc::new(RefCell::new(Session::new(role, limits))), role, pulse }
     }
 
     /// The connection, for those who want streams of it.
@@ -43,19 +87,15 @@ impl Driver {
         self.session.borrow().is_busy()
     }
 
-    /// Asks the peer whether it is there.
-    pub(crate) fn ping(&self) {
-        self.session.borrow_mut().ask();
+    /// Whether a head, or another frame that is no content, has begun to come in.
+    pub(crate) fn is_partial(&self) -> bool {
+        let session = self.session.borrow();
+        session.is_partial() || (!session.is_in_content() && !self.stream.input.is_empty())
     }
 
-    /// Whether the peer has yet to answer that.
-    pub(crate) fn is_pinged(&self) -> bool {
-        self.session.borrow().is_asked()
-    }
-
-    /// Ends the connection, as the peer is not there.
-    pub(crate) fn give_up(&self) {
-        self.session.borrow_mut().lose(Lost::Closed("a PING was not answered in time".into()));
+    /// Ends the connection for what the peer did.
+    pub(crate) fn fail(&self) {
+        self.session.borrow_mut().fail(Reason::CALM);
     }
 
     /// Takes no more streams.
@@ -68,9 +108,21 @@ impl Driver {
         self.session.borrow().lost().cloned()
     }
 
+    /// What the peer sent too often, if it was that.
+    pub(crate) fn culprit(&self) -> Option<Kind> {
+        self.session.borrow().culprit
+    }
+
     /// Moves bytes both ways; ready when nothing more can come of the connection.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let over = self.turn(cx);
+        let mut over = self.turn(cx);
+        while let Some(pulse) = &mut self.pulse
+            && !over
+            && pulse.beat(&mut self.session.borrow_mut(), cx)
+        {
+            over = self.turn(cx);
+        }
+        over |= self.session.borrow().is_over();
         // Nothing is borrowed here: those who are woken may look at the session.
         let mut wakes = std::mem::take(&mut self.session.borrow_mut().wakes);
         wakes.drain(..).for_each(|waker| waker.wake());

@@ -90,15 +90,20 @@ impl Duplex {
         Self { connection, id: None, received: 0, sent: 0 }
     }
 
-    /// Sends a request's head; `end` says that nothing follows.
+    /// Whether CONNECT may ask the other end for another protocol.
+    pub(crate) fn may_connect(&self) -> bool {
+        self.connection.0.borrow().may_connect()
+    }
+
+    /// Sends a request's head; `end` says that nothing follows, `upgrade` that another protocol is asked for.
     ///
     /// # Errors
     /// The head cannot be carried by HTTP/2, or the connection takes no more streams.
-    pub(crate) fn request(&mut self, head: &RequestHead, end: bool) -> Result<(), Error> {
+    pub(crate) fn request(&mut self, head: &RequestHead, end: bool, upgrade: bool) -> Result<(), Error> {
         if self.id.is_some() {
             return Err(Error::new(Kind::UpstreamReset));
         }
-        let id = self.connection.with(|session| session.request(head, end));
+        let id = self.connection.with(|session| session.request(head, end, upgrade));
         let id = id.ok_or_else(|| Error::new(Kind::BadPath))?;
         self.id = Some(id.map_err(|lost| Error::caused(Kind::UpstreamRefused, lost))?);
         Ok(())
@@ -223,6 +228,7 @@ impl fmt::Display for Lost {
             Self::Reset(reason) => write!(f, "the peer gave the stream up: {reason}"),
             Self::Unprocessed => f.write_str("the peer takes no more streams on this connection"),
             Self::Broken(reason) => write!(f, "the peer does not keep to HTTP/2: {reason}"),
+            Self::Silent => f.write_str("the peer does not answer pings"),
             Self::Dropped => f.write_str("the stream was given up"),
             Self::Closed(why) => write!(f, "the connection is lost: {why}"),
         }
@@ -235,7 +241,7 @@ fn upstream_error(lost: Lost) -> Error {
         Lost::Reset(_) | Lost::Dropped => Kind::UpstreamReset,
         Lost::Unprocessed => Kind::UpstreamRefused,
         Lost::Broken(_) => Kind::UpstreamProtocol,
-        Lost::Closed(_) => Kind::UpstreamClosed,
+        Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
     };
     Error::caused(kind, lost)
 }

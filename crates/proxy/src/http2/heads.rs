@@ -5,7 +5,7 @@ use crate::{
     head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     http1::{
         Framing,
-        parse::{is_field_value, is_lower_token, is_token},
+        parse::{comes_too_late, is_field_value, is_lower_token, is_token},
     },
 };
 
@@ -47,6 +47,8 @@ pub(crate) struct Reading<'a> {
     host: bool,
     /// What `content-length` says.
     length: Option<u64>,
+    /// CONNECT may ask for another protocol (RFC 8441).
+    connect: bool,
 }
 
 const METHOD: u8 = 1;
@@ -54,11 +56,18 @@ const SCHEME: u8 = 2;
 const AUTHORITY: u8 = 4;
 const PATH: u8 = 8;
 const STATUS: u8 = 16;
+const PROTOCOL: u8 = 32;
 
 impl<'a> Reading<'a> {
     pub(crate) fn new(target: Target<'a>, bounds: Bounds) -> Self {
         let (fault, length) = (None, None);
-        Self { target, left: bounds, fault, pseudo: 0, fields: false, cookies: 0, host: false, length }
+        let (pseudo, fields, cookies, host, connect) = (0, false, 0, false, false);
+        Self { target, left: bounds, fault, pseudo, fields, cookies, host, length, connect }
+    }
+
+    /// The same, with `:protocol` if CONNECT may have it.
+    pub(crate) fn connecting(self, connect: bool) -> Self {
+        Self { connect, ..self }
     }
 
     /// Takes a field.
@@ -88,6 +97,7 @@ impl<'a> Reading<'a> {
             b"authority" => AUTHORITY,
             b"path" => PATH,
             b"status" => STATUS,
+            b"protocol" if self.connect => PROTOCOL,
             _ => return None,
         };
         if self.fields || self.pseudo & bit != 0 {
@@ -101,6 +111,10 @@ impl<'a> Reading<'a> {
                 head.set_method(str::from_utf8(value).ok().filter(|_| valid)?);
             }
             (Target::Request(head), SCHEME) => {
+                let rest = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+                if !value.first()?.is_ascii_alphabetic() || !value.iter().all(rest) {
+                    return None;
+                }
                 if value == b"https" {
                     head.set_scheme(Scheme::Https);
                 }
@@ -109,6 +123,11 @@ impl<'a> Reading<'a> {
             (Target::Request(head), PATH) => {
                 let valid = !value.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#');
                 head.set_path(str::from_utf8(value).ok().filter(|_| valid)?);
+            }
+            // As HTTP/1.1 asks for it. No other field of this name gets in.
+            (Target::Request(head), PROTOCOL) => {
+                let valid = !value.is_empty() && value.iter().all(|b| is_token(*b));
+                head.push(b"upgrade", valid.then_some(value)?);
             }
             (Target::Answer(head), STATUS) => {
                 let [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] = value else { return None };
@@ -151,6 +170,8 @@ impl<'a> Reading<'a> {
         match &mut self.target {
             Target::Request(head) => head.push(name, value),
             Target::Answer(head) => head.push(name, value),
+            // They may be discarded (section 6.5.1 of RFC 9110); in HTTP/2 nothing depends on them.
+            Target::Trailers(_) if comes_too_late(name) => {}
             Target::Trailers(head) => head.push(name, value),
             Target::Nothing => {}
         }
@@ -183,11 +204,17 @@ impl<'a> Reading<'a> {
                     join_cookies(head);
                 }
                 let path = head.path();
+                let path_is_absolute = path.starts_with('/');
                 match head.method() {
-                    "CONNECT" => self.pseudo == METHOD | AUTHORITY,
+                    "CONNECT" if self.pseudo & PROTOCOL == 0 => self.pseudo == METHOD | AUTHORITY,
+                    "CONNECT" => {
+                        head.set_method("GET");
+                        path_is_absolute && self.pseudo == METHOD | SCHEME | AUTHORITY | PATH | PROTOCOL
+                    }
                     method => {
-                        let valid = path.starts_with('/') || (path == "*" && method == "OPTIONS");
+                        let valid = path_is_absolute || (path == "*" && method == "OPTIONS");
                         let named = !head.authority().is_empty();
+                        // `:protocol` is CONNECT's alone.
                         valid && named && self.pseudo | AUTHORITY == METHOD | SCHEME | AUTHORITY | PATH
                     }
                 }
@@ -208,17 +235,22 @@ fn join_cookies(head: &mut RequestHead) {
     head.set("cookie", &joined);
 }
 
-/// Writes a request's head; false if HTTP/2 cannot carry it.
-pub(crate) fn request(encoder: &mut Encoder, out: &mut Vec<u8>, head: &RequestHead) -> bool {
+/// Writes a request's head; false if HTTP/2 cannot carry it. `upgrade` asks for another protocol by CONNECT (RFC 8441).
+pub(crate) fn request(encoder: &mut Encoder, out: &mut Vec<u8>, head: &RequestHead, upgrade: bool) -> bool {
     let connect = head.method() == "CONNECT";
+    let protocol = head.header("upgrade").filter(|_| upgrade && !connect);
     if head.method().is_empty() || (if connect { head.authority() } else { head.path() }).is_empty() {
         return false;
     }
     encoder.begin(out);
     match head.method() {
+        _ if protocol.is_some() => encoder.field(out, b":method", b"CONNECT"),
         "GET" => encoder.indexed(out, 2),
         "POST" => encoder.indexed(out, 3),
         method => encoder.field(out, b":method", method.as_bytes()),
+    }
+    if let Some(protocol) = protocol {
+        encoder.field(out, b":protocol", &protocol.to_ascii_lowercase());
     }
     if !connect {
         encoder.indexed(out, if head.scheme() == "https" { 7 } else { 6 });
@@ -306,6 +338,43 @@ mod tests {
         assert_eq!((head.authority(), head.len()), ("b:2", 0));
         assert!(request(&[(":method", "CONNECT"), (":authority", "a:1")]).is_ok());
         assert!(request(&[(":method", "OPTIONS"), GET[1], GET[2], (":path", "*")]).is_ok());
+    }
+
+    #[test]
+    fn another_protocol_is_asked_for_as_in_http1() {
+        let read = |fields: &[(&str, &str)], connect| {
+            let mut head = RequestHead::default();
+            let mut reading = Reading::new(Target::Request(&mut head), BOUNDS).connecting(connect);
+            fields.iter().for_each(|(name, value)| reading.field(name.as_bytes(), value.as_bytes()));
+            reading.finish().map(|_| head)
+        };
+        let connect = (":method", "CONNECT");
+        let whole = [connect, (":protocol", "websocket"), GET[1], GET[2], GET[3]];
+        let head = read(&whole, true).unwrap();
+        assert_eq!(
+            (head.method(), head.path(), head.header("upgrade")),
+            ("GET", "/x", Some(&b"websocket"[..]))
+        );
+        assert!(read(&whole, false).is_err());
+        for left_out in 0..whole.len() {
+            let mut fields = whole.to_vec();
+            fields.remove(left_out);
+            assert!(read(&fields, true).is_err(), "{:?}", whole[left_out]);
+        }
+        assert!(read(&[connect, (":protocol", "a b"), GET[1], GET[2], GET[3]], true).is_err());
+        assert!(read(&[GET[0], (":protocol", "websocket"), GET[1], GET[2], GET[3]], true).is_err());
+        assert!(read(&[connect, GET[2]], true).unwrap().header("upgrade").is_none());
+    }
+
+    #[test]
+    fn what_comes_too_late_goes_no_further() {
+        let mut trailers = Headers::default();
+        let mut reading = Reading::new(Target::Trailers(&mut trailers), BOUNDS);
+        for name in ["host", "grpc-status", "content-length", "x-forwarded-client-cert", "authorization"] {
+            reading.field(name.as_bytes(), b"5");
+        }
+        assert_eq!(reading.finish(), Ok(Some(5)));
+        assert_eq!(trailers.iter().collect::<Vec<_>>(), [(&b"grpc-status"[..], &b"5"[..])]);
     }
 
     #[test]

@@ -13,17 +13,14 @@ mod session;
 
 pub(crate) use driver::Driver;
 pub(crate) use duplex::{Answered, Connection, Duplex};
+pub(crate) use frame::Kind;
 pub(crate) use heads::{Bounds, framing};
-pub(crate) use session::{Limits, Request, Role};
+pub(crate) use session::{Limits, Lost, Request, Role};
 #[cfg(feature = "fuzzing")]
 pub(crate) use {
     hpack::{Decoder, Encoder},
     session::Session,
 };
 
-/// What may be on its way to us on one stream before we say that there is room for more. Envoy's is 16 MiB.
-pub(crate) const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same for a whole connection.
-pub(crate) const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// What a server may send as the head of an answer, as HTTP/1.1 has it.
 pub(crate) const ANSWER: Bounds = Bounds { size: 60 * 1024, fields: 100 };

@@ -17,14 +17,13 @@ use std::{
 };
 
 use super::{
-    CONNECTION_WINDOW, STREAM_WINDOW,
     frame::{self, FIRST_WINDOW, MAX_FRAME, Reason},
     heads::Bounds,
     hpack::{Decoder, Encoder},
 };
 use crate::{
     buffer::Buffer,
-    config::Map,
+    config::{Map, http::Http2Options},
     head::{Headers, RequestHead, ResponseHead},
 };
 use budget::Budget;
@@ -38,10 +37,10 @@ const REPLIES: u32 = 2048;
 const INTERIM: usize = 8;
 /// A stream identifier that no stream has.
 const LAST_STREAM: u32 = 0x7fff_ffff;
+/// What marks the ping that asks whether a peer is there.
+const ALIVE: [u8; 8] = *b"there? .";
 /// What marks the ping that tells when a peer knows that we are going.
 const LEAVING: [u8; 8] = *b"leaving!";
-/// What marks the ping that tells whether a peer is there.
-const ASKING: [u8; 8] = *b"skysail?";
 
 /// Which end of a connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +52,10 @@ pub(crate) enum Role {
 /// What one connection may ask of us.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Streams at once, of a client.
-    pub(crate) streams: u32,
     /// Each head.
     pub(crate) head: Bounds,
+    /// All else.
+    pub(crate) options: Http2Options,
 }
 
 /// Why a stream is no more.
@@ -70,6 +69,8 @@ pub(crate) enum Lost {
     Broken(Reason),
     /// We gave it up.
     Dropped,
+    /// The peer does not answer pings.
+    Silent,
     /// The connection has failed.
     Closed(Rc<str>),
 }
@@ -83,6 +84,8 @@ pub(crate) struct Request {
     pub(crate) length: Option<u64>,
     /// There is no content.
     pub(crate) end: bool,
+    /// What follows is another protocol's, if it is granted: CONNECT.
+    pub(crate) upgrade: bool,
 }
 
 /// The state of one connection.
@@ -123,12 +126,14 @@ pub(crate) struct Session {
     stalled: Vec<u32>,
 
     leaving: Leaving,
-    /// The peer is to answer a PING.
-    asked: bool,
     /// The peer takes, or opens, no more streams.
     peer_leaves: bool,
     /// The connection is no more.
     lost: Option<Lost>,
+    /// What frame was one too many.
+    pub(crate) culprit: Option<frame::Kind>,
+    /// The last ping has been answered.
+    answered: bool,
 
     resets: Budget,
     chatter: Budget,
@@ -146,6 +151,8 @@ struct Peer {
     streams: u32,
     window: i64,
     frame: usize,
+    /// CONNECT may ask it for another protocol.
+    connect: bool,
 }
 
 /// How far our own going is.
@@ -260,16 +267,22 @@ impl Session {
     /// At the beginning, with what is to be said first.
     pub(crate) fn new(role: Role, limits: Limits) -> Self {
         let mut out = Buffer::default();
-        let window = (4, STREAM_WINDOW);
+        let window = (4, limits.options.stream_window);
         let list = (6, u32::try_from(limits.head.size).unwrap_or(u32::MAX));
         match role {
             Role::Client => {
                 out.extend(frame::PREFACE);
                 frame::settings(&mut out, &[(2, 0), window, list]);
             }
-            Role::Server => frame::settings(&mut out, &[(3, limits.streams), window, list]),
+            Role::Server if limits.options.allow_connect => {
+                frame::settings(&mut out, &[(3, limits.options.max_streams), window, list, (8, 1)]);
+            }
+            Role::Server => frame::settings(&mut out, &[(3, limits.options.max_streams), window, list]),
         }
-        frame::window_update(&mut out, 0, CONNECTION_WINDOW - FIRST_WINDOW as u32);
+        let more = limits.options.connection_window.saturating_sub(FIRST_WINDOW as u32);
+        if more > 0 {
+            frame::window_update(&mut out, 0, more);
+        }
         Self {
             role,
             limits,
@@ -286,15 +299,22 @@ impl Session {
             open: 0,
             emptied: false,
             past: Past::default(),
-            peer: Peer { settled: false, streams: u32::MAX, window: FIRST_WINDOW, frame: MAX_FRAME },
+            peer: Peer {
+                settled: false,
+                streams: u32::MAX,
+                window: FIRST_WINDOW,
+                frame: MAX_FRAME,
+                connect: false,
+            },
             send_window: FIRST_WINDOW,
-            receive_window: i64::from(CONNECTION_WINDOW),
+            receive_window: i64::from(limits.options.connection_window),
             owed: 0,
             stalled: Vec::new(),
             leaving: Leaving::No,
-            asked: false,
             peer_leaves: false,
             lost: None,
+            culprit: None,
+            answered: true,
             resets: Budget::new(200),
             chatter: Budget::new(2000),
             replies: 0,
@@ -313,9 +333,35 @@ impl Session {
         self.lost.is_none() && !self.peer_leaves && self.last < LAST_STREAM
     }
 
-    /// How many streams the peer takes at once.
+    /// Whether CONNECT may ask the peer for another protocol.
+    pub(crate) fn may_connect(&self) -> bool {
+        self.peer.connect
+    }
+
+    /// Asks the peer whether it is there.
+    pub(crate) fn ask(&mut self) {
+        self.answered = false;
+        frame::ping(&mut self.out, 0, ALIVE);
+    }
+
+    /// Whether it has said so since.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// How many streams the peer takes at once, and we want.
     pub(crate) fn capacity(&self) -> usize {
-        self.peer.streams as usize
+        self.peer.streams.min(self.limits.options.max_streams) as usize
+    }
+
+    /// Whether a frame of content has begun and not ended.
+    pub(crate) fn is_in_content(&self) -> bool {
+        self.data.is_some()
+    }
+
+    /// Whether a header block has begun and not ended.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.partial.is_some()
     }
 
     /// Whether any stream is in use.
@@ -361,17 +407,6 @@ impl Session {
         }
     }
 
-    /// Asks the peer whether it is there.
-    pub(super) fn ask(&mut self) {
-        self.asked = true;
-        frame::ping(&mut self.out, 0, ASKING);
-    }
-
-    /// Whether the peer has yet to answer.
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked
-    }
-
     /// Ends at once, with all streams, for what the peer did or because nobody wants more.
     pub(crate) fn fail(&mut self, reason: Reason) {
         if self.lost.is_none() {
@@ -415,7 +450,7 @@ impl Session {
     /// Content has been handed on, or will not be.
     fn credit(&mut self, count: u32) {
         self.owed += count;
-        if self.owed >= CONNECTION_WINDOW / 2 && self.lost.is_none() {
+        if self.owed >= self.limits.options.connection_window / 2 && self.lost.is_none() {
             frame::window_update(&mut self.out, 0, self.owed);
             self.receive_window += i64::from(std::mem::take(&mut self.owed));
         }

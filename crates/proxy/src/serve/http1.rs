@@ -24,7 +24,7 @@ use crate::{
     story::{Story, Terms},
     telemetry::{self, Record},
     timer::earlier,
-    wire::{self, Wire},
+    wire::Wire,
 };
 
 /// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
@@ -224,15 +224,26 @@ async fn next(
             pause = Some(now + PAUSE);
         }
         if begun.is_none() && !stream.input.is_empty() {
-            begun = after(earlier(manager.stream_idle_timeout, manager.request_timeout));
+            begun = after(head_timeout(manager));
         }
         // A head that has begun is no pause.
         let pause = pause.filter(|_| stream.input.is_empty());
         let over = earlier(idle, begun);
         ready!(timer.poll(cx, earlier(over, pause)));
-        Poll::Ready(if over.is_some_and(|over| Instant::now() >= over) { Next::End } else { Next::Pause })
+        let passed = |deadline: Option<Instant>| deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        Poll::Ready(match manager.request_headers_timeout {
+            Some(_) if passed(begun) => Next::Refused(Malformed::new(408, "request_header_timeout")),
+            _ if passed(over) => Next::End,
+            _ => Next::Pause,
+        })
     })
     .await
+}
+
+/// How long a head may take from its first byte.
+fn head_timeout(manager: &HttpManager) -> Option<Duration> {
+    let idle = manager.request_headers_timeout.or(manager.stream_idle_timeout);
+    earlier(idle, manager.request_timeout)
 }
 
 fn refuse_malformed(
@@ -243,13 +254,17 @@ fn refuse_malformed(
 ) {
     let mut response = ResponseHead::build(malformed.status, &[]);
     // As Envoy's: what can be read, but goes nowhere, is refused without words.
-    let content = if malformed.reason.starts_with("http1.") { reason(malformed.status) } else { "" };
+    let content = match malformed.reason {
+        "request_header_timeout" => "request header timeout",
+        known if known.starts_with("http1.") => reason(malformed.status),
+        _ => "",
+    };
     if !content.is_empty() {
         response.append("content-type", b"text/plain");
     }
     hop::finish_response(worker, manager, &mut response, Instant::now());
     // Nothing has been written yet that this could come between.
-    if let Ok(stream) = wire::http1(&mut downstream.wire) {
+    if let Wire::Http1(stream) = &mut downstream.wire {
         let framing = Framing::Length(content.len() as u64);
         write::response(&mut stream.output, &response, framing, "GET", Persistence::Close);
         stream.output.extend(content.as_bytes());
@@ -257,12 +272,12 @@ fn refuse_malformed(
     let origin = &downstream.origin;
     let mut record = Record::new(origin.listener.direction, SystemTime::now());
     record.status = malformed.status;
-    record.flags = Flags::DPE;
+    record.flags = if malformed.status == 408 { Flags::NONE } else { Flags::DPE };
     record.details = malformed.reason;
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
-    record.downstream_direct = Some(origin.source);
+    record.downstream_direct = Some(origin.direct);
     let context = telemetry::Context { record: &record, request: None, response: Some(&response) };
     for log in &manager.access_logs {
         if let Some(writer) = &worker.log {

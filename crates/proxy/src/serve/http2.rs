@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::newest;
 use crate::{
@@ -17,10 +17,10 @@ use crate::{
     context::Worker,
     downstream::{self, Downstream, Origin},
     head::ResponseHead,
-    http1::Connection as Persistence,
-    http2::{self, Bounds, Connection, Driver, Duplex, Limits, Request, Role},
+    http1::{Connection as Persistence, Framing},
+    http2::{self, Bounds, Connection, Driver, Duplex, Kind, Limits, Lost, Request, Role},
     story::{Story, Terms},
-    timer::Timer,
+    timer::{Timer, earlier},
     wire::Wire,
 };
 
@@ -33,10 +33,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
     let Accepted { stream, mut timer, mut origin, registered } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
-    let mut driver = Driver::new(stream, Role::Server, Limits { streams: manager.max_streams, head });
+    let limits = Limits { head, options: manager.http2 };
+    let mut driver = Driver::new(stream, Role::Server, limits);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    let (mut ending, mut idle) = (false, None);
+    let (mut ending, mut idle, mut partial) = (false, None, None);
     let begun = Instant::now();
     loop {
         let next = poll_fn(|cx| {
@@ -54,9 +55,19 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
                     let patience = if ending { Some(FAREWELL) } else { manager.idle_timeout };
                     idle = patience.map(|patience| Instant::now() + patience);
                 }
+                partial = match manager.request_headers_timeout.or(manager.stream_idle_timeout) {
+                    Some(timeout) if driver.is_partial() => {
+                        Some(partial.unwrap_or_else(|| Instant::now() + timeout))
+                    }
+                    _ => None,
+                };
                 let deadline = if driver.is_settled() { idle } else { Some(begun + PATIENCE) };
-                if timer.poll(cx, deadline).is_pending() {
+                if timer.poll(cx, earlier(deadline, partial)).is_pending() {
                     return Poll::Pending;
+                }
+                if partial.is_some_and(|partial| Instant::now() >= partial) {
+                    driver.fail();
+                    return Poll::Ready(None);
                 }
                 if ending || !driver.is_settled() {
                     return Poll::Ready(None);
@@ -86,10 +97,30 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
         tokio::task::spawn_local(task);
     }
     if let Some(lost) = driver.lost() {
-        debug!("HTTP/2 with {} ended: {lost}", origin.source);
+        report(worker, &origin, &manager, &lost, driver.culprit());
     }
     driver.close().await;
     drop(registered);
+}
+
+/// Tells why a connection ended before its time.
+fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<Kind>) {
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    if let Lost::Silent = lost {
+        counters.http2_keepalive_timeout.inc();
+    }
+    let Some(culprit) = culprit else {
+        return debug!("HTTP/2 with {} ended: {lost}", origin.source);
+    };
+    match culprit {
+        Kind::WindowUpdate => counters.http2_window_updates.inc(),
+        Kind::Priority => counters.http2_priorities.inc(),
+        Kind::Data | Kind::Unknown => counters.http2_empty_frames.inc(),
+        Kind::Headers | Kind::Continuation => counters.http2_headers.inc(),
+        Kind::Reset => counters.premature_resets.inc(),
+        Kind::Settings | Kind::Ping | Kind::GoAway | Kind::PushPromise => counters.http2_controls.inc(),
+    }
+    warn!("HTTP/2 with {} is closed: it sent more {culprit:?} frames than do any good", origin.source);
 }
 
 /// Tells one request from beginning to end.
@@ -105,9 +136,9 @@ async fn tell(
     if worker.overload.turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
         return;
     }
-    let Request { mut head, length, end, .. } = request;
+    let Request { mut head, length, end, upgrade, .. } = request;
     let mut response = ResponseHead::spare();
-    let framing = http2::framing(end, length);
+    let framing = if upgrade { Framing::None } else { http2::framing(end, length) };
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.rq_total.inc();
     counters.rq_active.inc();
@@ -121,7 +152,7 @@ async fn tell(
         forwarded_cert: forwarded_cert.as_deref(),
     };
     let story = Story::new(terms, &mut downstream, &mut head, &mut response);
-    Box::pin(story.tell(framing, Persistence::default(), false)).await;
+    Box::pin(story.tell(framing, Persistence { close: false, upgrade }, false)).await;
     counters.rq_active.dec();
     head.recycle();
     response.recycle();

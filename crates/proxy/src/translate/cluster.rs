@@ -14,15 +14,18 @@ use skysail_xds::envoy::pb::{
                 },
             },
             core::v3::{
-                Http2ProtocolOptions, HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority,
-                TransportSocket, config_source,
+                HttpProtocolOptions as CommonHttpOptions, Metadata, RoutingPriority, TransportSocket,
+                config_source,
             },
             endpoint::v3::ClusterLoadAssignment,
         },
-        extensions::upstreams::http::v3::{
-            HttpProtocolOptions,
-            http_protocol_options::{
-                UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig,
+        extensions::{
+            transport_sockets::proxy_protocol::v3::ProxyProtocolUpstreamTransport,
+            upstreams::http::v3::{
+                HttpProtocolOptions,
+                http_protocol_options::{
+                    UpstreamProtocolOptions as Options, explicit_http_config::ProtocolConfig,
+                },
             },
         },
     },
@@ -31,19 +34,21 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, balancer, duration, endpoints, lb_policy, number, outlier, timeout,
-    tls_context, type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
+    outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     Cluster, Endpoints,
-    cluster::{
-        Discovery, Http2, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage,
-    },
+    cluster::{Discovery, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage},
+    http::Http2Options,
     tls::ClientTls,
 };
+use crate::proxy_protocol::Version;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);
+const PROXY_PROTOCOL: &str =
+    "envoy.extensions.transport_sockets.proxy_protocol.v3.ProxyProtocolUpstreamTransport";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
 /// Translates a cluster, with its endpoints if they came with it.
@@ -78,14 +83,15 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         protocol: http.protocol,
+        http2: http.http2,
         source: source(&proto)?,
         idle_timeout: http.idle_timeout,
         max_requests_per_connection: http.max_requests,
         max_connection_duration: http.max_duration,
         keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
-        http2: http.http2,
         service: service(proto.metadata.as_ref()),
         metadata_exchange: metadata_exchange(&proto.filters)?,
+        proxy_protocol: proxy_protocol(&proto)?,
         weigh_localities: weighs_localities(&proto),
     };
     if let Some(assignment) = &proto.load_assignment {
@@ -252,20 +258,51 @@ pub(super) fn transport(
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext" => {
                 tls_context::client(translator, &unpack(any)?, host_name).map(Some).at("typed_config")
             }
+            PROXY_PROTOCOL => {
+                let proto: ProxyProtocolUpstreamTransport = unpack(any).at("typed_config")?;
+                let inner = transport(translator, proto.transport_socket.as_ref(), host_name);
+                inner.at("typed_config.transport_socket")
+            }
             _ => Err(unknown_type("transport socket", name, any)),
         },
+    }
+}
+
+/// The header that connections begin with: the same for all endpoints.
+pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<Version>> {
+    let matches = proto.transport_socket_matches.iter().map(|one| one.transport_socket.as_ref());
+    // Where one is chosen by labels Istio sends no other.
+    let other = proto.transport_socket.as_ref();
+    let sockets =
+        matches.chain((other.is_some() || proto.transport_socket_matches.is_empty()).then_some(other));
+    let mut versions = Vec::new();
+    for socket in sockets {
+        versions.push(match tls_context::typed_config(socket)? {
+            Some((_, any)) if type_name(any) == PROXY_PROTOCOL => {
+                let proto: ProxyProtocolUpstreamTransport = unpack(any)?;
+                Some(listener::proxy_version(proto.config.unwrap_or_default().version()))
+            }
+            _ => None,
+        });
+    }
+    versions.dedup();
+    match versions[..] {
+        [version] => Ok(version),
+        _ => {
+            Err(Reject::new("all transport sockets of a cluster must speak the same PROXY protocol, or none"))
+        }
     }
 }
 
 /// What is said about HTTP towards the cluster.
 struct Http {
     protocol: UpstreamProtocol,
+    http2: Http2Options,
     /// Whether the server's certificate must be for the host asked for.
     validates_host: bool,
     idle_timeout: Option<Duration>,
     max_requests: Option<u32>,
     max_duration: Option<Duration>,
-    http2: Http2,
 }
 
 impl Http {
@@ -275,13 +312,14 @@ impl Http {
             (Some(_), _) => UpstreamProtocol::Http2,
             (None, _) => UpstreamProtocol::Http1,
         };
+        let options = proto.http2_protocol_options.as_ref();
         let mut http = Self {
             protocol,
+            http2: http::http2_options(options, u32::MAX).at("http2_protocol_options")?,
             validates_host: false,
             idle_timeout: None,
             max_requests: number(proto.max_requests_per_connection),
             max_duration: None,
-            http2: http2(proto.http2_protocol_options.as_ref()).at("http2_protocol_options")?,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
@@ -298,17 +336,17 @@ impl Http {
         self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         let upstream = options.upstream_http_protocol_options;
         self.validates_host = upstream.is_some_and(|upstream| upstream.auto_san_validation);
-        let spoken = match &options.upstream_protocol_options {
+        let http2 = match &options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {
-                Some(ProtocolConfig::Http2ProtocolOptions(options)) => Some(options),
+                Some(ProtocolConfig::Http2ProtocolOptions(http2)) => Some(http2),
                 _ => None,
             },
             Some(Options::UseDownstreamProtocolConfig(config)) => config.http2_protocol_options.as_ref(),
             Some(Options::AutoConfig(config)) => config.http2_protocol_options.as_ref(),
             None => None,
         };
-        if spoken.is_some() {
-            self.http2 = http2(spoken).at("http2_protocol_options")?;
+        if http2.is_some() {
+            self.http2 = http::http2_options(http2, u32::MAX).at("http2_protocol_options")?;
         }
         self.protocol = match options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match config.protocol_config {
@@ -337,21 +375,6 @@ impl Http {
         self.max_requests =
             number(options.max_requests_per_connection).or(self.max_requests).filter(|&max| max > 0);
         Ok(())
-    }
-}
-
-fn http2(options: Option<&Http2ProtocolOptions>) -> Result<Http2> {
-    let streams =
-        options.and_then(|options| number(options.max_concurrent_streams)).unwrap_or(u32::MAX).max(1);
-    let Some(proto) = options.and_then(|options| options.connection_keepalive.as_ref()) else {
-        return Ok(Http2 { streams, ping: None });
-    };
-    let interval = timeout(proto.interval.as_ref(), None).at("connection_keepalive.interval")?;
-    let patience = timeout(proto.timeout.as_ref(), None).at("connection_keepalive.timeout")?;
-    match (interval, patience) {
-        (Some(interval), Some(patience)) => Ok(Http2 { streams, ping: Some((interval, patience)) }),
-        (None, _) => Ok(Http2 { streams, ping: None }),
-        (Some(_), None) => Err(Reject::new("must be given").at_field("connection_keepalive.timeout")),
     }
 }
 

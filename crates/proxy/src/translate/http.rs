@@ -5,9 +5,11 @@ use std::{sync::Arc, time::Duration};
 use skysail_xds::{
     envoy::pb::{
         envoy::{
-            config::core::v3::config_source::ConfigSourceSpecifier,
+            config::core::v3::{
+                Http2ProtocolOptions, KeepaliveSettings, config_source::ConfigSourceSpecifier,
+            },
             extensions::filters::{
-                http::{cors::v3::Cors, rbac::v3::Rbac},
+                http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, rbac::v3::Rbac},
                 network::http_connection_manager::v3::{
                     HttpConnectionManager as Proto, HttpFilter,
                     http_connection_manager::{
@@ -28,8 +30,8 @@ use super::{
     number, policy, route, route_filters, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
-    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
-    Routes,
+    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
+    Keepalive, MetadataExchange, Routes,
 };
 
 /// Envoy's defaults.
@@ -84,14 +86,13 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,
-        max_streams: proto
-            .http2_protocol_options
-            .as_ref()
-            .and_then(|options| number(options.max_concurrent_streams))
-            .unwrap_or(MAX_STREAMS),
+        http2: http2_options(proto.http2_protocol_options.as_ref(), MAX_STREAMS)
+            .at("http2_protocol_options")?,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
         stream_idle_timeout: timeout(proto.stream_idle_timeout.as_ref(), Some(STREAM_IDLE_TIMEOUT))
             .at("stream_idle_timeout")?,
+        request_headers_timeout: timeout(proto.request_headers_timeout.as_ref(), None)
+            .at("request_headers_timeout")?,
         request_timeout: timeout(proto.request_timeout.as_ref(), None).at("request_timeout")?,
         drain_timeout: match &proto.drain_timeout {
             Some(time) => duration(time).at("drain_timeout")?,
@@ -107,6 +108,37 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         return Err(unknown_type("request id extension", "", any).at_field("request_id_extension"));
     }
     Ok(manager)
+}
+
+/// What is agreed on by HTTP/2, on either side.
+pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u32) -> Result<Http2Options> {
+    let mut options = Http2Options::new(max_streams);
+    let Some(proto) = proto else { return Ok(options) };
+    let window = |size, default| match number(size) {
+        None => Ok(default),
+        Some(size @ 65_535..=0x7fff_ffff) => Ok(size),
+        Some(size) => Err(Reject::new(format!("{size} is not between 65535 and 2147483647"))),
+    };
+    options.max_streams = number(proto.max_concurrent_streams).unwrap_or(max_streams);
+    options.stream_window =
+        window(proto.initial_stream_window_size, options.stream_window).at("initial_stream_window_size")?;
+    options.connection_window = window(proto.initial_connection_window_size, options.connection_window)
+        .at("initial_connection_window_size")?;
+    options.allow_connect = proto.allow_connect;
+    if let Some(proto) = &proto.connection_keepalive {
+        options.keepalive = keepalive(proto).at("connection_keepalive")?;
+    }
+    Ok(options)
+}
+
+fn keepalive(proto: &KeepaliveSettings) -> Result<Option<Keepalive>> {
+    let Some(answer) = timeout(proto.timeout.as_ref(), None).at("timeout")? else {
+        return Err(Reject::new("must be given, and more than nothing").at_field("timeout"));
+    };
+    let interval = timeout(proto.interval.as_ref(), None).at("interval")?;
+    let percent = proto.interval_jitter.map_or(15.0, |percent| percent.value);
+    let jitter = (percent.clamp(0.0, 100.0) * 10_000.0) as u32;
+    Ok(interval.map(|interval| Keepalive { interval, timeout: answer, jitter }))
 }
 
 fn routes(proto: &Proto) -> Result<Routes> {
@@ -207,6 +239,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
             Does::Ask(Box::new(authorization::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.grpc_web.v3.GrpcWeb" => {
+            let GrpcWeb {} = unpack(any)?;
+            Does::GrpcWeb
         }
         "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => {
             Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))

@@ -5,18 +5,21 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
-            core::v3::TrafficDirection,
+            core::v3::{TrafficDirection, proxy_protocol_config},
             listener::v3::{
                 Filter, FilterChain as ChainProto, FilterChainMatch, Listener as Proto, ListenerFilter,
                 ListenerFilterChainMatchPredicate as Predicate, filter, listener_filter,
                 listener_filter_chain_match_predicate::Rule,
             },
         },
-        extensions::filters::network::{
-            http_connection_manager::v3::HttpConnectionManager,
-            tcp_proxy::v3::{
-                TcpProxy as TcpProxyProto,
-                tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
+        extensions::filters::{
+            listener::proxy_protocol::v3::ProxyProtocol,
+            network::{
+                http_connection_manager::v3::HttpConnectionManager,
+                tcp_proxy::v3::{
+                    TcpProxy as TcpProxyProto,
+                    tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
+                },
             },
         },
         r#type::v3::hash_policy::PolicySpecifier,
@@ -29,10 +32,13 @@ use super::{
     number, policy, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
-    listener::{ChainMatch, Direction, FilterChain, Inspect, Listener, TcpProxy, Terminal, Transport},
+    listener::{
+        ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
+    },
     route::{HeaderOps, Target, Targets},
     tls::ServerTls,
 };
+use crate::proxy_protocol::Version;
 
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -63,6 +69,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
         bind: flag(proto.bind_to_port).or(old_bind).unwrap_or(true),
         use_original_dst: flag(proto.use_original_dst).unwrap_or(false),
         read_original_dst: flag(proto.use_original_dst).unwrap_or(false),
+        proxy_protocol: None,
         inspect_tls: None,
         inspect_http: None,
         inspect_timeout: timeout(proto.listener_filters_timeout.as_ref(), Some(INSPECT_TIMEOUT))
@@ -114,12 +121,31 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
         "envoy.extensions.filters.listener.http_inspector.v3.HttpInspector" => {
             listener.inspect_http = Some(Inspect { except });
         }
+        "envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol" => {
+            if listener.inspect_tls.is_some() || listener.inspect_http.is_some() {
+                return Err(Reject::new(
+                    "must stand before the filters that look at what follows its header",
+                ));
+            }
+            let proto: ProxyProtocol = unpack(any).at("typed_config")?;
+            let refused = proto.disallowed_versions().map(proxy_version).collect();
+            let optional = proto.allow_requests_without_proxy_protocol;
+            listener.proxy_protocol = Some(Proxied { except, optional, refused });
+        }
         "envoy.extensions.filters.listener.original_dst.v3.OriginalDst" if except.is_empty() => {
             listener.read_original_dst = true;
         }
         _ => return Err(unknown_type("listener filter", &filter.name, any)),
     }
     Ok(())
+}
+
+/// Which version of the PROXY protocol.
+pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> Version {
+    match proto {
+        proxy_protocol_config::Version::V1 => Version::V1,
+        proxy_protocol_config::Version::V2 => Version::V2,
+    }
 }
 
 fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> Result<()> {

@@ -127,6 +127,9 @@ impl Translator<'_> {
 
     /// The TLS towards a cluster, if it has any.
     pub(crate) fn client_tls(self, proto: &ClusterProto) -> Result<Option<Arc<ClientTls>>> {
+        if cluster::proxy_protocol(proto)?.is_some() {
+            return Err(Reject::new("must not be upstream_proxy_protocol here").at_field("transport_socket"));
+        }
         cluster::transport(self, proto.transport_socket.as_ref(), false).at("transport_socket")
     }
 

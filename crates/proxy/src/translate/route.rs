@@ -2,25 +2,28 @@
 
 use std::{sync::Arc, time::Duration};
 
-use skysail_xds::envoy::pb::envoy::{
-    config::{
-        core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
-        route::v3::{
-            DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto,
-            RouteAction, RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto,
-            WeightedCluster,
-            redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
-            retry_policy, route,
-            route_action::{
-                ClusterNotFoundResponseCode, ClusterSpecifier, HashPolicy as HashProto, HostRewriteSpecifier,
-                RequestMirrorPolicy, hash_policy::PolicySpecifier,
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
+            route::v3::{
+                DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto,
+                RouteAction, RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto,
+                WeightedCluster,
+                redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
+                retry_policy, route,
+                route_action::{
+                    ClusterNotFoundResponseCode, ClusterSpecifier, HashPolicy as HashProto,
+                    HostRewriteSpecifier, RequestMirrorPolicy, hash_policy::PolicySpecifier,
+                },
+                route_match::PathSpecifier,
+                virtual_host::TlsRequirementType,
+                weighted_cluster::{ClusterWeight, cluster_weight},
             },
-            route_match::PathSpecifier,
-            virtual_host::TlsRequirementType,
-            weighted_cluster::{ClusterWeight, cluster_weight},
         },
+        extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
     },
-    extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
+    google::protobuf::Duration as DurationProto,
 };
 
 use super::{
@@ -30,9 +33,9 @@ use super::{
 };
 use crate::{
     config::route::{
-        Action, AppendAction, DirectResponse, Forward, HashCookie, HashKey, HashPolicy, HeaderOp, HeaderOps,
-        HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
-        RouteMatch, RouteTable, Target, Targets, VirtualHost,
+        Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy,
+        HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy,
+        Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
     },
     head,
 };
@@ -163,9 +166,7 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
             }
             _ => return Err(Reject::new("must be a UriTemplateMatchConfig").at_field("path_match_policy")),
         },
-        Some(PathSpecifier::ConnectMatcher(_)) => {
-            return Err(Reject::new("CONNECT is not supported").at_field("connect_matcher"));
-        }
+        Some(PathSpecifier::ConnectMatcher(_)) => PathMatch::Connect,
         None => return Err(Reject::new("must say which paths it matches")),
     };
     let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
@@ -181,14 +182,13 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
     })
 }
 
+#[expect(deprecated, reason = "Istio sends max_grpc_timeout")]
 fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result<Forward> {
-    let stream = proto.max_stream_duration.as_ref().and_then(|limits| limits.max_stream_duration.as_ref());
-    if let Some(limit) = stream
-        && !duration(limit).at("max_stream_duration")?.is_zero()
-    {
-        return Err(Reject::new("only 0s (no limit) is supported")
-            .at_field("max_stream_duration.max_stream_duration"));
-    }
+    let stream = proto.max_stream_duration.unwrap_or_default();
+    let max_duration =
+        timeout(stream.max_stream_duration.as_ref(), None).at("max_stream_duration.max_stream_duration")?;
+    let grpc_duration =
+        grpc_timeout(stream.grpc_timeout_header_max.as_ref(), stream.grpc_timeout_header_offset.as_ref());
     let mut mirrors = Vec::new();
     for (index, mirror) in proto.request_mirror_policies.iter().enumerate() {
         mirrors.push(self::mirror(mirror).at(format_args!("request_mirror_policies[{index}]"))?);
@@ -201,6 +201,10 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             ClusterNotFoundResponseCode::InternalServerError => 500,
         },
         timeout: timeout(proto.timeout.as_ref(), Some(TIMEOUT)).at("timeout")?,
+        grpc_timeout: grpc_timeout(proto.max_grpc_timeout.as_ref(), proto.grpc_timeout_offset.as_ref())
+            .at("max_grpc_timeout")?,
+        max_duration,
+        grpc_duration: grpc_duration.at("max_stream_duration")?,
         idle_timeout: timeout(proto.idle_timeout.as_ref(), None).at("idle_timeout")?,
         retry: match &proto.retry_policy {
             Some(policy) => Some(Arc::new(retry_policy(policy).at("retry_policy")?)),
@@ -225,6 +229,7 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             })
             .collect(),
         hash: hash_policies(&proto.hash_policy)?,
+        ends_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
     })
 }
 
@@ -258,6 +263,14 @@ fn hash_policies(protos: &[HashProto]) -> Result<Vec<HashPolicy>> {
     };
     let indexed = protos.iter().enumerate();
     indexed.map(|(index, proto)| one(proto).at(format_args!("hash_policy[{index}]"))).collect()
+}
+
+/// Heeds what gRPC clients say only where there is a maximum; zero is none.
+fn grpc_timeout(max: Option<&DurationProto>, offset: Option<&DurationProto>) -> Result<Option<GrpcTimeout>> {
+    if max.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(GrpcTimeout { max: timeout(max, None)?, offset: timeout(offset, None)? }))
 }
 
 fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewrite>> {

@@ -25,12 +25,14 @@ use skysail_xds::envoy::pb::envoy::{
 
 use super::*;
 use crate::config::{
-    cluster::{Balancer, Discovery, HashFunction, Http2, Keepalive, Limits, RetryBudget},
+    cluster::{Balancer, Discovery, HashFunction, Keepalive, Limits, RetryBudget},
     health::{Limit, SlowStart},
     http::{self, Does, Part},
     listener::{Terminal, Transport},
     route::{Action, Targets},
 };
+
+mod protocols;
 
 /// The recorded scenarios that everything must be taken of.
 const TAKEN: [&str; 9] = [
@@ -360,7 +362,8 @@ fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
     let slow_start = SlowStart { window: Duration::from_secs(30), aggression: 1.5, least: 0.1 };
     assert_eq!(reviews.slow_start, Some(slow_start));
     assert_eq!(reviews.max_connection_duration, Some(Duration::from_secs(3600)));
-    assert_eq!(reviews.http2, Http2 { streams: 64, ping: None });
+    assert_eq!(reviews.http2.max_streams, 64);
+    assert!(reviews.http2.keepalive.is_none());
     let outlier = reviews.outlier.unwrap();
     assert_eq!(outlier.consecutive_5xx, Limit { number: 5, enforcing: 100 });
     assert_eq!(outlier.consecutive_gateway_failure, Limit { number: 3, enforcing: 100 });

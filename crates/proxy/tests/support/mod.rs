@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        http::{ClientCertDetails, Codec, EscapedSlashes, Routes},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, Routes},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
             Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
@@ -223,6 +223,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         bind: true,
         use_original_dst: false,
         read_original_dst: false,
+        proxy_protocol: None,
         inspect_tls: None,
         inspect_http: None,
         inspect_timeout: None,
@@ -239,6 +240,9 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         targets: Targets::Single("upstream".into()),
         cluster_not_found: 503,
         timeout: None,
+        grpc_timeout: None,
+        max_duration: None,
+        grpc_duration: None,
         idle_timeout: None,
         retry: None,
         rewrite: None,
@@ -246,6 +250,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         mirrors: vec![],
         upgrades: vec![],
         hash: vec![],
+        ends_connect: false,
     };
     let mut manager = HttpManager {
         stat_prefix: "test".into(),
@@ -267,9 +272,10 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         accept_http10: true,
         max_head: 60 * 1024,
         max_headers: 100,
-        max_streams: 100,
+        http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::from_secs(5),
         access_logs: vec![],

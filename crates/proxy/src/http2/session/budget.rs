@@ -30,8 +30,8 @@ impl Budget {
         allowed
     }
 
-    /// Something sensible was done.
-    pub(super) fn give(&mut self) {
-        self.left = self.full.min(self.left + 1);
+    /// So many sensible things were done.
+    pub(super) fn give(&mut self, count: u32) {
+        self.left = self.full.min(self.left + count);
     }
 }

@@ -1,6 +1,6 @@
 //! Frames that are about the connection, or about how a stream goes on.
 
-use super::{ASKING, LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
+use super::{ALIVE, LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, Head, Kind, MAX_FRAME, MAX_WINDOW, Reason};
 
 impl Session {
@@ -27,6 +27,8 @@ impl Session {
                     // Larger frames would only make the other streams wait.
                     self.peer.frame = MAX_FRAME;
                 }
+                8 if value > 1 || (value == 0 && self.peer.connect) => return Err(Reason::PROTOCOL),
+                8 => self.peer.connect = value == 1,
                 _ => {}
             }
         }
@@ -62,6 +64,7 @@ impl Session {
             return Err(Reason::FRAME_SIZE);
         }
         let count = i64::from(frame::number(payload)? & 0x7fff_ffff);
+        self.chat()?;
         if head.stream == 0 {
             self.send_window += count;
             return match count {
@@ -130,13 +133,14 @@ impl Session {
             frame::ping(&mut self.out, ACK, content);
             return self.reply();
         }
+        if content == ALIVE && !self.answered {
+            self.answered = true;
+            return Ok(());
+        }
         if self.leaving == Leaving::Told && content == LEAVING {
             self.leaving = Leaving::Known;
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, Reason::NONE);
-        }
-        if content == ASKING {
-            self.asked = false;
         }
         self.chat()
     }

@@ -72,7 +72,11 @@ impl Session {
                 let Some(padding) = input.bytes().get(HEAD..begin) else { return Ok(()) };
                 let padding = padding.first().map(|padding| usize::from(*padding));
                 input.consume(begin);
-                self.begin_data(&head, padding)?;
+                let taken = self.begin_data(&head, padding);
+                if taken == Err(Reason::CALM) {
+                    self.culprit = Some(head.kind);
+                }
+                taken?;
                 continue;
             }
             let total = HEAD + head.length;
@@ -82,7 +86,11 @@ impl Session {
                 }
                 return Ok(());
             }
-            self.frame(&head, &input.bytes()[HEAD..total])?;
+            let taken = self.frame(&head, &input.bytes()[HEAD..total]);
+            if taken == Err(Reason::CALM) {
+                self.culprit = Some(head.kind);
+            }
+            taken?;
             input.consume(total);
         }
     }
@@ -99,6 +107,8 @@ impl Session {
             Kind::PushPromise => Err(Reason::PROTOCOL),
             Kind::Priority if head.stream == 0 => Err(Reason::PROTOCOL),
             Kind::Priority if payload.len() != 5 => Err(Reason::FRAME_SIZE),
+            // What it says is not heeded, but a stream cannot depend on itself (RFC 7540, section 5.3.1).
+            Kind::Priority if frame::number(payload)? & 0x7fff_ffff == head.stream => Err(Reason::PROTOCOL),
             Kind::Priority | Kind::Unknown | Kind::Data => self.chat(),
         }
     }
@@ -210,7 +220,7 @@ impl Session {
                     stream.held += count as u32;
                     stream.left = stream.left.map(|left| left.saturating_sub(count as u64));
                     stream.wake(READ, &mut self.wakes);
-                    self.chatter.give();
+                    self.chatter.give(1);
                 }
                 None => self.credit(count as u32),
             }
@@ -297,7 +307,8 @@ impl Session {
     }
 
     fn read(&mut self, target: Target<'_>, block: &[u8]) -> Result<Result<Option<u64>, Fault>, Fatal> {
-        let mut reading = Reading::new(target, self.limits.head);
+        let mut reading =
+            Reading::new(target, self.limits.head).connecting(self.limits.options.allow_connect);
         let decoded = self.decoder.decode(block, |name, value| reading.field(name, value));
         decoded.map_err(|_| Reason::COMPRESSION)?;
         Ok(reading.finish())
@@ -312,7 +323,8 @@ impl Session {
         }
         // Streams that the peer gave up count while somebody here is still busy with them.
         let held = self.streams.len() as u64;
-        if self.open >= self.limits.streams || held >= u64::from(self.limits.streams) * 2 + 64 {
+        let most = self.limits.options.max_streams;
+        if self.open >= most || held >= u64::from(most) * 2 + 64 {
             self.read(Target::Nothing, block)?.ok();
             return self.break_stream(id, Reason::REFUSED);
         }
@@ -333,8 +345,9 @@ impl Session {
         let stream = Stream { headed: true, received: end, left: length, ..self.stream() };
         self.streams.insert(id, stream);
         self.open += 1;
-        self.accepted.push_back(Request { stream: id, head, length, end });
-        self.chatter.give();
+        let upgrade = head.method() == "CONNECT" || head.has("upgrade");
+        self.accepted.push_back(Request { stream: id, head, length, end, upgrade });
+        self.chatter.give(1);
         Ok(())
     }
 
@@ -356,7 +369,7 @@ impl Session {
             stream.answer = Some((head, length));
         }
         stream.wake(READ, &mut self.wakes);
-        self.chatter.give();
+        self.chatter.give(1);
         if end { self.end(id) } else { Ok(()) }
     }
 

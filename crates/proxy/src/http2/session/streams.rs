@@ -8,7 +8,6 @@ use super::{GONE, Lost, OUT, READ, ROOM, Role, Session, Stream};
 use crate::{
     head::{Headers, RequestHead, ResponseHead},
     http2::{
-        STREAM_WINDOW,
         frame::{self, Reason},
         heads,
     },
@@ -17,12 +16,17 @@ use crate::{
 /// An id of no stream is one that is lost.
 impl Session {
     /// Opens a stream with a request. `None` if HTTP/2 cannot carry the head.
-    pub(crate) fn request(&mut self, head: &RequestHead, end: bool) -> Option<Result<u32, Lost>> {
-        if !self.is_usable() || self.open >= self.peer.streams {
+    pub(crate) fn request(
+        &mut self,
+        head: &RequestHead,
+        end: bool,
+        upgrade: bool,
+    ) -> Option<Result<u32, Lost>> {
+        if !self.is_usable() || self.open as usize >= self.capacity() {
             return Some(Err(self.lost.clone().unwrap_or(Lost::Unprocessed)));
         }
         self.block.clear();
-        if !heads::request(&mut self.encoder, &mut self.block, head) {
+        if !heads::request(&mut self.encoder, &mut self.block, head, upgrade) {
             return None;
         }
         let id = self.last;
@@ -37,7 +41,7 @@ impl Session {
 
     pub(super) fn stream(&self) -> Stream {
         Stream {
-            receive_window: i64::from(STREAM_WINDOW),
+            receive_window: i64::from(self.limits.options.stream_window),
             send_window: self.peer.window,
             ..Stream::default()
         }
@@ -116,7 +120,7 @@ impl Session {
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(stream.held);
         stream.held -= count;
         stream.owed += count;
-        if stream.owed >= STREAM_WINDOW / 2 && !stream.received && stream.lost.is_none() {
+        if stream.owed >= self.limits.options.stream_window / 2 && !stream.received && stream.lost.is_none() {
             frame::window_update(&mut self.out, id, stream.owed);
             stream.receive_window += i64::from(std::mem::take(&mut stream.owed));
         }
@@ -148,6 +152,8 @@ impl Session {
         if stream.lost.is_some() || stream.sent {
             return false;
         }
+        // What a peer may say about how much it has taken; Envoy lets it do so ten times a frame.
+        self.chatter.give(10);
         stream.send_window -= data.len() as i64;
         self.send_window -= data.len() as i64;
         stream.sent = end;
@@ -161,7 +167,7 @@ impl Session {
             }
             data = rest;
         }
-        self.chatter.give();
+        self.chatter.give(1);
         if end {
             self.settle(id);
         }
@@ -210,7 +216,7 @@ impl Session {
         let Some(stream) = self.streams.get(&id) else { return };
         let answered = self.role == Role::Server && stream.sent;
         if stream.closed && stream.lost.is_none() {
-            self.resets.give();
+            self.resets.give(1);
         }
         self.reset(id, if answered { Reason::NONE } else { Reason::CANCEL });
         if let Some(stream) = self.streams.remove(&id) {

@@ -3,7 +3,8 @@ use std::task::{Poll, Waker};
 use super::*;
 use crate::http2::frame::{END_HEADERS, END_STREAM, Head, Kind};
 
-const LIMITS: Limits = Limits { streams: 10, head: Bounds { size: 4096, fields: 20 } };
+const LIMITS: Limits = Limits { head: Bounds { size: 4096, fields: 20 }, options: Http2Options::new(10) };
+const CONNECTION_WINDOW: u32 = LIMITS.options.connection_window;
 
 fn feed(session: &mut Session, bytes: &[u8]) -> Result<(), Reason> {
     // In pieces, as they may arrive.
@@ -94,7 +95,7 @@ fn a_client_and_a_server_understand_each_other() {
     talk(&mut client, &mut server);
     assert!(client.is_settled() && client.capacity() == 10);
     for _ in 0..3 {
-        let id = client.request(&request(), false).unwrap().unwrap();
+        let id = client.request(&request(), false, false).unwrap().unwrap();
         assert_eq!(client.poll_room(&cx(), id, 5), Poll::Ready(Some(5)));
         assert!(client.send(id, b"hello", false));
         let mut trailers = Headers::default();
@@ -128,7 +129,7 @@ fn a_client_and_a_server_understand_each_other() {
 #[test]
 fn content_flows_as_windows_allow() {
     let (mut client, mut server) = (client(), server());
-    let id = client.request(&request(), false).unwrap().unwrap();
+    let id = client.request(&request(), false, false).unwrap().unwrap();
     let Poll::Ready(Some(room)) = client.poll_room(&cx(), id, 1 << 20) else { panic!("no room") };
     assert_eq!(room, FIRST_WINDOW as usize);
     assert!(client.send(id, &vec![0; room], false));
@@ -316,6 +317,23 @@ fn floods_are_stopped() {
     calm(flood(&mut server(), Box::new(bad)), 300);
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Ping, 0, 0, &[0; 8]))), 3000);
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Settings, 0, 0, b""))), 3000);
+    let update = |stream| frame(Kind::WindowUpdate, 0, stream, &1_u32.to_be_bytes());
+    calm(flood(&mut server(), Box::new(move |_| update(0))), 3000);
+    // Of a stream that is no more, too.
+    let mut past = server();
+    feed(&mut past, &get(1)).unwrap();
+    calm(flood(&mut past, Box::new(move |_| update(1))), 3000);
+    assert_eq!(past.culprit, Some(Kind::WindowUpdate));
+    // Who gets content may say bit by bit how much it has taken.
+    let mut reader = server();
+    feed(&mut reader, &get(1)).unwrap();
+    reader.accept().unwrap();
+    assert!(reader.respond(1, &ResponseHead::build(200, &[]), false, false));
+    for _ in 0..2000 {
+        assert!(reader.send(1, b"abcde", false));
+        frames(&mut reader);
+        (0..5).for_each(|_| feed(&mut reader, &[update(0), update(1)].concat()).unwrap());
+    }
     calm(flood(&mut server(), Box::new(|_| frame(Kind::Priority, 0, 3, &[0; 5]))), 3000);
     let mut empty = server();
     feed(&mut empty, &post(1)).unwrap();
@@ -366,23 +384,26 @@ fn streams_beyond_the_limit_are_refused() {
     let mut client = client();
     feed(&mut client, &frame(Kind::Settings, 0, 0, b"\0\x03\0\0\0\x01")).unwrap();
     assert_eq!(client.capacity(), 1);
-    let first = client.request(&request(), true).unwrap().unwrap();
-    assert!(matches!(client.request(&request(), true), Some(Err(Lost::Unprocessed))));
+    let first = client.request(&request(), true, false).unwrap().unwrap();
+    assert!(matches!(client.request(&request(), true, false), Some(Err(Lost::Unprocessed))));
     client.forget(first);
     assert_eq!(resets(&mut client), [(first, Reason::CANCEL)]);
-    assert!(matches!(client.request(&request(), true), Some(Ok(_))));
+    assert!(matches!(client.request(&request(), true, false), Some(Ok(_))));
 }
 
 #[test]
 fn those_who_leave_finish_what_they_have() {
     let (mut client, mut server) = (client(), server());
-    let first = client.request(&request(), true).unwrap().unwrap();
+    let first = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
     server.leave();
     // On its way while the server leaves: still taken.
-    let second = client.request(&request(), true).unwrap().unwrap();
+    let second = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
-    assert!(!client.is_usable() && matches!(client.request(&request(), true), Some(Err(Lost::Unprocessed))));
+    assert!(
+        !client.is_usable()
+            && matches!(client.request(&request(), true, false), Some(Err(Lost::Unprocessed)))
+    );
     for id in [first, second] {
         assert!(!server.is_over() && !client.is_over());
         assert_eq!(server.accept().unwrap().stream, id);
@@ -399,7 +420,7 @@ fn those_who_leave_finish_what_they_have() {
 #[test]
 fn what_a_server_has_not_looked_at_is_told_apart() {
     let mut client = client();
-    let ids: Vec<_> = (0..3).map(|_| client.request(&request(), true).unwrap().unwrap()).collect();
+    let ids: Vec<_> = (0..3).map(|_| client.request(&request(), true, false).unwrap().unwrap()).collect();
     feed(&mut client, &frame(Kind::Reset, 0, ids[0], &7_u32.to_be_bytes())).unwrap();
     feed(&mut client, &frame(Kind::GoAway, 0, 0, &[0, 0, 0, ids[1] as u8, 0, 0, 0, 0])).unwrap();
     let mut answer = |id| client.poll_answer(&cx(), id, &mut ResponseHead::default());
@@ -434,7 +455,7 @@ proptest::proptest! {
     ) {
         let mut session = if client { self::client() } else { server() };
         if client {
-            (0..3).for_each(|_| drop(session.request(&request(), false)));
+            (0..3).for_each(|_| drop(session.request(&request(), false, false)));
         }
         for (kind, flags, stream, payload) in sent {
             let mut bytes = frame(Kind::Data, flags, stream % 8, &payload);

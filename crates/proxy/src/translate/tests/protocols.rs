@@ -1,0 +1,111 @@
+//! What is taken of the PROXY protocol and of HTTP/2.
+
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::{
+            cluster::v3::cluster::TransportSocketMatch,
+            core::v3::{
+                Http2ProtocolOptions, KeepaliveSettings, ProxyProtocolConfig, TransportSocket,
+                transport_socket,
+            },
+            listener::v3::{ListenerFilter, listener_filter},
+        },
+        extensions::{
+            filters::listener::{
+                proxy_protocol::v3::{ProxyProtocol, proxy_protocol},
+                tls_inspector::v3::TlsInspector,
+            },
+            transport_sockets::{
+                proxy_protocol::v3::ProxyProtocolUpstreamTransport, raw_buffer::v3::RawBuffer,
+            },
+        },
+    },
+    google::protobuf::UInt32Value,
+};
+
+use super::*;
+use crate::{proxy_protocol::Version, translate::http::http2_options};
+
+/// A message as it is packed into another.
+fn packed<M: Message + Name>(message: &M) -> Any {
+    Any { type_url: format!("type.googleapis.com/{}", M::full_name()), value: message.encode_to_vec() }
+}
+
+#[test]
+fn what_is_not_done_of_the_proxy_protocol_is_refused() {
+    let outcome = |filters: Vec<Any>| {
+        let listener_filters = filters.into_iter().map(|any| ListenerFilter {
+            config_type: Some(listener_filter::ConfigType::TypedConfig(any)),
+            ..ListenerFilter::default()
+        });
+        let proto = ListenerProto {
+            name: "l".to_owned(),
+            address: Some(address_proto("127.0.0.1", 1)),
+            listener_filters: listener_filters.collect(),
+            ..ListenerProto::default()
+        };
+        with(false, |translator| translator.listener(&proto.encode_to_vec())).unwrap_err().to_string()
+    };
+    let rules = ProxyProtocol { rules: vec![proxy_protocol::Rule::default()], ..ProxyProtocol::default() };
+    let reason = outcome(vec![packed(&rules)]);
+    assert!(reason.contains("rules"), "{reason}");
+    let reason = outcome(vec![packed(&TlsInspector::default()), packed(&ProxyProtocol::default())]);
+    assert!(reason.starts_with("listener_filters[1]: must stand before"), "{reason}");
+    // Taken, up to what the listener lacks.
+    let reason = outcome(vec![packed(&ProxyProtocol::default()), packed(&TlsInspector::default())]);
+    assert!(reason.contains("needs a filter chain"), "{reason}");
+}
+
+#[test]
+fn endpoints_of_one_cluster_speak_one_proxy_protocol() {
+    let socket = |version: Option<i32>| {
+        let any = match version {
+            None => packed(&RawBuffer::default()),
+            Some(version) => packed(&ProxyProtocolUpstreamTransport {
+                config: Some(ProxyProtocolConfig { version, ..ProxyProtocolConfig::default() }),
+                ..ProxyProtocolUpstreamTransport::default()
+            }),
+        };
+        let config_type = Some(transport_socket::ConfigType::TypedConfig(any));
+        Some(TransportSocket { name: "s".to_owned(), config_type })
+    };
+    let outcome = |matches: &[Option<i32>], other: Option<Option<i32>>| {
+        let one = |version: &Option<i32>| TransportSocketMatch {
+            transport_socket: socket(*version),
+            ..TransportSocketMatch::default()
+        };
+        let proto = ClusterProto {
+            name: "c".to_owned(),
+            transport_socket_matches: matches.iter().map(one).collect(),
+            transport_socket: other.and_then(socket),
+            ..ClusterProto::default()
+        };
+        let cluster = with(false, |translator| translator.cluster(&proto.encode_to_vec()));
+        cluster.map(|cluster| cluster.proxy_protocol).map_err(|reject| reject.to_string())
+    };
+    assert_eq!(outcome(&[], None), Ok(None));
+    assert_eq!(outcome(&[], Some(Some(0))), Ok(Some(Version::V1)));
+    assert_eq!(outcome(&[Some(1), Some(1)], None), Ok(Some(Version::V2)));
+    for mixed in [outcome(&[Some(1), None], None), outcome(&[Some(1)], Some(Some(0)))] {
+        assert!(mixed.unwrap_err().contains("the same PROXY protocol"));
+    }
+}
+
+#[test]
+fn windows_are_those_that_http2_has() {
+    let options = |size| Http2ProtocolOptions {
+        initial_stream_window_size: Some(UInt32Value { value: size }),
+        ..Http2ProtocolOptions::default()
+    };
+    assert_eq!(http2_options(Some(&options(65_535)), 7).unwrap().stream_window, 65_535);
+    let default = http2_options(None, 7).unwrap();
+    assert_eq!((default.max_streams, default.stream_window), (7, 256 * 1024));
+    for size in [65_534, 1 << 31] {
+        let reason = http2_options(Some(&options(size)), 7).unwrap_err().to_string();
+        assert!(reason.starts_with("initial_stream_window_size: "), "{reason}");
+    }
+    let keepalive = KeepaliveSettings { timeout: None, ..KeepaliveSettings::default() };
+    let options = Http2ProtocolOptions { connection_keepalive: Some(keepalive), ..Default::default() };
+    let reason = http2_options(Some(&options), 7).unwrap_err().to_string();
+    assert!(reason.starts_with("connection_keepalive.timeout: "), "{reason}");
+}

@@ -1,0 +1,253 @@
+//! What others hold for HTTP/2 and gRPC: `h2spec`, which breaks every rule of RFC 9113 and RFC 7541 once, and gRPC's own
+//! interoperability tests, through two sidecars with mutual TLS between them.
+//!
+//! Both are programs in Go, which `test.sh` puts into the user's cache.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/program.rs"]
+mod program;
+mod support;
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use program::Program;
+use skysail_identity::{Authority, KeyAndCsr};
+use support::within;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, Command},
+};
+
+/// A program that `test.sh` installs.
+fn tool(name: &str) -> PathBuf {
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
+    let path = cache.join("skysail").join(name);
+    assert!(path.is_file(), "there is no {}: run ./test.sh, which installs it", path.display());
+    path
+}
+
+/// A mesh's authority, which issues certificates into `NAME.pem` and `NAME.key`, and is trusted by `roots.pem`.
+struct Issuer<'a> {
+    authority: Authority,
+    folder: &'a Path,
+}
+
+impl<'a> Issuer<'a> {
+    fn new(folder: &'a Path) -> Self {
+        let authority = Authority::ephemeral().unwrap();
+        fs::write(folder.join("roots.pem"), authority.root_pem()).unwrap();
+        Self { authority, folder }
+    }
+
+    fn issue(&self, name: &str) {
+        let request = KeyAndCsr::generate(None).unwrap();
+        let id = skysail_core::SpiffeId::new("cluster.local", "default", name);
+        let signed = self.authority.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
+        fs::write(self.folder.join(format!("{name}.pem")), signed.pem()).unwrap();
+        fs::write(self.folder.join(format!("{name}.key")), request.key_pem()).unwrap();
+    }
+
+    /// A transport socket with this certificate.
+    fn transport(&self, side: &str, name: &str, more: &str) -> String {
+        let folder = self.folder.display();
+        format!(
+            r#"
+      transport_socket:
+        name: envoy.transport_sockets.tls
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.{side}TlsContext
+          {more}
+          common_tls_context:
+            alpn_protocols: [h2]
+            tls_certificates:
+            - certificate_chain: {{filename: {folder}/{name}.pem}}
+              private_key: {{filename: {folder}/{name}.key}}
+            validation_context: {{trusted_ca: {{filename: {folder}/roots.pem}}}}
+"#
+        )
+    }
+}
+
+/// A bootstrap file: one listener `l` that sends all requests to one server. Every chain and cluster may have a
+/// transport socket.
+fn bootstrap(codec: &str, downstream: &str, server: SocketAddr, http2: bool, upstream: &str) -> String {
+    let (ip, port) = (server.ip(), server.port());
+    let options = if http2 { "http2_protocol_options: {}" } else { "http_protocol_options: {}" };
+    format!(
+        r#"
+node: {{id: a}}
+static_resources:
+  listeners:
+  - name: l
+    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: l
+          codec_type: {codec}
+          http2_protocol_options: {{max_concurrent_streams: 100}}
+          route_config:
+            virtual_hosts:
+            - {{name: all, domains: ["*"], routes: [{{match: {{prefix: /}}, route: {{cluster: c, timeout: 0s}}}}]}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+{downstream}
+  clusters:
+    - name: c
+      type: STATIC
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config: {{{options}}}
+      load_assignment:
+        cluster_name: c
+        endpoints:
+        - lb_endpoints:
+          - endpoint: {{address: {{socket_address: {{address: "{ip}", port_value: {port}}}}}}}
+{upstream}
+"#
+    )
+}
+
+/// A server that answers once on each connection, whatever it is asked: not all requests are whole.
+async fn server() -> SocketAddr {
+    support::server(|_, mut client| async move {
+        let content = "content ".repeat(100);
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", content.len());
+        if matches!(client.stream.read(&mut [0; 4096]).await, Ok(1..)) {
+            let _ = client.stream.write_all((head + &content).as_bytes()).await;
+        }
+        client.rest().await;
+    })
+    .await
+}
+
+/// Runs `h2spec` against a listener.
+async fn h2spec(address: SocketAddr, flags: &[&str]) {
+    let output = Command::new(tool("h2spec-2.2.1/h2spec"))
+        .args(["--port", &address.port().to_string()])
+        .args(flags)
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failures = said.split_once("Failures:").map_or(&*said, |(_, failures)| failures);
+    assert!(
+        said.contains("145 tests, 145 passed, 0 skipped, 0 failed"),
+        "{failures}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// What these programs do takes seconds. More only passes if something hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[tokio::test]
+async fn http2_is_as_its_specification_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server().await;
+    let program = Program::start(folder.path(), &bootstrap("HTTP2", "", server, false, "")).await;
+    h2spec(program.listener("l").await, &[]).await;
+}
+
+#[tokio::test]
+async fn http2_in_tls_is_as_its_specification_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let issuer = Issuer::new(folder.path());
+    issuer.issue("server");
+    let server = server().await;
+    let transport = issuer.transport("Downstream", "server", "require_client_certificate: false");
+    let program = Program::start(folder.path(), &bootstrap("AUTO", &transport, server, false, "")).await;
+    h2spec(program.listener("l").await, &["--tls", "--insecure"]).await;
+}
+
+/// The cases of <https://github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md> that need no account of a cloud.
+const CASES: [&str; 16] = [
+    "empty_unary",
+    "large_unary",
+    "client_streaming",
+    "server_streaming",
+    "ping_pong",
+    "empty_stream",
+    "timeout_on_sleeping_server",
+    "cancel_after_begin",
+    "cancel_after_first_response",
+    "status_code_and_message",
+    "special_status_message",
+    "custom_metadata",
+    "unimplemented_method",
+    "unimplemented_service",
+    "orca_per_rpc",
+    "orca_oob",
+];
+
+/// The cases `orca_…` are about figures of load that come with answers; this makes the client look at them.
+const LOOKS_AT_LOAD: &str = r#"{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}"#;
+
+/// gRPC's own server, once it listens.
+async fn grpc_server() -> (Child, SocketAddr) {
+    let mut child = Command::new(tool("grpc-interop-1.75.0/server"))
+        .args(["-port", "0"])
+        .env("GRPC_GO_LOG_SEVERITY_LEVEL", "info")
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let port = loop {
+        let line = within(lines.next_line()).await.unwrap().expect("the server ended");
+        if let Some((_, port)) = line.split_once("interop server listening on [::]:") {
+            break port.parse().unwrap();
+        }
+    };
+    // It would stop at a pipe that nobody reads.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    (child, SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
+#[tokio::test]
+async fn grpc_works_through_two_sidecars() {
+    let folder = tempfile::tempdir().unwrap();
+    let issuer = Issuer::new(folder.path());
+    issuer.issue("client");
+    issuer.issue("server");
+    let (_server, address) = grpc_server().await;
+    let transport = issuer.transport("Downstream", "server", "require_client_certificate: true");
+    let behind = Program::start(folder.path(), &bootstrap("HTTP2", &transport, address, true, "")).await;
+    let transport = issuer.transport("Upstream", "client", "sni: a");
+    let address = behind.listener("l").await;
+    let before = Program::start(folder.path(), &bootstrap("AUTO", "", address, true, &transport)).await;
+    let port = before.listener("l").await.port().to_string();
+    let mut failed = Vec::new();
+    for case in CASES {
+        let output = Command::new(tool("grpc-interop-1.75.0/client"))
+            .args(["-server_host", "127.0.0.1", "-server_port", &port, "-test_case", case])
+            .args(if case.starts_with("orca") { &["-service_config_json", LOOKS_AT_LOAD][..] } else { &[] })
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
+        if !output.status.success() {
+            failed.push(format!("{case}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    // All of them shared one connection between the sidecars.
+    let stats = before.page("GET", "/stats/prometheus").await;
+    assert!(stats.contains("envoy_cluster_upstream_cx_total{cluster_name=\"c\"} 1\n"), "{stats}");
+}

@@ -1,0 +1,151 @@
+//! What is agreed on with clients of HTTP/2, and what becomes of those that do not keep to it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/program.rs"]
+mod program;
+mod support;
+
+use program::Program;
+use support::within;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+const BOOTSTRAP: &str = r#"
+node: {id: a}
+static_resources:
+  listeners:
+  - name: l
+    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: l
+          request_headers_timeout: 1s
+          http2_protocol_options:
+            initial_stream_window_size: 100000
+            initial_connection_window_size: 200000
+            max_concurrent_streams: 7
+            connection_keepalive: {interval: 0.02s, timeout: 2s}
+          route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200}}]}]}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+"#;
+
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GO_AWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+
+/// A client that says just what it is told to.
+struct Client(TcpStream);
+
+impl Client {
+    async fn connect(program: &Program) -> Self {
+        let mut client = Self(TcpStream::connect(program.listener("l").await).await.unwrap());
+        client.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        client.send(SETTINGS, 0, &[]).await;
+        client
+    }
+
+    async fn send(&mut self, kind: u8, flags: u8, payload: &[u8]) {
+        let frame = [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, 0], payload].concat();
+        self.0.write_all(&frame).await.unwrap();
+    }
+
+    /// The next frame: its kind, flags and payload; `None` at the end.
+    async fn frame(&mut self) -> Option<(u8, u8, Vec<u8>)> {
+        let mut head = [0; 9];
+        within(self.0.read_exact(&mut head)).await.ok()?;
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        within(self.0.read_exact(&mut payload)).await.ok()?;
+        Some((head[3], head[4], payload))
+    }
+}
+
+#[tokio::test]
+async fn settings_are_those_configured() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), BOOTSTRAP).await;
+    let mut client = Client::connect(&program).await;
+    let (kind, _, settings) = client.frame().await.unwrap();
+    assert_eq!(kind, SETTINGS);
+    let pairs: Vec<_> =
+        settings.chunks(6).map(|pair| (pair[1], u32::from_be_bytes(pair[2..].try_into().unwrap()))).collect();
+    assert!(pairs.contains(&(3, 7)) && pairs.contains(&(4, 100_000)), "{pairs:?}");
+    let update = client.frame().await.unwrap();
+    assert_eq!(update, (WINDOW_UPDATE, 0, (200_000_u32 - 65_535).to_be_bytes().to_vec()));
+}
+
+#[tokio::test]
+async fn who_does_not_answer_pings_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), BOOTSTRAP).await;
+    let mut client = Client::connect(&program).await;
+    let mut answered = 0;
+    while let Some((kind, flags, payload)) = client.frame().await {
+        if kind == PING && flags == 0 && answered < 3 {
+            client.send(PING, 1, &payload).await;
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, 3);
+    let stats = program.page("GET", "/stats/prometheus").await;
+    assert!(stats.contains("envoy_http2_keepalive_timeout{http_conn_manager_prefix=\"l\"} 1\n"), "{stats}");
+}
+
+#[tokio::test]
+async fn floods_are_counted_and_told() {
+    for (kind, payload, metric, name) in [
+        (WINDOW_UPDATE, &[0, 0, 0, 1][..], "envoy_http2_inbound_window_update_frames_flood", "WindowUpdate"),
+        (PING, &[0; 8], "envoy_http2_outbound_control_flood", "Ping"),
+        (SETTINGS, &[], "envoy_http2_outbound_control_flood", "Settings"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = Program::start(folder.path(), BOOTSTRAP).await;
+        let mut client = Client::connect(&program).await;
+        let frame = [&[0, 0, payload.len() as u8, kind, 0, 0, 0, 0, 0], payload].concat();
+        // It may be closed before all has been written.
+        let _ = client.0.write_all(&frame.repeat(4000)).await;
+        let mut reason = None;
+        while let Some((kind, _, payload)) = client.frame().await {
+            if kind == GO_AWAY {
+                reason = Some(payload[7]);
+            }
+        }
+        assert!(matches!(reason, None | Some(11)), "{name}: {reason:?}");
+        program.until(&format!("it sent more {name} frames than do any good")).await;
+        let stats = program.page("GET", "/stats/prometheus").await;
+        assert!(
+            stats.contains(&format!("{metric}{{http_conn_manager_prefix=\"l\"}} 1\n")),
+            "{name}: {stats}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_head_comes_whole_before_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), BOOTSTRAP).await;
+    // A block whose end never comes, beside which pings are answered.
+    let mut client = Client::connect(&program).await;
+    client.0.write_all(&[0, 0, 1, 1, 1, 0, 0, 0, 1, 0x82]).await.unwrap();
+    while client.frame().await.is_some() {}
+    let mut client = TcpStream::connect(program.listener("l").await).await.unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n").await.unwrap();
+    let mut answer = String::new();
+    within(client.read_to_string(&mut answer)).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 408 ") && answer.ends_with("\r\n\r\nrequest header timeout"),
+        "{answer}"
+    );
+}

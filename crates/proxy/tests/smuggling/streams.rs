@@ -1,0 +1,253 @@
+//! Requests of HTTP/2 on their way to a server of HTTP/1.1, where all that separates fields are bytes.
+
+use std::{net::SocketAddr, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    envoy::{
+        self,
+        Envoy::{self, Forwards, Refuses, Same},
+    },
+    requests::{is_next, next},
+    server::{self, Server},
+    support::within,
+};
+
+type Fields = &'static [(&'static str, &'static str)];
+
+/// What is sent (fields that follow those of a POST, or all, if they begin with a pseudo-header; frames of content), why
+/// the stream is reset with PROTOCOL_ERROR and comes to no end at the server, and what Envoy does.
+type Refused = (&'static str, &'static str, Fields, &'static [&'static str], Envoy);
+
+/// What is sent, why it is taken, and what the server gets.
+type Forwarded = (&'static str, &'static str, Fields, &'static [&'static str], &'static str, Envoy);
+
+const POST: Fields = &[(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
+
+#[rustfmt::skip]
+const REFUSED: &[Refused] = &[
+    ("CR and LF in a value", "RFC 9113, 8.2.1", &[("x", "y\r\ncontent-length: 5")], &[], Same),
+    ("LF in a value", "RFC 9113, 8.2.1", &[("x", "y\ntransfer-encoding: chunked")], &[], Same),
+    ("CR in a value", "RFC 9113, 8.2.1", &[("x", "y\rz")], &[], Same),
+    ("NUL in a value", "RFC 9113, 8.2.1", &[("x", "y\0z")], &[], Same),
+    ("a control byte in a value", "RFC 9110, 5.5", &[("x", "y\u{1}z")], &[], Same),
+    ("a space before a value", "RFC 9113, 8.2.1", &[("x", " y")], &[], Forwards(1)),
+    ("a tab after a value", "RFC 9113, 8.2.1", &[("x", "y\t")], &[], Forwards(1)),
+    ("a colon in a name", "RFC 9113, 8.2.1", &[("x: y\r\nz", "a")], &[], Same),
+    ("a colon at the end of a name", "RFC 9113, 8.2.1", &[("transfer-encoding:", "chunked")], &[], Same),
+    ("a space in a name", "RFC 9113, 8.2.1", &[("content-length ", "5")], &[], Same),
+    ("an upper-case name", "RFC 9113, 8.2.1", &[("Content-Length", "5")], &[], Same),
+    ("no name", "RFC 9113, 8.2.1", &[("", "y")], &[], Same),
+    ("a name beyond ASCII", "RFC 9113, 8.2.1", &[("x\u{e9}", "y")], &[], Same),
+    ("a coding", "RFC 9113, 8.2.2", &[("transfer-encoding", "chunked")], &["0\r\n\r\n"], Same),
+    ("a connection field", "RFC 9113, 8.2.2", &[("connection", "close")], &[], Same),
+    ("keep-alive", "RFC 9113, 8.2.2", &[("keep-alive", "5")], &[], Same),
+    ("an upgrade", "RFC 9113, 8.2.2", &[("upgrade", "websocket")], &[], Same),
+    ("te beyond trailers", "RFC 9113, 8.2.2", &[("te", "gzip")], &[], Same),
+    ("more content than its length", "RFC 9113, 8.1.1", &[("content-length", "4")], &["hello"], Same),
+    ("less content than its length", "RFC 9113, 8.1.1", &[("content-length", "6")], &["hello"], Same),
+    ("more content in a further frame", "RFC 9113, 8.1.1", &[("content-length", "5")], &["hello", "GET / HTTP/1.1\r\n"], Forwards(1)),
+    ("a length and no content", "RFC 9113, 8.1.1", &[("content-length", "5")], &[], Same),
+    ("content though its length is 0", "RFC 9113, 8.1.1", &[("content-length", "0")], &["hello"], Forwards(1)),
+    ("two lengths", "RFC 9110, 8.6", &[("content-length", "5"), ("content-length", "6")], &["hello"], Same),
+    ("a list of lengths", "RFC 9110, 8.6", &[("content-length", "5, 5")], &["hello"], Same),
+    ("a length with a sign", "RFC 9110, 8.6", &[("content-length", "+5")], &["hello"], Same),
+    ("a pseudo-header after a field", "RFC 9113, 8.3",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), ("x", "y"), (":path", "/")], &[], Same),
+    ("a path twice", "RFC 9113, 8.3",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/"), (":path", "/b")], &[], Same),
+    ("an authority twice", "RFC 9113, 8.3",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":authority", "b"), (":path", "/")], &[], Same),
+    ("an unknown pseudo-header", "RFC 9113, 8.3",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/"), (":x", "y")], &[], Same),
+    ("an answer's pseudo-header", "RFC 9113, 8.3.1",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/"), (":status", "200")], &[], Same),
+    ("no path", "RFC 9113, 8.3.1", &[(":method", "GET"), (":scheme", "http"), (":authority", "a")], &[], Same),
+    ("an empty path", "RFC 9113, 8.3.1", &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "")], &[], Same),
+    ("a relative path", "RFC 9113, 8.3.1", &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "b")], &[], Same),
+    ("a path with a space", "RFC 9112, 3.2",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/b HTTP/1.1")], &[], Same),
+    ("a path with CR and LF", "RFC 9112, 3.2",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/ HTTP/1.1\r\nhost: b\r\n\r\n")], &[], Same),
+    ("a path with a tab", "RFC 9112, 3.2",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/b\tc")], &[], Same),
+    ("a path with a fragment", "RFC 9113, 8.3.1",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/b#c")], &[], Same),
+    ("a method with a space", "RFC 9110, 9.1",
+     &[(":method", "GET /b HTTP/1.1"), (":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("a method with CR and LF", "RFC 9110, 9.1",
+     &[(":method", "GET / HTTP/1.1\r\nhost: b\r\n\r\nGET"), (":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("no method", "RFC 9113, 8.3.1", &[(":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("an empty method", "RFC 9110, 9.1", &[(":method", ""), (":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("no scheme", "RFC 9113, 8.3.1", &[(":method", "GET"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("a scheme with a space", "RFC 3986, 3.1",
+     &[(":method", "GET"), (":scheme", "http://b/ HTTP/1.1\r\nx:"), (":authority", "a"), (":path", "/")], &[], Same),
+    ("an authority with CR and LF", "RFC 9113, 8.2.1",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a\r\nx: y"), (":path", "/")], &[], Same),
+    ("an authority with a user", "RFC 9113, 8.3.1",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "b@a"), (":path", "/")], &[], Same),
+    ("an authority with a path", "RFC 3986, 3.2",
+     &[(":method", "GET"), (":scheme", "http"), (":authority", "a/b"), (":path", "/")], &[], Same),
+    ("neither authority nor host", "RFC 9113, 8.3.1", &[(":method", "GET"), (":scheme", "http"), (":path", "/")], &[], Same),
+    ("two hosts", "RFC 9112, 3.2",
+     &[(":method", "GET"), (":scheme", "http"), (":path", "/"), ("host", "a"), ("host", "b")], &[], Same),
+    ("CONNECT with a path", "RFC 9113, 8.5",
+     &[(":method", "CONNECT"), (":scheme", "http"), (":authority", "a:1"), (":path", "/")], &[], Same),
+    ("an extended CONNECT that nobody allows", "RFC 8441, 4",
+     &[(":method", "CONNECT"), (":protocol", "websocket"), (":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
+];
+
+#[rustfmt::skip]
+const FORWARDED: &[Forwarded] = &[
+    ("content without a length", "RFC 9112, 6.3: in chunks", &[], &["hel", "lo"],
+     "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", Same),
+    ("content with its length", "RFC 9113, 8.1.1", &[("content-length", "5")], &["hello"],
+     "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello", Same),
+    ("content that looks like a request", "RFC 9112, 6.2", &[("content-length", "23")], &["GET /b HTTP/1.1\r\nx: y\r\n"],
+     "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 23\r\n\r\nGET /b HTTP/1.1\r\nx: y\r\n", Same),
+    ("content that looks like the last chunk", "RFC 9112, 7.1", &[], &["0\r\n\r\nGET /b HTTP/1.1\r\n\r\n"],
+     "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n18\r\n0\r\n\r\nGET /b HTTP/1.1\r\n\r\n\r\n0\r\n\r\n", Same),
+    ("a host beside the authority", "RFC 9113, 8.3.1: the authority counts", &[("host", "b")], &[],
+     "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n", Same),
+    ("a host and no authority", "RFC 9113, 8.3.1",
+     &[(":method", "GET"), (":scheme", "http"), (":path", "/"), ("host", "b")], &[],
+     "GET / HTTP/1.1\r\nhost: b\r\n\r\n", Same),
+    ("a name with underscores", "RFC 9110, 5.1: another field", &[("transfer_encoding", "chunked")], &[],
+     "POST / HTTP/1.1\r\nhost: a\r\ntransfer_encoding: chunked\r\ncontent-length: 0\r\n\r\n", Same),
+    ("cookies in pieces", "RFC 9113, 8.2.3", &[("cookie", "a=1"), ("cookie", "b=2")], &[],
+     "POST / HTTP/1.1\r\nhost: a\r\ncookie: a=1; b=2\r\ncontent-length: 0\r\n\r\n", Same),
+];
+
+/// What became of a case.
+#[derive(Debug)]
+struct Outcome {
+    /// What was said on the stream: the first byte of the answer's head, or why the stream or the connection ended.
+    said: Said,
+    requests: Vec<String>,
+    next: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Head(u8),
+    Reset(u32),
+    GoAway(u32),
+    Closed,
+    Nothing,
+}
+
+const PROTOCOL_ERROR: u32 = 1;
+/// An answer with status 200 begins with it.
+const OK: u8 = 0x88;
+
+async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&str]) -> Outcome {
+    let mut stream = within(TcpStream::connect(address)).await.unwrap();
+    let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut block = Vec::new();
+    let whole = fields.first().is_some_and(|(name, _)| name.starts_with(':'));
+    for (name, value) in if whole { &[] } else { POST }.iter().chain(fields) {
+        block.extend([0, name.len() as u8]);
+        block.extend(name.as_bytes());
+        block.push(value.len() as u8);
+        block.extend(value.as_bytes());
+    }
+    let mut frame = |kind: u8, flags: u8, payload: &[u8]| {
+        out.extend([0, 0, payload.len() as u8, kind, flags, 0, 0, 0, 1]);
+        out.extend(payload);
+    };
+    frame(1, if content.is_empty() { 5 } else { 4 }, &block);
+    for (i, piece) in content.iter().enumerate() {
+        frame(0, u8::from(i + 1 == content.len()), piece.as_bytes());
+    }
+    let _ = stream.write_all(&out).await;
+    let said = tokio::time::timeout(PATIENCE, said(&mut stream)).await.unwrap_or(Said::Nothing);
+    drop(stream);
+    let requests = server.requests();
+    Outcome { said, requests, next: next(address, server).await }
+}
+
+/// For what should happen. Nothing passes because of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn said(stream: &mut TcpStream) -> Said {
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).await.is_err() {
+            return Said::Closed;
+        }
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        if stream.read_exact(&mut payload).await.is_err() {
+            return Said::Closed;
+        }
+        let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().unwrap());
+        match head[3] {
+            1 => return Said::Head(*payload.iter().find(|byte| !matches!(byte, 0x20..=0x3f)).unwrap()),
+            3 => return Said::Reset(number(0)),
+            7 => return Said::GoAway(number(4)),
+            _ => {}
+        }
+    }
+}
+
+impl Outcome {
+    fn is_refused(&self) -> bool {
+        is_next(&self.next)
+            && self.requests.is_empty()
+            && self.said != Said::Nothing
+            && self.said != Said::Head(OK)
+    }
+
+    fn is_forwarded(&self) -> bool {
+        is_next(&self.next) && self.requests.len() == 1 && self.said == Said::Head(OK)
+    }
+}
+
+#[tokio::test]
+async fn what_http1_could_not_carry_is_refused_and_all_else_arrives_as_it_is_meant() {
+    let (server, address) = Server::start().await;
+    let proxy = server::proxy(address).await;
+    let mut wrong = Vec::new();
+    for (what, why, fields, content, _) in REFUSED {
+        let outcome = run(proxy.address, &server, fields, content).await;
+        if !outcome.is_refused() || outcome.said != Said::Reset(PROTOCOL_ERROR) {
+            wrong.push(format!("{what} must be refused ({why}): {outcome:?}"));
+        }
+    }
+    for (what, why, fields, content, request, _) in FORWARDED {
+        let outcome = run(proxy.address, &server, fields, content).await;
+        if !outcome.is_forwarded() || outcome.requests[0] != *request {
+            wrong.push(format!("{what} must be forwarded as {request:?} ({why}): {outcome:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn envoy_decides_as_the_tables_say() {
+    let (server, address) = Server::start().await;
+    let envoy = envoy::Running::start(address).await;
+    let mut wrong = Vec::new();
+    let refused = REFUSED.iter().map(|(what, _, fields, content, envoy)| {
+        (what, fields, content, if let Same = envoy { Refuses(0) } else { *envoy })
+    });
+    let forwarded = FORWARDED.iter().map(|(what, _, fields, content, _, envoy)| {
+        (what, fields, content, if let Same = envoy { Forwards(1) } else { *envoy })
+    });
+    for (what, fields, content, expected) in refused.chain(forwarded) {
+        let outcome = run(envoy.address, &server, fields, content).await;
+        let as_said = match expected {
+            Same => false,
+            Refuses(_) => outcome.is_refused(),
+            // It may still be on its way when the stream is reset.
+            Forwards(count) => outcome.requests.len() + outcome.next.len() == count + 1,
+        };
+        if !as_said {
+            wrong.push(format!("{what}: {expected:?} it is said, but {outcome:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
