@@ -33,6 +33,7 @@ use crate::{
     downstream::Origin,
     error::{Error, Kind},
     head::{RequestHead, ResponseHead, Version},
+    http1::parse,
     matching,
 };
 
@@ -135,6 +136,10 @@ pub(crate) async fn ask(
     config: &ExternalAuthorization,
     question: &Question<'_>,
 ) -> Result<Decision, Error> {
+    // A service of HTTP would take it for a tunnel.
+    if matches!(config.service, Service::Http(_)) && question.head.method() == "CONNECT" {
+        return Ok(Decision::Deny { status: 403, headers: Vec::new(), body: Vec::new() });
+    }
     let (head, content) = match &config.service {
         Service::Grpc(metadata) => {
             grpc_request(config, metadata, question, worker.shared.principal().as_deref())
@@ -336,7 +341,7 @@ fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<D
                 metadata: Map::new(),
             }))
         }
-        status @ 500.. => {
+        status @ (..200 | 500..) => {
             Err(Error::caused(Kind::UpstreamProtocol, format!("the service answered {status}")))
         }
         status => Ok(Decision::Deny {
@@ -358,6 +363,10 @@ fn grpc_decision(response: CheckResponse) -> Decision {
             None => option.append_action() == HeaderAppendAction::AddIfAbsent,
         };
         let header = option.header?;
+        let is_name = !header.key.is_empty() && header.key.bytes().all(parse::is_token);
+        if !is_name && !header.key.starts_with(':') {
+            return None;
+        }
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
         // What would end a line would begin another header.
         let value = value.into_iter().filter(|byte| !byte.is_ascii_control() || *byte == b'\t').collect();

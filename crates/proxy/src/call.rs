@@ -19,6 +19,9 @@ use crate::{
     upstream::{self, Offer},
 };
 
+/// As large as an answer may be.
+const MOST: usize = 1 << 20;
+
 /// An answer, read whole.
 pub(crate) struct Answer {
     pub(crate) head: ResponseHead,
@@ -26,7 +29,7 @@ pub(crate) struct Answer {
     pub(crate) trailers: Option<Headers>,
 }
 
-/// Asks a cluster; the answer must be here within `limit` and hold at most what a body keeps.
+/// Asks a cluster; the answer must be here within `limit` and hold at most 1 MiB.
 ///
 /// # Errors
 ///
@@ -80,14 +83,17 @@ async fn exchange(
     poll_fn(|cx| body.poll_send(cx, &mut upstream.wire))
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
+    let is_connect = head.method() == "CONNECT";
     let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method()).await?;
     let mut answer = Flow::new(answer, answer, exchange::RESPONSE_LIMITS, true);
-    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, usize::MAX))
+    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, MOST))
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
-    let content = answer.kept().ok_or_else(|| Error::new(Kind::BodyTooLarge))?.to_vec();
+    let whole = answer.kept().filter(|_| answer.is_collected());
+    let content = whole.ok_or_else(|| Error::new(Kind::BodyTooLarge))?.to_vec();
     let trailers = answer.trailers().cloned();
-    if !connection.close {
+    // What follows the answer to CONNECT is nobody's answer.
+    if !connection.close && !is_connect {
         Upstream::give_back(upstream);
     }
     Ok(Answer { head, content, trailers })

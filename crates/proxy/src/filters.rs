@@ -11,7 +11,7 @@ use serde_json::Map;
 use tracing::warn;
 
 use crate::{
-    authorization::{self, Decision, Question},
+    authorization::{self, Decision as Said, Question},
     call,
     config::{
         authorization::ExternalAuthorization,
@@ -19,12 +19,12 @@ use crate::{
         jwt::{Jwt, KeySet, Keys, Provider},
         limit::RateLimit,
         policy::Policy,
-        route::{Cors, Fault, Setting},
+        route::{Cors, Setting},
     },
     cors,
     error::{Error, Flags, Kind},
     exchange::{Client, Deadlines},
-    fault,
+    fault::{self, Decision},
     flow::{Broken, Flow},
     grpc_web::{self, Through, Web},
     head::{RequestHead, ResponseHead, Version},
@@ -46,40 +46,56 @@ pub(crate) enum Filtered {
     Answered,
 }
 
-impl Story<'_> {
+/// What a filter needs more than a look for.
+enum Act<'a> {
+    /// To wait, or to fail.
+    Disturb(Decision),
+    /// To answer a preflight.
+    Answer(ResponseHead),
+    /// To refuse what is too much.
+    Refuse(&'a RateLimit),
+    /// To ask another service.
+    Ask(&'a ExternalAuthorization, Option<&'a Setting>),
+    /// To check tokens, for whose keys it may have to ask.
+    Require(&'a Jwt, Option<&'a Setting>),
+}
+
+impl<'a> Story<'a> {
     /// Lets each filter have its say, until one answers.
     pub(crate) async fn filter(&mut self, body: &mut Flow) -> Result<Filtered, Error> {
         let manager = self.manager;
         for filter in &manager.filters {
-            if self.apply(filter, body).await? == Filtered::Answered {
+            // Boxed, as it is seldom needed and every connection would have room for it.
+            if let Some(act) = self.look(filter, body)?
+                && Box::pin(self.act(act, body)).await? == Filtered::Answered
+            {
                 return Ok(Filtered::Answered);
             }
         }
         Ok(Filtered::Go)
     }
 
-    async fn apply(&mut self, filter: &Filter, body: &mut Flow) -> Result<Filtered, Error> {
-        let found = self.found;
-        let setting = found.as_ref().ok().and_then(|found| found.route.setting(&filter.name));
+    /// What a filter does at once, which is all that most have to do.
+    fn look(&mut self, filter: &'a Filter, body: &mut Flow) -> Result<Option<Act<'a>>, Error> {
+        let setting = self.found.ok().and_then(|found| found.route.setting(&filter.name));
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
-            return Ok(Filtered::Go);
+            return Ok(None);
         }
         match (&filter.does, setting) {
             (Does::Authorize(_), Some(Setting::Authorize(policy))) | (Does::Authorize(policy), _) => {
                 self.authorize(policy)?;
             }
             (Does::Fault(_), Some(Setting::Fault(fault))) | (Does::Fault(fault), _) => {
-                self.disturb(fault, body).await?;
+                let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
+                return Ok((decision != Decision::default()).then_some(Act::Disturb(decision)));
             }
-            // What routes answer themselves is not shared, as in Envoy.
             (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
-                return self.ration(limit, body).await;
+                return Ok(self.is_too_much(limit).then_some(Act::Refuse(limit)));
             }
-            (Does::Ask(config), setting) => return self.consult(config, setting, body).await,
-            (Does::Jwt(jwt), setting) => return self.require(jwt, setting, body).await,
-            (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => {
-                return self.share(cors, body).await;
-            }
+            (Does::Ask(config), setting) => return Ok(Some(Act::Ask(config, setting))),
+            (Does::Jwt(jwt), setting) => return Ok(Some(Act::Require(jwt, setting))),
+            // What routes answer themselves is not shared, as in Envoy.
+            (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => return Ok(self.share(cors)),
             (Does::Cors, _) => {}
             (Does::GrpcWeb, _) => {
                 self.web = grpc_web::request(self.head);
@@ -89,7 +105,22 @@ impl Story<'_> {
                 }
             }
         }
-        Ok(Filtered::Go)
+        Ok(None)
+    }
+
+    async fn act(&mut self, act: Act<'_>, body: &mut Flow) -> Result<Filtered, Error> {
+        match act {
+            Act::Disturb(decision) => self.disturb(decision, body).await,
+            Act::Answer(answer) => {
+                *self.response = answer;
+                self.told.details = "cors_response".into();
+                self.answer(b"", body).await?;
+                Ok(Filtered::Answered)
+            }
+            Act::Refuse(limit) => self.refuse(limit, body).await,
+            Act::Ask(config, setting) => self.consult(config, setting, body).await,
+            Act::Require(jwt, setting) => self.require(jwt, setting, body).await,
+        }
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Error> {
@@ -119,34 +150,28 @@ impl Story<'_> {
         }
     }
 
-    async fn disturb(&mut self, fault: &Fault, body: &mut Flow) -> Result<(), Error> {
-        let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
+    async fn disturb(&mut self, decision: Decision, body: &mut Flow) -> Result<Filtered, Error> {
         if let Some(delay) = decision.delay {
             self.counters.fault_delays.inc();
             self.told.flags.insert(Flags::DI);
             self.pause(delay, body, &mut Deadlines::default()).await?;
         }
-        let Some(kind) = decision.failure() else { return Ok(()) };
+        let Some(kind) = decision.failure() else { return Ok(Filtered::Go) };
         self.counters.fault_aborts.inc();
         Err(Error::new(kind))
     }
 
     /// Shares with other origins what the policy lets them have.
-    async fn share(&mut self, cors: &Cors, body: &mut Flow) -> Result<Filtered, Error> {
+    fn share(&mut self, cors: &Cors) -> Option<Act<'a>> {
         match cors::decide(cors, self.head) {
-            cors::Decision::Pass => {}
+            cors::Decision::Pass => None,
             cors::Decision::Mark(marks) => {
                 let marks = marks.into_iter();
                 self.marks.extend(marks.map(|(name, value)| Mark { name, value, besides: false }));
+                None
             }
-            cors::Decision::Answer(answer) => {
-                *self.response = answer;
-                self.told.details = "cors_response".into();
-                self.answer(b"", body).await?;
-                return Ok(Filtered::Answered);
-            }
+            cors::Decision::Answer(answer) => Some(Act::Answer(answer)),
         }
-        Ok(Filtered::Go)
     }
 
     /// Asks for tokens.
@@ -169,12 +194,15 @@ impl Story<'_> {
             }
         };
         let Some(requirement) = requirement else { return Ok(Filtered::Go) };
-        let mut failed = Vec::new();
+        let (mut failed, mut fetched) = (Vec::new(), Vec::new());
         let verdict = loop {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             match jwt::check(jwt, requirement, self.head, now, &failed) {
                 Outcome::NeedsKeys(provider) => {
-                    if !self.fetch_keys(&jwt.providers[provider]).await {
+                    // Once, even if what came is too old at once.
+                    let again = fetched.contains(&provider);
+                    fetched.push(provider);
+                    if again || !self.fetch_keys(&jwt.providers[provider], body).await? {
                         failed.push(provider);
                     }
                 }
@@ -212,27 +240,28 @@ impl Story<'_> {
         }
     }
 
-    /// Takes a token for the request.
-    async fn ration(&mut self, limit: &RateLimit, body: &mut Flow) -> Result<Filtered, Error> {
+    /// Takes a token for the request; whether there is none, and it is to be refused.
+    fn is_too_much(&mut self, limit: &RateLimit) -> bool {
         let roll = |share| route::roll(&mut self.worker.dice.borrow_mut(), share);
-        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else {
-            return Ok(Filtered::Go);
-        };
+        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
         self.counters.limit_enabled.inc();
         if bucket.take(Instant::now()) {
             self.counters.limit_ok.inc();
-            return Ok(Filtered::Go);
+            return false;
         }
         self.counters.limit_limited.inc();
-        if !roll(limit.enforced) {
-            if !limit.unenforced.is_empty() {
-                let mut head = std::mem::take(self.head);
-                headers::apply_request(&limit.unenforced, &mut head, &self.record());
-                *self.head = head;
-            }
-            return Ok(Filtered::Go);
+        let enforced = roll(limit.enforced);
+        if enforced {
+            self.counters.limit_enforced.inc();
+        } else if !limit.unenforced.is_empty() {
+            let mut head = std::mem::take(self.head);
+            headers::apply_request(&limit.unenforced, &mut head, &self.record());
+            *self.head = head;
         }
-        self.counters.limit_enforced.inc();
+        enforced
+    }
+
+    async fn refuse(&mut self, limit: &RateLimit, body: &mut Flow) -> Result<Filtered, Error> {
         self.told.flags.insert(Flags::RL);
         self.told.details = "local_rate_limited".into();
         self.begin_reply(limit.status);
@@ -294,11 +323,11 @@ impl Story<'_> {
     async fn heed(
         &mut self,
         config: &ExternalAuthorization,
-        decision: Result<Decision, Error>,
+        decision: Result<Said, Error>,
         body: &mut Flow,
     ) -> Result<Filtered, Error> {
         match decision {
-            Ok(Decision::Allow(mut changes)) => {
+            Ok(Said::Allow(mut changes)) => {
                 self.counters.ext_authz_ok.inc();
                 changes.apply(self.head);
                 if config.clear_route && changes.touch_request() {
@@ -311,7 +340,7 @@ impl Story<'_> {
                 }
                 Ok(Filtered::Go)
             }
-            Ok(Decision::Deny { status, headers, body: text }) => {
+            Ok(Said::Deny { status, headers, body: text }) => {
                 self.counters.ext_authz_denied.inc();
                 self.told.flags.insert(Flags::UAEX);
                 self.told.details = "ext_authz_denied".into();
@@ -363,11 +392,15 @@ impl Story<'_> {
     }
 
     /// Fetches a provider's keys for all workers; whether there are some now.
-    async fn fetch_keys(&self, provider: &Provider) -> bool {
-        let Keys::Remote(remote) = &provider.keys else { return true };
+    async fn fetch_keys(&mut self, provider: &Provider, body: &mut Flow) -> Result<bool, Error> {
+        let Keys::Remote(remote) = &provider.keys else { return Ok(true) };
         let mut head = RequestHead::build("GET", &remote.path, &remote.authority, &[]);
         head.version = Version::Http11;
-        let asked = call::ask(self.worker, self.snapshot, &remote.cluster, &head, b"", remote.timeout).await;
+        let (worker, snapshot) = (self.worker, self.snapshot);
+        let ask = Box::pin(call::ask(worker, snapshot, &remote.cluster, &head, b"", remote.timeout));
+        // A client that goes away in the meantime ends it.
+        let asked = async { Ok(ask.await) };
+        let asked = Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(asked).await?;
         let keys = match asked {
             Ok(answer) if answer.head.status() == 200 => KeySet::parse(&answer.content),
             Ok(answer) => Err(format!("was answered with {}", answer.head.status())),
@@ -377,11 +410,11 @@ impl Story<'_> {
             Ok(keys) => {
                 let until = Instant::now() + remote.lifetime;
                 remote.known.store(Some(Arc::new((until, Arc::new(keys)))));
-                true
+                Ok(true)
             }
             Err(problem) => {
                 warn!("the key set of {} at {}{} {problem}", provider.name, remote.authority, remote.path);
-                false
+                Ok(false)
             }
         }
     }

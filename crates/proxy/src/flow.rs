@@ -31,6 +31,8 @@ pub(crate) struct Flow {
     pub(crate) bytes: u64,
     /// All content so far, to be sent again; `None` once it is too much.
     kept: Option<Vec<u8>>,
+    /// As much as is kept: all, while it is collected.
+    keeps: usize,
     /// Some of it cannot be sent again.
     lost: bool,
     /// How much of the content this receiver has got.
@@ -70,6 +72,7 @@ impl Flow {
             limits,
             bytes: 0,
             kept: keep.then(Vec::new),
+            keeps: KEPT,
             lost: false,
             given: 0,
             waiting: Bytes::new(),
@@ -192,10 +195,12 @@ impl Flow {
         from: &mut Wire,
         most: usize,
     ) -> Poll<Result<(), Broken>> {
+        self.keeps = usize::MAX;
         while !self.read && self.bytes <= most as u64 {
             self.given += ready!(self.poll_piece(cx, from))?.len();
             self.release(from);
         }
+        self.keeps = KEPT;
         Poll::Ready(Ok(()))
     }
 
@@ -243,7 +248,7 @@ impl Flow {
             let data = &bytes[piece.skip..piece.skip + piece.data];
             write::data(&mut to.output, self.framing, data);
             self.bytes += data.len() as u64;
-            keep(&mut self.kept, &mut self.lost, data);
+            keep(&mut self.kept, &mut self.lost, data, KEPT);
             self.given += data.len();
             from.input.consume(piece.skip + piece.data);
             if self.decoder.is_done() {
@@ -315,7 +320,7 @@ impl Flow {
                 }
                 None => piece,
             };
-            keep(&mut self.kept, &mut self.lost, &piece);
+            keep(&mut self.kept, &mut self.lost, &piece, self.keeps);
             if !piece.is_empty() {
                 return Poll::Ready(Ok(piece));
             }
@@ -372,9 +377,9 @@ impl Flow {
 }
 
 /// Keeps what was read for another try, unless it is too much.
-fn keep(kept: &mut Option<Vec<u8>>, lost: &mut bool, data: &[u8]) {
+fn keep(kept: &mut Option<Vec<u8>>, lost: &mut bool, data: &[u8], most: usize) {
     if let Some(known) = kept {
-        if known.len() + data.len() > KEPT {
+        if known.len() + data.len() > most {
             *kept = None;
             *lost = true;
         } else {

@@ -35,6 +35,11 @@ pub enum Status {
     BadPayload,
     PayloadNotJson,
     BadSignature,
+    BadIssuer,
+    BadSubject,
+    BadAudience,
+    BadStart,
+    BadEnd,
     UnknownIssuer,
     NotYetValid,
     Expired,
@@ -59,6 +64,11 @@ impl Status {
             Self::BadPayload => "Jwt payload is an invalid Base64url encoded",
             Self::PayloadNotJson => "Jwt payload is an invalid JSON",
             Self::BadSignature => "Jwt signature is an invalid Base64url encoded",
+            Self::BadIssuer => "Jwt payload [iss] field is not a string",
+            Self::BadSubject => "Jwt payload [sub] field is not a string",
+            Self::BadAudience => "Jwt payload [aud] field is not a string or string list",
+            Self::BadStart => "Jwt payload [nbf] field is not a positive 64 bit integer",
+            Self::BadEnd => "Jwt payload [exp] field is not a positive 64 bit integer",
             Self::UnknownIssuer => "Jwt issuer is not configured",
             Self::NotYetValid => "Jwt not yet valid",
             Self::Expired => "Jwt is expired",
@@ -193,11 +203,10 @@ impl<'a> Check<'a, '_> {
             return stop(Status::UnknownIssuer);
         }
         let skew = provider.clock_skew.as_secs();
-        let number = |name: &str| token.claims[name].as_u64().filter(|number| *number > 0);
-        if number("nbf").is_some_and(|from| self.now + skew < from) {
+        if token.from.is_some_and(|from| self.now.saturating_add(skew) < from) {
             return stop(Status::NotYetValid);
         }
-        if number("exp").is_some_and(|until| self.now > until.saturating_add(skew)) {
+        if token.until.is_some_and(|until| self.now > until.saturating_add(skew)) {
             return stop(Status::Expired);
         }
         let wanted = audiences.unwrap_or(&provider.audiences);
@@ -228,6 +237,9 @@ struct Token<'t> {
     header: Value,
     algorithm: Algorithm,
     claims: Value,
+    /// When it begins and ends to be good, in seconds since 1970.
+    from: Option<u64>,
+    until: Option<u64>,
     /// What is signed.
     signed: &'t str,
     payload: &'t str,
@@ -248,7 +260,20 @@ impl<'t> Token<'t> {
         let algorithm = algorithm.parse().map_err(|_| Status::UnknownAlgorithm)?;
         let claims = json(&bytes(payload).map_err(|_| Status::BadPayload)?).ok_or(Status::PayloadNotJson)?;
         bytes(signature).map_err(|_| Status::BadSignature)?;
-        Ok(Self { header, algorithm, claims, signed, payload, signature })
+        let is_text = |claim: &Value| claim.is_null() || claim.is_string();
+        if !is_text(&claims["iss"]) {
+            return Err(Status::BadIssuer);
+        }
+        if !is_text(&claims["sub"]) {
+            return Err(Status::BadSubject);
+        }
+        let is_list = claims["aud"].as_array().is_some_and(|list| list.iter().all(Value::is_string));
+        if !is_text(&claims["aud"]) && !is_list {
+            return Err(Status::BadAudience);
+        }
+        let from = seconds(&claims["nbf"]).ok_or(Status::BadStart)?;
+        let until = seconds(&claims["exp"]).ok_or(Status::BadEnd)?;
+        Ok(Self { header, algorithm, claims, from, until, signed, payload, signature })
     }
 
     fn issuer(&self) -> &str {
@@ -287,6 +312,19 @@ impl<'t> Token<'t> {
         };
         if fits.any(good) { Ok(()) } else { Err(Status::Forged) }
     }
+}
+
+/// A time that a claim says, if it says one; outer `None` if it is no time. Fractions do not count, and 0 says nothing.
+fn seconds(claim: &Value) -> Option<Option<u64>> {
+    let number = match claim {
+        Value::Null => return Some(None),
+        Value::Number(number) => number.as_u64().or_else(|| {
+            let number = number.as_f64().filter(|number| (0.0..9.0e18).contains(number))?;
+            Some(number as u64)
+        })?,
+        _ => return None,
+    };
+    Some((number > 0).then_some(number))
 }
 
 impl KeySet {
@@ -337,15 +375,14 @@ fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, St
         let token = match source {
             Source::Header(name, prefix) => {
                 let values: Vec<&[u8]> = head.header_values(name).collect();
-                std::str::from_utf8(&values.join(&b","[..])).ok().filter(|all| !all.is_empty()).and_then(
-                    |all| {
-                        if prefix.is_empty() {
-                            Some(all.to_owned())
-                        } else {
-                            Some(bare(all.split_once(&**prefix)?.1))
-                        }
-                    },
-                )
+                let all = String::from_utf8_lossy(&values.join(&b","[..])).into_owned();
+                // All that follows counts: the upstream might look at any of it.
+                let rest = if prefix.is_empty() {
+                    Some(&*all)
+                } else {
+                    all.split_once(&**prefix).map(|(_, rest)| rest)
+                };
+                rest.map(|rest| rest.trim().to_owned()).filter(|_| !all.is_empty())
             }
             Source::Param(name) => head.query().and_then(|query| param(query, name)),
             Source::Cookie(name) => cookie(head, name),
@@ -355,21 +392,46 @@ fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, St
     tokens
 }
 
-/// The token that a text begins with, blanks before it and whatever comes after it apart.
-fn bare(text: &str) -> String {
-    let is_of_token = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    text.trim_start_matches(|c| !is_of_token(c)).chars().take_while(|c| is_of_token(*c)).collect()
-}
-
 fn param(query: &str, name: &str) -> Option<String> {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    pairs.find(|(key, _)| plain(key) == name).map(|(_, value)| plain(value))
+}
+
+/// A text of a query without its escapes.
+fn plain(text: &str) -> String {
+    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        let byte = match (first, after) {
+            (b'%', [high, low, ..]) => {
+                let digits = [char::from(*high).to_digit(16), char::from(*low).to_digit(16)];
+                if let [Some(high), Some(low)] = digits { u8::try_from(high << 4 | low).ok() } else { None }
+            }
+            _ => None,
+        };
+        rest = if byte.is_some() { &after[2..] } else { after };
+        out.push(byte.unwrap_or(*first));
+    }
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn cookie(head: &RequestHead, name: &str) -> Option<String> {
     let all = head.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
-    let mut pairs = all.filter_map(|pair| std::str::from_utf8(pair).ok()?.trim().split_once('='));
-    pairs.find(|(key, _)| *key == name).map(|(_, value)| value.trim_matches('"').to_owned())
+    let pairs = all.map(|pair| String::from_utf8_lossy(pair).trim().to_owned());
+    let values = pairs.filter_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        (key == name).then(|| value.trim_matches('"').to_owned())
+    });
+    values.into_iter().next()
+}
+
+/// Takes a parameter off the query.
+fn remove_param(head: &mut RequestHead, name: &str) {
+    let Some((path, query)) = head.path().split_once('?') else { return };
+    let stays = |pair: &&str| plain(pair.split_once('=').map_or(*pair, |(key, _)| key)) != name;
+    let rest: Vec<&str> = query.split('&').filter(stays).collect();
+    let mark = if rest.is_empty() { "" } else { "?" };
+    let path = format!("{path}{mark}{}", rest.join("&"));
+    head.set_path(&path);
 }
 
 /// What a refused client is told to bring (RFC 6750, section 3).
@@ -408,8 +470,12 @@ pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<Str
                 head.append(name, clean.as_bytes());
             }
         }
-        if let (Source::Header(name, _), false) = (source, provider.forward) {
-            head.remove(name);
+        match source {
+            _ if provider.forward => {}
+            Source::Header(name, _) => _ = head.remove(name),
+            Source::Param(name) => remove_param(head, name),
+            // As in Envoy, cookies stay as they are.
+            Source::Cookie(_) => {}
         }
         if let Some(name) = &provider.header_in_metadata {
             metadata.insert(name.to_string(), header);

@@ -134,7 +134,7 @@ fn grpc(proto: &GrpcService) -> Result<Target> {
         cluster: target.cluster_name.as_str().into(),
         authority: authority.as_str().into(),
         timeout: match &proto.timeout {
-            Some(time) => duration(time).at("timeout")?,
+            Some(time) => jwt::limit(duration(time).at("timeout")?),
             None => TIMEOUT,
         },
     })

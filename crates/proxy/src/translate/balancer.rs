@@ -85,10 +85,10 @@ fn ring(config: &RingHashLbConfig) -> Result<Balancer> {
 }
 
 fn maglev(size: u64) -> Result<Balancer> {
-    let prime = size > 1
+    let prime = (2..=TABLE.1).contains(&size)
         && (2..).take_while(|divisor| divisor * divisor <= size).all(|divisor| !size.is_multiple_of(divisor));
     match u32::try_from(size) {
-        Ok(table) if prime && size <= TABLE.1 => Ok(Balancer::Maglev(table)),
+        Ok(table) if prime => Ok(Balancer::Maglev(table)),
         _ => Err(Reject::new(format!("must be a prime number of at most {}", TABLE.1))),
     }
 }

@@ -250,6 +250,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
         _ => return outside(manager, proto, any),
     };
+    let asks_with_body = |filter: &Filter| matches!(&filter.does, Does::Ask(config) if config.body.is_some());
+    if matches!(does, Does::GrpcWeb) && manager.filters.iter().any(asks_with_body) {
+        return Err(Reject::new("must come before external authorization that is told of bodies"));
+    }
     manager.filters.push(Filter { name: proto.name.as_str().into(), disabled: proto.disabled, does });
     Ok(false)
 }

@@ -162,6 +162,9 @@ fn remote(proto: &RemoteJwks) -> Result<RemoteKeys> {
         Some(time) => duration(time).at("cache_duration")?,
         None => KEYS_LIFETIME,
     };
+    if lifetime < Duration::from_millis(1) {
+        return Err(Reject::new("must be at least 1 ms").at_field("cache_duration"));
+    }
     Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, known: ArcSwapOption::empty() })
 }
 
@@ -185,10 +188,15 @@ pub(super) fn http_uri(proto: &HttpUri) -> Result<Uri> {
         authority: authority.into(),
         path: if path.is_empty() { "/".into() } else { path.into() },
         timeout: match &proto.timeout {
-            Some(time) => duration(time).at("timeout")?,
+            Some(time) => limit(duration(time).at("timeout")?),
             None => return Err(Reject::new("must be given").at_field("timeout")),
         },
     })
+}
+
+/// How long a question of our own may take: with zero, as good as any time.
+pub(super) fn limit(time: Duration) -> Duration {
+    if time.is_zero() { Duration::from_secs(24 * 3600) } else { time }
 }
 
 fn requirement(proto: &JwtRequirement, places: &HashMap<&str, usize>) -> Result<Requirement> {
@@ -232,6 +240,13 @@ fn within(proto: &JwtRequirement, places: &HashMap<&str, usize>, around: &[usize
                 matches!(one, Requirement::AllowMissing(_) | Requirement::AllowMissingOrFailed)
             });
             Requirement::Any(some)
+        }
+        // Where nobody's tokens are looked for beside it, everybody's are here.
+        Some(RequiresType::AllowMissing(_)) if around.is_empty() => {
+            let mut all: Vec<usize> = places.values().copied().collect();
+            all.sort_unstable();
+            let good = all.iter().map(|index| Requirement::Provider(*index, None));
+            Requirement::Any(good.chain([Requirement::AllowMissing(all.clone())]).collect())
         }
         Some(RequiresType::AllowMissing(_)) => Requirement::AllowMissing(around.to_vec()),
         Some(RequiresType::AllowMissingOrFailed(_)) => Requirement::AllowMissingOrFailed,

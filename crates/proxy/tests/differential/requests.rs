@@ -54,9 +54,11 @@ pub(crate) fn request(rng: &mut Rng) -> String {
             head.push_str("access-control-request-method: GET\r\n");
         }
     }
-    let body = if matches!(method, "POST" | "PUT") { "body" } else { "" };
-    if !body.is_empty() {
-        head.push_str("content-length: 4\r\n");
+    let mut body = String::new();
+    if matches!(method, "POST" | "PUT") {
+        // Now and then more than is kept.
+        body = if rng.u8(..30) == 0 { "body".repeat(17_500) } else { "body".to_owned() };
+        head.push_str(&format!("content-length: {}\r\n", body.len()));
     }
     format!("{head}\r\n{body}")
 }
