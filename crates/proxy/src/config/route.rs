@@ -142,6 +142,7 @@ pub struct QueryMatch {
 
 /// What a route does.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all routes lead on")]
 pub enum Action {
     /// Sends the request on.
     Forward(Forward),
