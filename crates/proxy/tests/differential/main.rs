@@ -112,6 +112,10 @@ fn differences(
             if differences.len() < TOLD {
                 let mut told = format!("listener {number}, to\n{request}\n");
                 let _ = write!(told, "Envoy answers\n{theirs}and Skysail\n{ours}with\n{listener}");
+                let own = format!("cluster-{number}");
+                for cluster in clusters.iter().filter(|cluster| cluster["name"] == own) {
+                    let _ = write!(told, "\n{cluster}");
+                }
                 differences.push(told);
             } else {
                 return differences;
