@@ -35,7 +35,7 @@ go_programs() {
     [[ -d $folder ]] && return
     command -v go >/dev/null || {
         echo "error: the tests of HTTP/2 and gRPC run programs written in Go, and there is no go here." >&2
-        echo "Install Go 1.24 or later (Debian: apt-get install golang-go; or https://go.dev/dl/)." >&2
+        echo "Install Go 1.24 or later (Debian: apt-get install golang-go)." >&2
         exit 1
     }
     echo "building $* (once) ..."
