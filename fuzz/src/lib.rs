@@ -4,6 +4,7 @@
 //! "no panic" say what they check.
 
 mod http1;
+mod jwt;
 mod route;
 
 use std::{
@@ -28,13 +29,14 @@ use skysail_proxy::{
 };
 
 pub use http1::{http1_request, http1_response};
+pub use jwt::jwt;
 pub use route::route;
 
 /// What a target does.
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their folders of seeds.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("certificate", certificate),
     ("dns", dns),
     ("format", format),
@@ -43,6 +45,7 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("http1_response", http1_response),
     ("http2", http2),
     ("inspect", inspect),
+    ("jwt", jwt),
     ("node", node),
     ("path", path),
     ("peer", peer),

@@ -408,6 +408,17 @@ impl RequestHead {
         Some(query.split_once('#').map_or(query, |(query, _)| query))
     }
 
+    /// The first cookie of this name, without quotes around its value.
+    pub fn cookie<'a>(&'a self, name: &'a str) -> Option<&'a [u8]> {
+        let mut pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
+        pairs.find_map(|pair| {
+            let (key, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
+            let value = value[1..].trim_ascii();
+            let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+            (key.trim_ascii() == name.as_bytes()).then(|| bare.unwrap_or(value))
+        })
+    }
+
     /// What stands in the request's line, or for it, rather than among its fields: `:path`, `host`.
     pub fn apart(&self, name: &str) -> Option<&str> {
         match name {

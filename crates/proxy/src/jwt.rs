@@ -16,6 +16,7 @@ use crate::{
     head::RequestHead,
 };
 
+mod json;
 #[cfg(test)]
 mod tests;
 
@@ -254,11 +255,12 @@ impl<'t> Token<'t> {
             return Err(Status::BadFormat);
         }
         let bytes = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text);
-        let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).ok().filter(Value::is_object);
-        let header = json(&bytes(header).map_err(|_| Status::BadHeader)?).ok_or(Status::HeaderNotJson)?;
+        let header = bytes(header).map_err(|_| Status::BadHeader)?;
+        let header = json::object(&header).map_err(|_| Status::HeaderNotJson)?;
         let algorithm = header["alg"].as_str().ok_or(Status::NoAlgorithm)?;
         let algorithm = algorithm.parse().map_err(|_| Status::UnknownAlgorithm)?;
-        let claims = json(&bytes(payload).map_err(|_| Status::BadPayload)?).ok_or(Status::PayloadNotJson)?;
+        let claims = bytes(payload).map_err(|_| Status::BadPayload)?;
+        let claims = json::object(&claims).map_err(|_| Status::PayloadNotJson)?;
         bytes(signature).map_err(|_| Status::BadSignature)?;
         let is_text = |claim: &Value| claim.is_null() || claim.is_string();
         if !is_text(&claims["iss"]) {
@@ -385,7 +387,9 @@ fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, St
                 rest.map(|rest| rest.trim().to_owned()).filter(|_| !all.is_empty())
             }
             Source::Param(name) => head.query().and_then(|query| param(query, name)),
-            Source::Cookie(name) => cookie(head, name),
+            Source::Cookie(name) => {
+                head.cookie(name).map(|value| String::from_utf8_lossy(value).into_owned())
+            }
         };
         tokens.extend(token.map(|token| (source, token)));
     }
@@ -412,16 +416,6 @@ fn plain(text: &str) -> String {
         out.push(byte.unwrap_or(*first));
     }
     String::from_utf8_lossy(&out).into_owned()
-}
-
-fn cookie(head: &RequestHead, name: &str) -> Option<String> {
-    let all = head.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
-    let pairs = all.map(|pair| String::from_utf8_lossy(pair).trim().to_owned());
-    let values = pairs.filter_map(|pair| {
-        let (key, value) = pair.split_once('=')?;
-        (key == name).then(|| value.trim_matches('"').to_owned())
-    });
-    values.into_iter().next()
 }
 
 /// Takes a parameter off the query.

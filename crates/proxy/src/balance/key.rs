@@ -59,12 +59,7 @@ fn query(head: &RequestHead, name: &str) -> Option<u64> {
 }
 
 fn cookie(head: &RequestHead, wanted: &HashCookie, origin: Origin, cookies: &mut Vec<String>) -> Option<u64> {
-    let pairs = head.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
-    let mut values = pairs.filter_map(|pair| {
-        let (name, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
-        (name.trim_ascii() == wanted.name.as_bytes()).then(|| unquoted(value[1..].trim_ascii()))
-    });
-    match values.next().filter(|value| !value.is_empty()) {
+    match head.cookie(&wanted.name).filter(|value| !value.is_empty()) {
         Some(value) => Some(hash::of(value)),
         None => {
             let ttl = wanted.ttl?;
@@ -89,10 +84,6 @@ fn cookie(head: &RequestHead, wanted: &HashCookie, origin: Origin, cookies: &mut
             Some(hash::of(format!("{value:016x}").as_bytes()))
         }
     }
-}
-
-fn unquoted(value: &[u8]) -> &[u8] {
-    value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value)
 }
 
 #[cfg(test)]
