@@ -11,8 +11,16 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, SerializeOptions};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use prost::Message as _;
+use prost_reflect::{
+    DescriptorPool, DeserializeOptions, DynamicMessage, ReflectMessage as _, SerializeOptions, Value as Field,
+};
 use serde_json::Value;
+use skysail_xds::{
+    envoy::pb::google::protobuf::{self, Any},
+    istio::TypedStruct,
+};
 
 static DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
@@ -102,7 +110,7 @@ fn to_proto(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Resul
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
     match DynamicMessage::deserialize_with_options(descriptor, deserializer, &options) {
-        Ok(message) => Ok(prost::Message::encode_to_vec(&message)),
+        Ok(message) => Ok(message.encode_to_vec()),
         Err(error) => match unknown_type(&error.to_string()) {
             Some(name) => bail!("{}: skysail-proxy does not support {name}: take it out", track.path()),
             None => bail!("{}: {error}: correct the field or take it out", track.path()),
@@ -117,12 +125,53 @@ fn unknown_type(error: &str) -> Option<&str> {
 
 fn to_json(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let descriptor = pool.get_message_by_name(message).context("the built-in descriptors lack a message")?;
-    let message = DynamicMessage::decode(descriptor, input)?;
+    let mut message = DynamicMessage::decode(descriptor, input)?;
+    name_unknown(pool, &mut message)?;
     // Field names as in the protos, as Envoy's admin page has them.
     let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(true);
     let mut value = message.serialize_with_options(serde_json::value::Serializer, &options)?;
     redact(&mut value);
     Ok(serde_json::to_vec(&value)?)
+}
+
+/// What is packed in a type that the descriptors lack is told by its name and its bytes, as one such part must not
+/// keep the whole from being seen.
+fn name_unknown(pool: &DescriptorPool, message: &mut DynamicMessage) -> anyhow::Result<()> {
+    if message.descriptor().full_name() != "google.protobuf.Any" {
+        return message.fields_mut().try_for_each(|(_, value)| match value {
+            Field::Message(message) => name_unknown(pool, message),
+            Field::List(items) => {
+                items.iter_mut().filter_map(Field::as_message_mut).try_for_each(|it| name_unknown(pool, it))
+            }
+            Field::Map(items) => {
+                items.values_mut().filter_map(Field::as_message_mut).try_for_each(|it| name_unknown(pool, it))
+            }
+            _ => Ok(()),
+        });
+    }
+    let any: Any = message.transcode_to()?;
+    if any.type_url.is_empty() {
+        return Ok(());
+    }
+    let name = any.type_url.rsplit('/').next().unwrap_or_default();
+    let packed = match pool.get_message_by_name(name) {
+        Some(descriptor) => {
+            let mut inner = DynamicMessage::decode(descriptor, &*any.value)?;
+            name_unknown(pool, &mut inner)?;
+            Any { value: inner.encode_to_vec(), ..any }
+        }
+        None => {
+            let bytes = protobuf::value::Kind::StringValue(BASE64_STANDARD.encode(&any.value));
+            let bytes = protobuf::Value { kind: Some(bytes) };
+            let value = Some(protobuf::Struct { fields: [("value".to_owned(), bytes)].into() });
+            let known = TypedStruct { type_url: any.type_url, value };
+            Any {
+                type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".to_owned(),
+                value: known.encode_to_vec(),
+            }
+        }
+    };
+    Ok(message.transcode_from(&packed)?)
 }
 
 /// Takes the content of every private key and password out.
@@ -164,6 +213,11 @@ fn blank(value: &mut Value) {
 
 #[cfg(test)]
 mod tests {
+    use skysail_xds::envoy::pb::envoy::{
+        admin::v3::{ClustersConfigDump, ConfigDump, clusters_config_dump::DynamicCluster},
+        config::cluster::v3::Cluster,
+    };
+
     use super::*;
 
     #[test]
@@ -183,6 +237,28 @@ mod tests {
         let yaml = b"static_resources:\n  clusters:\n  - name: a\n    connect_timeout: soon\n";
         let error = convert(Conversion::Bootstrap, yaml).unwrap_err().to_string();
         assert!(error.contains("static_resources.clusters[0].connect_timeout"), "{error}");
+    }
+
+    #[test]
+    fn what_is_of_unknown_type_hides_nothing_else() {
+        let any = |name: &str, value| Any { type_url: format!("type.googleapis.com/{name}"), value };
+        let unknown = any("some.Type", b"abc".to_vec());
+        let cluster = Cluster {
+            name: "a".into(),
+            typed_extension_protocol_options: [("b".to_owned(), unknown)].into(),
+            ..Cluster::default()
+        };
+        let cluster = Some(any("envoy.config.cluster.v3.Cluster", cluster.encode_to_vec()));
+        let cluster = DynamicCluster { cluster, ..DynamicCluster::default() };
+        let clusters = ClustersConfigDump { dynamic_active_clusters: vec![cluster], ..Default::default() };
+        let clusters = any("envoy.admin.v3.ClustersConfigDump", clusters.encode_to_vec());
+        let dump = ConfigDump { configs: vec![clusters] }.encode_to_vec();
+        let json: Value = serde_json::from_slice(&convert(Conversion::ConfigDump, &dump).unwrap()).unwrap();
+        let cluster = &json["configs"][0]["dynamic_active_clusters"][0]["cluster"];
+        assert_eq!(cluster["name"], "a");
+        let unknown = &cluster["typed_extension_protocol_options"]["b"];
+        assert_eq!(unknown["type_url"], "type.googleapis.com/some.Type");
+        assert_eq!(unknown["value"]["value"], "YWJj");
     }
 
     #[test]

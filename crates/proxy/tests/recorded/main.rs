@@ -8,58 +8,49 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+mod agent;
+mod player;
+#[path = "../support/mod.rs"]
 mod support;
+mod views;
 
 use std::{
     collections::HashMap,
-    fs,
-    io::Read as _,
     net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Stdio,
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use agent::{Agent, Program, recording, spec};
+
 use bytes::Bytes;
 use prost::Message as _;
-use skysail_core::SpiffeId;
-use skysail_identity::{Authority, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
+use skysail_identity::Authority;
 use skysail_xds::{
     Kind, Resource, Resources,
     client::Form,
     envoy::pb::envoy::{
         config::{
-            core::v3::{
-                Address, DataSource, Node, SocketAddress, address, data_source::Specifier,
-                socket_address::PortSpecifier,
-            },
+            core::v3::{Address, Node, SocketAddress, address, socket_address::PortSpecifier},
             endpoint::v3::{ClusterLoadAssignment, lb_endpoint::HostIdentifier},
             listener::v3::Listener,
         },
-        extensions::transport_sockets::tls::v3::{
-            CertificateValidationContext, Secret, TlsCertificate, secret,
-        },
         service::{
-            discovery::v3::{
-                DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-            },
-            secret::v3::secret_discovery_service_server::{
-                SecretDiscoveryService, SecretDiscoveryServiceServer,
-            },
+            discovery::v3::DiscoveryResponse,
+            secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer,
         },
     },
     server::{DiscoveryService, Event, View, Views},
 };
-use support::{Client, within};
+use support::Client;
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    process::{Child, Command},
     sync::watch,
 };
-use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
-use tonic::{Request, Response, Status, Streaming};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Status};
 
 /// The recorded address of a pod, its service account, and what its server calls itself.
 const PODS: [(&str, &str, &str); 4] = [
@@ -72,7 +63,7 @@ const LISTENER: &str = "0.0.0.0_9080";
 
 /// A sidecar of productpage that has taken a scenario.
 struct Sidecar {
-    _child: Child,
+    _program: Program,
     address: SocketAddr,
     refused: Arc<Mutex<Vec<String>>>,
 }
@@ -84,35 +75,13 @@ impl Sidecar {
         for (pod, account, name) in PODS {
             servers.insert(pod, serve(&mesh, account, name).await);
         }
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(scenario);
-        let proxy = folder.join("xds/productpage-v1");
+        let proxy = recording(scenario).join("xds/productpage-v1");
         let refused = Arc::default();
         let control = discovery(&mesh, resources(&proxy, &servers), &refused).await;
-        let home = tempfile::tempdir().unwrap();
-        let file = bootstrap(home.path(), &proxy, control);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
-            .args(["--concurrency", "1", "--admin-port", "0", "--bootstrap"])
-            .arg(file)
-            .env("NO_COLOR", "1")
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut admin = None;
-        loop {
-            let line = within(log.next_line()).await.unwrap().expect("the sidecar ended");
-            if line.contains("admin page") {
-                admin = line.rsplit('=').next().map(|address| address.trim().parse().unwrap());
-            }
-            if line.contains("ready: the first configuration") {
-                break;
-            }
-        }
-        tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
-        let listeners = page(admin.unwrap(), "/listeners").await;
+        let program = Program::start(&proxy, "DELTA_GRPC", control).await;
+        let listeners = program.page("/listeners").await;
         let address = listeners.lines().find_map(|line| line.strip_prefix(&format!("{LISTENER}::")));
-        Self { _child: child, address: address.unwrap().trim().parse().unwrap(), refused }
+        Self { address: address.unwrap().trim().parse().unwrap(), _program: program, refused }
     }
 
     /// Asks a service; `user` is the header `end-user`. The status and the body.
@@ -185,24 +154,6 @@ async fn all_go_to_one_version_and_nothing_is_refused() {
     sidecar.took_all();
 }
 
-/// What a workload's TLS is checked with and shows.
-fn spec(mesh: &Authority, account: &str) -> (TlsSpec, String, String) {
-    let id = SpiffeId::new("cluster.local", "default", account);
-    let request = KeyAndCsr::generate(Some(&id)).unwrap();
-    let signed = mesh.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
-    let key = request.key_pem();
-    let identity = request.finish(signed.pem().as_bytes()).unwrap();
-    let caller = SpiffeId::new("cluster.local", "default", "bookinfo-productpage");
-    let names = vec![NameMatch::uri(caller.to_string())];
-    let spec = TlsSpec {
-        identities: vec![Live::new(identity)],
-        peer: Some(PeerCheck::spiffe(Live::new(mesh.roots().unwrap()), names)),
-        alpn: vec![b"http/1.1".to_vec()],
-        ..TlsSpec::default()
-    };
-    (spec, signed.pem(), key)
-}
-
 /// A pod: takes mutual TLS from productpage alone, and answers with its name.
 async fn serve(mesh: &Authority, account: &str, name: &'static str) -> SocketAddr {
     let acceptor = tokio_rustls::TlsAcceptor::from(spec(mesh, account).0.server().unwrap());
@@ -232,10 +183,8 @@ async fn serve(mesh: &Authority, account: &str, name: &'static str) -> SocketAdd
 fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Resources {
     let mut resources = Resources::default();
     for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route] {
-        let mut bytes = Vec::new();
-        let file = fs::File::open(proxy.join(format!("{}.sotw.pb.gz", kind.short()))).unwrap();
-        flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-        for any in DiscoveryResponse::decode(bytes.as_slice()).unwrap().resources {
+        let recorded = agent::unpacked(&proxy.join(format!("{}.sotw.pb.gz", kind.short())));
+        for any in DiscoveryResponse::decode(recorded.as_slice()).unwrap().resources {
             let (name, body) = match kind {
                 Kind::Listener => listener(&any.value),
                 Kind::Endpoint => assignment(&any.value, servers),
@@ -292,44 +241,6 @@ fn socket(address: &str, port: u16) -> Address {
     Address { address: Some(address::Address::SocketAddress(address)) }
 }
 
-/// A bootstrap file as Istio's agent writes it, as far as it matters here.
-fn bootstrap(home: &Path, proxy: &Path, control: SocketAddr) -> PathBuf {
-    let mut node: serde_json::Value =
-        serde_json::from_slice(&fs::read(proxy.join("node.json")).unwrap()).unwrap();
-    for what_envoy_adds in ["userAgentName", "userAgentBuildVersion", "clientFeatures"] {
-        node.as_object_mut().unwrap().remove(what_envoy_adds);
-    }
-    let cluster = |name: &str| {
-        serde_json::json!({
-            "name": name, "type": "STATIC", "connect_timeout": "1s",
-            "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}}}},
-            "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
-                "socket_address": {"address": "127.0.0.1", "port_value": control.port()}}}}]}]}
-        })
-    };
-    let ads = serde_json::json!({"ads": {}, "resource_api_version": "V3"});
-    let file = serde_json::json!({
-        "node": node,
-        "dynamic_resources": {
-            "lds_config": ads, "cds_config": ads,
-            "ads_config": {"api_type": "DELTA_GRPC", "transport_api_version": "V3",
-                "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}]}
-        },
-        "static_resources": {"clusters": [cluster("xds-grpc"), cluster("sds-grpc")]}
-    });
-    let path = home.join("bootstrap.json");
-    fs::write(&path, file.to_string()).unwrap();
-    path
-}
-
-async fn page(admin: SocketAddr, path: &str) -> String {
-    let mut client = Client::new(TcpStream::connect(admin).await.unwrap());
-    client.send(&format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
-    client.rest().await
-}
-
 /// Discovery and secrets on one port, in plain text.
 async fn discovery(
     mesh: &Arc<Authority>,
@@ -363,75 +274,5 @@ impl Views for OneView {
             }
         };
         Ok(View { resources: self.resources.subscribe(), report: Box::new(report) })
-    }
-}
-
-/// Serves certificates as Istio's agent does.
-struct Agent(Arc<Authority>);
-
-type Answers<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl SecretDiscoveryService for Agent {
-    type StreamSecretsStream = Answers<DiscoveryResponse>;
-    type DeltaSecretsStream = Answers<DeltaDiscoveryResponse>;
-
-    async fn stream_secrets(
-        &self,
-        request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
-        let mesh = Arc::clone(&self.0);
-        let answers = request.into_inner().filter_map(move |request| {
-            let request = request.ok()?;
-            // An acknowledgement, after which nothing changes.
-            let first = request.response_nonce.is_empty();
-            first.then(|| Ok(secrets(&mesh, &request.resource_names)))
-        });
-        Ok(Response::new(Box::pin(answers)))
-    }
-
-    async fn delta_secrets(
-        &self,
-        _: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        Err(Status::unimplemented("not asked for"))
-    }
-
-    async fn fetch_secrets(
-        &self,
-        _: Request<DiscoveryRequest>,
-    ) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
-    }
-}
-
-fn secrets(mesh: &Authority, names: &[String]) -> DiscoveryResponse {
-    let inline = |text: &str| {
-        let specifier = Some(Specifier::InlineBytes(text.as_bytes().to_vec()));
-        Some(DataSource { specifier, ..DataSource::default() })
-    };
-    let secret = |name: &String| {
-        let content = if name == "ROOTCA" {
-            let trusted_ca = inline(mesh.root_pem());
-            let context = CertificateValidationContext { trusted_ca, ..Default::default() };
-            secret::Type::ValidationContext(context)
-        } else {
-            let (_, chain, key) = spec(mesh, "bookinfo-productpage");
-            secret::Type::TlsCertificate(TlsCertificate {
-                certificate_chain: inline(&chain),
-                private_key: inline(&key),
-                ..Default::default()
-            })
-        };
-        let secret = Secret { name: name.clone(), r#type: Some(content) };
-        let url = Kind::Secret.url().to_owned();
-        skysail_xds::envoy::pb::google::protobuf::Any { type_url: url, value: secret.encode_to_vec() }
-    };
-    DiscoveryResponse {
-        version_info: "1".into(),
-        nonce: "1".into(),
-        type_url: Kind::Secret.url().into(),
-        resources: names.iter().map(secret).collect(),
-        ..DiscoveryResponse::default()
     }
 }

@@ -1,0 +1,84 @@
+//! All that istiod was recorded to send, to sidecars and gateways, in both forms of discovery, and what followed when
+//! the configuration changed: nothing is refused, and the sidecar has what it was sent.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use skysail_xds::Kind;
+
+use crate::{
+    agent::{Program, recording},
+    player::Player,
+    support::within,
+};
+
+#[tokio::test]
+async fn every_view_is_taken_as_state_of_the_world() {
+    every_view("GRPC").await;
+}
+
+#[tokio::test]
+async fn every_view_is_taken_as_delta() {
+    every_view("DELTA_GRPC").await;
+}
+
+#[tokio::test]
+async fn updates_are_followed_as_state_of_the_world() {
+    taken(&recording("u-updates/xds/productpage-v1/sotw"), "GRPC").await;
+}
+
+#[tokio::test]
+async fn updates_are_followed_as_delta() {
+    taken(&recording("u-updates/xds/productpage-v1/delta"), "DELTA_GRPC").await;
+}
+
+async fn every_view(api_type: &str) {
+    let folders = |folder: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
+    };
+    let scenarios = folders(&recording("."));
+    let views = scenarios.iter().filter(|scenario| !scenario.ends_with("u-updates"));
+    let views: Vec<PathBuf> = views.flat_map(|scenario| folders(&scenario.join("xds"))).collect();
+    assert_eq!(views.len(), 40);
+    for view in views {
+        taken(&view, api_type).await;
+    }
+}
+
+/// A sidecar takes what is in a folder, and has it in the end.
+async fn taken(folder: &Path, api_type: &str) {
+    let (player, control) = Player::start(folder).await;
+    let program = Program::start(folder, api_type, control).await;
+    player.ready.notify_one();
+    within(player.finished.notified()).await;
+    let dump = program.page("/config_dump").await;
+    let body = dump.split_once("\r\n\r\n").unwrap().1;
+    let dump: Value = serde_json::from_str(body).expect(body);
+    let state = player.state.lock().unwrap();
+    assert_eq!(state.refused, [""; 0], "{folder:?}");
+    for (kind, list, inner) in [
+        (Kind::Cluster, "dynamic_active_clusters", "cluster"),
+        (Kind::Listener, "dynamic_listeners", "active_state"),
+        (Kind::Route, "dynamic_route_configs", "route_config"),
+    ] {
+        let there: BTreeSet<String> = names(&dump, list, inner).collect();
+        // Routes that no listener names any more are sent once more, empty.
+        let sent = state.there.get(&kind).into_iter().flatten();
+        let sent: BTreeSet<String> =
+            sent.filter(|name| kind != Kind::Route || there.contains(*name)).cloned().collect();
+        assert_eq!(there, sent, "{kind:?} of {folder:?}");
+    }
+}
+
+fn names<'a>(dump: &'a Value, list: &'a str, inner: &'a str) -> impl Iterator<Item = String> + 'a {
+    let lists = dump["configs"].as_array().unwrap().iter().filter_map(move |config| config[list].as_array());
+    lists.flatten().map(move |item| {
+        let name = item["name"].as_str().or_else(|| item[inner]["name"].as_str());
+        name.unwrap().to_owned()
+    })
+}
