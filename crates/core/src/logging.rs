@@ -3,7 +3,15 @@
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. What is logged can be
 //! changed while the program runs.
 
-use std::{io::IsTerminal as _, sync::OnceLock};
+use std::{
+    io::IsTerminal as _,
+    panic::{self, PanicHookInfo},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
@@ -13,6 +21,9 @@ use tracing_subscriber::{
 
 /// What is logged, once [`init`] has set up the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// What has failed by a panic since the start.
+static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +59,25 @@ pub fn init(format: Format) {
     // An error means that a subscriber stands already, which is what was asked for.
     if outcome.is_ok() {
         let _ = FILTER.set(handle);
+        panic::set_hook(Box::new(tell));
     }
+}
+
+/// How often something failed by a panic, which is a mistake in the program, since the start.
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+fn tell(info: &PanicHookInfo<'_>) {
+    PANICS.fetch_add(1, Ordering::Relaxed);
+    let thread = thread::current();
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    let reason = info.payload_as_str().unwrap_or("no reason given");
+    tracing::error!(
+        thread = thread.name().unwrap_or("unnamed"),
+        place,
+        "a mistake in this program, please report it: {reason}"
+    );
 }
 
 /// Changes what is logged: of a module and those inside it, or where none is named of everything.

@@ -6,9 +6,12 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    future::poll_fn,
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
     sync::{Arc, Mutex, PoisonError},
+    task::Poll,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -18,7 +21,7 @@ use tokio::{
     net::TcpListener,
     runtime::{Builder, LocalOptions},
     sync::{mpsc, oneshot},
-    task::{JoinHandle as Task, spawn_local},
+    task::{JoinHandle as Task, spawn_local, yield_now},
 };
 
 use crate::{
@@ -212,15 +215,44 @@ async fn run(
 ) {
     let mut sockets = HashMap::new();
     let timers = spawn_local(timers);
-    let sweeper = spawn_local(sweep(worker.clone()));
-    let watch = spawn_local(overload::watch(worker.clone()));
-    let turns = spawn_local({
-        let worker = worker.clone();
-        async move { worker.overload.turns.run().await }
-    });
+    let [swept, watched, taking_turns] = std::array::from_fn(|_| worker.clone());
+    let sweeper = spawn_local(steadily(async move || sweep(swept.clone()).await));
+    let watch = spawn_local(steadily(async move || overload::watch(watched.clone()).await));
+    let turns = spawn_local(steadily(async move || taking_turns.overload.turns.run().await));
+    steadily(async || obey(&worker, &mut sockets, &mut commands).await).await;
+    turns.abort();
+    watch.abort();
+    sweeper.abort();
+    timers.abort();
+}
+
+/// Goes on after a panic, which is a mistake of ours and told by the log: what serves all connections must not end with
+/// what one of them led to. (A connection's own task ends with it, and with that the connection.)
+async fn steadily(mut work: impl AsyncFnMut()) {
+    loop {
+        let mut once = Box::pin(work());
+        let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| once.as_mut().poll(cx))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(true),
+            Err(_) => Poll::Ready(false),
+        });
+        if ended.await {
+            return;
+        }
+        // Not more often than the event loop can do something else.
+        yield_now().await;
+    }
+}
+
+/// Does what commands say until nobody can give any.
+async fn obey(
+    worker: &Rc<Worker>,
+    sockets: &mut HashMap<(Arc<str>, SocketAddr), Socket>,
+    commands: &mut mpsc::UnboundedReceiver<Command>,
+) {
     while let Some(command) = commands.recv().await {
         match command {
-            Command::Publish(publish) => apply(&worker, &mut sockets, *publish),
+            Command::Publish(publish) => apply(worker, sockets, *publish),
             Command::Scrape(answer) => {
                 let _ = answer.send(worker.shard.snapshot());
             }
@@ -229,17 +261,13 @@ async fn run(
             }
             Command::Drain(patience, answer) => {
                 for (_, socket) in sockets.drain() {
-                    close(&worker, socket);
+                    close(worker, socket);
                 }
                 worker.drain();
-                let _ = answer.send(wait_until_quiet(&worker, patience).await);
+                let _ = answer.send(wait_until_quiet(worker, patience).await);
             }
         }
     }
-    turns.abort();
-    watch.abort();
-    sweeper.abort();
-    timers.abort();
 }
 
 /// A listening socket on one worker.
@@ -260,7 +288,9 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
         match TcpListener::from_std(socket) {
             Ok(listener) => {
                 let listener = Rc::new(listener);
-                let task = spawn_local(listen::accept(worker.clone(), name.clone(), listener.clone()));
+                let (of, called, own) = (worker.clone(), name.clone(), listener.clone());
+                let accept = async move || listen::accept(of.clone(), called.clone(), own.clone()).await;
+                let task = spawn_local(steadily(accept));
                 sockets.insert((name.clone(), address), Socket { name, listener, task });
             }
             Err(error) => tracing::error!("listener {name} on {address} cannot be watched: {error}"),
@@ -297,4 +327,21 @@ async fn wait_until_quiet(worker: &Worker, patience: Duration) -> usize {
     };
     timer::timeout(patience, quiet).await;
     worker.connections()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_serves_all_goes_on_after_a_panic() {
+        let mut times = 0;
+        steadily(async || {
+            times += 1;
+            yield_now().await;
+            assert!(times > 2, "this is meant to be");
+        })
+        .await;
+        assert_eq!(times, 3);
+    }
 }

@@ -45,6 +45,8 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
     build.push('"');
     family("istio_build", "gauge", [(build.as_str(), 1)].into_iter(), out);
     family("skysail_metric_series_dropped_total", "counter", [("", dropped)].into_iter(), out);
+    let panics = skysail_core::logging::panics();
+    family("skysail_panics_total", "counter", [("", panics)].into_iter(), out);
     if let Some(log) = log {
         family("skysail_access_log_dropped_total", "counter", [("", log.dropped())].into_iter(), out);
     }

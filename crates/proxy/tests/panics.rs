@@ -1,0 +1,83 @@
+//! A mistake in the sidecar takes the connection that led to it, and nothing else.
+//!
+//! What must not happen is had from a configuration that cannot come from a file: a fault whose delay goes beyond all
+//! time, which ends in a panic in the middle of a request.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use skysail_proxy::config::{
+    http::{Does, Filter},
+    route::Fault,
+    text::{HeaderMatch, HeaderTest},
+};
+use support::{Proxy, cluster, echo, http, listener, within};
+use tokio::net::TcpStream;
+
+/// One worker on which requests with the header `x-panic` panic.
+async fn proxy() -> Proxy {
+    let upstream = cluster(&[echo().await], None);
+    let header = HeaderMatch {
+        name: "x-panic".into(),
+        test: HeaderTest::Present(true),
+        invert: false,
+        missing_as_empty: false,
+    };
+    let fault = Fault { delay: Some((1_000_000, Duration::MAX)), abort: None, headers: vec![header] };
+    let filter = Filter { name: "fault".into(), disabled: false, does: Does::Fault(Arc::new(fault)) };
+    let terminal = http(|manager, _| manager.filters.push(filter));
+    Proxy::start(listener(terminal, None), vec![upstream]).await
+}
+
+#[tokio::test]
+async fn a_request_of_http1_takes_its_connection_alone() {
+    let proxy = proxy().await;
+    let mut other = proxy.connect().await;
+    let good = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    other.send(good).await;
+    assert!(other.message().await.0.starts_with("HTTP/1.1 200"));
+    for _ in 0..3 {
+        let mut unlucky = proxy.connect().await;
+        unlucky.send("GET / HTTP/1.1\r\nhost: a\r\nx-panic: 1\r\n\r\n").await;
+        assert_eq!(unlucky.rest().await, "");
+        other.send(good).await;
+        assert!(other.message().await.0.starts_with("HTTP/1.1 200"));
+    }
+    let mut new = proxy.connect().await;
+    new.send(good).await;
+    assert!(new.message().await.0.starts_with("HTTP/1.1 200"));
+    drop((other, new));
+    // Nobody is counted who is not there: the end waits for nobody.
+    assert_eq!(within(proxy.workers().drain(Duration::from_hours(1))).await, 0);
+}
+
+#[tokio::test]
+async fn a_request_of_http2_is_reset_and_its_neighbours_go_on() {
+    let proxy = proxy().await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (mut requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = || Request::builder().uri("http://a/");
+    // A neighbour whose body is still to come.
+    let (before, mut body) =
+        requests.send_request(request().method("POST").body(()).unwrap(), false).unwrap();
+    let unlucky = request().header("x-panic", "1").body(()).unwrap();
+    let (unlucky, _) = requests.send_request(unlucky, true).unwrap();
+    assert!(within(unlucky).await.unwrap_err().is_reset());
+    let (after, _) = requests.send_request(request().body(()).unwrap(), true).unwrap();
+    assert_eq!(within(after).await.unwrap().status(), 200);
+    body.send_data(Bytes::new(), true).unwrap();
+    assert_eq!(within(before).await.unwrap().status(), 200);
+    connection.abort();
+    let _ = connection.await;
+    assert_eq!(within(proxy.workers().drain(Duration::from_hours(1))).await, 0);
+}
