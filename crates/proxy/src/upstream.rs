@@ -1,7 +1,16 @@
 //! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
 //! where it was agreed on.
 
-use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
@@ -26,9 +35,12 @@ use crate::{
     pool::{Full, Host, Link, Place, Pool, Upstream, bump},
     proxy_protocol::{self, Ends},
     socket::Stream,
-    timer,
+    timer::{self, Timer},
     wire::Wire,
 };
+
+/// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// What will be spoken on a connection, which decides what TLS offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,7 +241,7 @@ async fn establish(
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let mut tcp = dial(endpoint.address, &pool.cluster, shared.mark).await.map_err(refused)?;
+    let mut tcp = reach(endpoint, &pool.cluster, shared.mark).await.map_err(refused)?;
     if let Some(version) = pool.cluster.proxy_protocol {
         tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
     }
@@ -243,6 +255,45 @@ async fn establish(
     Ok((stream, peer))
 }
 
+/// Connects to an endpoint; one that has several addresses where it answers first (RFC 8305): the next address is tried
+/// when one fails or has not answered for a while.
+async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
+    if endpoint.others.is_empty() {
+        return dial(endpoint.address, cluster, mark).await;
+    }
+    let mut addresses = std::iter::once(&endpoint.address).chain(&endpoint.others);
+    let mut attempts: Vec<Pin<Box<dyn Future<Output = io::Result<TcpStream>> + '_>>> = Vec::new();
+    let (mut timer, mut next) = (Timer::default(), Instant::now());
+    let mut failure = io::ErrorKind::NotFound.into();
+    poll_fn(|cx| {
+        loop {
+            let mut index = 0;
+            while let Some(attempt) = attempts.get_mut(index) {
+                match attempt.as_mut().poll(cx) {
+                    Poll::Ready(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                    Poll::Ready(Err(error)) => {
+                        drop(attempts.swap_remove(index));
+                        (failure, next) = (error, Instant::now());
+                    }
+                    Poll::Pending => index += 1,
+                }
+            }
+            if !attempts.is_empty() && timer.poll(cx, Some(next)).is_pending() {
+                return Poll::Pending;
+            }
+            match addresses.next() {
+                Some(address) => attempts.push(Box::pin(dial(*address, cluster, mark))),
+                None if attempts.is_empty() => {
+                    return Poll::Ready(Err(std::mem::replace(&mut failure, io::ErrorKind::Other.into())));
+                }
+                None => return Poll::Pending,
+            }
+            next = Instant::now() + ATTEMPT_DELAY;
+        }
+    })
+    .await
+}
+
 /// Opens a TCP connection.
 async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
     let socket =
@@ -254,9 +305,8 @@ async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::
     if let Some(keepalive) = &cluster.keepalive {
         socket.set_tcp_keepalive(&tcp_keepalive(keepalive))?;
     }
-    // An address of the other family cannot be meant for this endpoint.
-    if let Some(source) = cluster.source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
+    if let Some(source) = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4()) {
+        socket.bind(&SocketAddr::new(*source, 0).into())?;
     }
     TcpSocket::from_std_stream(socket.into()).connect(address).await
 }

@@ -52,8 +52,9 @@ pub struct Cluster {
     pub protocol: UpstreamProtocol,
     /// What is agreed on with servers of HTTP/2.
     pub http2: Http2Options,
-    /// Address that connections come from: 127.0.0.6 for inbound ones, so that interception lets them through.
-    pub source: Option<IpAddr>,
+    /// Addresses that connections come from, the first of an endpoint's family: 127.0.0.6 or ::6 for inbound ones, so that
+    /// interception lets them through.
+    pub sources: Vec<IpAddr>,
     /// A pooled connection is closed after so long without a request; `None`: an hour.
     pub idle_timeout: Option<Duration>,
     /// A connection serves at most so many requests; `None` for any number.
@@ -91,7 +92,7 @@ impl Cluster {
             transport_matches: Vec::new(),
             tls: None,
             protocol: UpstreamProtocol::Http1,
-            source: None,
+            sources: Vec::new(),
             idle_timeout: None,
             max_requests_per_connection: None,
             max_connection_duration: None,
@@ -139,9 +140,42 @@ pub enum Discovery {
         overprovisioning: u32,
         /// Only one address at a time is used.
         logical: bool,
+        /// Which addresses count.
+        family: Family,
         /// How often they are looked up.
         refresh: Duration,
     },
+}
+
+/// Which of a name's addresses count. Source: `envoy.config.cluster.v3.Cluster.DnsLookupFamily`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `V4_ONLY`
+    V4,
+    /// `V6_ONLY`
+    V6,
+    /// `AUTO`: those of IPv6, or where there are none those of IPv4.
+    V6Preferred,
+    /// `V4_PREFERRED`: the other way round.
+    V4Preferred,
+    /// `ALL`
+    All,
+}
+
+impl Family {
+    /// Those of these addresses that count.
+    pub fn of(self, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        let (v4, v6): (Vec<_>, Vec<_>) = addresses.iter().partition(|address| address.is_ipv4());
+        match self {
+            Self::V4 => v4,
+            Self::V6 => v6,
+            Self::V6Preferred if v6.is_empty() => v4,
+            Self::V6Preferred => v6,
+            Self::V4Preferred if v4.is_empty() => v6,
+            Self::V4Preferred => v4,
+            Self::All => addresses,
+        }
+    }
 }
 
 /// A host name whose addresses are endpoints. All of them are as [`Endpoint`] says.
@@ -367,6 +401,8 @@ pub struct Locality {
 pub struct Endpoint {
     /// Where it is.
     pub address: SocketAddr,
+    /// Where it is as well, as with addresses of both families (`additional_addresses`).
+    pub others: Box<[SocketAddr]>,
     /// Its weight in its locality; at least 1.
     pub weight: u32,
     /// What the configuration says about its health.
@@ -387,7 +423,8 @@ impl Endpoint {
     /// A healthy endpoint of which nothing else is known.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
-        Self { address, weight, health, locality, tls, workload: None, hostname: None, track: None }
+        let others = Box::default();
+        Self { address, others, weight, health, locality, tls, workload: None, hostname: None, track: None }
     }
 }
 

@@ -41,28 +41,34 @@ async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<
 
 /// Looks all names up; those that fail keep the addresses they had. Gives the pause until the next time.
 async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
-    let (names, logical, refresh) = match &cluster.upgrade()?.discovery {
-        Discovery::Dns { names, logical, refresh, .. } => (names.clone(), *logical, *refresh),
+    let (names, logical, family, refresh) = match &cluster.upgrade()?.discovery {
+        Discovery::Dns { names, logical, family, refresh, .. } => {
+            (names.clone(), *logical, *family, *refresh)
+        }
         _ => return None,
     };
     let mut found = Vec::new();
     for name in names {
         match tokio::net::lookup_host((&*name.host, name.port)).await {
             Ok(addresses) => {
-                let mut addresses: Vec<SocketAddr> = addresses.collect();
+                let mut addresses = family.of(addresses.collect());
                 if logical {
-                    addresses.truncate(1);
+                    found.extend(
+                        one_of_each(&addresses).map(|(address, others)| (address, others, name.clone())),
+                    );
+                    continue;
                 }
                 addresses.sort_unstable();
                 addresses.dedup();
-                found.extend(addresses.into_iter().map(|address| (address, name.clone())));
+                let alone = |address| (address, Box::default(), name.clone());
+                found.extend(addresses.into_iter().map(alone));
             }
             Err(error) => {
                 tracing::debug!(host = %name.host, %error, "not found");
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
                 let kept = before.iter().filter(|e| e.hostname.as_deref() == Some(&*name.host));
-                found.extend(kept.map(|endpoint| (endpoint.address, name.clone())));
+                found.extend(kept.map(|one| (one.address, one.others.clone(), name.clone())));
             }
         }
     }
@@ -71,8 +77,15 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
     Some(refresh)
 }
 
+/// The first address, and the first of the other family.
+fn one_of_each(addresses: &[SocketAddr]) -> Option<(SocketAddr, Box<[SocketAddr]>)> {
+    let first = *addresses.first()?;
+    let other = addresses.iter().find(|address| address.is_ipv4() != first.is_ipv4());
+    Some((first, other.copied().into_iter().collect()))
+}
+
 /// Stores the addresses, and leaves all as it is where nothing changed, so that connections stay.
-fn store(cluster: &Cluster, found: Vec<(SocketAddr, DnsName)>) {
+fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>) {
     let Discovery::Dns { localities, overprovisioning, .. } = &cluster.discovery else { return };
     let tracks = cluster.tracks();
     let mut endpoints = Endpoints {
@@ -80,18 +93,19 @@ fn store(cluster: &Cluster, found: Vec<(SocketAddr, DnsName)>) {
         localities: localities.clone(),
         overprovisioning: *overprovisioning,
     };
-    for (address, name) in found {
+    for (address, others, name) in found {
         if endpoints.priorities.len() <= name.priority {
             endpoints.priorities.resize_with(name.priority + 1, Vec::new);
         }
         let DnsName { host, priority, weight, health, locality, .. } = name;
         let track = cluster.track(address, &tracks);
         let plain = Endpoint::new(address, cluster.tls.clone());
-        let one = Endpoint { weight, health, locality, hostname: Some(host), track, ..plain };
+        let one = Endpoint { others, weight, health, locality, hostname: Some(host), track, ..plain };
         endpoints.priorities[priority].push(Arc::new(one));
     }
-    let addresses = |endpoints: &Endpoints| -> Vec<_> { endpoints.iter().map(|one| one.address).collect() };
-    if addresses(&cluster.endpoints.load()) != addresses(&endpoints) {
+    let before = cluster.endpoints.load();
+    let addresses = |endpoint: &Arc<Endpoint>| (endpoint.address, endpoint.others.clone());
+    if !before.iter().map(addresses).eq(endpoints.iter().map(addresses)) {
         cluster.endpoints.store(Arc::new(endpoints));
     }
 }
@@ -99,7 +113,7 @@ fn store(cluster: &Cluster, found: Vec<(SocketAddr, DnsName)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::cluster::{Health, Locality};
+    use crate::config::cluster::{Family, Health, Locality};
 
     #[test]
     fn addresses_are_where_their_name_is() {
@@ -118,18 +132,38 @@ mod tests {
                 localities: vec![Locality::default(); 2],
                 overprovisioning: 100,
                 logical: false,
+                family: Family::All,
                 refresh: Duration::from_secs(1),
             },
             ..Cluster::new("c")
         };
-        store(&cluster, vec![(address(1), name(1)), (address(2), name(0))]);
+        let found = || vec![(address(1), Box::default(), name(1)), (address(2), Box::default(), name(0))];
+        store(&cluster, found());
         let endpoints = cluster.endpoints.load_full();
         assert_eq!((endpoints.localities.len(), endpoints.overprovisioning), (2, 100));
         let of = |priority: usize| endpoints.priorities[priority].iter().map(|one| (one.address, one.weight));
         assert_eq!(of(0).collect::<Vec<_>>(), [(address(2), 2)]);
         assert_eq!(of(1).collect::<Vec<_>>(), [(address(1), 2)]);
         // The same once more changes nothing.
-        store(&cluster, vec![(address(1), name(1)), (address(2), name(0))]);
+        store(&cluster, found());
         assert!(Arc::ptr_eq(&endpoints, &cluster.endpoints.load_full()));
+    }
+
+    #[test]
+    fn families_are_chosen_as_asked_for() {
+        let (v4, v6): (SocketAddr, SocketAddr) =
+            ("10.0.0.1:80".parse().unwrap(), "[::1]:80".parse().unwrap());
+        let both = || vec![v4, v6];
+        assert_eq!(Family::All.of(both()), [v4, v6]);
+        assert_eq!(Family::V4.of(both()), [v4]);
+        assert_eq!(Family::V6.of(both()), [v6]);
+        assert_eq!(Family::V4.of(vec![v6]), []);
+        assert_eq!(Family::V6Preferred.of(both()), [v6]);
+        assert_eq!(Family::V6Preferred.of(vec![v4]), [v4]);
+        assert_eq!(Family::V4Preferred.of(both()), [v4]);
+        assert_eq!(Family::V4Preferred.of(vec![v6]), [v6]);
+        assert_eq!(one_of_each(&[v6, v6, v4]), Some((v6, [v4].into())));
+        assert_eq!(one_of_each(&[v4]), Some((v4, [].into())));
+        assert_eq!(one_of_each(&[]), None);
     }
 }

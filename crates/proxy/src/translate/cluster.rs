@@ -10,7 +10,8 @@ use skysail_xds::envoy::pb::{
                 CircuitBreakers, Cluster as Proto, Filter, UpstreamConnectionOptions,
                 circuit_breakers::{Thresholds, thresholds::RetryBudget as RetryBudgetProto},
                 cluster::{
-                    ClusterDiscoveryType, DiscoveryType, LbConfig, TransportSocketMatch, common_lb_config,
+                    ClusterDiscoveryType, DiscoveryType, DnsLookupFamily, LbConfig, TransportSocketMatch,
+                    common_lb_config,
                 },
             },
             core::v3::{
@@ -39,7 +40,9 @@ use super::{
 };
 use crate::config::{
     Cluster, Endpoints,
-    cluster::{Discovery, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage},
+    cluster::{
+        Discovery, Family, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage,
+    },
     http::Http2Options,
     tls::ClientTls,
 };
@@ -84,7 +87,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         protocol: http.protocol,
         http2: http.http2,
-        source: source(&proto)?,
+        sources: sources(&proto)?,
         idle_timeout: http.idle_timeout,
         max_requests_per_connection: http.max_requests,
         max_connection_duration: http.max_duration,
@@ -168,6 +171,13 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
                 overprovisioning,
                 names: endpoints::names(assignment).at("load_assignment")?,
                 logical: kind == DiscoveryType::LogicalDns,
+                family: match proto.dns_lookup_family() {
+                    DnsLookupFamily::Auto => Family::V6Preferred,
+                    DnsLookupFamily::V4Only => Family::V4,
+                    DnsLookupFamily::V6Only => Family::V6,
+                    DnsLookupFamily::V4Preferred => Family::V4Preferred,
+                    DnsLookupFamily::All => Family::All,
+                },
                 refresh: refresh.max(Duration::from_secs(1)),
             }
         }
@@ -378,15 +388,17 @@ impl Http {
     }
 }
 
-/// The address connections come from.
-fn source(proto: &Proto) -> Result<Option<IpAddr>> {
-    let address = proto.upstream_bind_config.as_ref().and_then(|bind| bind.source_address.as_ref());
-    let Some(address) = address else { return Ok(None) };
-    match address.address.parse() {
-        Ok(ip) => Ok(Some(ip)),
-        Err(_) => Err(Reject::new(format!("{:?} is not an IP address", address.address))
-            .at_field("upstream_bind_config.source_address")),
-    }
+/// The addresses connections come from.
+#[expect(deprecated, reason = "additional_source_addresses is what older Istios send")]
+fn sources(proto: &Proto) -> Result<Vec<IpAddr>> {
+    let Some(bind) = &proto.upstream_bind_config else { return Ok(Vec::new()) };
+    let extra = bind.extra_source_addresses.iter().filter_map(|extra| extra.address.as_ref());
+    let all = bind.source_address.iter().chain(extra).chain(&bind.additional_source_addresses);
+    all.map(|address| {
+        let wrong = |_| Reject::new(format!("{:?} is not an IP address", address.address));
+        address.address.parse().map_err(wrong).at("upstream_bind_config")
+    })
+    .collect()
 }
 
 /// The service a cluster stands for: metadata `istio.services[0]`.

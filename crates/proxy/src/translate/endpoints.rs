@@ -141,8 +141,10 @@ fn endpoint(
 ) -> Result<Endpoint> {
     let proto = plain(lb)?;
     let address = ip_and_port(proto.address.as_ref()).at("endpoint.address")?;
+    let others = proto.additional_addresses.iter().map(|other| ip_and_port(other.address.as_ref()));
     Ok(Endpoint {
         address,
+        others: others.collect::<Result<_>>().at("endpoint.additional_addresses")?,
         track: cluster.track(address, tracks),
         weight: number(lb.load_balancing_weight).unwrap_or(1).max(1),
         health: health(lb),

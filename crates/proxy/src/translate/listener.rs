@@ -1,11 +1,16 @@
 //! Listeners and filter chains.
 
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+    sync::Arc,
+    time::Duration,
+};
 
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
-            core::v3::{TrafficDirection, proxy_protocol_config},
+            core::v3::{Address, TrafficDirection, address, proxy_protocol_config},
             listener::v3::{
                 Filter, FilterChain as ChainProto, FilterChainMatch, Listener as Proto, ListenerFilter,
                 ListenerFilterChainMatchPredicate as Predicate, filter, listener_filter,
@@ -48,15 +53,28 @@ const TCP_IDLE: Duration = Duration::from_secs(3600);
 const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
 /// Translates a listener.
+/// The addresses that one stands for: with `ipv4_compat` all addresses of IPv6 are those of IPv4, too.
+pub(super) fn bound_to(proto: Option<&Address>) -> Result<Vec<SocketAddr>> {
+    let address = endpoints::ip_and_port(proto)?;
+    let mut addresses = vec![address];
+    if let Some(address::Address::SocketAddress(socket)) = proto.and_then(|proto| proto.address.as_ref())
+        && socket.ipv4_compat
+        && address.ip() == Ipv6Addr::UNSPECIFIED
+    {
+        addresses.push((Ipv4Addr::UNSPECIFIED, address.port()).into());
+    }
+    Ok(addresses)
+}
+
 #[expect(deprecated, reason = "Istio still sends deprecated_v1 to old proxies")]
 pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Listener> {
     if proto.name.is_empty() && !translator.strict {
         return Err(Reject::new("a listener needs a name"));
     }
-    let mut addresses = vec![endpoints::ip_and_port(proto.address.as_ref()).at("address")?];
+    let mut addresses = bound_to(proto.address.as_ref()).at("address")?;
     for (index, additional) in proto.additional_addresses.iter().enumerate() {
-        let address = endpoints::ip_and_port(additional.address.as_ref());
-        addresses.push(address.at(format_args!("additional_addresses[{index}].address"))?);
+        let more = bound_to(additional.address.as_ref());
+        addresses.extend(more.at(format_args!("additional_addresses[{index}].address"))?);
     }
     let old_bind = proto.deprecated_v1.and_then(|old| flag(old.bind_to_port));
     let mut listener = Listener {
