@@ -6,6 +6,8 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/files.rs"]
+mod files;
 #[path = "support/program.rs"]
 mod program;
 mod support;
@@ -19,10 +21,11 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use files::{bootstrap, cluster, filter, http, listener, to};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use program::Program;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
-use serde_json::json;
+use serde_json::{Value, json};
 use skysail_xds::envoy::pb::{
     envoy::service::auth::v3::{
         CheckRequest, CheckResponse,
@@ -35,26 +38,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response};
 
-fn cluster(name: &str, address: SocketAddr, http2: bool) -> String {
-    let options = if http2 { "http2_protocol_options: {}" } else { "http_protocol_options: {}" };
-    format!(
-        r#"
-  - name: {name}
-    type: STATIC
-    typed_extension_protocol_options:
-      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {{{options}}}
-    load_assignment:
-      cluster_name: {name}
-      endpoints:
-      - lb_endpoints:
-        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {}}}}}}}
-"#,
-        address.port()
-    )
-}
-
 async fn status(proxy: SocketAddr, fields: &str) -> (String, String) {
     let mut client = Client::new(TcpStream::connect(proxy).await.unwrap());
     client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{fields}connection: close\r\n\r\n")).await;
@@ -63,8 +46,8 @@ async fn status(proxy: SocketAddr, fields: &str) -> (String, String) {
     (head[9..12].to_owned(), body.to_owned())
 }
 
-#[tokio::test]
-async fn keys_are_fetched_when_first_needed_and_kept() {
+/// Keys of one issuer, and a token that is good by them.
+fn keys_and_token() -> (String, String) {
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
     let (x, y) = pair.public_key_raw()[1..].split_at(32);
     let key = json!({"kty": "EC", "crv": "P-256", "x": BASE64.encode(x), "y": BASE64.encode(y)});
@@ -75,7 +58,20 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
         &EncodingKey::from_ec_der(pair.serialized_der()),
     )
     .unwrap();
+    (keys, token)
+}
 
+/// Tokens of the issuer `me`, whose keys are there.
+fn jwt(keys: &Value) -> Value {
+    let provider = json!({"issuer": "me", "remote_jwks": keys});
+    let rule = json!({"match": {"prefix": "/"}, "requires": {"provider_name": "p"}});
+    let config = json!({"providers": {"p": provider}, "rules": [rule]});
+    filter("http.jwt_authn.v3.JwtAuthentication", &config)
+}
+
+#[tokio::test]
+async fn keys_are_fetched_when_first_needed_and_kept() {
+    let (keys, token) = keys_and_token();
     let fetched = Arc::new(AtomicUsize::new(0));
     let count = fetched.clone();
     let keeper = server(move |_, mut client| {
@@ -93,36 +89,10 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    let clusters = cluster("keys", keeper, false) + &cluster("upstream", echo().await, false);
-    let bootstrap = format!(
-        r#"
-node: {{id: a}}
-static_resources:
-  listeners:
-  - name: l
-    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
-    filter_chains:
-    - filters:
-      - name: h
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: h
-          route_config:
-            virtual_hosts:
-            - {{name: v, domains: ["*"], routes: [{{match: {{prefix: /}}, route: {{cluster: upstream}}}}]}}
-          http_filters:
-          - name: jwt
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication
-              providers:
-                p:
-                  issuer: me
-                  remote_jwks: {{http_uri: {{uri: "https://keys.example/keys", cluster: keys, timeout: 30s}}}}
-              rules: [{{match: {{prefix: /}}, requires: {{provider_name: p}}}}]
-          - name: router
-            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:{clusters}"#
-    );
+    let keys = json!({"http_uri": {"uri": "https://keys.example/keys", "cluster": "keys", "timeout": "30s"}});
+    let manager = http(&[jwt(&keys)], &to("upstream"), &json!({}));
+    let clusters = [cluster("keys", keeper, false), cluster("upstream", echo().await, false)];
+    let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
     let program = Program::start(folder.path(), &bootstrap).await;
     let proxy = program.listener("l").await;
     // Nothing is fetched for who brings no token.
@@ -153,49 +123,37 @@ impl Authorization for Every {
 
 #[tokio::test]
 async fn a_service_is_asked_about_connections() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let authorizer = listener.local_addr().unwrap();
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authorizer = socket.local_addr().unwrap();
     let service = AuthorizationServer::new(Every(AtomicUsize::new(0)));
     tokio::spawn(
         tonic::transport::Server::builder()
             .add_service(service)
-            .serve_with_incoming(TcpListenerStream::new(listener)),
+            .serve_with_incoming(TcpListenerStream::new(socket)),
     );
     let folder = tempfile::tempdir().unwrap();
-    let clusters = cluster("authorizer", authorizer, true) + &cluster("upstream", echo().await, false);
-    let bootstrap = format!(
-        r#"
-node: {{id: a}}
-static_resources:
-  listeners:
-  - name: l
-    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
-    filter_chains:
-    - filters:
-      - name: shadow
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC
-          stat_prefix: t
-          shadow_rules:
-            action: DENY
-            policies: {{"ask-me": {{permissions: [{{any: true}}], principals: [{{any: true}}]}}}}
-          shadow_rules_stat_prefix: istio_ext_authz_
-      - name: ask
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.ext_authz.v3.ExtAuthz
-          stat_prefix: t
-          grpc_service: {{envoy_grpc: {{cluster_name: authorizer}}, timeout: 30s}}
-          filter_enabled_metadata:
-            filter: envoy.filters.network.rbac
-            path: [{{key: istio_ext_authz_shadow_effective_policy_id}}]
-            value: {{string_match: {{prefix: ask}}}}
-      - name: tcp
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
-          stat_prefix: t
-          cluster: upstream
-  clusters:{clusters}"#
-    );
+    let everybody = json!({"permissions": [{"any": true}], "principals": [{"any": true}]});
+    let shadow = json!({
+        "stat_prefix": "t",
+        "shadow_rules": {"action": "DENY", "policies": {"ask-me": everybody}},
+        "shadow_rules_stat_prefix": "istio_ext_authz_"
+    });
+    let ask = json!({
+        "stat_prefix": "t",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "authorizer"}, "timeout": "30s"},
+        "filter_enabled_metadata": {
+            "filter": "envoy.filters.network.rbac",
+            "path": [{"key": "istio_ext_authz_shadow_effective_policy_id"}],
+            "value": {"string_match": {"prefix": "ask"}}
+        }
+    });
+    let filters = [
+        filter("network.rbac.v3.RBAC", &shadow),
+        filter("network.ext_authz.v3.ExtAuthz", &ask),
+        filter("network.tcp_proxy.v3.TcpProxy", &json!({"stat_prefix": "t", "cluster": "upstream"})),
+    ];
+    let clusters = [cluster("authorizer", authorizer, true), cluster("upstream", echo().await, false)];
+    let bootstrap = bootstrap(&[listener("l", &filters)], &clusters);
     let program = Program::start(folder.path(), &bootstrap).await;
     let proxy = program.listener("l").await;
     for passes in [false, true, false, true] {
@@ -203,4 +161,106 @@ static_resources:
         client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
         assert_eq!(client.message_if_any().await.is_some(), passes);
     }
+}
+
+/// Answers what it is asked over HTTP as long as the path is one that it knows, and counts the connections.
+async fn http_authorizer(connections: &Arc<AtomicUsize>) -> SocketAddr {
+    let connections = Arc::clone(connections);
+    server(move |_, mut client| {
+        connections.fetch_add(1, Ordering::SeqCst);
+        async move {
+            while let Some((head, _)) = client.message_if_any().await {
+                let good = head.contains("\r\nx-good: 1\r\n");
+                let status = if good { "200 OK" } else { "403 Forbidden" };
+                client.send(&format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
+            }
+        }
+    })
+    .await
+}
+
+/// An authorizer that is asked over HTTP, with further fields of the filter.
+fn ask_over_http(server: &Value) -> Value {
+    let uri = json!({"uri": "http://auth.example", "cluster": "authorizer", "timeout": "30s"});
+    let config = json!({
+        "http_service": {"server_uri": files::with(uri, server)},
+        "allowed_headers": {"patterns": [{"exact": "x-good"}]}
+    });
+    filter("http.ext_authz.v3.ExtAuthz", &config)
+}
+
+/// A service of HTTP would take the question about a request to connect for a tunnel: it is not asked, and nothing is left
+/// behind on its connection that the next request could take for its answer.
+#[tokio::test]
+async fn who_cannot_be_asked_about_is_refused() {
+    let connections = Arc::default();
+    let authorizer = http_authorizer(&connections).await;
+    let folder = tempfile::tempdir().unwrap();
+    let routes = json!([
+        {"match": {"connect_matcher": {}},
+         "route": {"cluster": "upstream", "upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {}}]}},
+        {"match": {"prefix": "/"}, "route": {"cluster": "upstream"}}
+    ]);
+    let options = json!({"upgrade_configs": [{"upgrade_type": "CONNECT"}]});
+    let manager = http(&[ask_over_http(&json!({}))], &routes, &options);
+    let clusters = [cluster("authorizer", authorizer, false), cluster("upstream", echo().await, false)];
+    let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
+    let program = Program::start(folder.path(), &bootstrap).await;
+    let proxy = program.listener("l").await;
+    let ask = async |request: &str| {
+        let mut client = Client::new(TcpStream::connect(proxy).await.unwrap());
+        client.send(request).await;
+        client.head().await[9..12].to_owned()
+    };
+    for _ in 0..3 {
+        assert_eq!(ask("CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\nx-good: 1\r\n\r\n").await, "403");
+        assert_eq!(ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await, "403");
+        assert_eq!(ask("GET / HTTP/1.1\r\nhost: a\r\nx-good: 1\r\n\r\n").await, "200");
+    }
+}
+
+/// A time of nothing is no time at all to Envoy; it never means that nobody is asked.
+#[tokio::test]
+async fn no_time_to_answer_is_no_leave() {
+    let connections = Arc::default();
+    let authorizer = http_authorizer(&connections).await;
+    let folder = tempfile::tempdir().unwrap();
+    let manager = http(&[ask_over_http(&json!({"timeout": "0s"}))], &to("upstream"), &json!({}));
+    let clusters = [cluster("authorizer", authorizer, false), cluster("upstream", echo().await, false)];
+    let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
+    let program = Program::start(folder.path(), &bootstrap).await;
+    let proxy = program.listener("l").await;
+    assert_eq!(status(proxy, "").await.0, "403");
+    assert_eq!(status(proxy, "x-good: 1\r\n").await.0, "200");
+}
+
+/// Keys that are good for a moment are fetched once for each request that finds them too old, not again and again.
+#[tokio::test]
+async fn keys_that_are_not_kept_are_fetched_each_time() {
+    let (keys, token) = keys_and_token();
+    let fetched = Arc::new(AtomicUsize::new(0));
+    let count = fetched.clone();
+    let keeper = server(move |_, mut client| {
+        let (keys, count) = (keys.clone(), count.clone());
+        async move {
+            while client.message_if_any().await.is_some() {
+                count.fetch_add(1, Ordering::SeqCst);
+                let length = keys.len();
+                client.send(&format!("HTTP/1.1 200 A\r\ncontent-length: {length}\r\n\r\n{keys}")).await;
+            }
+        }
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let uri = json!({"uri": "https://keys.example/keys", "cluster": "keys", "timeout": "30s"});
+    let keys = json!({"http_uri": uri, "cache_duration": "0.001s"});
+    let manager = http(&[jwt(&keys)], &to("upstream"), &json!({}));
+    let clusters = [cluster("keys", keeper, false), cluster("upstream", echo().await, false)];
+    let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
+    let program = Program::start(folder.path(), &bootstrap).await;
+    let proxy = program.listener("l").await;
+    for _ in 0..3 {
+        assert_eq!(status(proxy, &format!("authorization: Bearer {token}\r\n")).await.0, "200");
+    }
+    assert!((1..=3).contains(&fetched.load(Ordering::SeqCst)));
 }

@@ -6,67 +6,37 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/files.rs"]
+mod files;
 #[path = "support/program.rs"]
 mod program;
 mod support;
 
 use std::net::SocketAddr;
 
+use files::{address, cluster, filter, http, listener, to, with};
 use program::Program;
 use serde_json::{Value, json};
 use support::{Client, echo, within};
 use tokio::net::{TcpListener, TcpStream};
-
-fn address(of: SocketAddr) -> Value {
-    json!({"socket_address": {"address": of.ip().to_string(), "port_value": of.port()}})
-}
 
 /// A port of this host at which nobody listens.
 fn nobody(host: &str) -> SocketAddr {
     std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap()
 }
 
-/// A listener of both families that leads to a cluster with these fields. Only clients at ::1 and 127.0.0.1 are let in.
-fn bootstrap(cluster: &Value) -> String {
+/// A listener of both families that leads to this cluster. Only clients at ::1 and 127.0.0.1 are let in.
+fn bootstrap(cluster: Value) -> String {
     let ranges = [
         json!({"address_prefix": "::1", "prefix_len": 128}),
         json!({"address_prefix": "127.0.0.0", "prefix_len": 8}),
     ];
     let principals = ranges.map(|range| json!({"direct_remote_ip": range}));
-    let manager = json!({
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "a",
-        "use_remote_address": true,
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
-            {"match": {"prefix": "/"}, "route": {"cluster": "c"}}]}]},
-        "http_filters": [
-            {"name": "envoy.filters.http.rbac", "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC",
-                "rules": {"policies": {"near": {"permissions": [{"any": true}], "principals": principals}}}}},
-            {"name": "envoy.filters.http.router", "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}]
-    });
-    let mut c = json!({"name": "c", "connect_timeout": "5s"});
-    c.as_object_mut().unwrap().extend(cluster.as_object().unwrap().clone());
-    json!({
-        "node": {"id": "a"},
-        "static_resources": {
-            "listeners": [{
-                "name": "both",
-                "address": address("127.0.0.1:0".parse().unwrap()),
-                "additional_addresses": [{"address": address("[::1]:0".parse().unwrap())}],
-                "filter_chains": [{"filters": [
-                    {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}]
-            }],
-            "clusters": [c]
-        }
-    })
-    .to_string()
-}
-
-fn endpoint(endpoint: &Value) -> Value {
-    json!({"type": "STATIC", "load_assignment": {"cluster_name": "c", "endpoints": [
-        {"lb_endpoints": [{"endpoint": endpoint}]}]}})
+    let near = json!({"permissions": [{"any": true}], "principals": principals});
+    let rbac = filter("http.rbac.v3.RBAC", &json!({"rules": {"policies": {"near": near}}}));
+    let manager = http(&[rbac], &to("c"), &json!({"use_remote_address": true}));
+    let also = json!({"additional_addresses": [{"address": address("[::1]:0".parse().unwrap())}]});
+    files::bootstrap(&[with(listener("both", &[manager]), &also)], &[cluster])
 }
 
 /// What the server sees of a request that comes to each of the listener's addresses, of which there must be two.
@@ -113,8 +83,7 @@ async fn either_family_leads_to_either() {
     for host in ["127.0.0.1", "::1"] {
         let server = who_asks(host).await;
         let folder = tempfile::tempdir().unwrap();
-        let cluster = endpoint(&json!({"address": address(server)}));
-        let program = Program::start(folder.path(), &bootstrap(&cluster)).await;
+        let program = Program::start(folder.path(), &bootstrap(cluster("c", server, false))).await;
         let seen = ask(&program).await;
         assert!(seen.iter().all(|seen| seen.starts_with(host)), "{seen:?}");
         assert!(seen[0].contains("x-forwarded-for: 127.0.0.1\r\n"), "{seen:?}");
@@ -131,9 +100,9 @@ async fn connections_come_from_the_source_of_their_family() {
     for (host, source) in [("127.0.0.1", "127.0.0.6"), ("::1", "::1")] {
         let server = who_asks(host).await;
         let folder = tempfile::tempdir().unwrap();
-        let mut cluster = endpoint(&json!({"address": address(server)}));
+        let mut cluster = cluster("c", server, false);
         cluster["upstream_bind_config"] = bind.clone();
-        let program = Program::start(folder.path(), &bootstrap(&cluster)).await;
+        let program = Program::start(folder.path(), &bootstrap(cluster)).await;
         for seen in ask(&program).await {
             assert!(seen.starts_with(&format!("{source}\n")), "{seen}");
         }
@@ -150,11 +119,10 @@ async fn an_endpoint_is_where_any_of_its_addresses_answers() {
     full.listen(0).unwrap();
     let at = full.local_addr().unwrap().as_socket().unwrap();
     let _taken = [TcpStream::connect(at).await.unwrap()];
-    let cluster = endpoint(&json!({
-        "address": address(nobody("::1")),
-        "additional_addresses": [{"address": address(at)}, {"address": address(server)}]
-    }));
-    let program = Program::start(folder.path(), &bootstrap(&cluster)).await;
+    let mut cluster = cluster("c", nobody("::1"), false);
+    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["additional_addresses"] =
+        json!([{"address": address(at)}, {"address": address(server)}]);
+    let program = Program::start(folder.path(), &bootstrap(cluster)).await;
     within(ask(&program)).await;
 }
 
@@ -165,11 +133,12 @@ async fn names_are_looked_up_in_the_family_that_is_asked_for() {
     for (family, kind) in [("V4_ONLY", "STRICT_DNS"), ("V4_PREFERRED", "LOGICAL_DNS"), ("ALL", "LOGICAL_DNS")]
     {
         let folder = tempfile::tempdir().unwrap();
-        let named = json!({"socket_address": {"address": "localhost", "port_value": server.port()}});
-        let mut cluster = endpoint(&json!({"address": named}));
+        let mut cluster = cluster("c", server, false);
+        let endpoint = &mut cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"];
+        endpoint["address"]["socket_address"]["address"] = "localhost".into();
         cluster["type"] = kind.into();
         cluster["dns_lookup_family"] = family.into();
-        let program = Program::start(folder.path(), &bootstrap(&cluster)).await;
+        let program = Program::start(folder.path(), &bootstrap(cluster)).await;
         for seen in ask(&program).await {
             assert!(seen.starts_with(host), "{family}: {seen}");
         }
