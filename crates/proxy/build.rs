@@ -315,7 +315,24 @@ fn istio_files() -> Vec<FileDescriptorProto> {
     let entry =
         message("AlpnOverride", vec![number("upstream_protocol", 1), repeated(text("alpn_override", 2))]);
     let overrides = repeated(field("alpn_override", 1, Type::Message, &format!(".{alpn}.AlpnOverride")));
+    let wrapped =
+        |name, number, kind| field(name, number, Type::Message, &format!(".google.protobuf.{kind}Value"));
+    let peak_ewma = message(
+        "PeakEwma",
+        vec![
+            duration("decay_time", 1),
+            duration("aggregation_interval", 2),
+            wrapped("max_samples_per_host", 3, "UInt32"),
+            duration("default_rtt", 4),
+            wrapped("penalty_value", 5, "Double"),
+        ],
+    );
     vec![
+        file(
+            "envoy.extensions.load_balancing_policies.peak_ewma.v3alpha",
+            &["google/protobuf/duration.proto", "google/protobuf/wrappers.proto"],
+            vec![peak_ewma],
+        ),
         typed_struct("udpa.type.v1"),
         typed_struct("xds.type.v3"),
         file("stats", &["google/protobuf/duration.proto"], vec![metric, definition, plugin]),

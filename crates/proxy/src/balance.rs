@@ -1,4 +1,4 @@
-//! Which endpoint a request goes to. Pure: how busy endpoints are is asked of the caller, chance comes from outside.
+//! Which endpoint a request goes to. Pure: what load endpoints have is asked of the caller, chance comes from outside.
 //!
 //! First a priority is chosen, by how healthy each is (`priorities`); within it the healthy endpoints or the degraded
 //! ones, or all of them if too few are left; then a locality, where they are weighed; then an endpoint. The state
@@ -21,6 +21,7 @@ use crate::config::{
 
 pub mod hash;
 pub mod key;
+pub mod latency;
 mod maglev;
 mod normal;
 pub mod priorities;
@@ -86,19 +87,20 @@ pub struct Want<'a> {
     pub attempts: u32,
 }
 
-/// Picks an endpoint; `None` when there is none. `Balancer::OriginalDst` has none to pick from.
+/// Picks an endpoint; `None` when there is none. `Balancer::OriginalDst` has none to pick from. `load` says, of an
+/// endpoint, what there should be little of: requests under way, or how long they will take.
 pub fn pick<'a>(
     cluster: &Cluster,
     endpoints: &'a Arc<Endpoints>,
     state: &mut PickState,
-    busy: impl Fn(&Endpoint) -> u32,
+    load: impl Fn(&Endpoint) -> u64,
     want: Want<'_>,
     dice: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
     state.follow(cluster, endpoints, dice);
     let mut attempt = 0;
     loop {
-        let picked = state.once(cluster, endpoints, &busy, (want.hash, attempt), dice)?;
+        let picked = state.once(cluster, endpoints, &load, (want.hash, attempt), dice)?;
         if attempt == want.attempts || !want.avoid.contains(&picked.address) {
             return Some(picked);
         }
@@ -151,7 +153,7 @@ impl PickState {
         &mut self,
         cluster: &Cluster,
         endpoints: &'a Endpoints,
-        busy: &impl Fn(&Endpoint) -> u32,
+        load: &impl Fn(&Endpoint) -> u64,
         (hash, attempt): (Option<u64>, u32),
         dice: &mut fastrand::Rng,
     ) -> Option<&'a Arc<Endpoint>> {
@@ -171,7 +173,7 @@ impl PickState {
                 Table::Ring(ring) => ring::find(ring, hash, attempt)?,
                 Table::Maglev(table) => maglev::find(table, hash, attempt)?,
             },
-            _ => group.next(cluster, list, busy, dice)?,
+            _ => group.next(cluster, list, load, dice)?,
         };
         list.get(index as usize)
     }
@@ -182,7 +184,7 @@ impl Group {
         &mut self,
         cluster: &Cluster,
         list: &[Arc<Endpoint>],
-        busy: &impl Fn(&Endpoint) -> u32,
+        load: &impl Fn(&Endpoint) -> u64,
         dice: &mut fastrand::Rng,
     ) -> Option<u32> {
         let sets = &mut self.sets;
@@ -199,7 +201,7 @@ impl Group {
         }
         let get = |place: usize| members.get(place).and_then(|index| list.get(*index as usize));
         let weight = |place: usize| get(place).map_or(1.0, |one| weight(cluster, one));
-        let load = |place: usize| get(place).map_or(0, |one| busy(one));
+        let load = |place: usize| get(place).map_or(0, |one| load(one));
         let place = match cluster.balancer {
             Balancer::RoundRobin if schedule.is_empty() => {
                 *position = (*position + 1) % members.len().max(1);
@@ -212,7 +214,12 @@ impl Group {
                 std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
             }
             Balancer::LeastRequest { bias, .. } => {
-                schedule.next(|place| weight(place) / (f64::from(load(place)) + 1.0).powf(bias))?
+                schedule.next(|place| weight(place) / (load(place) as f64 + 1.0).powf(bias))?
+            }
+            Balancer::PeakEwma { .. } => {
+                let first = dice.usize(..members.len());
+                let other = (first + dice.usize(1..members.len())) % members.len();
+                [first, other].into_iter().min_by_key(|place| load(*place))?
             }
             Balancer::Random => dice.usize(..members.len().max(1)),
             Balancer::RingHash { .. } | Balancer::Maglev(_) | Balancer::OriginalDst => return None,

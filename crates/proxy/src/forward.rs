@@ -263,7 +263,15 @@ impl Story<'_> {
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
                 self.rename_host(name.as_bytes());
             }
+            let begun = way.pool.begun();
             let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
+            let is_late =
+                |failure: &Failure| matches!(failure.error.kind, Kind::ResponseTimeout | Kind::TryTimeout);
+            if let Some(begun) = begun
+                && attempt.as_ref().map_or_else(is_late, |_| true)
+            {
+                way.pool.took(&host, begun);
+            }
             let replayable = body.is_whole();
             if let Err(failure) = &attempt {
                 if failure.stale && replayable && !fresh {

@@ -4,7 +4,10 @@ use std::{net::SocketAddr, rc::Rc};
 
 use crate::{
     balance::{self, Want},
-    config::{Endpoint, cluster::Discovery},
+    config::{
+        Endpoint,
+        cluster::{Balancer, Discovery},
+    },
     context::Worker,
     error::{Error, Kind},
     pool::{Host, Pool},
@@ -24,9 +27,12 @@ pub(crate) fn endpoint(
     }
     let endpoints = cluster.endpoints.load();
     let mut state = pool.pick.borrow_mut();
-    let busy = |endpoint: &Endpoint| pool.busy(endpoint);
+    let load = |endpoint: &Endpoint| match cluster.balancer {
+        Balancer::PeakEwma { decay, unknown } => pool.expected(endpoint, decay, unknown),
+        _ => pool.busy(endpoint).into(),
+    };
     let dice = &mut worker.dice.borrow_mut();
-    let picked = balance::pick(cluster, &endpoints, &mut state, busy, want, dice);
+    let picked = balance::pick(cluster, &endpoints, &mut state, load, want, dice);
     if state.has_panicked() {
         pool.stats.healthy_panic.inc();
     }

@@ -17,8 +17,8 @@ use skysail_identity::Connector;
 use tokio::sync::Notify;
 
 use crate::{
-    balance::PickState,
-    config::{Cluster, Endpoint, Endpoints, Map, Snapshot},
+    balance::{PickState, latency::Latency},
+    config::{Cluster, Endpoint, Endpoints, Map, Snapshot, cluster::Balancer},
     http2::{Connection, Duplex},
     outlier,
     peer::Peer,
@@ -74,6 +74,8 @@ pub(crate) struct Host {
     gone: Cell<bool>,
     /// Requests under way.
     pub(crate) requests: Cell<u32>,
+    /// How long they took, where the balancer wants to know.
+    latency: Cell<Option<Latency>>,
     /// Connections open or about to be.
     connections: Cell<u32>,
     /// Figures for `/clusters`.
@@ -217,6 +219,7 @@ impl Pool {
             freed: Notify::new(),
             gone: Cell::new(false),
             requests: Cell::new(0),
+            latency: Cell::new(None),
             connections: Cell::new(0),
             totals: Totals::default(),
         });
@@ -237,6 +240,30 @@ impl Pool {
     /// How many requests an endpoint has under way on this worker.
     pub(crate) fn busy(&self, endpoint: &Endpoint) -> u32 {
         self.hosts.borrow().get(&endpoint.address).map_or(0, |host| host.requests.get())
+    }
+
+    /// When a request begins, if the balancer wants to know how long it takes.
+    pub(crate) fn begun(&self) -> Option<Instant> {
+        matches!(self.cluster.balancer, Balancer::PeakEwma { .. }).then(Instant::now)
+    }
+
+    /// Takes notice of how long an endpoint took to answer, or until it was given up.
+    pub(crate) fn took(&self, host: &Host, begun: Instant) {
+        if let Balancer::PeakEwma { decay, .. } = self.cluster.balancer {
+            let now = Instant::now();
+            host.latency.set(Some(Latency::with(host.latency.get(), now - begun, now, decay)));
+        }
+    }
+
+    /// How long an endpoint's next request is expected to take, in nanoseconds: as long as those before it did, and as
+    /// long again for each that is under way.
+    pub(crate) fn expected(&self, endpoint: &Endpoint, decay: Duration, unknown: Duration) -> u64 {
+        let hosts = self.hosts.borrow();
+        let host = hosts.get(&endpoint.address);
+        let seen = host.and_then(|host| host.latency.get());
+        let latency = seen.map_or(unknown, |seen| seen.now(Instant::now(), decay)).as_nanos();
+        let requests = host.map_or(0, |host| host.requests.get());
+        u64::try_from(latency.max(1) * (u128::from(requests) + 1)).unwrap_or(u64::MAX)
     }
 
     /// An idle connection that can be used.

@@ -80,6 +80,22 @@ async fn requests_with_the_same_key_go_to_the_same_endpoint() {
 }
 
 #[tokio::test]
+async fn who_is_known_to_answer_soon_gets_the_requests() {
+    let (decay, unknown) = (Duration::from_hours(1), Duration::from_hours(1));
+    let mut cluster = cluster(&numbered(2).await, None);
+    cluster.balancer = Balancer::PeakEwma { decay, unknown };
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await;
+    let mut client = proxy.connect().await;
+    let mut answers = Vec::new();
+    for _ in 0..20 {
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        answers.push(client.message().await.1);
+    }
+    // Of the other nothing is known but that it may take an hour.
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
+
+#[tokio::test]
 async fn a_client_that_has_no_cookie_gets_one_and_is_led_by_it() {
     let endpoints = numbered(8).await;
     let cookie = HashCookie {

@@ -174,6 +174,17 @@ pub enum AlpnProtocol {
     Http2 = 2,
 }
 
+/// `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`, one of those that Envoy has to be built with.
+#[derive(Clone, PartialEq, Message)]
+pub struct PeakEwma {
+    /// For how long what was seen counts; 10 s.
+    #[prost(message, optional, tag = "1")]
+    pub decay_time: Option<Duration>,
+    /// The latency of those of which nothing has been seen; 10 ms.
+    #[prost(message, optional, tag = "4")]
+    pub default_rtt: Option<Duration>,
+}
+
 /// `udpa.type.v1.TypedStruct`: a message of a type the sender has no schema for.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypedStruct {
@@ -235,6 +246,7 @@ names! {
     NameTable = "istio.networking.nds.v1" "NameTable";
     StatsConfig = "stats" "PluginConfig";
     AlpnConfig = "istio.envoy.config.filter.http.alpn.v2alpha1" "FilterConfig";
+    PeakEwma = "envoy.extensions.load_balancing_policies.peak_ewma.v3alpha" "PeakEwma";
     TypedStruct = "udpa.type.v1" "TypedStruct";
 }
 

@@ -12,6 +12,7 @@ use crate::{
     head::RequestHead,
 };
 
+const PEAK: Balancer = Balancer::PeakEwma { decay: Duration::ZERO, unknown: Duration::ZERO };
 const LEAST: Balancer = Balancer::LeastRequest { choices: 2, bias: 1.0 };
 const RING: Balancer = Balancer::RingHash { minimum: 1024, maximum: 1 << 23, function: HashFunction::Xx };
 
@@ -131,6 +132,18 @@ fn the_less_busy_is_taken() {
     }
     // Only when both choices fall on it.
     assert!((180..320).contains(&busy_picks), "{busy_picks}");
+}
+
+#[test]
+fn of_two_the_one_that_is_expected_to_take_longer_is_never_taken() {
+    let endpoints = endpoints(&[&[1, 9]]);
+    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+    let peak = cluster(PEAK);
+    let expected = |one: &Endpoint| if last(one) == 2 { 1_000_001 } else { 1_000_000 };
+    for _ in 0..1_000 {
+        let picked = pick(&peak, &endpoints, &mut state, expected, Want::default(), &mut dice).unwrap();
+        assert_eq!(last(picked), 1);
+    }
 }
 
 #[test]
@@ -443,7 +456,7 @@ proptest! {
         weights in proptest::collection::vec(1_u32..5, 0..6),
         more in proptest::collection::vec(1_u32..5, 0..6),
         balancer in proptest::sample::select(vec![
-            Balancer::RoundRobin, Balancer::LeastRequest { choices: 0, bias: 0.0 }, LEAST, Balancer::Random,
+            Balancer::RoundRobin, Balancer::LeastRequest { choices: 0, bias: 0.0 }, LEAST, PEAK, Balancer::Random,
             RING, Balancer::Maglev(11),
         ]),
     ) {

@@ -203,6 +203,14 @@ pub enum Balancer {
         /// (`active_request_bias`).
         bias: f64,
     },
+    /// Of two that are picked at random, whatever their weight, the one where its latency times the requests under way
+    /// is less. Source: `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`.
+    PeakEwma {
+        /// For how long what was seen of an endpoint counts (`decay_time`).
+        decay: Duration,
+        /// The latency of endpoints of which nothing has been seen (`default_rtt`).
+        unknown: Duration,
+    },
     /// Any, whatever its weight.
     Random,
     /// The next on a ring of hashes (`RING_HASH`).

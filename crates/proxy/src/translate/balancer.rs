@@ -12,8 +12,8 @@ use crate::config::cluster::{Balancer, Discovery, HashFunction};
 const RING: (u64, u64) = (1024, 8 * 1024 * 1024);
 const TABLE: (u64, u64) = (65_537, 5_000_011);
 
-/// The balancer, and what it is set to.
-pub(super) fn translate(proto: &Proto, discovery: &Discovery) -> Result<Balancer> {
+/// The balancer, and what it is set to; `new` if the cluster's own fields cannot say it.
+pub(super) fn translate(proto: &Proto, discovery: &Discovery, new: Option<Balancer>) -> Result<Balancer> {
     let policy = proto.lb_policy();
     Ok(match (policy, discovery) {
         (LbPolicy::ClusterProvided, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
@@ -23,6 +23,7 @@ pub(super) fn translate(proto: &Proto, discovery: &Discovery) -> Result<Balancer
                 policy.as_str_name()
             )));
         }
+        _ if let Some(new) = new => new,
         (LbPolicy::RoundRobin, _) => Balancer::RoundRobin,
         (LbPolicy::LeastRequest, _) => {
             let config = match &proto.lb_config {

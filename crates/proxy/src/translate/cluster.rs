@@ -59,13 +59,13 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
     if proto.name.is_empty() {
         return Err(Reject::new("a cluster needs a name"));
     }
-    lb_policy::resolve(&mut proto).at("load_balancing_policy")?;
+    let new_balancer = lb_policy::resolve(&mut proto).at("load_balancing_policy")?;
     let discovery = discovery(&proto)?;
     let http = Http::read(&proto)?;
     let host_name = http.validates_host;
     let mut cluster = Cluster {
         name: proto.name.as_str().into(),
-        balancer: balancer::translate(&proto, &discovery)?,
+        balancer: balancer::translate(&proto, &discovery, new_balancer)?,
         panic_threshold: balancer::panic_threshold(&proto)?,
         outlier: proto
             .outlier_detection

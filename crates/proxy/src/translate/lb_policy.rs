@@ -1,49 +1,76 @@
-//! `load_balancing_policy`: balancers as extensions. They say the same as the older fields of a cluster, and are read
+//! `load_balancing_policy`: balancers as extensions. Nearly all say the same as the older fields of a cluster, and are read
 //! as if these had been sent.
 
-use skysail_xds::envoy::pb::envoy::{
-    config::cluster::v3::{
-        Cluster as Proto, LoadBalancingPolicy,
-        cluster::{
-            CommonLbConfig, LbConfig, LbPolicy, LeastRequestLbConfig, MaglevLbConfig, RingHashLbConfig,
-            RoundRobinLbConfig, SlowStartConfig,
-            common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
-            ring_hash_lb_config::HashFunction,
+use std::time::Duration;
+
+use skysail_xds::{
+    envoy::pb::{
+        envoy::{
+            config::cluster::v3::{
+                Cluster as Proto, LoadBalancingPolicy,
+                cluster::{
+                    CommonLbConfig, LbConfig, LbPolicy, LeastRequestLbConfig, MaglevLbConfig,
+                    RingHashLbConfig, RoundRobinLbConfig, SlowStartConfig,
+                    common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
+                    ring_hash_lb_config::HashFunction,
+                },
+            },
+            extensions::load_balancing_policies::{
+                cluster_provided::v3::ClusterProvided,
+                common::v3::{
+                    LocalityLbConfig, SlowStartConfig as SlowStartExtension,
+                    locality_lb_config::LocalityConfigSpecifier as Specifier,
+                },
+                least_request::v3::LeastRequest,
+                maglev::v3::Maglev,
+                random::v3::Random,
+                ring_hash::v3::{RingHash, ring_hash},
+                round_robin::v3::RoundRobin,
+                wrr_locality::v3::WrrLocality,
+            },
         },
+        google::protobuf::Duration as DurationProto,
     },
-    extensions::load_balancing_policies::{
-        cluster_provided::v3::ClusterProvided,
-        common::v3::{
-            LocalityLbConfig, SlowStartConfig as SlowStartExtension,
-            locality_lb_config::LocalityConfigSpecifier as Specifier,
-        },
-        least_request::v3::LeastRequest,
-        maglev::v3::Maglev,
-        random::v3::Random,
-        ring_hash::v3::{RingHash, ring_hash},
-        round_robin::v3::RoundRobin,
-        wrr_locality::v3::WrrLocality,
-    },
+    istio::PeakEwma,
 };
 
-use super::{At as _, Reject, Result, type_name, unknown_type, unpack};
+use super::{At as _, Reject, Result, duration, type_name, unknown_type, unpack};
+use crate::config::cluster::Balancer;
+
+/// Envoy's defaults for peak EWMA.
+const DECAY: Duration = Duration::from_secs(10);
+const UNKNOWN: Duration = Duration::from_millis(10);
 
 const TYPES: &str = "envoy.extensions.load_balancing_policies.";
 
-/// Puts what the policy says where the older fields stand.
-pub(super) fn resolve(proto: &mut Proto) -> Result<()> {
-    let Some(policy) = proto.load_balancing_policy.take() else { return Ok(()) };
-    let (policy_kind, config, weighed) = read(&policy)?;
-    proto.set_lb_policy(policy_kind);
-    proto.lb_config = config;
+/// What a policy is.
+enum Policy {
+    /// The same as these older fields.
+    Older(LbPolicy, Option<LbConfig>),
+    /// Something that they cannot say.
+    New(Balancer),
+}
+
+/// Puts what the policy says where the older fields stand. Gives the balancer if they have no word for it.
+pub(super) fn resolve(proto: &mut Proto) -> Result<Option<Balancer>> {
+    let Some(policy) = proto.load_balancing_policy.take() else { return Ok(None) };
+    let (policy, weighed) = read(&policy)?;
+    let new = match policy {
+        Policy::Older(kind, config) => {
+            proto.set_lb_policy(kind);
+            proto.lb_config = config;
+            None
+        }
+        Policy::New(balancer) => Some(balancer),
+    };
     let common = proto.common_lb_config.get_or_insert_with(CommonLbConfig::default);
     common.locality_config_specifier = weighed
         .then(|| LocalityConfigSpecifier::LocalityWeightedLbConfig(LocalityWeightedLbConfig::default()));
-    Ok(())
+    Ok(new)
 }
 
 /// Which balancer, what it is set to, and whether localities share by their weights.
-fn read(policy: &LoadBalancingPolicy) -> Result<(LbPolicy, Option<LbConfig>, bool)> {
+fn read(policy: &LoadBalancingPolicy) -> Result<(Policy, bool)> {
     // Envoy takes the first that it knows; here all must be known.
     let first = policy.policies.first().and_then(|policy| policy.typed_extension_config.as_ref());
     let Some((name, any)) = first.and_then(|first| Some((&first.name, first.typed_config.as_ref()?))) else {
@@ -55,7 +82,7 @@ fn read(policy: &LoadBalancingPolicy) -> Result<(LbPolicy, Option<LbConfig>, boo
                 let RoundRobin { slow_start_config, locality_lb_config } = unpack(any)?;
                 let config = RoundRobinLbConfig { slow_start_config: slow_start(slow_start_config) };
                 let config = LbConfig::RoundRobinLbConfig(config);
-                (LbPolicy::RoundRobin, Some(config), weighs(locality_lb_config))
+                (Policy::Older(LbPolicy::RoundRobin, Some(config)), weighs(locality_lb_config))
             }
             "least_request.v3.LeastRequest" => {
                 let from: LeastRequest = unpack(any)?;
@@ -65,11 +92,18 @@ fn read(policy: &LoadBalancingPolicy) -> Result<(LbPolicy, Option<LbConfig>, boo
                     slow_start_config: slow_start(from.slow_start_config),
                 };
                 let config = LbConfig::LeastRequestLbConfig(config);
-                (LbPolicy::LeastRequest, Some(config), weighs(from.locality_lb_config))
+                (Policy::Older(LbPolicy::LeastRequest, Some(config)), weighs(from.locality_lb_config))
+            }
+            "peak_ewma.v3alpha.PeakEwma" => {
+                let PeakEwma { decay_time, default_rtt } = unpack(any)?;
+                let time = |time: Option<DurationProto>, usual| time.as_ref().map_or(Ok(usual), duration);
+                let decay = time(decay_time, DECAY).at("decay_time")?;
+                let unknown = time(default_rtt, UNKNOWN).at("default_rtt")?;
+                (Policy::New(Balancer::PeakEwma { decay, unknown }), false)
             }
             "random.v3.Random" => {
                 let Random { locality_lb_config } = unpack(any)?;
-                (LbPolicy::Random, None, weighs(locality_lb_config))
+                (Policy::Older(LbPolicy::Random, None), weighs(locality_lb_config))
             }
             "ring_hash.v3.RingHash" => {
                 let from: RingHash = unpack(any)?;
@@ -85,22 +119,21 @@ fn read(policy: &LoadBalancingPolicy) -> Result<(LbPolicy, Option<LbConfig>, boo
                     hash_function: hash_function.into(),
                 };
                 let weighed = from.locality_weighted_lb_config.is_some();
-                (LbPolicy::RingHash, Some(LbConfig::RingHashLbConfig(config)), weighed)
+                (Policy::Older(LbPolicy::RingHash, Some(LbConfig::RingHashLbConfig(config))), weighed)
             }
             "maglev.v3.Maglev" => {
                 let Maglev { table_size, locality_weighted_lb_config, .. } = unpack(any)?;
                 let config = LbConfig::MaglevLbConfig(MaglevLbConfig { table_size });
-                (LbPolicy::Maglev, Some(config), locality_weighted_lb_config.is_some())
+                (Policy::Older(LbPolicy::Maglev, Some(config)), locality_weighted_lb_config.is_some())
             }
             "wrr_locality.v3.WrrLocality" => {
                 let WrrLocality { endpoint_picking_policy } = unpack(any)?;
                 let within = endpoint_picking_policy.unwrap_or_default();
-                let (policy, config, _) = self::read(&within).at("endpoint_picking_policy")?;
-                (policy, config, true)
+                (self::read(&within).at("endpoint_picking_policy")?.0, true)
             }
             "cluster_provided.v3.ClusterProvided" => {
                 let ClusterProvided {} = unpack(any)?;
-                (LbPolicy::ClusterProvided, None, false)
+                (Policy::Older(LbPolicy::ClusterProvided, None), false)
             }
             _ => return Err(unknown_type("load balancing policy", name, any)),
         })

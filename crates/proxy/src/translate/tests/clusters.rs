@@ -1,5 +1,7 @@
 //! What is taken of clusters and their endpoints.
 
+use skysail_xds::istio::PeakEwma;
+
 use super::*;
 
 #[test]
@@ -113,6 +115,8 @@ fn balancers_may_be_extensions() {
     assert_eq!(taken(policy(&within)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, true)));
     let ring = Balancer::RingHash { minimum: 1024, maximum: 8_388_608, function: HashFunction::Xx };
     assert_eq!(taken(policy(&RingHash::default())), Ok((ring, false)));
+    let usual = Balancer::PeakEwma { decay: Duration::from_secs(10), unknown: Duration::from_millis(10) };
+    assert_eq!(taken(policy(&PeakEwma::default())), Ok((usual, false)));
     let named = RingHash { consistent_hashing_lb_config: Some(Default::default()), ..RingHash::default() };
     let reason = taken(policy(&named)).unwrap_err();
     assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("take it out"), "{reason}");
