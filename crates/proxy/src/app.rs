@@ -105,7 +105,10 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         local: Arc::new(local_workload(&node)?),
         mark: common.mark,
         principal: Arc::clone(&secrets.principal),
-        limits: Limits::default(),
+        limits: match &start {
+            Start::File(file) => file.limits,
+            Start::Mesh(..) => Limits::default(),
+        },
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
     };
     let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);

@@ -37,6 +37,8 @@ pub struct Limits {
     pub lasting: Duration,
     /// What a probe showed holds no longer than this, or twice the lag, without another.
     pub holds: Duration,
+    /// So many streams more than it lets end well may a client of HTTP/2 reset within 30 seconds.
+    pub resets: u32,
 }
 
 /// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
@@ -48,6 +50,7 @@ impl Default for Limits {
             overloaded: Duration::from_millis(400),
             lasting: Duration::from_secs(1),
             holds: Duration::from_millis(250),
+            resets: 200,
         }
     }
 }
@@ -278,6 +281,7 @@ mod tests {
         overloaded: Duration::from_millis(50),
         lasting: Duration::from_millis(200),
         holds: Duration::from_millis(250),
+        resets: 200,
     };
 
     /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.

@@ -132,6 +132,41 @@ async fn floods_are_counted_and_told() {
     }
 }
 
+/// Frames that count as soon as the limits are as low as this.
+#[tokio::test]
+async fn the_limits_to_floods_are_those_configured() {
+    let folder = tempfile::tempdir().unwrap();
+    let bootstrap = BOOTSTRAP.replace("max_concurrent_streams: 7", "max_outbound_control_frames: 5")
+        + "layered_runtime: {layers: [{name: a, static_layer: {overload.premature_reset_total_stream_count: 3}}]}\n";
+    let program = Program::start(folder.path(), &bootstrap).await;
+    let closed = async |bytes: &[u8]| {
+        let mut client = Client::connect(&program).await;
+        let _ = client.0.write_all(bytes).await;
+        let mut calm = false;
+        // A ping of the sidecar's own comes now and then.
+        for _ in 0..20 {
+            match client.frame().await {
+                Some((GO_AWAY, _, payload)) => calm = payload[7] == 11,
+                Some(_) => {}
+                None => return calm,
+            }
+        }
+        false
+    };
+    let ping = [0, 0, 8, PING, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert!(closed(&ping.repeat(7)).await);
+    // Streams that are reset before they are complete, so that none ends well.
+    let mut resets = Vec::new();
+    for stream in [1, 3, 5, 7] {
+        resets.extend([0, 0, 6, 1, 4, 0, 0, 0, stream, 0x83, 0x86, 0x84, 0x41, 1, b'a']);
+        resets.extend([0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, 8]);
+    }
+    assert!(closed(&resets).await);
+    let stats = program.page("GET", "/stats/prometheus").await;
+    let metric = "envoy_http_downstream_rq_too_many_premature_resets{http_conn_manager_prefix=\"l\"} 1\n";
+    assert!(stats.contains(metric), "{stats}");
+}
+
 #[tokio::test]
 async fn a_head_comes_whole_before_long() {
     let folder = tempfile::tempdir().unwrap();

@@ -21,6 +21,7 @@ const STRICT: Limits = Limits {
     overloaded: Duration::ZERO,
     lasting: Duration::ZERO,
     holds: Duration::from_secs(3_600),
+    resets: 200,
 };
 
 async fn proxy() -> Proxy {

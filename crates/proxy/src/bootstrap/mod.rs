@@ -1,6 +1,7 @@
 //! An Envoy bootstrap file: what is in it for us, and what we refuse.
 
 pub(crate) mod convert;
+mod runtime;
 
 use std::{net::SocketAddr, path::Path};
 
@@ -23,7 +24,10 @@ use skysail_xds::{
 };
 
 use self::convert::Conversion;
-use crate::translate::{self, TlsContexts, Translator};
+use crate::{
+    overload::Limits,
+    translate::{self, TlsContexts, Translator},
+};
 
 /// What a bootstrap file says.
 pub(crate) struct Bootstrap {
@@ -41,6 +45,8 @@ pub(crate) struct Bootstrap {
     pub(crate) ads: Option<Ads>,
     /// Where the admin page listens.
     pub(crate) admin: Option<SocketAddr>,
+    /// What a worker takes.
+    pub(crate) limits: Limits,
 }
 
 /// Where discovery is.
@@ -90,6 +96,7 @@ pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
                 .context("dynamic_resources.ads_config")?
         }
     };
+    let limits = runtime::limits(&proto.layered_runtime.unwrap_or_default()).context("layered_runtime")?;
     Ok(Bootstrap {
         body,
         node: proto.node.unwrap_or_default(),
@@ -106,6 +113,7 @@ pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
         secrets: resources.secrets,
         ads,
         admin,
+        limits,
     })
 }
 

@@ -46,6 +46,26 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
 }
 
 #[test]
+fn limits_of_the_process_are_in_the_runtime() {
+    let layers = |second: &str| {
+        let first = "envoy.reloadable_features.a: false, overload.premature_reset_total_stream_count: 7";
+        format!(
+            "layered_runtime: {{layers: [{{name: a, static_layer: {{{first}}}}}, {{name: b, static_layer: {{{second}}}}}, {{name: c, admin_layer: {{}}}}]}}"
+        )
+    };
+    let limits = |second: &str| read(&layers(second)).unwrap().limits;
+    assert_eq!(limits("").resets, 7);
+    let set = limits(
+        "overload.premature_reset_total_stream_count: '8', skysail.overload.late_ms: 50, skysail.overload.under_way: 9",
+    );
+    assert_eq!((set.resets, set.late.as_millis(), set.under_way), (8, 50, 9));
+    let reason = refused(&layers("skysail.overload.late_ms: -1"));
+    assert!(reason.contains("layered_runtime: b: skysail.overload.late_ms"), "{reason}");
+    let reason = refused(&layers("skysail.overload.later: 1"));
+    assert!(reason.contains("there is no skysail.overload.later"), "{reason}");
+}
+
+#[test]
 fn misspelt_and_unsupported_fields_are_named_with_their_place() {
     let reason = refused("static_resources:\n  clustres: []\n");
     assert!(reason.starts_with("static_resources") && reason.contains("clustres"), "{reason}");

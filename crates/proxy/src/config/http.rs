@@ -83,13 +83,27 @@ pub struct Http2Options {
     pub allow_connect: bool,
     /// Whether the other end is asked now and then if it is still there.
     pub keepalive: Option<Keepalive>,
+    /// So many frames more than do any good may the other end send within 30 seconds: those that bring nothing, and
+    /// those that must be answered (`max_outbound_control_frames`).
+    pub chatter: u32,
+    /// So many streams more than it lets end well may the other end reset within 30 seconds; see
+    /// [`crate::overload::Limits::resets`].
+    pub resets: u32,
 }
 
 impl Http2Options {
     /// What holds where nothing is configured but this. Envoy's windows are 16 and 24 MiB.
     pub const fn new(max_streams: u32) -> Self {
         let (stream_window, connection_window) = (256 * 1024, 1024 * 1024);
-        Self { max_streams, stream_window, connection_window, allow_connect: false, keepalive: None }
+        Self {
+            max_streams,
+            stream_window,
+            connection_window,
+            allow_connect: false,
+            keepalive: None,
+            chatter: 2000,
+            resets: 200,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::newest;
 use crate::{
-    config::HttpManager,
+    config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
     context::Worker,
     downstream::{self, Downstream, Origin},
@@ -33,7 +33,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
     let Accepted { stream, mut timer, mut origin, registered } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
-    let limits = Limits { head, options: manager.http2 };
+    let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
+    let limits = Limits { head, options };
     let mut driver = Driver::new(stream, Role::Server, limits);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);

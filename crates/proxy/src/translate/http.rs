@@ -125,6 +125,7 @@ pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u
     options.connection_window = window(proto.initial_connection_window_size, options.connection_window)
         .at("initial_connection_window_size")?;
     options.allow_connect = proto.allow_connect;
+    options.chatter = number(proto.max_outbound_control_frames).unwrap_or(options.chatter);
     if let Some(proto) = &proto.connection_keepalive {
         options.keepalive = keepalive(proto).at("connection_keepalive")?;
     }
