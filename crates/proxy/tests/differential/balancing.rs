@@ -63,7 +63,7 @@ pub(crate) fn cluster(rng: &mut Rng, name: &str, endpoints: &[Value]) -> Value {
     let mut cluster = json!({
         "name": name, "type": "STATIC", "connect_timeout": "5s",
         "load_assignment": {"cluster_name": name, "endpoints": groups},
-        "common_lb_config": {"healthy_panic_threshold": {"value": rng.u32(..=100)}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": f64::from(rng.u32(..=1000)) / 10.0}},
     });
     if weighed {
         cluster["common_lb_config"]["locality_weighted_lb_config"] = json!({});
