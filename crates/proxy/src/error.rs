@@ -77,8 +77,6 @@ pub enum Kind {
     MissingHost,
     /// The path cannot be brought to normal form.
     BadPath,
-    /// HTTP/1.0 where it is not taken.
-    VersionTooLow,
     /// An upgrade that is not allowed.
     UpgradeRefused,
     /// No filter chain takes the connection.
@@ -219,7 +217,6 @@ impl Error {
             | Kind::BodyTooLarge
             | Kind::MissingHost
             | Kind::BadPath
-            | Kind::VersionTooLow
             | Kind::UpgradeRefused
             | Kind::StreamIdle(_)
             | Kind::StreamDuration
@@ -296,7 +293,6 @@ impl Error {
             Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),
             Kind::MissingHost => plain(400, Flags::NONE, "missing_host_header", ""),
             Kind::BadPath => plain(400, Flags::NONE, "path_normalization_failed", ""),
-            Kind::VersionTooLow => plain(426, Flags::NONE, "low_version", ""),
             Kind::UpgradeRefused => plain(403, Flags::NONE, "upgrade_failed", ""),
             Kind::NoFilterChain => plain(0, Flags::NR, "filter_chain_not_found", ""),
         }

@@ -225,7 +225,6 @@ impl<'a> Story<'a> {
             Err(status) => {
                 self.counters.jwt_denied.inc();
                 let words = status.words();
-                self.told.flags.insert(Flags::UAEX);
                 self.told.details = format!("jwt_authn_access_denied{{{}}}", words.replace(' ', "_")).into();
                 let challenge = jwt::challenge(status, self.head);
                 self.reply(

@@ -12,7 +12,7 @@ use crate::{
     balance::{Want, key},
     config::{
         listener::Direction,
-        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch, Targets},
+        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch},
     },
     downstream::Downstream,
     error::{self, Error, Flags, Kind, Outcome},
@@ -174,14 +174,7 @@ impl Story<'_> {
     /// The cluster.
     fn choose(&self, found: &Found<'_>, forward: &Forward) -> Result<Rc<Pool>, Error> {
         let missing = || Error::new(Kind::ClusterNotFound(forward.cluster_not_found));
-        let name = match (&forward.targets, found.target) {
-            (Targets::Single(cluster), _) => cluster,
-            (Targets::Weighted { .. }, target) => &target.ok_or_else(missing)?.cluster,
-            (Targets::Header(name), _) => {
-                let name = self.head.header(name).and_then(|name| std::str::from_utf8(name).ok());
-                return self.worker.pool(name.ok_or_else(missing)?, self.snapshot).ok_or_else(missing);
-            }
-        };
+        let name = forward.cluster(found.target, self.head).ok_or_else(missing)?;
         self.worker.pool(name, self.snapshot).ok_or_else(missing)
     }
 

@@ -8,7 +8,7 @@ use crate::{
         http::{Format, ForwardClientCert, HttpManager},
         route::{AppendAction, HeaderOp},
     },
-    head::{self, Headers, RequestHead, ResponseHead},
+    head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     telemetry::{Context, Record, format},
 };
 
@@ -141,8 +141,21 @@ pub fn receive(
             head.remove("x-forwarded-proto");
         }
     }
-    if !head.has("x-forwarded-proto") {
-        head.append("x-forwarded-proto", if hop.tls { b"https" } else { b"http" });
+    let scheme = match head.header("x-forwarded-proto") {
+        Some(b"https") => Scheme::Https,
+        Some(b"http") => Scheme::Http,
+        said => {
+            let nothing = said.is_none();
+            let scheme = if hop.tls { Scheme::Https } else { Scheme::Http };
+            if nothing {
+                head.append("x-forwarded-proto", if hop.tls { b"https" } else { b"http" });
+            }
+            scheme
+        }
+    };
+    // In HTTP/2 the client says it itself, and in HTTP/1 if it sends the whole of a URL.
+    if head.version != Version::Http2 && scheme == Scheme::Https {
+        head.set_scheme(scheme);
     }
     // The span name of the hop before, which ends here.
     head.remove("x-envoy-decorator-operation");

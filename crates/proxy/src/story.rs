@@ -9,6 +9,7 @@ use std::{
     future::poll_fn,
     net::IpAddr,
     rc::Rc,
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant, SystemTime},
 };
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::{
-        HttpManager, Snapshot,
+        Cluster, HttpManager, Snapshot,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -237,8 +238,11 @@ impl<'a> Story<'a> {
 
     /// Before routing: what every hop does to a request's head. Says which upgrade the request asks for.
     fn receive(&mut self, upgrade: bool) -> Result<Option<Box<str>>, Error> {
-        if self.head.version == Version::Http10 && !self.manager.accept_http10 {
-            return Err(Error::new(Kind::VersionTooLow));
+        if self.head.version == Version::Http10 && self.head.authority().is_empty() {
+            match &self.manager.default_host {
+                Some(host) => self.head.set_authority(host),
+                None => return Err(Error::new(Kind::MissingHost)),
+            }
         }
         let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
         let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
@@ -387,6 +391,9 @@ impl<'a> Story<'a> {
             0 => Framing::None,
             length => Framing::Length(length),
         };
+        if let Framing::Length(length) = framing {
+            hop::set_number(self.response, "content-length", length);
+        }
         // An answer to HEAD says the length of what is not sent.
         let silent = self.head.method() == "HEAD";
         let mut content = Flow::whole(if silent { b"" } else { content }, framing, None);
@@ -469,7 +476,7 @@ impl<'a> Story<'a> {
         record.attempts = told.attempts;
         record.downstream = Some(&*origin.peer);
         record.upstream = told.upstream.as_ref().map(|upstream| &upstream.link.peer);
-        record.cluster = told.pool.as_ref().map(|pool| &pool.cluster);
+        record.cluster = told.pool.as_ref().map(|pool| &pool.cluster).or_else(|| self.intended());
         record.endpoint = told.host.as_ref().map(|host| &host.endpoint);
         record.upstream_remote = told.host.as_ref().map(|host| host.endpoint.address);
         record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.link.local);
@@ -482,12 +489,21 @@ impl<'a> Story<'a> {
         record
     }
 
+    /// The cluster that the route leads to, though the request may never get there.
+    fn intended(&self) -> Option<&Arc<Cluster>> {
+        let found = self.found.ok()?;
+        let Action::Forward(forward) = &found.route.action else { return None };
+        self.snapshot.clusters.get(forward.cluster(found.target, self.head)?)
+    }
+
     /// Tells metrics and logs.
     fn report(&self) {
         let mut record = self.record();
         record.duration = self.started.elapsed();
         if self.grpc {
-            record.grpc_status = self.told.grpc_status.or_else(|| grpc_status(self.response));
+            let said = self.told.grpc_status.or_else(|| grpc_status(self.response));
+            let meant = || (record.status > 0).then(|| error::grpc_status(record.status));
+            record.grpc_status = said.or_else(meant);
         }
         if record.status >= 500
             && let Some(host) = &self.told.host

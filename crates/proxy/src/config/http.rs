@@ -50,6 +50,8 @@ pub struct HttpManager {
     pub escaped_slashes: EscapedSlashes,
     /// Whether HTTP/1.0 is taken.
     pub accept_http10: bool,
+    /// Whose requests are of HTTP/1.0 that name no host; `None` refuses them.
+    pub default_host: Option<Box<str>>,
     /// Largest request head in bytes.
     pub max_head: usize,
     /// Most headers in a request.

@@ -30,6 +30,7 @@ fn manager() -> HttpManager {
         normalize_path: false,
         merge_slashes: false,
         escaped_slashes: EscapedSlashes::Keep,
+        default_host: None,
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,

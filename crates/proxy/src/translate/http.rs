@@ -53,6 +53,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         super::warn_once(format!("common_http_protocol_options: {reason}"));
     }
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
+    let http1 = proto.http_protocol_options.as_ref();
     let kib = number(proto.max_request_headers_kb).unwrap_or(MAX_HEAD_KIB) as usize;
     let mut manager = HttpManager {
         stat_prefix: proto.stat_prefix.as_str().into(),
@@ -82,7 +83,10 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             PathWithEscapedSlashesAction::UnescapeAndRedirect => EscapedSlashes::UnescapeAndRedirect,
             PathWithEscapedSlashesAction::UnescapeAndForward => EscapedSlashes::UnescapeAndForward,
         },
-        accept_http10: proto.http_protocol_options.as_ref().is_some_and(|options| options.accept_http_10),
+        accept_http10: http1.is_some_and(|options| options.accept_http_10),
+        default_host: http1
+            .map(|options| options.default_host_for_http_10.as_str().into())
+            .filter(|host: &Box<str>| !host.is_empty()),
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,

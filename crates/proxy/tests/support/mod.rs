@@ -270,6 +270,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         merge_slashes: false,
         escaped_slashes: EscapedSlashes::Keep,
         accept_http10: true,
+        default_host: None,
         max_head: 60 * 1024,
         max_headers: 100,
         http2: Http2Options::new(100),
