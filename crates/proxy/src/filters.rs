@@ -299,7 +299,9 @@ impl<'a> Story<'a> {
             if partial && !told.partial {
                 return Err(Error::new(Kind::BodyTooLarge));
             }
-            content = body.kept().map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
+            // What has nothing but trailers has no body, as in Envoy.
+            let kept = body.kept().filter(|kept| !kept.is_empty() || body.trailers().is_none());
+            content = kept.map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
         }
         let question = Question {
             head: &self.head.clone(),

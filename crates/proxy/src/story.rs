@@ -185,8 +185,18 @@ impl<'a> Story<'a> {
                 return Err(Error::new(Kind::Overloaded));
             }
         }
-        let upgrade = self.receive(upgrade)?;
-        match path::normalize(self.manager, self.head) {
+        if self.head.version == Version::Http10 && self.head.authority().is_empty() {
+            match &self.manager.default_host {
+                Some(host) => self.head.set_authority(host),
+                None => return Err(Error::new(Kind::MissingHost)),
+            }
+        }
+        let normalized = path::normalize(self.manager, self.head);
+        if normalized != Normalized::Go && self.head.has("x-forwarded-proto") {
+            // What is refused so early has a route, and its marks, only if a proxy in front has said how it came.
+            self.find_route();
+        }
+        match normalized {
             Normalized::Go => {}
             Normalized::Reject => return Err(Error::new(Kind::BadPath)),
             Normalized::Redirect => {
@@ -195,6 +205,7 @@ impl<'a> Story<'a> {
                 return self.say(307, &[("location", &location)], b"", body).await;
             }
         }
+        let upgrade = self.receive(upgrade);
         self.find_route();
         if self.filter(body).await? == Filtered::Answered {
             return Ok(());
@@ -237,13 +248,7 @@ impl<'a> Story<'a> {
     }
 
     /// Before routing: what every hop does to a request's head. Says which upgrade the request asks for.
-    fn receive(&mut self, upgrade: bool) -> Result<Option<Box<str>>, Error> {
-        if self.head.version == Version::Http10 && self.head.authority().is_empty() {
-            match &self.manager.default_host {
-                Some(host) => self.head.set_authority(host),
-                None => return Err(Error::new(Kind::MissingHost)),
-            }
-        }
+    fn receive(&mut self, upgrade: bool) -> Option<Box<str>> {
         let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
         let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
@@ -261,12 +266,13 @@ impl<'a> Story<'a> {
         }
         let hop = Hop {
             source: origin.source.ip(),
+            own: hop::own_address,
             tls: peer.tls,
             certified: peer.certificate.is_some(),
             forwarded_cert: self.forwarded_cert,
         };
         self.client = headers::receive(self.manager, hop, self.head, &mut self.worker.dice.borrow_mut());
-        Ok(wanted.map(Box::from))
+        wanted.map(Box::from)
     }
 
     /// Lets time pass, unless the client goes away or a deadline comes first.

@@ -461,9 +461,19 @@ fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
 
 fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
     let mut ops: Vec<_> =
-        remove.iter().map(|name| HeaderOp::Remove(name.to_ascii_lowercase().into())).collect();
+        remove.iter().map(|name| Ok(HeaderOp::Remove(field_name(name)?))).collect::<Result<_>>()?;
     ops.extend(additions(add).at(field)?);
     Ok(ops)
+}
+
+/// The name of a header that may be changed, in lower case.
+fn field_name(name: &str) -> Result<Box<str>> {
+    if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
+        return Err(Reject::new(format!(
+            "{name:?} cannot be changed so: use host_rewrite or a path rewrite"
+        )));
+    }
+    Ok(name.to_ascii_lowercase().into())
 }
 
 /// Headers to add.
@@ -488,7 +498,7 @@ fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
         (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => AppendAction::Append,
     };
     Ok(HeaderOp::Add {
-        name: header.key.to_ascii_lowercase().into(),
+        name: field_name(&header.key)?,
         value: text::format(value).at("header.value")?,
         action,
         keep_empty: proto.keep_empty_value,

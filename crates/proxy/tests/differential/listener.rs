@@ -12,8 +12,8 @@ use crate::{
 
 pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     let escaped = ["KEEP_UNCHANGED", "REJECT_REQUEST", "UNESCAPE_AND_REDIRECT", "UNESCAPE_AND_FORWARD"];
-    let server = ["OVERWRITE", "PASS_THROUGH"];
-    let manager = json!({
+    let server = ["OVERWRITE", "APPEND_IF_ABSENT", "PASS_THROUGH"];
+    let mut manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "a",
         "generate_request_id": false,
@@ -22,13 +22,20 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
         "path_with_escaped_slashes_action": one(rng, &escaped),
         "server_name": "twin",
         "server_header_transformation": one(rng, &server),
-        "xff_num_trusted_hops": rng.u32(..2),
+        "use_remote_address": rng.bool(),
+        "skip_xff_append": rarely(rng, 4),
+        "xff_num_trusted_hops": rng.u32(..3),
         "route_config": table(rng),
         "http_filters": filters(rng),
         "http_protocol_options": {"accept_http_10": rng.bool(), "enable_trailers": true},
-        "delayed_close_timeout": "0.1s",
+        "delayed_close_timeout": "0.01s",
         "access_log": access_log(),
     });
+    if rng.bool() {
+        let range = one(rng, &["127.0.0.0", "10.0.0.0"]);
+        manager["internal_address_config"] =
+            json!({"cidr_ranges": [{"address_prefix": range, "prefix_len": 8}]});
+    }
     let mut chain = json!({"filters": [{"name": "http", "typed_config": manager}]});
     if rarely(rng, 4) {
         chain["transport_socket"] = secrets::transport_socket();

@@ -12,13 +12,11 @@ pub(crate) fn difference(theirs: Option<&Value>, ours: Option<&Value>) -> Option
     let mut told = String::new();
     for (name, theirs) in theirs.as_object()? {
         let ours = &line[name];
-        // Of a redirect to an unescaped path Envoy tells that path, we the client's.
-        let is_redirect = name == "path" && line["details"] == "path_normalization_failed";
         // How much came of the body of a request that was answered without it is a matter of time.
         let is_late = name == "received" && line["details"] != "via_upstream";
         // We often say more precisely what is wrong with a head.
         let is_malformed = name == "details" && [theirs, ours].iter().all(|details| is_of_codec(details));
-        if theirs != ours && !is_redirect && !is_late && !is_malformed {
+        if theirs != ours && !is_late && !is_malformed {
             _ = writeln!(told, "Envoy logs {name} {theirs} and Skysail {ours}");
         }
     }

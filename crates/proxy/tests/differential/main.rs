@@ -138,12 +138,13 @@ fn differences(
         }
         requests.push(request);
     }
-    let [theirs, ours] = twins.logs(requests.len());
-    let mut unread = 0..;
+    let [theirs, ours] = twins.logs();
+    let mut unread = 0;
     for (case, request) in requests.iter().enumerate() {
         let mut key = case.to_string();
         if !theirs.contains_key(&key) && !ours.contains_key(&key) {
-            key = format!("unread {}", unread.next().unwrap_or(0));
+            unread += 1;
+            key = format!("unread {unread}");
         }
         if let Some(what) = log::difference(theirs.get(&key), ours.get(&key))
             && !tell(case / REQUESTS, request, &what)

@@ -9,8 +9,32 @@ use crate::{
 };
 
 const METHODS: [&str; 7] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"];
+/// What clients and proxies in front say of themselves.
+const HOPS: [(&str, &[&str]); 14] = [
+    (
+        "x-forwarded-for",
+        &["10.0.0.1", "1.2.3.4", "10.0.0.1, 1.2.3.4", "1.1.1.1,10.0.0.2,3.3.3.3", "no", "::1"],
+    ),
+    ("x-forwarded-for", &["10.0.0.1", "10.0.0.1", "127.0.0.1", "", "10.0.0.1:80", "10.0.0.1,"]),
+    ("x-forwarded-proto", &["http", "https", "wss"]),
+    ("x-envoy-internal", &["true"]),
+    ("x-envoy-external-address", &["1.1.1.1"]),
+    ("x-envoy-upstream-rq-timeout-ms", &["5000", "no", "0"]),
+    ("x-envoy-expected-rq-timeout-ms", &["5000"]),
+    ("x-envoy-original-path", &["/original"]),
+    ("x-envoy-original-host", &["original"]),
+    ("x-envoy-attempt-count", &["7"]),
+    ("x-envoy-downstream-service-cluster", &["me"]),
+    ("x-envoy-ip-tags", &["a"]),
+    (
+        "referer",
+        &["http://a/b", "/a", "a", "ftp://a", "https:///b", "http://a b/", "about:blank", "", "http://a?b"],
+    ),
+    ("x-request-id", &["6a9a4a4c-7d1a-4d1c-9f3a-000000000000"]),
+];
 /// How servers answer.
-const WAYS: [&str; 12] = [
+const WAYS: [&str; 13] = [
+    "nameless",
     "chunked",
     "trailers",
     "204",
@@ -62,6 +86,12 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
         request.field("origin", "http://a.example");
         if rng.bool() {
             request.field("access-control-request-method", "GET");
+        }
+    }
+    for _ in 0..rng.usize(..3) {
+        let (name, values) = HOPS[rng.usize(..HOPS.len())];
+        if !request.fields.iter().any(|(other, _)| other == name) {
+            request.field(name, one(rng, values));
         }
     }
     if rarely(rng, 6) {

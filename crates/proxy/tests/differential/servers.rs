@@ -111,6 +111,7 @@ fn head(way: &str) -> (u16, Vec<(&'static str, &'static str)>, bool) {
     let mut content = !matches!(status, 204 | 304);
     match way {
         "empty" => content = false,
+        "nameless" => _ = fields.remove(0),
         "overloaded" => {
             status = 503;
             fields.push(("x-envoy-overloaded", "true"));

@@ -22,7 +22,9 @@ use crate::{
     secrets,
 };
 
-/// What has not been logged for so long, after what was before it, is not logged.
+/// After so long in which nothing was logged both have logged all, if it is the same number of lines.
+const PAUSE: Duration = Duration::from_millis(200);
+/// After so long they have, even if it is not.
 const SILENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Twins {
@@ -96,9 +98,21 @@ impl Twins {
         })
     }
 
-    /// What both have logged, by the case that it is about, once it is so much or no more comes.
-    pub(crate) fn logs(&self, count: usize) -> [HashMap<String, Value>; 2] {
-        [&self.envoy, &self.skysail].map(|proxy| proxy.logs(count))
+    /// What both have logged, by the case that it is about, once no more comes.
+    pub(crate) fn logs(&self) -> [HashMap<String, Value>; 2] {
+        let proxies = [&self.envoy, &self.skysail];
+        let (mut since, mut seen) = (Instant::now(), [0, 0]);
+        loop {
+            let now = proxies.map(|proxy| proxy.log().lines().count());
+            if now != seen {
+                (since, seen) = (Instant::now(), now);
+            }
+            let silence = if now[0] == now[1] { PAUSE } else { SILENCE };
+            if since.elapsed() > silence {
+                return proxies.map(Proxy::by_case);
+            }
+            thread::sleep(PAUSE / 10);
+        }
     }
 }
 
@@ -126,27 +140,25 @@ impl Proxy {
         proxy
     }
 
-    fn logs(&self, count: usize) -> HashMap<String, Value> {
-        let (mut begun, mut seen) = (Instant::now(), 0);
-        loop {
-            let text = fs::read_to_string(self.folder.path().join("access")).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().filter(|line| line.starts_with('{')).collect();
-            if lines.len() != seen {
-                (begun, seen) = (Instant::now(), lines.len());
-            }
-            if lines.len() >= count || begun.elapsed() > SILENCE {
-                let parsed = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-                // Those of which no head could be read come in the order of their requests.
-                let mut unread = 0..;
-                let key = |line: &Value| match line["case"].as_str() {
-                    Some(case) => case.to_owned(),
-                    None => format!("unread {}", unread.next().unwrap_or(0)),
-                };
-                let mut key = key;
-                return parsed.map(|line| (key(&line), line)).collect();
-            }
-            thread::sleep(Duration::from_millis(10));
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("access")).unwrap_or_default()
+    }
+
+    /// Lines of the access log; those of which no head could be read are numbered, in the order of their requests.
+    fn by_case(&self) -> HashMap<String, Value> {
+        let text = self.log();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut unread = 0;
+        let mut all = HashMap::new();
+        for line in lines {
+            let key = line["case"].as_str().map(str::to_owned);
+            let key = key.unwrap_or_else(|| {
+                unread += 1;
+                format!("unread {unread}")
+            });
+            all.insert(key, line);
         }
+        all
     }
 }
 
