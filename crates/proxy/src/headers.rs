@@ -182,7 +182,7 @@ pub fn receive(
     client
 }
 
-/// Whether it is one URL, which may be a path alone.
+/// Whether it is one URL, whole or in part.
 fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
     let first = values.next().unwrap_or_default();
     let is_whole = match memchr::memmem::find(first, b"://") {
@@ -192,7 +192,7 @@ fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
                 && scheme.iter().all(u8::is_ascii_alphabetic)
                 && !matches!(host, [] | [b'/', ..])
         }
-        None => first.starts_with(b"/"),
+        None => !first.contains(&b':'),
     };
     is_whole && first.iter().all(u8::is_ascii_graphic) && values.next().is_none()
 }

@@ -202,7 +202,8 @@ impl<'a> Story<'a> {
             Normalized::Redirect => {
                 let location = path::location(self.head);
                 self.told.details = Cow::Borrowed("path_normalization_failed");
-                return self.say(307, &[("location", &location)], b"", body).await;
+                let location = ("location".into(), location.into_bytes().into());
+                return self.reply(307, &[location], b"", body).await;
             }
         }
         let upgrade = self.receive(upgrade);
@@ -222,7 +223,7 @@ impl<'a> Story<'a> {
         match &found.route.action {
             Action::Forward(forward) => self.forward(&found, forward, body, upgrade).await,
             Action::Redirect(redirect) => {
-                let scheme = if route::is_secure(self.head) { "https" } else { "http" };
+                let scheme = self.head.scheme();
                 if let Some(RedirectPath::Rewritten(rewrite)) = &redirect.path {
                     self.rewrite_path(rewrite, &found.route.matches);
                 }
@@ -365,7 +366,7 @@ impl<'a> Story<'a> {
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
-        self.told.failure = error.cause.clone().unwrap_or_default();
+        self.told.failure = error.cause.as_deref().map(error::one_word).unwrap_or_default().into();
         if let Some(pool) = &self.told.pool {
             match error.kind {
                 Kind::ResponseTimeout => pool.stats.rq_timeout.inc(),
@@ -381,7 +382,11 @@ impl<'a> Story<'a> {
             return;
         }
         let grpc = self.grpc.then(|| ("grpc-status".into(), answer.grpc.to_string().into_bytes().into()));
-        _ = self.reply(answer.status, grpc.as_slice(), answer.body.as_bytes(), body).await;
+        let mut words = answer.body;
+        if self.told.attempts > 1 {
+            words = words.replace("reset reason:", "retried and the latest reset reason:").into();
+        }
+        _ = self.reply(answer.status, grpc.as_slice(), words.as_bytes(), body).await;
     }
 
     /// Sends an answer of our own.

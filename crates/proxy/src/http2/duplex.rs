@@ -239,8 +239,8 @@ impl fmt::Display for Lost {
 fn upstream_error(lost: Lost) -> Error {
     let kind = match lost {
         Lost::Reset(Reason::PROTOCOL) => return Error::new(Kind::UpstreamProtocol),
-        Lost::Reset(_) | Lost::Dropped => Kind::UpstreamReset,
-        Lost::Unprocessed => Kind::UpstreamRefused,
+        Lost::Reset(_) | Lost::Dropped => return Error::new(Kind::UpstreamReset),
+        Lost::Unprocessed => return Error::new(Kind::UpstreamRefused),
         Lost::Broken(_) => Kind::UpstreamProtocol,
         Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
     };

@@ -20,6 +20,7 @@ mod log;
 mod random;
 mod request;
 mod requests;
+mod retries;
 mod routes;
 mod secrets;
 mod servers;
@@ -80,6 +81,18 @@ fn where_envoy_leads_a_key_we_lead_it() {
             .map(|(number, name)| balancing::listener(&mut rng, number, name))
             .collect();
         differences(&mut rng, &listeners, &clusters, balancing::request)
+    });
+}
+
+/// Both try again when the same tries fail, at the same endpoints.
+#[test]
+fn where_envoy_tries_again_we_try_again() {
+    let clusters = retries::clusters();
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let listeners: Vec<Value> =
+            (0..LISTENERS).map(|number| retries::listener(&mut rng, number)).collect();
+        differences(&mut rng, &listeners, &clusters, retries::request)
     });
 }
 

@@ -93,6 +93,15 @@ where
     receive.recv().unwrap()
 }
 
+/// A field, whole seconds of what is left of a request's time.
+fn without_time(line: &str) -> String {
+    const LEFT: &str = "x-envoy-expected-rq-timeout-ms: ";
+    match line.strip_prefix(LEFT).and_then(|left| left.parse::<u32>().ok()) {
+        Some(left) => format!("{LEFT}{}", left.div_ceil(1000)),
+        None => line.to_owned(),
+    }
+}
+
 /// Which of the ways it is this time, and the field that every answer has for it.
 fn way(name: &str, script: Option<&str>, case: Option<&str>) -> String {
     let (Some(script), Some(case)) = (script, case) else { return "200".to_owned() };
@@ -121,7 +130,7 @@ fn head(way: &str) -> (u16, Vec<(&'static str, &'static str)>, bool) {
             fields.push(("x-envoy-ratelimited", "true"));
         }
         "marked" => fields.push(("x-again", "yes")),
-        "grpc0" | "grpc4" | "grpc8" | "grpc13" | "grpc14" => {
+        "grpc0" | "grpc14" => {
             fields.extend([
                 ("content-type", "application/grpc"),
                 ("grpc-status", way.split_at(4).1.to_owned().leak()),
@@ -149,7 +158,7 @@ fn serve(name: &str, mut connection: TcpStream) {
         let Some((body, late)) = read_body(&mut connection, &mut input, &head) else { return };
         let of = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_end);
         let way = way(name, of("x-serve: "), of("x-case: "));
-        let mut lines: Vec<&str> = head.lines().map(str::trim_end).collect();
+        let mut lines: Vec<String> = head.lines().map(|line| without_time(line.trim_end())).collect();
         lines[1..].sort_unstable();
         let said = format!("{name} got\n{}\n{body}{late}", lines.join("\n"));
         let goes_on = answer(&mut connection, &way, head.starts_with("HEAD "), &said);
@@ -217,7 +226,7 @@ async fn serve_stream(name: &str, request: http::Request<RecvStream>, mut respon
     let late = content.trailers().await.ok().flatten();
     let lines = |fields: &HeaderMap| {
         let line = |(name, value): (&HeaderName, &HeaderValue)| {
-            format!("{name}: {}", String::from_utf8_lossy(value.as_bytes()))
+            without_time(&format!("{name}: {}", String::from_utf8_lossy(value.as_bytes())))
         };
         let mut lines: Vec<String> = fields.iter().map(line).collect();
         lines.sort_unstable();

@@ -360,6 +360,8 @@ pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
         avoid_previous: true,
         host_selection_attempts: 5,
         statuses: vec![],
+        answers: vec![],
+        requests: vec![],
         backoff_base: Duration::from_millis(1),
         backoff_max: Duration::from_millis(2),
     })
