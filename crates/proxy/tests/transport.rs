@@ -122,7 +122,7 @@ async fn tls_begins_after_what_says_whose_connection_it_is() {
     let mut client = before.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (_, body) = client.message().await;
-    assert!(body.contains("\r\nx-forwarded-for: 127.0.0.1\r\n"), "{body}");
+    assert!(body.contains("\r\nx-envoy-external-address: 127.0.0.1\r\n"), "{body}");
 }
 
 /// Lets only this service account pass.
