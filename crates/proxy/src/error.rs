@@ -2,14 +2,9 @@
 //!
 //! A failure has a kind, a side and a cause. One table ([`Error::answer`]) turns it into status, gRPC status,
 //! response flag, details and body, all in Envoy's words, because alerts and people search logs for them.
-//! [`retry`] says whether a try that ended so is worth another. A direct response or a redirect is no error.
+//! [`crate::retry`] says whether a try that ended so is worth another. A direct response or a redirect is no error.
 
 use std::{borrow::Cow, fmt};
-
-use crate::{
-    config::route::{RetryOn, RetryPolicy},
-    head::ResponseHead,
-};
 
 /// Which end caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,8 +72,6 @@ pub enum Kind {
     MissingHost,
     /// The path cannot be brought to normal form.
     BadPath,
-    /// HTTP/1.0 where it is not taken.
-    VersionTooLow,
     /// An upgrade that is not allowed.
     UpgradeRefused,
     /// No filter chain takes the connection.
@@ -100,29 +93,30 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u32);
 
-/// The flags by bit, in the order Envoy lists them.
+/// The flags by bit. Envoy lists them in the order in which they come up: that there is no further try before what went
+/// wrong with the last.
 const FLAG_NAMES: [&str; 22] = [
-    "UH", "UT", "LR", "UR", "UF", "UC", "UO", "NR", "DI", "FI", "RL", "UAEX", "DC", "URX", "SI", "DPE",
+    "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
     "UMSDR", "NFCF", "UPE", "NC", "OM", "DT",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
 impl Flags {
     pub const NONE: Self = Self(0);
-    pub const UH: Self = Self(1);
-    pub const UT: Self = Self(1 << 1);
-    pub const LR: Self = Self(1 << 2);
-    pub const UR: Self = Self(1 << 3);
-    pub const UF: Self = Self(1 << 4);
-    pub const UC: Self = Self(1 << 5);
-    pub const UO: Self = Self(1 << 6);
-    pub const NR: Self = Self(1 << 7);
-    pub const DI: Self = Self(1 << 8);
-    pub const FI: Self = Self(1 << 9);
-    pub const RL: Self = Self(1 << 10);
-    pub const UAEX: Self = Self(1 << 11);
-    pub const DC: Self = Self(1 << 12);
-    pub const URX: Self = Self(1 << 13);
+    pub const URX: Self = Self(1);
+    pub const UO: Self = Self(1 << 1);
+    pub const UH: Self = Self(1 << 2);
+    pub const UT: Self = Self(1 << 3);
+    pub const LR: Self = Self(1 << 4);
+    pub const UR: Self = Self(1 << 5);
+    pub const UF: Self = Self(1 << 6);
+    pub const UC: Self = Self(1 << 7);
+    pub const NR: Self = Self(1 << 8);
+    pub const DI: Self = Self(1 << 9);
+    pub const FI: Self = Self(1 << 10);
+    pub const RL: Self = Self(1 << 11);
+    pub const UAEX: Self = Self(1 << 12);
+    pub const DC: Self = Self(1 << 13);
     pub const SI: Self = Self(1 << 14);
     pub const DPE: Self = Self(1 << 15);
     pub const UMSDR: Self = Self(1 << 16);
@@ -219,7 +213,6 @@ impl Error {
             | Kind::BodyTooLarge
             | Kind::MissingHost
             | Kind::BadPath
-            | Kind::VersionTooLow
             | Kind::UpgradeRefused
             | Kind::StreamIdle(_)
             | Kind::StreamDuration
@@ -236,7 +229,7 @@ impl Error {
         }
     }
 
-    /// Whether another try could end otherwise, whatever the policy says. Where the policy must agree: [`retry`].
+    /// Whether another try could end otherwise, whatever the policy says. Where the policy must agree: [`crate::retry::wanted`].
     pub fn may_retry(&self) -> bool {
         self.side() == Side::Upstream && !self.response_started && self.kind != Kind::ResponseTimeout
     }
@@ -296,29 +289,32 @@ impl Error {
             Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),
             Kind::MissingHost => plain(400, Flags::NONE, "missing_host_header", ""),
             Kind::BadPath => plain(400, Flags::NONE, "path_normalization_failed", ""),
-            Kind::VersionTooLow => plain(426, Flags::NONE, "low_version", ""),
             Kind::UpgradeRefused => plain(403, Flags::NONE, "upgrade_failed", ""),
             Kind::NoFilterChain => plain(0, Flags::NR, "filter_chain_not_found", ""),
         }
     }
 
-    /// An upstream that went away, in Envoy's words; the cause is `transport failure reason`.
+    /// An upstream that went away, in Envoy's words. Logs alone tell the cause.
     fn reset(&self, status: u16, flags: Flags, reason: &str) -> Answer {
         let started = if self.response_started { "after" } else { "before" };
         let cause = self.cause.as_deref().unwrap_or_default();
-        let (bar, comma) = if cause.is_empty() { ("", "") } else { ("|", ", transport failure reason: ") };
+        let bar = if cause.is_empty() { "" } else { "|" };
         let details = format!("upstream_reset_{started}_response_started{{{reason}{bar}{cause}}}");
         Answer {
             status,
             grpc: grpc_status(status),
             flags,
-            // One word in a log line: Envoy replaces white space too.
-            details: Cow::Owned(details.replace(|c: char| c.is_ascii_whitespace(), "_")),
+            details: Cow::Owned(one_word(&details)),
             body: Cow::Owned(format!(
-                "upstream connect error or disconnect/reset before headers. reset reason: {reason}{comma}{cause}"
+                "upstream connect error or disconnect/reset before headers. reset reason: {reason}"
             )),
         }
     }
+}
+
+/// In a log line it is one word: Envoy replaces white space too.
+pub(crate) fn one_word(text: &str) -> String {
+    text.replace(|c: char| c.is_ascii_whitespace(), "_")
 }
 
 impl fmt::Display for Error {
@@ -360,61 +356,8 @@ pub fn http_status(grpc: u32) -> u16 {
     }
 }
 
-/// How a try ended, as far as retrying is concerned.
-#[derive(Clone, Copy, Debug)]
-pub enum Outcome<'a> {
-    /// Without an answer.
-    Failed {
-        /// Why.
-        error: &'a Error,
-        /// Whether any of the request had been sent.
-        request_sent: bool,
-    },
-    /// With an answer.
-    Answered(&'a ResponseHead),
-}
-
-/// Whether a try that ended so is worth another by this policy. How many there may be, and whether the body
-/// can be sent again, is for the caller to know.
-pub fn retry(policy: &RetryPolicy, outcome: Outcome<'_>) -> bool {
-    match outcome {
-        Outcome::Failed { error, request_sent } => {
-            error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
-        }
-        Outcome::Answered(head) => !head.has("x-envoy-overloaded") && retry_answer(policy, head),
-    }
-}
-
-fn retry_reset(on: RetryOn, kind: &Kind, request_sent: bool) -> bool {
-    on.reset
-        || on.server_error
-        || on.gateway_error
-        || (on.reset_before_request && !request_sent)
-        || (on.connect_failure && matches!(kind, Kind::ConnectFailed | Kind::ConnectTimeout))
-        || (on.refused_stream && *kind == Kind::UpstreamRefused)
-}
-
-fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
-    let (on, status) = (policy.on, head.status());
-    let by_status = (on.server_error && status >= 500)
-        || (on.gateway_error && matches!(status, 502..=504))
-        || (on.retriable_4xx && status == 409)
-        || (on.retriable_status_codes && policy.statuses.contains(&status));
-    by_status
-        || match head.header("grpc-status") {
-            Some(b"1") => on.grpc_cancelled,
-            Some(b"4") => on.grpc_deadline_exceeded,
-            Some(b"8") => on.grpc_resource_exhausted,
-            Some(b"13") => on.grpc_internal,
-            Some(b"14") => on.grpc_unavailable,
-            _ => false,
-        }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -428,8 +371,7 @@ mod tests {
                 503,
                 "UF",
                 "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
-                "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, \
-                 transport failure reason: delayed connect error: Connection refused",
+                "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure",
             ),
             (
                 Error::new(Kind::UpstreamClosed),
@@ -466,69 +408,8 @@ mod tests {
     fn flags_are_listed_in_order() {
         let mut flags = Flags::URX;
         flags.insert(Flags::UF);
-        assert_eq!(flags.to_string(), "UF,URX");
+        assert_eq!(flags.to_string(), "URX,UF");
         assert!(flags.contains(Flags::UF) && !flags.contains(Flags::DC));
         assert_eq!(Flags::OM.to_string(), "OM");
-    }
-
-    #[test]
-    fn retries_follow_the_policys_words() {
-        let failed = |kind, request_sent| (Error::new(kind), request_sent);
-        let on = |set: fn(&mut RetryOn)| {
-            let mut on = RetryOn::default();
-            set(&mut on);
-            policy(on)
-        };
-        let cases: [(RetryPolicy, (Error, bool), bool); 10] = [
-            (on(|on| on.connect_failure = true), failed(Kind::ConnectFailed, false), true),
-            (on(|on| on.connect_failure = true), failed(Kind::UpstreamClosed, true), false),
-            (on(|on| on.reset = true), failed(Kind::UpstreamClosed, true), true),
-            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, true), false),
-            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, false), true),
-            (on(|on| on.refused_stream = true), failed(Kind::UpstreamRefused, true), true),
-            (on(|on| on.gateway_error = true), failed(Kind::TryTimeout, true), true),
-            (on(|on| on.server_error = true), failed(Kind::ResponseTimeout, true), false),
-            (on(|on| on.server_error = true), failed(Kind::Overflow, false), false),
-            (on(|_| ()), failed(Kind::ConnectFailed, false), false),
-        ];
-        for (policy, (error, request_sent), expected) in cases {
-            let outcome = Outcome::Failed { error: &error, request_sent };
-            assert_eq!(retry(&policy, outcome), expected, "{error} {:?}", policy.on);
-        }
-    }
-
-    #[test]
-    fn answers_are_retried_by_status_and_grpc_status() {
-        let mut policy = policy(RetryOn {
-            gateway_error: true,
-            retriable_status_codes: true,
-            grpc_unavailable: true,
-            ..RetryOn::default()
-        });
-        policy.statuses = vec![418];
-        let cases = [
-            (ResponseHead::build(503, &[]), true),
-            (ResponseHead::build(500, &[]), false),
-            (ResponseHead::build(418, &[]), true),
-            (ResponseHead::build(200, &[("grpc-status", "14")]), true),
-            (ResponseHead::build(200, &[("grpc-status", "1")]), false),
-            (ResponseHead::build(503, &[("x-envoy-overloaded", "true")]), false),
-        ];
-        for (head, expected) in cases {
-            assert_eq!(retry(&policy, Outcome::Answered(&head)), expected, "{head:?}");
-        }
-    }
-
-    fn policy(on: RetryOn) -> RetryPolicy {
-        RetryPolicy {
-            on,
-            retries: 2,
-            per_try_timeout: None,
-            avoid_previous: false,
-            host_selection_attempts: 1,
-            statuses: Vec::new(),
-            backoff_base: Duration::from_millis(25),
-            backoff_max: Duration::from_millis(250),
-        }
     }
 }

@@ -219,6 +219,10 @@ impl<'a> Client<'a> {
             match body.poll(cx, upstream, self.wire) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(Broken::Receiver)) => return failed(Kind::DownstreamClosed),
+                // HTTP/1.1 has no other way to end before the end it has told.
+                Poll::Ready(Err(Broken::Sender)) if matches!(upstream, Wire::Http1(_)) => {
+                    return failed(Kind::UpstreamProtocol);
+                }
                 Poll::Ready(Err(Broken::Sender)) => return failed(Kind::UpstreamClosed),
                 Poll::Ready(Err(Broken::Malformed)) => return failed(Kind::UpstreamProtocol),
                 Poll::Pending => {}

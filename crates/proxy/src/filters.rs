@@ -225,7 +225,6 @@ impl<'a> Story<'a> {
             Err(status) => {
                 self.counters.jwt_denied.inc();
                 let words = status.words();
-                self.told.flags.insert(Flags::UAEX);
                 self.told.details = format!("jwt_authn_access_denied{{{}}}", words.replace(' ', "_")).into();
                 let challenge = jwt::challenge(status, self.head);
                 self.reply(
@@ -300,7 +299,9 @@ impl<'a> Story<'a> {
             if partial && !told.partial {
                 return Err(Error::new(Kind::BodyTooLarge));
             }
-            content = body.kept().map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
+            // What has nothing but trailers has no body, as in Envoy.
+            let kept = body.kept().filter(|kept| !kept.is_empty() || body.trailers().is_none());
+            content = kept.map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
         }
         let question = Question {
             head: &self.head.clone(),

@@ -211,7 +211,6 @@ impl Flow {
         while !self.decoder.is_done() && !from.input.is_empty() {
             let Ok(piece) = self.decoder.next(from.input.bytes(), &self.limits) else { return false };
             from.input.consume(piece.skip + piece.data);
-            self.bytes += piece.data as u64;
         }
         self.decoder.is_done()
     }

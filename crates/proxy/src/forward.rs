@@ -12,10 +12,10 @@ use crate::{
     balance::{Want, key},
     config::{
         listener::Direction,
-        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch, Targets},
+        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch},
     },
     downstream::Downstream,
-    error::{self, Error, Flags, Kind, Outcome},
+    error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines, RESPONSE_LIMITS},
     flow::Flow,
     grpc,
@@ -29,6 +29,7 @@ use crate::{
     peer::{METADATA, METADATA_ID},
     pick,
     pool::{Host, Pool, bump},
+    retry::{self, Asked, Outcome},
     route::{self, Found},
     story::{Story, grpc_status},
     tcp::Tunnel,
@@ -46,8 +47,8 @@ struct Way<'a> {
     forward: &'a Forward,
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
-    /// The route's, or the client's.
-    timeout: Option<Duration>,
+    /// What the route and the client say of time and tries.
+    asked: Asked<'a>,
     upgrade: bool,
     /// What leads the request to its endpoint, where the balancer hashes.
     hash: Option<u64>,
@@ -93,7 +94,8 @@ impl Story<'_> {
             Some(bound) => bound.bound(waits),
             None => forward.max_duration,
         };
-        let mut way = Way { found, forward, pool, host, timeout, upgrade, ends_connect, hash: None };
+        let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
+        let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         self.rewrite(&way);
         let mut cookies = Vec::new();
         if way.pool.cluster.balancer.hashes() {
@@ -101,8 +103,8 @@ impl Story<'_> {
         }
         let idle_timeout = forward.idle_timeout.or(self.manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
-            timeout,
-            forward.retry.as_ref().and_then(|retry| retry.per_try_timeout),
+            way.asked.timeout,
+            way.asked.try_timeout,
             self.manager.request_timeout.map(|timeout| self.started + timeout),
             idle_timeout,
         );
@@ -174,14 +176,7 @@ impl Story<'_> {
     /// The cluster.
     fn choose(&self, found: &Found<'_>, forward: &Forward) -> Result<Rc<Pool>, Error> {
         let missing = || Error::new(Kind::ClusterNotFound(forward.cluster_not_found));
-        let name = match (&forward.targets, found.target) {
-            (Targets::Single(cluster), _) => cluster,
-            (Targets::Weighted { .. }, target) => &target.ok_or_else(missing)?.cluster,
-            (Targets::Header(name), _) => {
-                let name = self.head.header(name).and_then(|name| std::str::from_utf8(name).ok());
-                return self.worker.pool(name.ok_or_else(missing)?, self.snapshot).ok_or_else(missing);
-            }
-        };
+        let name = forward.cluster(found.target, self.head).ok_or_else(missing)?;
         self.worker.pool(name, self.snapshot).ok_or_else(missing)
     }
 
@@ -209,8 +204,17 @@ impl Story<'_> {
         if let Some(rewrite) = &way.forward.rewrite {
             self.rewrite_path(rewrite, &found.route.matches);
         }
-        let per_try = way.forward.retry.as_ref().and_then(|retry| retry.per_try_timeout);
-        if let Some(timeout) = per_try.or(way.timeout) {
+        self.tell_timeout(way);
+    }
+
+    /// Says to the server how long it is waited for. The first try has all of the time, as far as whole milliseconds tell.
+    fn tell_timeout(&mut self, way: &Way<'_>) {
+        let Asked { timeout, try_timeout, .. } = way.asked;
+        let spent = if self.told.attempts > 1 { self.started.elapsed() } else { Duration::ZERO };
+        let least = Duration::from_millis(1);
+        let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(least));
+        let waited = [try_timeout, left].into_iter().flatten().min();
+        if let Some(timeout) = waited {
             hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
             // The server should not wait for longer than is waited for here.
             if self.grpc && way.forward.grpc_timeout.is_some() {
@@ -232,9 +236,10 @@ impl Story<'_> {
     /// instead of one that is empty, as in Envoy, or that no `Host` field could hold.
     fn rename_host(&mut self, host: &[u8]) {
         let Some(host) = head::as_authority(host) else { return };
-        if !self.head.has("x-envoy-original-host") {
+        // Another try at another endpoint changes nothing about it.
+        if self.told.attempts <= 1 {
             let original = self.head.authority().to_owned();
-            self.head.append("x-envoy-original-host", original.as_bytes());
+            self.head.set("x-envoy-original-host", original.as_bytes());
         }
         self.head.set_authority(host);
     }
@@ -246,7 +251,7 @@ impl Story<'_> {
         body: &mut Flow,
         deadlines: &mut Deadlines,
     ) -> Result<(Framing, Connection, bool), Error> {
-        let retry = way.forward.retry.as_deref().filter(|retry| retry.retries > 0 && !way.upgrade);
+        let retry = way.asked.retry.as_deref().filter(|_| !way.upgrade);
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
         // unless it is a stream of HTTP/2.
@@ -289,7 +294,7 @@ impl Story<'_> {
                 Ok(_) => Outcome::Answered(self.response),
                 Err(failure) => Outcome::Failed { error: &failure.error, request_sent: failure.sent },
             };
-            let Some(retry) = retry.filter(|retry| error::retry(retry, outcome) && replayable) else {
+            let Some(retry) = retry.filter(|retry| retry::wanted(retry, outcome) && replayable) else {
                 return attempt.map_err(|failure| failure.error);
             };
             let spent = self.told.attempts > retry.retries;
@@ -307,6 +312,7 @@ impl Story<'_> {
             let pause = self.backoff(retry);
             self.pause(pause, body, deadlines).await?;
             self.told.attempts += 1;
+            self.tell_timeout(way);
             fresh = false;
         }
     }

@@ -208,6 +208,17 @@ impl Headers {
         });
     }
 
+    /// Takes all fields of these names, which are `set`, away.
+    pub(crate) fn remove_any(&mut self, names: &[&str], set: Names) {
+        if self.may_have(set) {
+            let text = &self.text;
+            self.index.retain(|field| {
+                let name = slice(text, field.name, field.name_len);
+                !(set.meets(field.names) && names.iter().any(|other| other.as_bytes() == name))
+            });
+        }
+    }
+
     /// How many fields there are.
     pub fn len(&self) -> usize {
         self.index.len()

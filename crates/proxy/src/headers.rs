@@ -1,14 +1,14 @@
 //! Headers that are added, changed and taken away: configured operations, and what every hop does to the
 //! `x-forwarded-*` family and `x-request-id`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{
     config::{
         http::{Format, ForwardClientCert, HttpManager},
         route::{AppendAction, HeaderOp},
     },
-    head::{self, Headers, RequestHead, ResponseHead},
+    head::{Headers, Names, RequestHead, ResponseHead, Scheme, Version},
     telemetry::{Context, Record, format},
 };
 
@@ -20,20 +20,10 @@ pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'
     remove(ops, head);
     let additions = additions(ops, head, &Context { record, request: Some(head), response: None });
     for Addition { name, value, overwrites } in additions {
-        match name {
-            ":authority" | "host" => {
-                // A value from the request may be anything; the server must not get what is no host.
-                if let Some(authority) = head::as_authority(&value) {
-                    head.set_authority(authority);
-                }
-            }
-            ":path" => {
-                if !value.is_empty() {
-                    head.set_path(&without_spaces(&value));
-                }
-            }
-            name if overwrites => head.set(name, &value),
-            name => head.append(name, &value),
+        if overwrites {
+            head.set(name, &value);
+        } else {
+            head.append(name, &value);
         }
     }
 }
@@ -78,9 +68,7 @@ fn additions<'a>(ops: &'a [HeaderOp], headers: &Headers, context: &Context<'_>) 
     let mut additions = Vec::new();
     for op in ops {
         let HeaderOp::Add { name, value: format, action, keep_empty } = op else { continue };
-        // A request always has these, though not among its fields.
-        let stands_apart = context.response.is_none() && matches!(&**name, ":authority" | "host" | ":path");
-        let is_there = stands_apart || headers.has(name);
+        let is_there = headers.has(name);
         let wanted = match action {
             AppendAction::Append | AppendAction::Overwrite => true,
             AppendAction::AddIfAbsent => !is_there,
@@ -107,16 +95,13 @@ fn value_of(format: &Format, context: &Context<'_>) -> Vec<u8> {
     value
 }
 
-/// A space in a request's line would end the target there.
-fn without_spaces(value: &[u8]) -> String {
-    String::from_utf8_lossy(value).replace([' ', '\t'], "%20")
-}
-
 /// What a connection adds to each of its requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
     /// The other end's address.
     pub source: IpAddr,
+    /// What stands for it in `x-forwarded-for`, where it is on this machine.
+    pub own: fn() -> IpAddr,
     /// Whether it came by TLS.
     pub tls: bool,
     /// Whether it is known by a certificate that was checked.
@@ -125,50 +110,128 @@ pub struct Hop<'a> {
     pub forwarded_cert: Option<&'a str>,
 }
 
-/// Brings `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id` up to date and
-/// says who the client is. To be called once, before routing.
+/// What only clients inside may say: how requests are to be tried, and for how long.
+const INTERNAL: [&str; 14] = [
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retriable-header-names",
+    "x-envoy-retry-on",
+    "x-envoy-retry-grpc-on",
+    "x-envoy-max-retries",
+    "x-envoy-upstream-alt-stat-name",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-rq-per-try-timeout-ms",
+    "x-envoy-upstream-rq-timeout-alt-response",
+    "x-envoy-expected-rq-timeout-ms",
+    "x-envoy-force-trace",
+    "x-envoy-ip-tags",
+    "x-envoy-original-url",
+    "x-envoy-hedge-on-per-try-timeout",
+];
+/// What clients outside may not say of themselves, where this is the first proxy.
+const EDGE: [&str; 4] = [
+    "x-envoy-downstream-service-cluster",
+    "x-envoy-downstream-service-node",
+    "x-envoy-original-host",
+    "x-envoy-original-path",
+];
+
+/// Brings `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id` up to date, takes away what
+/// only clients inside may say, and says who the client is. To be called once, before routing.
 pub fn receive(
     manager: &HttpManager,
     hop: Hop<'_>,
     head: &mut RequestHead,
     dice: &mut fastrand::Rng,
 ) -> IpAddr {
-    let client = client_address(manager, hop.source, head);
+    let (client, alone) = client_address(manager, hop.source, head);
     if manager.use_remote_address {
-        append_to_list(head, "x-forwarded-for", hop.source.to_string().as_bytes());
+        if !manager.skip_xff_append {
+            let is_here = hop.source == Ipv4Addr::LOCALHOST || hop.source == Ipv6Addr::LOCALHOST;
+            let source = if is_here { (hop.own)() } else { hop.source };
+            append_to_list(head, "x-forwarded-for", source.to_string().as_bytes());
+        }
         if manager.xff_trusted_hops == 0 {
             // Nobody in front is trusted to have said how the client came.
             head.remove("x-forwarded-proto");
         }
     }
-    if !head.has("x-forwarded-proto") {
-        head.append("x-forwarded-proto", if hop.tls { b"https" } else { b"http" });
+    set_scheme(hop.tls, head);
+    if head.has("referer") && !has_one_url(head.header_values("referer")) {
+        head.remove("referer");
     }
     // The span name of the hop before, which ends here.
     head.remove("x-envoy-decorator-operation");
+    head.remove("x-envoy-internal");
+    let internal = alone && manager.internal.iter().any(|range| range.contains(client));
+    let edge = manager.use_remote_address && !internal;
+    if internal {
+        head.append("x-envoy-internal", b"true");
+    } else {
+        const SET: Names = Names::of(&INTERNAL);
+        head.remove_any(&INTERNAL, SET);
+    }
+    if edge {
+        const SET: Names = Names::of(&EDGE);
+        head.remove_any(&EDGE, SET);
+        head.set("x-envoy-external-address", client.to_string().as_bytes());
+    }
     forward_client_cert(manager.client_cert.forward, hop, head);
-    if manager.generate_request_id && !head.has("x-request-id") {
-        head.append("x-request-id", &request_id(dice));
+    if manager.generate_request_id && (!head.has("x-request-id") || (edge && !manager.preserve_request_id)) {
+        head.set("x-request-id", &request_id(dice));
     }
     client
 }
 
-/// Who the client is: the other end, or the address that trusted proxies in front wrote down.
-fn client_address(manager: &HttpManager, source: IpAddr, head: &RequestHead) -> IpAddr {
-    let hops = manager.xff_trusted_hops as usize;
-    let from_end = match (manager.use_remote_address, hops) {
-        (true, 0) => return source,
-        // The last entry is what the proxy in front saw; each further hop goes one back.
-        (true, hops) => hops - 1,
-        (false, hops) => hops,
+/// Whether it is one URL, whole or in part.
+fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
+    let first = values.next().unwrap_or_default();
+    let is_whole = match memchr::memmem::find(first, b"://") {
+        Some(end) => {
+            let (scheme, host) = (&first[..end], &first[end + 3..]);
+            !scheme.is_empty()
+                && scheme.iter().all(u8::is_ascii_alphabetic)
+                && !matches!(host, [] | [b'/', ..])
+        }
+        None => !first.contains(&b':'),
     };
-    nth_from_end(head, from_end).unwrap_or(source)
+    is_whole && first.iter().all(u8::is_ascii_graphic) && values.next().is_none()
 }
 
-fn nth_from_end(head: &RequestHead, index: usize) -> Option<IpAddr> {
+/// Says how the client came, unless a proxy in front has, and takes the scheme of a request of HTTP/1 from that.
+fn set_scheme(tls: bool, head: &mut RequestHead) {
+    let secure = match head.header("x-forwarded-proto") {
+        Some(b"https") => true,
+        Some(b"http") => false,
+        Some(_) => tls,
+        None => {
+            head.append("x-forwarded-proto", if tls { b"https" } else { b"http" });
+            tls
+        }
+    };
+    // In HTTP/2 clients say it themselves, and in HTTP/1 where they send a whole URL.
+    if secure && head.version != Version::Http2 {
+        head.set_scheme(Scheme::Https);
+    }
+}
+
+/// Who the client is: the other end, or the address that trusted proxies in front wrote down. Also whether no other proxy
+/// was on the way, as far as is known.
+fn client_address(manager: &HttpManager, source: IpAddr, head: &RequestHead) -> (IpAddr, bool) {
+    let hops = manager.xff_trusted_hops as usize;
+    if manager.use_remote_address {
+        // The last entry is what the proxy in front saw; each further hop goes one back.
+        let said = hops.checked_sub(1).and_then(|from_end| nth_from_end(head, from_end));
+        return (said.map_or(source, |(address, _)| address), !head.has("x-forwarded-for"));
+    }
+    nth_from_end(head, hops).map_or((source, false), |(address, first)| (address, first && hops == 0))
+}
+
+/// An address of `x-forwarded-for`, and whether it is the first there.
+fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     let entries = || head.header_values("x-forwarded-for").flat_map(|value| value.split(|b| *b == b','));
-    let entry = entries().nth(entries().count().checked_sub(index + 1)?)?;
-    std::str::from_utf8(entry).ok()?.trim().parse().ok()
+    let place = entries().count().checked_sub(index + 1)?;
+    let address = std::str::from_utf8(entries().nth(place)?).ok()?.trim().parse().ok()?;
+    Some((address, place == 0))
 }
 
 /// Adds to the list that a header is, and makes one field of several. Allocates only if there is one already.

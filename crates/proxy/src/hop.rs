@@ -1,10 +1,14 @@
 //! What each hop does to heads whatever the configuration: fields that concern one connection alone go, and
 //! answers get a date and a server.
 
-use std::time::Instant;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::LazyLock,
+    time::Instant,
+};
 
 use crate::{
-    config::HttpManager,
+    config::{HttpManager, http::ServerHeader},
     context::Worker,
     head::{Headers, Names, ResponseHead},
     http1::Limits,
@@ -49,9 +53,22 @@ pub(crate) fn finish_response(worker: &Worker, manager: &HttpManager, head: &mut
     if !head.has("date") {
         worker.with_date(now, |date| head.append("date", date.as_bytes()));
     }
-    if let Some(server) = &manager.server_name {
-        head.set("server", server.as_bytes());
+    match &manager.server {
+        ServerHeader::Overwrite(name) => head.set("server", name.as_bytes()),
+        ServerHeader::AppendIfAbsent(name) if !head.has("server") => head.append("server", name.as_bytes()),
+        _ => {}
     }
+}
+
+/// This machine's address, as it tells others: its first that is not the loopback's.
+pub(crate) fn own_address() -> IpAddr {
+    static OWN: LazyLock<IpAddr> = LazyLock::new(|| {
+        let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+        let mut addresses = all.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
+        let first = addresses.find(|address| *address != Ipv4Addr::LOCALHOST);
+        first.unwrap_or(Ipv4Addr::LOCALHOST).into()
+    });
+    *OWN
 }
 
 /// Sets a field to a number.

@@ -430,11 +430,10 @@ fn remove_param(head: &mut RequestHead, name: &str) {
 
 /// What a refused client is told to bring (RFC 6750, section 3).
 pub fn challenge(status: Status, head: &RequestHead) -> String {
-    let proto = head.header("x-forwarded-proto").and_then(|proto| std::str::from_utf8(proto).ok());
     let original = head.header("x-envoy-original-path").and_then(|path| std::str::from_utf8(path).ok());
     let path: String = original.unwrap_or(head.path()).chars().take(REALM).collect();
     let error = if status == Status::Missing { "" } else { ", error=\"invalid_token\"" };
-    format!("Bearer realm=\"{}://{}{path}\"{error}", proto.unwrap_or("http"), head.authority())
+    format!("Bearer realm=\"{}://{}{path}\"{error}", head.scheme(), head.authority())
 }
 
 /// Takes away what only this filter may say.

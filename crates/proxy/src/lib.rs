@@ -73,6 +73,7 @@ pub mod jwt;
 pub mod outlier;
 pub mod path;
 pub mod policy;
+pub(crate) mod retry;
 pub mod route;
 
 pub mod matching;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
-    head::RequestHead,
+    head::{Headers, RequestHead, ResponseHead},
 };
 
 /// Whether a text passes.
@@ -43,6 +43,16 @@ fn contains(value: &[u8], part: &[u8]) -> bool {
 /// Whether a header of a request passes: one of its values does, or none if the test is turned round. So a rule cannot
 /// be escaped by sending a header twice.
 pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
+    field(test, head.apart(&test.name), head)
+}
+
+/// Whether a header of an answer passes.
+pub fn answer_header(test: &HeaderMatch, head: &ResponseHead) -> bool {
+    field(test, None, head)
+}
+
+/// `apart` is what stands for the header outside of the fields.
+fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers) -> bool {
     let passes = |value: &[u8]| match &test.test {
         HeaderTest::Present(wanted) => *wanted,
         HeaderTest::Value(test) => text(test, value),
@@ -51,9 +61,9 @@ pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
             number.is_some_and(|number| (*from..*to).contains(&number))
         }
     };
-    let holds = match head.apart(&test.name) {
+    let holds = match apart {
         Some(value) => passes(value.as_bytes()),
-        None if head.has(&test.name) => head.header_values(&test.name).any(passes),
+        None if headers.has(&test.name) => headers.header_values(&test.name).any(passes),
         None if test.missing_as_empty => passes(b""),
         // What is not there passes only a test for its absence; turning round a test of its value does not help.
         None => return matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),

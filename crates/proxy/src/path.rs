@@ -34,31 +34,38 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
         return Outcome::Go;
     }
     let (path, query) = original.split_at(original.find('?').unwrap_or(original.len()));
-    let mut redirect = false;
+    let mut outcome = Outcome::Go;
     let mut new: Option<String> = None;
-    if manager.escaped_slashes != EscapedSlashes::Keep
-        && let Some(unescaped) = unescape_slashes(path)
-    {
-        redirect = manager.escaped_slashes == EscapedSlashes::UnescapeAndRedirect;
-        if manager.escaped_slashes == EscapedSlashes::Reject || (redirect && matching::is_grpc(head)) {
-            return Outcome::Reject;
-        }
-        new = Some(unescaped);
+    if manager.escaped_slashes != EscapedSlashes::Keep {
+        new = unescape_slashes(path);
+    }
+    if let Some(unescaped) = &new {
+        outcome = match manager.escaped_slashes {
+            EscapedSlashes::Reject => {
+                let unescaped = format!("{unescaped}{query}");
+                head.set_path(&unescaped);
+                return Outcome::Reject;
+            }
+            EscapedSlashes::UnescapeAndRedirect if matching::is_grpc(head) => Outcome::Reject,
+            EscapedSlashes::UnescapeAndRedirect => Outcome::Redirect,
+            _ => Outcome::Go,
+        };
     }
     if manager.normalize_path && !is_canonical(new.as_deref().unwrap_or(path)) {
         match canonical(new.as_deref().unwrap_or(path)) {
             Some(path) => new = Some(path),
-            None => return Outcome::Reject,
+            None => outcome = Outcome::Reject,
         }
     }
     if manager.merge_slashes && new.as_deref().unwrap_or(path).contains("//") {
         new = Some(merge_slashes(new.as_deref().unwrap_or(path)));
     }
+    // What is refused keeps it, too: routes and logs see what would have been taken.
     if let Some(mut new) = new {
         new.push_str(query);
         head.set_path(&new);
     }
-    if redirect { Outcome::Redirect } else { Outcome::Go }
+    outcome
 }
 
 /// Whether nothing that is done here could change a target, at one look: most are like that.

@@ -67,6 +67,17 @@ pub fn find<'a>(
     Ok(Found { table, host, route, target })
 }
 
+impl Forward {
+    /// The name of the cluster that a request goes to, `target` being what was chosen among several.
+    pub fn cluster<'a>(&'a self, target: Option<&'a Target>, head: &'a RequestHead) -> Option<&'a str> {
+        match &self.targets {
+            Targets::Single(cluster) => Some(cluster),
+            Targets::Weighted { .. } => Some(&target?.cluster),
+            Targets::Header(name) => std::str::from_utf8(head.header(name)?).ok(),
+        }
+    }
+}
+
 /// Whether the client speaks TLS, to this proxy or to the first one.
 pub fn is_secure(head: &RequestHead) -> bool {
     head.header("x-forwarded-proto") == Some(b"https")

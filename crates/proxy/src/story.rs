@@ -9,6 +9,7 @@ use std::{
     future::poll_fn,
     net::IpAddr,
     rc::Rc,
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant, SystemTime},
 };
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::{
-        HttpManager, Snapshot,
+        Cluster, HttpManager, Snapshot,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -184,16 +185,28 @@ impl<'a> Story<'a> {
                 return Err(Error::new(Kind::Overloaded));
             }
         }
-        let upgrade = self.receive(upgrade)?;
-        match path::normalize(self.manager, self.head) {
+        if self.head.version == Version::Http10 && self.head.authority().is_empty() {
+            match &self.manager.default_host {
+                Some(host) => self.head.set_authority(host),
+                None => return Err(Error::new(Kind::MissingHost)),
+            }
+        }
+        let normalized = path::normalize(self.manager, self.head);
+        if normalized != Normalized::Go && self.head.has("x-forwarded-proto") {
+            // What is refused so early has a route, and its marks, only if a proxy in front has said how it came.
+            self.find_route();
+        }
+        match normalized {
             Normalized::Go => {}
             Normalized::Reject => return Err(Error::new(Kind::BadPath)),
             Normalized::Redirect => {
                 let location = path::location(self.head);
                 self.told.details = Cow::Borrowed("path_normalization_failed");
-                return self.say(307, &[("location", &location)], b"", body).await;
+                let location = ("location".into(), location.into_bytes().into());
+                return self.reply(307, &[location], b"", body).await;
             }
         }
+        let upgrade = self.receive(upgrade);
         self.find_route();
         if self.filter(body).await? == Filtered::Answered {
             return Ok(());
@@ -210,7 +223,7 @@ impl<'a> Story<'a> {
         match &found.route.action {
             Action::Forward(forward) => self.forward(&found, forward, body, upgrade).await,
             Action::Redirect(redirect) => {
-                let scheme = if route::is_secure(self.head) { "https" } else { "http" };
+                let scheme = self.head.scheme();
                 if let Some(RedirectPath::Rewritten(rewrite)) = &redirect.path {
                     self.rewrite_path(rewrite, &found.route.matches);
                 }
@@ -236,10 +249,7 @@ impl<'a> Story<'a> {
     }
 
     /// Before routing: what every hop does to a request's head. Says which upgrade the request asks for.
-    fn receive(&mut self, upgrade: bool) -> Result<Option<Box<str>>, Error> {
-        if self.head.version == Version::Http10 && !self.manager.accept_http10 {
-            return Err(Error::new(Kind::VersionTooLow));
-        }
+    fn receive(&mut self, upgrade: bool) -> Option<Box<str>> {
         let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
         let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
@@ -257,12 +267,13 @@ impl<'a> Story<'a> {
         }
         let hop = Hop {
             source: origin.source.ip(),
+            own: hop::own_address,
             tls: peer.tls,
             certified: peer.certificate.is_some(),
             forwarded_cert: self.forwarded_cert,
         };
         self.client = headers::receive(self.manager, hop, self.head, &mut self.worker.dice.borrow_mut());
-        Ok(wanted.map(Box::from))
+        wanted.map(Box::from)
     }
 
     /// Lets time pass, unless the client goes away or a deadline comes first.
@@ -355,7 +366,7 @@ impl<'a> Story<'a> {
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
-        self.told.failure = error.cause.clone().unwrap_or_default();
+        self.told.failure = error.cause.as_deref().map(error::one_word).unwrap_or_default().into();
         if let Some(pool) = &self.told.pool {
             match error.kind {
                 Kind::ResponseTimeout => pool.stats.rq_timeout.inc(),
@@ -371,7 +382,11 @@ impl<'a> Story<'a> {
             return;
         }
         let grpc = self.grpc.then(|| ("grpc-status".into(), answer.grpc.to_string().into_bytes().into()));
-        _ = self.reply(answer.status, grpc.as_slice(), answer.body.as_bytes(), body).await;
+        let mut words = answer.body;
+        if self.told.attempts > 1 {
+            words = words.replace("reset reason:", "retried and the latest reset reason:").into();
+        }
+        _ = self.reply(answer.status, grpc.as_slice(), words.as_bytes(), body).await;
     }
 
     /// Sends an answer of our own.
@@ -387,6 +402,9 @@ impl<'a> Story<'a> {
             0 => Framing::None,
             length => Framing::Length(length),
         };
+        if let Framing::Length(length) = framing {
+            hop::set_number(self.response, "content-length", length);
+        }
         // An answer to HEAD says the length of what is not sent.
         let silent = self.head.method() == "HEAD";
         let mut content = Flow::whole(if silent { b"" } else { content }, framing, None);
@@ -469,7 +487,7 @@ impl<'a> Story<'a> {
         record.attempts = told.attempts;
         record.downstream = Some(&*origin.peer);
         record.upstream = told.upstream.as_ref().map(|upstream| &upstream.link.peer);
-        record.cluster = told.pool.as_ref().map(|pool| &pool.cluster);
+        record.cluster = told.pool.as_ref().map(|pool| &pool.cluster).or_else(|| self.intended());
         record.endpoint = told.host.as_ref().map(|host| &host.endpoint);
         record.upstream_remote = told.host.as_ref().map(|host| host.endpoint.address);
         record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.link.local);
@@ -482,12 +500,21 @@ impl<'a> Story<'a> {
         record
     }
 
+    /// The cluster that the route leads to, though the request may never get there.
+    fn intended(&self) -> Option<&Arc<Cluster>> {
+        let found = self.found.ok()?;
+        let Action::Forward(forward) = &found.route.action else { return None };
+        self.snapshot.clusters.get(forward.cluster(found.target, self.head)?)
+    }
+
     /// Tells metrics and logs.
     fn report(&self) {
         let mut record = self.record();
         record.duration = self.started.elapsed();
         if self.grpc {
-            record.grpc_status = self.told.grpc_status.or_else(|| grpc_status(self.response));
+            let said = self.told.grpc_status.or_else(|| grpc_status(self.response));
+            let meant = || (record.status > 0).then(|| error::grpc_status(record.status));
+            record.grpc_status = said.or_else(meant);
         }
         if record.status >= 500
             && let Some(host) = &self.told.host

@@ -56,7 +56,8 @@ async fn failures_are_tried_elsewhere() {
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, body) = client.message().await;
     assert!(head.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{head}");
-    assert!(body.contains("remote connection failure") && body.contains("Connection refused"), "{body}");
+    // Why is for the log alone.
+    assert!(body.ends_with("reset reason: remote connection failure"), "{body}");
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ mod support;
 use std::{sync::Arc, time::Duration};
 
 use skysail_proxy::config::http::EscapedSlashes;
+use skysail_proxy::config::listener::Cidr;
 use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, server, within};
 use tokio::sync::Notify;
 
@@ -278,6 +279,50 @@ async fn what_could_be_smuggled_is_refused() {
 }
 
 #[tokio::test]
+async fn http10_is_taken_where_it_is_wanted_and_has_a_host() {
+    let (get, named) = ("GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nHost: b\r\n\r\n");
+    let grpc = "POST / HTTP/1.0\r\nHost: b\r\ncontent-type: application/grpc\r\n\r\n";
+    for (taken, host, request, status, said) in [
+        (false, None, named, "426", "\r\n\r\nUpgrade Required"),
+        (false, None, grpc, "426", "\r\n\r\nUpgrade Required"),
+        (true, None, get, "400", "\r\n\r\n"),
+        (true, Some("a"), get, "200", "\r\nhost: a\r\n"),
+        (true, Some("a"), named, "200", "\r\nhost: b\r\n"),
+    ] {
+        let terminal = http(|manager, _| {
+            manager.accept_http10 = taken;
+            manager.default_host = host.map(Into::into);
+        });
+        let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
+        let mut client = proxy.connect().await;
+        client.send(request).await;
+        let answer = client.rest().await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(said), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_inside_may_ask_for_tries() {
+    let upstream = server(|number, mut client| async move {
+        client.head().await;
+        let status = if number < 2 { "503 No" } else { "200 OK" };
+        client.send(&format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")).await;
+    });
+    let upstream = upstream.await;
+    let local = Cidr { address: "10.0.0.0".parse().unwrap(), prefix_len: 8 };
+    let terminal = http(|manager, _| manager.internal = vec![local]);
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[upstream], None)]).await;
+    for (from, status) in [("1.2.3.4", "503"), ("10.0.0.1", "200")] {
+        let mut client = proxy.connect().await;
+        let asked = "x-envoy-retry-on: 5xx\r\nx-envoy-max-retries: 2";
+        client
+            .send(&format!("GET / HTTP/1.1\r\nHost: a\r\nx-forwarded-for: {from}\r\n{asked}\r\n\r\n"))
+            .await;
+        assert!(client.head().await.starts_with(&format!("HTTP/1.1 {status} ")), "{from}");
+    }
+}
+
+#[tokio::test]
 async fn bodies_end_as_the_method_and_version_say() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
@@ -296,7 +341,7 @@ async fn bodies_end_as_the_method_and_version_say() {
     assert!(client.head().await.contains("transfer-encoding: chunked\r\n"));
     assert!(client.until("0\r\n\r\n").await.contains("all there is"));
     let mut client = proxy.connect().await;
-    client.send("GET / HTTP/1.0\r\n\r\n").await;
+    client.send("GET / HTTP/1.0\r\nHost: a\r\n\r\n").await;
     let answer = client.rest().await;
     assert!(
         answer.contains("\r\nconnection: close\r\n") && answer.ends_with("\r\n\r\nall there is"),

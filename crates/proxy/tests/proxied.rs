@@ -128,7 +128,7 @@ async fn connect(address: SocketAddr, first: &[u8]) -> Client {
 async fn client(client: &mut Client, path: &str) -> String {
     client.send(&format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")).await;
     let (head, body) = client.message().await;
-    let found = body.lines().find_map(|line| line.strip_prefix("x-forwarded-for: "));
+    let found = body.lines().find_map(|line| line.strip_prefix("x-envoy-external-address: "));
     assert!(found.is_some(), "{head}{body}");
     found.unwrap_or_default().to_owned()
 }

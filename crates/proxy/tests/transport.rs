@@ -15,6 +15,7 @@ use skysail_core::SpiffeId;
 use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
 use skysail_proxy::config::{
     Cluster, FilterChain, Listener,
+    http::ServerHeader,
     http::{ClientCertDetails, Does, Filter, ForwardClientCert, MetadataExchange},
     listener::{ChainMatch, Direction, Inspect, Proxied, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
@@ -121,7 +122,7 @@ async fn tls_begins_after_what_says_whose_connection_it_is() {
     let mut client = before.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (_, body) = client.message().await;
-    assert!(body.contains("\r\nx-forwarded-for: 127.0.0.1\r\n"), "{body}");
+    assert!(body.contains("\r\nx-envoy-external-address: 127.0.0.1\r\n"), "{body}");
 }
 
 /// Lets only this service account pass.
@@ -351,7 +352,7 @@ async fn a_new_configuration_holds_for_the_next_request() {
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.0.contains("server: skysail\r\n"));
-    let terminal = http(|manager, _| manager.server_name = Some("new".into()));
+    let terminal = http(|manager, _| manager.server = ServerHeader::Overwrite("new".into()));
     let new = snapshot(listener(terminal, None), vec![cluster(&[echo().await], None)]);
     proxy.workers().publish(new).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;

@@ -4,7 +4,10 @@ use skysail_xds::Kind;
 
 use super::*;
 use crate::{
-    config::{http::Does, listener::Terminal},
+    config::{
+        http::{Does, ServerHeader},
+        listener::Terminal,
+    },
     discovery::inventory::Inventory,
     secrets::Secrets,
 };
@@ -40,7 +43,7 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
     assert!(matches!(manager.filters[0].does, Does::Authorize(_)), "{:?}", manager.filters);
     assert_eq!(manager.access_logs.len(), 1);
-    assert_eq!(manager.server_name.as_deref(), Some("istio-envoy"));
+    assert_eq!(manager.server, ServerHeader::Overwrite("istio-envoy".into()));
     assert_eq!(snapshot.clusters["up"].endpoints.load().priorities[0].len(), 1);
     assert!(inventory.is_warm());
 }

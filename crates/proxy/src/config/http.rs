@@ -8,6 +8,7 @@ use super::{
     authorization::ExternalAuthorization,
     jwt::Jwt,
     limit::RateLimit,
+    listener::Cidr,
     log_filter::LogFilter,
     policy::Policy,
     route::{Fault, RouteTable},
@@ -32,16 +33,22 @@ pub struct HttpManager {
     pub istio_alpn: bool,
     /// Upgrades passed through as tunnels, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
-    /// Sent as `server` in answers; `None` leaves the upstream's (`PASS_THROUGH`).
-    pub server_name: Option<Box<str>>,
+    /// What becomes of `server` in answers.
+    pub server: ServerHeader,
     /// Whether `x-request-id` is made where it is missing.
     pub generate_request_id: bool,
+    /// Whether that of clients outside is taken (`preserve_external_request_id`).
+    pub preserve_request_id: bool,
     /// What becomes of `x-forwarded-client-cert`.
     pub client_cert: ClientCertDetails,
     /// Whether the address of the peer counts as the client's, and is appended to `x-forwarded-for`.
     pub use_remote_address: bool,
     /// How many proxies in front are trusted in `x-forwarded-for`.
     pub xff_trusted_hops: u32,
+    /// Whether the peer stays out of `x-forwarded-for`.
+    pub skip_xff_append: bool,
+    /// Where clients are that may say how their requests are to be tried (`internal_address_config`).
+    pub internal: Vec<Cidr>,
     /// RFC 3986 normalisation of `.` and `..` before routing.
     pub normalize_path: bool,
     /// Runs of slashes become one before routing.
@@ -50,6 +57,8 @@ pub struct HttpManager {
     pub escaped_slashes: EscapedSlashes,
     /// Whether HTTP/1.0 is taken.
     pub accept_http10: bool,
+    /// Whose requests are of HTTP/1.0 that name no host; `None` refuses them.
+    pub default_host: Option<Box<str>>,
     /// Largest request head in bytes.
     pub max_head: usize,
     /// Most headers in a request.
@@ -157,6 +166,17 @@ pub enum Codec {
     Http1,
     /// HTTP/2 alone.
     Http2,
+}
+
+/// What becomes of `server` in answers. Source: `HttpConnectionManager.ServerHeaderTransformation`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerHeader {
+    /// It is this.
+    Overwrite(Box<str>),
+    /// It is this where the upstream says nothing.
+    AppendIfAbsent(Box<str>),
+    /// It stays what it is.
+    PassThrough,
 }
 
 /// Where a manager's routes are.

@@ -327,7 +327,7 @@ pub struct DirectResponse {
 }
 
 /// Source: `envoy.config.route.v3.RetryPolicy`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RetryPolicy {
     /// When to try again.
     pub on: RetryOn,
@@ -341,10 +341,32 @@ pub struct RetryPolicy {
     pub host_selection_attempts: u32,
     /// Statuses that count as failed under `retriable-status-codes`.
     pub statuses: Vec<u16>,
+    /// Answers of which one of these holds count as failed under `retriable-headers`.
+    pub answers: Vec<HeaderMatch>,
+    /// Only requests of which one of these holds are tried again; empty for all.
+    pub requests: Vec<HeaderMatch>,
     /// First pause; each further one doubles, with full jitter.
     pub backoff_base: Duration,
     /// Longest pause.
     pub backoff_max: Duration,
+}
+
+impl Default for RetryPolicy {
+    /// What holds where nothing is said: one more try, on nothing.
+    fn default() -> Self {
+        Self {
+            on: RetryOn::default(),
+            retries: 1,
+            per_try_timeout: None,
+            avoid_previous: false,
+            host_selection_attempts: 0,
+            statuses: Vec::new(),
+            answers: Vec::new(),
+            requests: Vec::new(),
+            backoff_base: Duration::from_millis(25),
+            backoff_max: Duration::from_millis(250),
+        }
+    }
 }
 
 /// The words of `retry_on`. Sources: Envoy's router filter, `x-envoy-retry-on` and `x-envoy-retry-grpc-on`.
@@ -360,11 +382,48 @@ pub struct RetryOn {
     pub retriable_4xx: bool,
     pub refused_stream: bool,
     pub retriable_status_codes: bool,
+    pub retriable_headers: bool,
+    pub envoy_ratelimited: bool,
     pub grpc_cancelled: bool,
     pub grpc_deadline_exceeded: bool,
     pub grpc_internal: bool,
     pub grpc_resource_exhausted: bool,
     pub grpc_unavailable: bool,
+}
+
+impl RetryOn {
+    /// Adds a word; whether it is known.
+    pub fn set(&mut self, word: &str) -> bool {
+        let flag = match word {
+            "5xx" => &mut self.server_error,
+            "gateway-error" => &mut self.gateway_error,
+            "reset" => &mut self.reset,
+            "reset-before-request" => &mut self.reset_before_request,
+            "connect-failure" => &mut self.connect_failure,
+            "retriable-4xx" => &mut self.retriable_4xx,
+            "refused-stream" => &mut self.refused_stream,
+            "retriable-status-codes" => &mut self.retriable_status_codes,
+            "retriable-headers" => &mut self.retriable_headers,
+            "envoy-ratelimited" => &mut self.envoy_ratelimited,
+            _ => return false,
+        };
+        *flag = true;
+        true
+    }
+
+    /// Adds a word about gRPC; whether it is known.
+    pub fn set_grpc(&mut self, word: &str) -> bool {
+        let flag = match word {
+            "cancelled" => &mut self.grpc_cancelled,
+            "deadline-exceeded" => &mut self.grpc_deadline_exceeded,
+            "internal" => &mut self.grpc_internal,
+            "resource-exhausted" => &mut self.grpc_resource_exhausted,
+            "unavailable" => &mut self.grpc_unavailable,
+            _ => return false,
+        };
+        *flag = true;
+        true
+    }
 }
 
 /// Additions to and removals from a request's and a response's headers.

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     config::{
-        http::{Codec, EscapedSlashes, Http2Options, Part, Routes},
-        listener::Direction,
+        http::{Codec, EscapedSlashes, Http2Options, Part, Routes, ServerHeader},
+        listener::{Cidr, Direction},
     },
     path,
 };
@@ -22,7 +22,10 @@ fn manager() -> HttpManager {
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: Vec::new(),
-        server_name: None,
+        server: ServerHeader::PassThrough,
+        preserve_request_id: false,
+        skip_xff_append: false,
+        internal: Vec::new(),
         generate_request_id: false,
         client_cert: Default::default(),
         use_remote_address: false,
@@ -30,6 +33,7 @@ fn manager() -> HttpManager {
         normalize_path: false,
         merge_slashes: false,
         escaped_slashes: EscapedSlashes::Keep,
+        default_host: None,
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,
@@ -57,7 +61,13 @@ fn value<'a>(head: &'a RequestHead, name: &'a str) -> Option<&'a str> {
 }
 
 fn hop(certified: bool, forwarded_cert: Option<&str>) -> Hop<'_> {
-    Hop { source: "10.0.0.1".parse().unwrap(), tls: certified, certified, forwarded_cert }
+    Hop {
+        source: "10.0.0.1".parse().unwrap(),
+        own: || "192.168.1.1".parse().unwrap(),
+        tls: certified,
+        certified,
+        forwarded_cert,
+    }
 }
 
 fn add(action: AppendAction, name: &str, value: Format) -> HeaderOp {
@@ -82,7 +92,6 @@ fn values_are_made_before_any_is_added() {
         add(AppendAction::OverwriteIfExists, "e", text("no")),
         add(AppendAction::Append, "f", operator("REQ", Some("MISSING"))),
         empty,
-        add(AppendAction::Overwrite, "host", text("new:80")),
     ];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     let fields: Vec<_> = head
@@ -90,26 +99,11 @@ fn values_are_made_before_any_is_added() {
         .map(|(name, value)| format!("{}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(value)))
         .collect();
     assert_eq!(fields, ["b=new", "c=3", "c=2", "d=/a", "g="]);
-    assert_eq!(head.authority(), "new:80");
 
-    // What stands in the request's line and host is there, too.
-    let ops = [
-        add(AppendAction::AddIfAbsent, "host", text("no")),
-        add(AppendAction::AddIfAbsent, ":path", text("/no")),
-        add(AppendAction::OverwriteIfExists, ":authority", text("newer:80")),
-    ];
+    // What would end a line does not get into one.
+    let ops = [add(AppendAction::Overwrite, "x", text("a\r\nb: c"))];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
-    assert_eq!((head.authority(), head.path()), ("newer:80", "/a"));
-
-    // What would end a line or the target does not get into one.
-    let ops = [
-        add(AppendAction::Overwrite, "x", text("a\r\nb: c")),
-        add(AppendAction::Overwrite, ":path", text("/a HTTP/1.1\r\nx: y")),
-        add(AppendAction::Overwrite, "host", text("no host")),
-    ];
-    apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
-    assert_eq!((head.header("x"), head.path()), (Some(&b"ab: c"[..]), "/a%20HTTP/1.1x:%20y"));
-    assert_eq!(head.authority(), "newer:80");
+    assert_eq!(head.header("x"), Some(&b"ab: c"[..]));
 
     let mut answer = ResponseHead::build(200, &[("x", "1")]);
     let ops =
@@ -144,12 +138,61 @@ fn the_client_is_who_trusted_proxies_say() {
 }
 
 #[test]
+fn only_clients_inside_say_how_requests_are_tried() {
+    let range = Cidr { address: "10.0.0.0".parse().unwrap(), prefix_len: 8 };
+    let with = |use_remote_address, hops| HttpManager {
+        use_remote_address,
+        xff_trusted_hops: hops,
+        internal: vec![range.clone()],
+        ..manager()
+    };
+    let unsaid = HttpManager { internal: Vec::new(), ..with(true, 0) };
+    let cases = [
+        (with(false, 0), Some("10.1.1.1"), true, None),
+        (with(false, 0), Some("1.1.1.1"), false, None),
+        (with(false, 0), Some("1.1.1.1, 10.1.1.1"), false, None),
+        (with(false, 1), Some("10.1.1.1, 10.1.1.1"), false, None),
+        (with(false, 0), None, false, None),
+        (with(true, 0), None, true, None),
+        (with(true, 0), Some("10.1.1.1"), false, Some("10.0.0.1")),
+        (with(true, 1), Some("1.1.1.1"), false, Some("1.1.1.1")),
+        (unsaid, None, false, Some("10.0.0.1")),
+    ];
+    for (manager, before, inside, external) in cases {
+        let mut head = RequestHead::build("GET", "/", "h", &[("x-envoy-internal", "said")]);
+        head.append("x-envoy-retry-on", b"5xx");
+        head.append("x-envoy-downstream-service-node", b"node");
+        if let Some(before) = before {
+            head.append("x-forwarded-for", before.as_bytes());
+        }
+        receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(value(&head, "x-envoy-internal"), inside.then_some("true"), "{before:?}");
+        assert_eq!(head.has("x-envoy-retry-on"), inside);
+        assert_eq!(value(&head, "x-envoy-external-address"), external);
+        assert_eq!(head.has("x-envoy-downstream-service-node"), external.is_none());
+    }
+}
+
+#[test]
+fn a_client_on_this_machine_is_told_by_its_address() {
+    let mut manager = HttpManager { use_remote_address: true, ..manager() };
+    let here = Hop { source: Ipv4Addr::LOCALHOST.into(), ..hop(false, None) };
+    for expected in [Some("1.1.1.1,192.168.1.1"), Some("1.1.1.1")] {
+        let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-for", "1.1.1.1")]);
+        receive(&manager, here, &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(value(&head, "x-forwarded-for"), expected);
+        manager.skip_xff_append = true;
+    }
+}
+
+#[test]
 fn the_protocol_is_kept_unless_nobody_is_trusted() {
     for (edge, tls, expected) in [(false, false, "said"), (true, true, "https"), (true, false, "http")] {
         let manager = HttpManager { use_remote_address: edge, ..manager() };
         let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-proto", "said")]);
         receive(&manager, Hop { tls, ..hop(false, None) }, &mut head, &mut fastrand::Rng::with_seed(1));
         assert_eq!(value(&head, "x-forwarded-proto"), Some(expected));
+        assert_eq!(head.scheme(), if tls { "https" } else { "http" });
     }
 }
 
@@ -186,6 +229,12 @@ fn request_ids_are_made_once() {
     let first = value(&head, "x-request-id").unwrap().to_owned();
     receive(&manager, hop(false, None), &mut head, &mut dice);
     assert_eq!(value(&head, "x-request-id"), Some(first.as_str()));
+    let mut edge = HttpManager { use_remote_address: true, preserve_request_id: true, ..manager };
+    receive(&edge, hop(false, None), &mut head, &mut dice);
+    assert_eq!(value(&head, "x-request-id"), Some(first.as_str()));
+    edge.preserve_request_id = false;
+    receive(&edge, hop(false, None), &mut head, &mut dice);
+    assert_ne!(value(&head, "x-request-id"), Some(first.as_str()));
 }
 
 #[test]
@@ -204,7 +253,7 @@ fn paths_are_normalised_as_the_manager_wants() {
         (manager(true, true, Keep), "/a/../b//c%2F", Outcome::Go, "/b/c%2F"),
         (manager(true, true, UnescapeAndForward), "/a%2f..%2Fb%5cc", Outcome::Go, "/b/c"),
         (manager(true, true, UnescapeAndRedirect), "/a%2fb?x", Outcome::Redirect, "/a/b?x"),
-        (manager(true, true, Reject), "/a%2fb", Outcome::Reject, "/a%2fb"),
+        (manager(true, true, Reject), "/a%2fb", Outcome::Reject, "/a/b"),
         (manager(true, true, Reject), "/ab?%2f", Outcome::Go, "/ab?%2f"),
         (manager(true, true, Keep), "/a#b", Outcome::Reject, "/a#b"),
         (manager(true, true, Keep), "*", Outcome::Go, "*"),

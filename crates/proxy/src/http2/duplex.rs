@@ -238,8 +238,9 @@ impl fmt::Display for Lost {
 /// What the end of a stream to a server means.
 fn upstream_error(lost: Lost) -> Error {
     let kind = match lost {
-        Lost::Reset(_) | Lost::Dropped => Kind::UpstreamReset,
-        Lost::Unprocessed => Kind::UpstreamRefused,
+        Lost::Reset(Reason::PROTOCOL) => return Error::new(Kind::UpstreamProtocol),
+        Lost::Reset(_) | Lost::Dropped => return Error::new(Kind::UpstreamReset),
+        Lost::Unprocessed => return Error::new(Kind::UpstreamRefused),
         Lost::Broken(_) => Kind::UpstreamProtocol,
         Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
     };

@@ -15,7 +15,7 @@ use crate::{
     context::{Registered, Worker},
     downstream::{self, Downstream},
     error::Flags,
-    head::{RequestHead, ResponseHead},
+    head::{RequestHead, ResponseHead, Version},
     hop,
     http1::{
         Connection, Framing, Malformed, Scan, parse,
@@ -189,6 +189,9 @@ async fn next(
                     let parsed = parse::request(&stream.input.bytes()[..end], &limits, head);
                     stream.input.consume(end);
                     return Poll::Ready(match parsed {
+                        Ok(_) if head.version == Version::Http10 && !manager.accept_http10 => {
+                            Next::Refused(Malformed::new(426, "low_version"))
+                        }
                         Ok((framing, connection)) => Next::Request(framing, connection),
                         Err(malformed) => Next::Refused(malformed),
                     });
@@ -256,6 +259,7 @@ fn refuse_malformed(
     // As Envoy's: what can be read, but goes nowhere, is refused without words.
     let content = match malformed.reason {
         "request_header_timeout" => "request header timeout",
+        "low_version" => reason(malformed.status),
         known if known.starts_with("http1.") => reason(malformed.status),
         _ => "",
     };
@@ -272,13 +276,17 @@ fn refuse_malformed(
     let origin = &downstream.origin;
     let mut record = Record::new(origin.listener.direction, SystemTime::now());
     record.status = malformed.status;
-    record.flags = if malformed.status == 408 { Flags::NONE } else { Flags::DPE };
+    let is_understood = matches!(malformed.reason, "request_header_timeout" | "missing_host_header");
+    record.flags = if is_understood { Flags::NONE } else { Flags::DPE };
+    record.bytes_sent = content.len() as u64;
     record.details = malformed.reason;
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
     record.downstream_direct = Some(origin.direct);
-    let context = telemetry::Context { record: &record, request: None, response: Some(&response) };
+    // Of a head that cannot be read only the version is told.
+    let request = Some(&RequestHead::default());
+    let context = telemetry::Context { record: &record, request, response: Some(&response) };
     for log in &manager.access_logs {
         if let Some(writer) = &worker.log {
             writer.log(log, &context, &mut worker.dice.borrow_mut());

@@ -102,6 +102,6 @@ pub(super) fn panic_threshold(proto: &Proto) -> Result<u32> {
     if !(0.0..=100.0).contains(&threshold) {
         return Err(Reject::new("must be from 0 to 100").at_field("common_lb_config.healthy_panic_threshold"));
     }
-    // Whole percent, as in Envoy.
-    Ok(threshold.round() as u32)
+    // Whole percent as Envoy makes them: what is behind the point is cut off, and so 58 is 57.
+    Ok((100.0 * (threshold / 100.0)) as u32)
 }

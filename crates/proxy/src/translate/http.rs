@@ -31,8 +31,9 @@ use super::{
 };
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
-    Keepalive, MetadataExchange, Routes,
+    Keepalive, MetadataExchange, Routes, ServerHeader,
 };
+use crate::config::listener::Cidr;
 
 /// Envoy's defaults.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -53,6 +54,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         super::warn_once(format!("common_http_protocol_options: {reason}"));
     }
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
+    let http1 = proto.http_protocol_options.as_ref();
     let kib = number(proto.max_request_headers_kb).unwrap_or(MAX_HEAD_KIB) as usize;
     let mut manager = HttpManager {
         stat_prefix: proto.stat_prefix.as_str().into(),
@@ -68,11 +70,14 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: upgrades(proto),
-        server_name: server_name(proto)?,
+        server: server(proto),
+        preserve_request_id: proto.preserve_external_request_id,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
         client_cert: client_cert(proto),
         use_remote_address: flag(proto.use_remote_address).unwrap_or(false),
         xff_trusted_hops: proto.xff_num_trusted_hops,
+        skip_xff_append: proto.skip_xff_append,
+        internal: internal(proto).at("internal_address_config.cidr_ranges")?,
         normalize_path: flag(proto.normalize_path).unwrap_or(false),
         merge_slashes: proto.merge_slashes,
         escaped_slashes: match proto.path_with_escaped_slashes_action() {
@@ -82,7 +87,10 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             PathWithEscapedSlashesAction::UnescapeAndRedirect => EscapedSlashes::UnescapeAndRedirect,
             PathWithEscapedSlashesAction::UnescapeAndForward => EscapedSlashes::UnescapeAndForward,
         },
-        accept_http10: proto.http_protocol_options.as_ref().is_some_and(|options| options.accept_http_10),
+        accept_http10: http1.is_some_and(|options| options.accept_http_10),
+        default_host: http1
+            .map(|options| options.default_host_for_http_10.as_str().into())
+            .filter(|host: &Box<str>| !host.is_empty()),
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,
@@ -171,18 +179,22 @@ fn upgrades(proto: &Proto) -> Vec<Box<str>> {
     enabled.map(|config| config.upgrade_type.to_ascii_lowercase().into()).collect()
 }
 
-fn server_name(proto: &Proto) -> Result<Option<Box<str>>> {
+fn server(proto: &Proto) -> ServerHeader {
+    let name = match proto.server_name.as_str() {
+        "" => "envoy".into(),
+        name => name.into(),
+    };
     match proto.server_header_transformation() {
-        ServerHeaderTransformation::Overwrite => Ok(Some(match proto.server_name.as_str() {
-            "" => "envoy".into(),
-            name => name.into(),
-        })),
-        ServerHeaderTransformation::PassThrough => Ok(None),
-        ServerHeaderTransformation::AppendIfAbsent => {
-            Err(Reject::new("APPEND_IF_ABSENT is not supported: use OVERWRITE or PASS_THROUGH")
-                .at_field("server_header_transformation"))
-        }
+        ServerHeaderTransformation::Overwrite => ServerHeader::Overwrite(name),
+        ServerHeaderTransformation::AppendIfAbsent => ServerHeader::AppendIfAbsent(name),
+        ServerHeaderTransformation::PassThrough => ServerHeader::PassThrough,
     }
+}
+
+/// Where clients inside are; nowhere, if it is not said.
+fn internal(proto: &Proto) -> Result<Vec<Cidr>> {
+    let ranges = proto.internal_address_config.iter().flat_map(|config| &config.cidr_ranges);
+    ranges.enumerate().map(|(index, range)| policy::cidr(range).at(format_args!("[{index}]"))).collect()
 }
 
 fn client_cert(proto: &Proto) -> ClientCertDetails {

@@ -420,6 +420,8 @@ fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
         avoid_previous,
         host_selection_attempts: u32::try_from(proto.host_selection_retry_max_attempts).unwrap_or(0),
         statuses: statuses.collect::<Result<_>>().at("retriable_status_codes")?,
+        answers: text::headers(&proto.retriable_headers).at("retriable_headers")?,
+        requests: text::headers(&proto.retriable_request_headers).at("retriable_request_headers")?,
         backoff_base: base,
         backoff_max: max,
     })
@@ -428,23 +430,9 @@ fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
 fn retry_on(words: &str) -> Result<RetryOn> {
     let mut on = RetryOn::default();
     for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-        let flag = match word {
-            "5xx" => &mut on.server_error,
-            "gateway-error" => &mut on.gateway_error,
-            "reset" => &mut on.reset,
-            "reset-before-request" => &mut on.reset_before_request,
-            "connect-failure" => &mut on.connect_failure,
-            "retriable-4xx" => &mut on.retriable_4xx,
-            "refused-stream" => &mut on.refused_stream,
-            "retriable-status-codes" => &mut on.retriable_status_codes,
-            "cancelled" => &mut on.grpc_cancelled,
-            "deadline-exceeded" => &mut on.grpc_deadline_exceeded,
-            "internal" => &mut on.grpc_internal,
-            "resource-exhausted" => &mut on.grpc_resource_exhausted,
-            "unavailable" => &mut on.grpc_unavailable,
-            other => return Err(Reject::new(format!("{other:?} is not supported"))),
-        };
-        *flag = true;
+        if !on.set(word) && !on.set_grpc(word) {
+            return Err(Reject::new(format!("{word:?} is not supported")));
+        }
     }
     Ok(on)
 }
@@ -461,9 +449,19 @@ fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
 
 fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
     let mut ops: Vec<_> =
-        remove.iter().map(|name| HeaderOp::Remove(name.to_ascii_lowercase().into())).collect();
+        remove.iter().map(|name| Ok(HeaderOp::Remove(field_name(name)?))).collect::<Result<_>>()?;
     ops.extend(additions(add).at(field)?);
     Ok(ops)
+}
+
+/// The name of a header that may be changed, in lower case.
+fn field_name(name: &str) -> Result<Box<str>> {
+    if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
+        return Err(Reject::new(format!(
+            "{name:?} cannot be changed so: use host_rewrite or a path rewrite"
+        )));
+    }
+    Ok(name.to_ascii_lowercase().into())
 }
 
 /// Headers to add.
@@ -488,7 +486,7 @@ fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
         (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => AppendAction::Append,
     };
     Ok(HeaderOp::Add {
-        name: header.key.to_ascii_lowercase().into(),
+        name: field_name(&header.key)?,
         value: text::format(value).at("header.value")?,
         action,
         keep_empty: proto.keep_empty_value,

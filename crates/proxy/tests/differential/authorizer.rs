@@ -19,11 +19,10 @@ use skysail_xds::envoy::pb::{
     },
     google::rpc::Status,
 };
-use tokio::net::TcpListener as AsyncListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, transport::Server};
 
-use crate::twins::{cluster, read_body, read_head};
+use crate::servers::{background, cluster, options, read_body, read_head};
 
 /// What a service says of a request with this path.
 enum Verdict {
@@ -57,7 +56,7 @@ pub(crate) fn http() -> Value {
 fn serve(mut connection: TcpStream) {
     let mut input = Vec::new();
     while let Some(head) = read_head(&mut connection, &mut input) {
-        let Some(body) = read_body(&mut connection, &mut input, &head) else { return };
+        let Some((body, _)) = read_body(&mut connection, &mut input, &head) else { return };
         let mut lines: Vec<&str> = head.lines().map(str::trim_end).collect();
         lines[1..].sort_unstable();
         let path = lines[0].split(' ').nth(1).unwrap();
@@ -84,25 +83,13 @@ fn serve(mut connection: TcpStream) {
 
 /// A cluster whose server is asked by gRPC.
 pub(crate) fn grpc() -> Value {
-    let (send, receive) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let listener = AsyncListener::bind("127.0.0.1:0").await.unwrap();
-            send.send(listener.local_addr().unwrap().port()).unwrap();
-            let service = AuthorizationServer::new(Decides);
-            Server::builder()
-                .add_service(service)
-                .serve_with_incoming(TcpListenerStream::new(listener))
-                .await
-                .unwrap();
-        });
+    let port = background(|listener| async {
+        let service = AuthorizationServer::new(Decides);
+        let incoming = TcpListenerStream::new(listener);
+        Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
     });
-    let mut cluster = cluster("grpc-authorizer", receive.recv().unwrap());
-    cluster["typed_extension_protocol_options"] = json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-        "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
-    }});
+    let mut cluster = cluster("grpc-authorizer", port);
+    cluster["typed_extension_protocol_options"] = options(json!({"http2_protocol_options": {}}));
     cluster
 }
 

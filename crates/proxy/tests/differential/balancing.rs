@@ -3,6 +3,12 @@
 use fastrand::Rng;
 use serde_json::{Value, json};
 
+use crate::{
+    listener::access_log,
+    random::rarely,
+    request::{Request, Version},
+};
+
 /// A listener that leads to `cluster` by all that can be hashed.
 pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
     let mut hash_policy = Vec::new();
@@ -23,6 +29,7 @@ pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "a",
         "generate_request_id": false,
+        "access_log": access_log(),
         "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
         "http_filters": [{
             "name": "envoy.filters.http.router",
@@ -63,7 +70,7 @@ pub(crate) fn cluster(rng: &mut Rng, name: &str, endpoints: &[Value]) -> Value {
     let mut cluster = json!({
         "name": name, "type": "STATIC", "connect_timeout": "5s",
         "load_assignment": {"cluster_name": name, "endpoints": groups},
-        "common_lb_config": {"healthy_panic_threshold": {"value": rng.u32(..=100)}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": f64::from(rng.u32(..=1000)) / 10.0}},
     });
     if weighed {
         cluster["common_lb_config"]["locality_weighted_lb_config"] = json!({});
@@ -87,21 +94,19 @@ pub(crate) fn cluster(rng: &mut Rng, name: &str, endpoints: &[Value]) -> Value {
 }
 
 /// A request with some of what is hashed.
-pub(crate) fn request(rng: &mut Rng) -> String {
+pub(crate) fn request(rng: &mut Rng) -> Request {
     let mut key = || (0..rng.usize(..40)).map(|_| rng.alphanumeric()).collect::<String>();
     let (path, query, first, second, cookie) = (key(), key(), key(), key(), key());
-    let mut head = format!("GET /{path}");
-    if rng.bool() {
-        head += &format!("?a=b&key={query}&key=c");
-    }
-    head += " HTTP/1.1\r\nhost: a\r\n";
-    for (value, given) in [(first, rng.bool()), (second, rng.u8(..4) == 0)] {
+    let query = if rng.bool() { format!("?a=b&key={query}&key=c") } else { String::new() };
+    let version = if rng.bool() { Version::Http11 } else { Version::Http2 };
+    let mut request = Request::new(version, "GET", format!("/{path}{query}"), "a".to_owned());
+    for (value, given) in [(first, rng.bool()), (second, rarely(rng, 4))] {
         if given {
-            head += &format!("x-key: {value}\r\n");
+            request.field("x-key", value);
         }
     }
     if rng.bool() {
-        head += &format!("cookie: a=b; key=\"{cookie}\"; c\r\n");
+        request.field("cookie", format!("a=b; key=\"{cookie}\"; c"));
     }
-    head + "\r\n"
+    request
 }

@@ -1,5 +1,6 @@
-//! Envoy is asked what is right: it and our sidecar get the same file, made at random, and the same bytes, made at random,
-//! and must answer alike. What differs and is meant to is in `docs/compatibility.md`, and taken out in [`twins::comparable`].
+//! Envoy is asked what is right: it and our sidecar get the same file, made at random, and the same requests, made at random,
+//! and must answer alike, send the same to servers, and write the same into their access logs. What differs and is meant
+//! to is in `docs/compatibility.md`, and taken out in [`client`] and [`log`].
 //!
 //! `SKYSAIL_DIFFERENTIAL_SEED` repeats a run from the seed that a failure names, and `SKYSAIL_DIFFERENTIAL_SECONDS` goes
 //! on with the next seeds for so long.
@@ -12,8 +13,17 @@
 
 mod authorizer;
 mod balancing;
-mod configuration;
+mod client;
+mod filters;
+mod listener;
+mod log;
+mod random;
+mod request;
 mod requests;
+mod retries;
+mod routes;
+mod secrets;
+mod servers;
 mod tokens;
 mod twins;
 
@@ -24,8 +34,9 @@ use std::{
 };
 
 use fastrand::Rng;
+use request::Request;
 use serde_json::{Value, json};
-use twins::{Twins, upstream};
+use twins::Twins;
 
 /// Every one has a configuration of its own.
 const LISTENERS: usize = 40;
@@ -38,9 +49,51 @@ const TOLD: usize = 10;
 
 #[test]
 fn what_envoy_answers_we_answer() {
-    let mut clusters: Vec<Value> = ["one", "two"].map(upstream).into();
-    clusters.extend([authorizer::http(), authorizer::grpc()]);
-    for_seeds(|seed| compare(seed, &clusters));
+    let clusters = [
+        servers::http1("one"),
+        servers::http1("two"),
+        servers::http2("three"),
+        authorizer::http(),
+        authorizer::grpc(),
+    ];
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let listeners: Vec<Value> =
+            (0..LISTENERS).map(|number| listener::listener(&mut rng, number)).collect();
+        differences(&mut rng, &listeners, &clusters, requests::request)
+    });
+}
+
+/// Of clusters whose balancers hash, both choose the same endpoint for a key.
+#[test]
+fn where_envoy_leads_a_key_we_lead_it() {
+    let endpoints = ["one", "two", "three", "four", "five", "six", "seven"].map(servers::http1);
+    let endpoints =
+        endpoints.map(|cluster| cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0].clone());
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let names: Vec<String> = (0..LISTENERS).map(|number| format!("cluster-{number}")).collect();
+        let clusters: Vec<Value> =
+            names.iter().map(|name| balancing::cluster(&mut rng, name, &endpoints)).collect();
+        let listeners: Vec<Value> = names
+            .iter()
+            .enumerate()
+            .map(|(number, name)| balancing::listener(&mut rng, number, name))
+            .collect();
+        differences(&mut rng, &listeners, &clusters, balancing::request)
+    });
+}
+
+/// Both try again when the same tries fail, at the same endpoints.
+#[test]
+fn where_envoy_tries_again_we_try_again() {
+    let clusters = retries::clusters();
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let listeners: Vec<Value> =
+            (0..LISTENERS).map(|number| retries::listener(&mut rng, number)).collect();
+        differences(&mut rng, &listeners, &clusters, retries::request)
+    });
 }
 
 /// Nothing may differ for any of the seeds: the one that is asked for, those of so long a time, or the usual ones.
@@ -61,39 +114,12 @@ fn for_seeds(differences: impl Fn(u64) -> Vec<String>) {
     }
 }
 
-/// Of clusters whose balancers hash, both choose the same endpoint for a key.
-#[test]
-fn where_envoy_leads_a_key_we_lead_it() {
-    let endpoints = ["one", "two", "three", "four", "five", "six", "seven"].map(upstream);
-    let endpoints =
-        endpoints.map(|cluster| cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0].clone());
-    for_seeds(|seed| {
-        let mut rng = Rng::with_seed(seed);
-        let names: Vec<String> = (0..LISTENERS).map(|number| format!("cluster-{number}")).collect();
-        let clusters: Vec<Value> =
-            names.iter().map(|name| balancing::cluster(&mut rng, name, &endpoints)).collect();
-        let listeners: Vec<Value> = names
-            .iter()
-            .enumerate()
-            .map(|(number, name)| balancing::listener(&mut rng, number, name))
-            .collect();
-        self::differences(&mut rng, &listeners, &clusters, balancing::request)
-    });
-}
-
-/// What both answer to all that follows from this seed, where it is not the same.
-fn compare(seed: u64, clusters: &[Value]) -> Vec<String> {
-    let mut rng = Rng::with_seed(seed);
-    let listeners: Vec<Value> =
-        (0..LISTENERS).map(|number| configuration::listener(&mut rng, number)).collect();
-    differences(&mut rng, &listeners, clusters, requests::request)
-}
-
+/// What is not the same in what both answer, or write down, of requests made so.
 fn differences(
     rng: &mut Rng,
     listeners: &[Value],
     clusters: &[Value],
-    request: fn(&mut Rng) -> String,
+    request: fn(&mut Rng) -> Request,
 ) -> Vec<String> {
     let bootstrap = json!({
         "node": {"id": "sidecar~127.0.0.1~a.b~b.svc.cluster.local", "cluster": "a.b"},
@@ -102,25 +128,55 @@ fn differences(
     });
     let twins = Twins::start(&bootstrap);
     let mut differences = Vec::new();
-    for (number, listener) in listeners.iter().enumerate() {
-        for _ in 0..REQUESTS {
-            let request = request(rng);
-            let (theirs, ours) = twins.ask(number, &request);
-            if theirs == ours {
-                continue;
-            }
-            if differences.len() < TOLD {
-                let mut told = format!("listener {number}, to\n{request}\n");
-                let _ = write!(told, "Envoy answers\n{theirs}and Skysail\n{ours}with\n{listener}");
-                let own = format!("cluster-{number}");
-                for cluster in clusters.iter().filter(|cluster| cluster["name"] == own) {
-                    let _ = write!(told, "\n{cluster}");
-                }
-                differences.push(told);
-            } else {
+    let mut tell = |listener: usize, request: &Request, what: &str| {
+        let mut told = format!("listener {listener}, to\n{request}\n{what}\nwith\n{}", listeners[listener]);
+        let own = format!("cluster-{listener}");
+        for cluster in clusters.iter().filter(|cluster| cluster["name"] == own) {
+            _ = write!(told, "\n{cluster}");
+        }
+        differences.push(told);
+        differences.len() < env::var("TOLD").map_or(TOLD, |told| told.parse().unwrap())
+    };
+    let mut requests = Vec::new();
+    for case in 0..LISTENERS * REQUESTS {
+        let listener = case / REQUESTS;
+        let mut request = request(rng);
+        request.field("x-case", case.to_string());
+        let [theirs, ours] = twins.ask(listener, &request, || servers::tries(&case.to_string()).join("\n"));
+        if theirs != ours {
+            let what = compared(&(theirs.0 + &theirs.1), &(ours.0 + &ours.1));
+            if !tell(listener, &request, &what) {
                 return differences;
             }
         }
+        requests.push(request);
+    }
+    let [theirs, ours] = twins.logs();
+    let mut unread = 0;
+    for (case, request) in requests.iter().enumerate() {
+        let mut key = case.to_string();
+        if !theirs.contains_key(&key) && !ours.contains_key(&key) {
+            unread += 1;
+            key = format!("unread {unread}");
+        }
+        if let Some(what) = log::difference(theirs.get(&key), ours.get(&key))
+            && !tell(case / REQUESTS, request, &what)
+        {
+            return differences;
+        }
     }
     differences
+}
+
+/// The lines of both, marked where they are one's alone.
+fn compared(theirs: &str, ours: &str) -> String {
+    let mut told = "Envoy (-) and Skysail (+) answer\n".to_owned();
+    for line in theirs.lines() {
+        let mark = if ours.lines().any(|other| other == line) { ' ' } else { '-' };
+        _ = writeln!(told, "{mark} {line}");
+    }
+    for line in ours.lines().filter(|line| !theirs.lines().any(|other| other == *line)) {
+        _ = writeln!(told, "+ {line}");
+    }
+    told
 }

@@ -3,11 +3,51 @@
 use fastrand::Rng;
 
 use crate::{
-    configuration::{HEADERS, HOSTS, VALUES, one},
+    random::{HEADERS, HOSTS, VALUES, one, rarely},
+    request::{Body, Request, Version},
     tokens::TOKENS,
 };
 
-const METHODS: [&str; 6] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS"];
+const METHODS: [&str; 7] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"];
+/// What clients and proxies in front say of themselves.
+const HOPS: [(&str, &[&str]); 14] = [
+    (
+        "x-forwarded-for",
+        &["10.0.0.1", "1.2.3.4", "10.0.0.1, 1.2.3.4", "1.1.1.1,10.0.0.2,3.3.3.3", "no", "::1"],
+    ),
+    ("x-forwarded-for", &["10.0.0.1", "10.0.0.1", "127.0.0.1", "", "10.0.0.1:80", "10.0.0.1,"]),
+    ("x-forwarded-proto", &["http", "https", "wss"]),
+    ("x-envoy-internal", &["true"]),
+    ("x-envoy-external-address", &["1.1.1.1"]),
+    ("x-envoy-upstream-rq-timeout-ms", &["5000", "no", "0"]),
+    ("x-envoy-expected-rq-timeout-ms", &["5000"]),
+    ("x-envoy-original-path", &["/original"]),
+    ("x-envoy-original-host", &["original"]),
+    ("x-envoy-attempt-count", &["7"]),
+    ("x-envoy-downstream-service-cluster", &["me"]),
+    ("x-envoy-ip-tags", &["a"]),
+    (
+        "referer",
+        &["http://a/b", "/a", "a", "ftp://a", "https:///b", "http://a b/", "about:blank", "", "http://a?b"],
+    ),
+    ("x-request-id", &["6a9a4a4c-7d1a-4d1c-9f3a-000000000000"]),
+];
+/// How servers answer.
+const WAYS: [&str; 13] = [
+    "nameless",
+    "chunked",
+    "trailers",
+    "204",
+    "304",
+    "404",
+    "503",
+    "empty",
+    "bare",
+    "old",
+    "grpc0",
+    "grpc14",
+    "grpc-late",
+];
 /// What paths are put together of.
 const PIECES: [&str; 20] = [
     "/a", "/b", "/ab", "/A", "/a", "/b", "/", "//", "/.", "/..", "/%61", "/a%2Fb", "/a%2fb", "/%2e%2e",
@@ -15,52 +55,81 @@ const PIECES: [&str; 20] = [
 ];
 const QUERIES: [&str; 8] = ["", "", "", "?", "?a=b", "?a", "?b=a&a=b", "?a=%62#f"];
 
-/// The bytes of a request that every server understands, though it may refuse it.
-pub(crate) fn request(rng: &mut Rng) -> String {
+/// A request that every server understands, though it may refuse it.
+pub(crate) fn request(rng: &mut Rng) -> Request {
     let method = one(rng, &METHODS);
     let mut path: String = (0..rng.usize(1..4)).map(|_| one(rng, &PIECES)).collect();
     path.push_str(one(rng, &QUERIES));
-    let path = path.replace(' ', "+");
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", host(rng));
-    let mut has_type = false;
+    let version = version(rng, &path);
+    let mut request = Request::new(version, method, path.replace(' ', "+"), host(rng));
     for _ in 0..rng.usize(0..4) {
         let name = one(rng, &HEADERS);
         // Envoy joins those of the headers it knows that come twice.
-        if name == "content-type" && std::mem::replace(&mut has_type, true) {
+        if name == "content-type" && request.fields.iter().any(|(other, _)| other == name) {
             continue;
         }
-        head.push_str(&format!("{name}: {}\r\n", one(rng, &VALUES)));
+        request.field(name, one(rng, &VALUES));
     }
-    if rng.u8(0..4) == 0 {
-        head.push_str(&format!("x-host: {}\r\n", host(rng)));
+    if rarely(rng, 4) {
+        request.field("x-host", host(rng));
     }
-    if rng.u8(0..3) == 0 {
+    if rarely(rng, 3) {
         let token = &TOKENS.all[if rng.bool() { 0 } else { rng.usize(..TOKENS.all.len()) }];
-        let place = one(
-            rng,
-            &[
-                "authorization: Bearer ",
-                "authorization: Bearer ",
-                "authorization: ",
-                "x-token: T-",
-                "cookie: a=b; token=",
-            ],
-        );
-        head.push_str(&format!("{place}{token}\r\n"));
-    }
-    if rng.u8(0..8) == 0 {
-        head.push_str("origin: http://a.example\r\n");
-        if rng.bool() {
-            head.push_str("access-control-request-method: GET\r\n");
+        match rng.u8(..5) {
+            0 | 1 => request.field("authorization", format!("Bearer {token}").trim_end()),
+            2 => request.field("authorization", &**token),
+            3 => request.field("x-token", format!("T-{token}")),
+            _ => request.field("cookie", format!("a=b; token={token}")),
         }
     }
-    let mut body = String::new();
-    if matches!(method, "POST" | "PUT") {
-        // Now and then more than is kept.
-        body = if rng.u8(..30) == 0 { "body".repeat(17_500) } else { "body".to_owned() };
-        head.push_str(&format!("content-length: {}\r\n", body.len()));
+    if rarely(rng, 8) {
+        request.field("origin", "http://a.example");
+        if rng.bool() {
+            request.field("access-control-request-method", "GET");
+        }
     }
-    format!("{head}\r\n{body}")
+    for _ in 0..rng.usize(..3) {
+        let (name, values) = HOPS[rng.usize(..HOPS.len())];
+        if !request.fields.iter().any(|(other, _)| other == name) {
+            request.field(name, one(rng, values));
+        }
+    }
+    if rarely(rng, 6) {
+        request.field("te", one(rng, &["trailers", "trailers", "gzip"]));
+    }
+    if version == Version::Http2 && rarely(rng, 6) {
+        request.field("cookie", "c=d");
+        request.field("cookie", "e");
+    }
+    if rarely(rng, 3) {
+        request.field("x-serve", one(rng, &WAYS));
+    }
+    if matches!(method, "POST" | "PUT") {
+        request.body = body(rng, version);
+    }
+    request
+}
+
+fn version(rng: &mut Rng, path: &str) -> Version {
+    match rng.u8(..8) {
+        0 => Version::Http10,
+        // The client can say nothing else.
+        1 | 2 if path.starts_with('/') && !path.contains('#') => Version::Http2,
+        _ => Version::Http11,
+    }
+}
+
+fn body(rng: &mut Rng, version: Version) -> Body {
+    match rng.u8(..4) {
+        0 if version != Version::Http10 => {
+            let trailers = if rng.bool() { vec![("x-late", "yes"), ("x-a", "late")] } else { Vec::new() };
+            Body::Pieces(["bo", "dy", "!"][..rng.usize(..4)].to_vec(), trailers)
+        }
+        1 => Body::Whole(String::new()),
+        // Now and then more than is kept.
+        _ if rarely(rng, 30) => Body::Whole("body".repeat(17_500)),
+        _ => Body::Whole("body".to_owned()),
+    }
 }
 
 fn host(rng: &mut Rng) -> String {

@@ -2,32 +2,44 @@
 
 use std::{
     collections::HashMap,
-    fmt::Write as _,
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
-/// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::{
+    client::{self, PATIENCE},
+    request::Request,
+    secrets,
+};
+
+/// After so long in which nothing was logged both have logged all, if it is the same number of lines.
+const PAUSE: Duration = Duration::from_millis(200);
+/// After so long they have, even if it is not.
+const SILENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Twins {
     envoy: Proxy,
     skysail: Proxy,
+    runtime: Runtime,
+    /// How each listener is spoken to.
+    tls: Vec<Option<Arc<rustls::ClientConfig>>>,
 }
 
 struct Proxy {
     child: Child,
     /// By the names of listeners.
     addresses: HashMap<String, SocketAddr>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Twins {
@@ -41,6 +53,8 @@ impl Twins {
                 "--use-dynamic-base-id",
                 "--log-level",
                 "warning",
+                "--file-flush-interval-msec",
+                "50",
                 "--admin-address-path",
             ]);
             command
@@ -58,13 +72,47 @@ impl Twins {
             command.env("NO_COLOR", "1").env_remove("SKYSAIL_LOG").stderr(log(folder));
             command
         });
-        Self { envoy, skysail }
+        let listeners = bootstrap["static_resources"]["listeners"].as_array().unwrap();
+        let is_tls = |listener: &Value| !listener["filter_chains"][0]["transport_socket"].is_null();
+        let tls = listeners.iter().map(|listener| is_tls(listener).then(secrets::client)).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { envoy, skysail, runtime, tls }
     }
 
-    /// What both answer on this listener, in a form in which it can be compared.
-    pub(crate) fn ask(&self, listener: usize, request: &str) -> (String, String) {
-        let name = format!("listener-{listener}");
-        (self.envoy.ask(&name, request), self.skysail.ask(&name, request))
+    /// What both answer on this listener, one after the other, with what `after` says of each.
+    pub(crate) fn ask<T>(
+        &self,
+        listener: usize,
+        request: &Request,
+        mut after: impl FnMut() -> T,
+    ) -> [(String, T); 2] {
+        [&self.envoy, &self.skysail].map(|proxy| {
+            (
+                self.runtime.block_on(client::ask(
+                    proxy.addresses[&format!("listener-{listener}")],
+                    self.tls[listener].clone(),
+                    request,
+                )),
+                after(),
+            )
+        })
+    }
+
+    /// What both have logged, by the case that it is about, once no more comes.
+    pub(crate) fn logs(&self) -> [HashMap<String, Value>; 2] {
+        let proxies = [&self.envoy, &self.skysail];
+        let (mut since, mut seen) = (Instant::now(), [0, 0]);
+        loop {
+            let now = proxies.map(|proxy| proxy.log().lines().count());
+            if now != seen {
+                (since, seen) = (Instant::now(), now);
+            }
+            let silence = if now[0] == now[1] { PAUSE } else { SILENCE };
+            if since.elapsed() > silence {
+                return proxies.map(Proxy::by_case);
+            }
+            thread::sleep(PAUSE / 10);
+        }
     }
 }
 
@@ -72,9 +120,12 @@ impl Proxy {
     fn start(bootstrap: &Value, command: impl Fn(&Path) -> Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("bootstrap.json"), bootstrap.to_string()).unwrap();
-        let child = command(folder.path()).stdout(Stdio::null()).spawn().unwrap();
-        let mut proxy = Self { child, addresses: HashMap::new(), _folder: folder };
-        let folder = proxy._folder.path().to_owned();
+        let child = command(folder.path())
+            .stdout(fs::File::create(folder.path().join("access")).unwrap())
+            .spawn()
+            .unwrap();
+        let mut proxy = Self { child, addresses: HashMap::new(), folder: folder };
+        let folder = proxy.folder.path().to_owned();
         let begun = Instant::now();
         while proxy.addresses.is_empty() {
             let told = || fs::read_to_string(folder.join("log")).unwrap_or_default();
@@ -89,9 +140,25 @@ impl Proxy {
         proxy
     }
 
-    fn ask(&self, listener: &str, request: &str) -> String {
-        let request = request.replacen("\r\n\r\n", "\r\nconnection: close\r\n\r\n", 1);
-        comparable(&exchange(self.addresses[listener], &request))
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("access")).unwrap_or_default()
+    }
+
+    /// Lines of the access log; those of which no head could be read are numbered, in the order of their requests.
+    fn by_case(&self) -> HashMap<String, Value> {
+        let text = self.log();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut unread = 0;
+        let mut all = HashMap::new();
+        for line in lines {
+            let key = line["case"].as_str().map(str::to_owned);
+            let key = key.unwrap_or_else(|| {
+                unread += 1;
+                format!("unread {unread}")
+            });
+            all.insert(key, line);
+        }
+        all
     }
 }
 
@@ -109,115 +176,6 @@ fn admin(folder: &Path) -> Option<SocketAddr> {
     let line = log.split_inclusive('\n').find(|line| line.contains("admin page") && line.ends_with('\n'));
     let said = line.and_then(|line| line.trim().rsplit('=').next()?.parse().ok());
     said.or_else(|| text("admin").trim().parse().ok())
-}
-
-/// Status, sorted headers and body, without what is different every time.
-fn comparable(answer: &str) -> String {
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
-    let mut lines = head.lines();
-    // The version and the status: what it is called in words is nobody's business.
-    let mut told: String = lines.next().unwrap_or_default().split_inclusive(' ').take(2).collect();
-    told.push('\n');
-    let mut headers: Vec<&str> = lines.collect();
-    headers.retain(|line| {
-        !["date: ", "x-envoy-upstream-service-time: "].iter().any(|name| line.starts_with(name))
-    });
-    headers.sort_unstable();
-    for line in headers {
-        // Two slashes at the beginning, or one and a backslash, would read as another host; we write `/.//`.
-        let _ = writeln!(told, "{}", line.replacen("location: /./", "location: /", 1));
-    }
-    let _ = writeln!(told, "\n{body}");
-    told
-}
-
-/// A cluster whose server answers with what came.
-pub(crate) fn upstream(name: &'static str) -> Value {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            thread::spawn(move || serve(name, connection.unwrap()));
-        }
-    });
-    cluster(name, port)
-}
-
-/// A cluster of one server here.
-pub(crate) fn cluster(name: &str, port: u16) -> Value {
-    let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
-    let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": address}}]}]);
-    json!({
-        "name": name, "type": "STATIC", "connect_timeout": "5s",
-        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
-    })
-}
-
-fn serve(name: &str, mut connection: TcpStream) {
-    let mut input = Vec::new();
-    loop {
-        let Some(head) = read_head(&mut connection, &mut input) else { return };
-        let Some(body) = read_body(&mut connection, &mut input, &head) else { return };
-        let mut lines: Vec<&str> = head.lines().map(str::trim_end).collect();
-        lines[1..].sort_unstable();
-        let said = format!("{name} got\n{}\n{body}", lines.join("\n"));
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nserver: upstream\r\nx-a: one\r\nx-b: two\r\n\r\n{said}",
-            said.len()
-        );
-        if connection.write_all(answer.as_bytes()).is_err() {
-            return;
-        }
-    }
-}
-
-pub(crate) fn read_body(connection: &mut TcpStream, input: &mut Vec<u8>, head: &str) -> Option<String> {
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let length = length.map_or(0, |length| length.parse().unwrap());
-    while input.len() < length {
-        let mut block = [0; 4096];
-        let Ok(count @ 1..) = connection.read(&mut block) else { return None };
-        input.extend_from_slice(&block[..count]);
-    }
-    Some(String::from_utf8(input.drain(..length).collect()).unwrap())
-}
-
-pub(crate) fn read_head(connection: &mut TcpStream, input: &mut Vec<u8>) -> Option<String> {
-    loop {
-        if let Some(end) = input.windows(4).position(|window| window == b"\r\n\r\n") {
-            return Some(
-                String::from_utf8_lossy(&input.drain(..end + 4).collect::<Vec<_>>()).trim_end().to_owned(),
-            );
-        }
-        let mut block = [0; 4096];
-        let Ok(count @ 1..) = connection.read(&mut block) else { return None };
-        input.extend_from_slice(&block[..count]);
-    }
-}
-
-/// An answer, whole; what comes until the other end closes if it does not say its length. A reset is an end, too.
-fn exchange(address: SocketAddr, request: &str) -> String {
-    let mut connection = TcpStream::connect(address).unwrap();
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut answer = Vec::new();
-    if connection.write_all(request.as_bytes()).is_ok() {
-        let mut block = [0; 4096];
-        while !is_whole(&answer) {
-            match connection.read(&mut block) {
-                Ok(0) | Err(_) => break,
-                Ok(count) => answer.extend_from_slice(&block[..count]),
-            }
-        }
-    }
-    String::from_utf8_lossy(&answer).into_owned()
-}
-
-/// Envoy waits a second before it closes a connection, lest its last answer be lost.
-fn is_whole(answer: &[u8]) -> bool {
-    let answer = String::from_utf8_lossy(answer);
-    let Some((head, body)) = answer.split_once("\r\n\r\n") else { return false };
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    length.is_some_and(|length| body.len() >= length.parse().unwrap())
 }
 
 /// Status and body of a page for administrators; 0 if there is none yet.

@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, Routes},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, Routes, ServerHeader},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
             Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
@@ -261,7 +261,10 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: vec!["websocket".into()],
-        server_name: Some("skysail".into()),
+        server: ServerHeader::Overwrite("skysail".into()),
+        preserve_request_id: false,
+        skip_xff_append: false,
+        internal: vec![],
         generate_request_id: true,
         client_cert: ClientCertDetails::default(),
         use_remote_address: false,
@@ -270,6 +273,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         merge_slashes: false,
         escaped_slashes: EscapedSlashes::Keep,
         accept_http10: true,
+        default_host: None,
         max_head: 60 * 1024,
         max_headers: 100,
         http2: Http2Options::new(100),
@@ -356,6 +360,8 @@ pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
         avoid_previous: true,
         host_selection_attempts: 5,
         statuses: vec![],
+        answers: vec![],
+        requests: vec![],
         backoff_base: Duration::from_millis(1),
         backoff_max: Duration::from_millis(2),
     })

@@ -1,0 +1,222 @@
+//! The filters before the router.
+
+use fastrand::Rng;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    random::{PATHS, add, header_match, header_to_add, many, one, rarely, string_match},
+    routes::route_match,
+    tokens::TOKENS,
+};
+
+pub(crate) fn filters(rng: &mut Rng) -> Value {
+    let filter = |name: &str, mut config: Value| {
+        let kind = format!("type.googleapis.com/envoy.extensions.filters.http.{name}");
+        add(&mut config, json!({"@type": kind}));
+        json!({"name": name, "typed_config": config})
+    };
+    let mut filters = Vec::new();
+    for _ in 0..rng.usize(..3) {
+        filters.push(filter("rbac.v3.RBAC", json!({"rules": rules(rng)})));
+    }
+    let by_listener = if rarely(rng, 4) { abort(rng) } else { json!({}) };
+    filters.push(filter("fault.v3.HTTPFault", by_listener));
+    if rng.bool() {
+        filters.push(filter("cors.v3.Cors", json!({})));
+    }
+    if rng.bool() {
+        filters.push(filter("jwt_authn.v3.JwtAuthentication", tokens(rng)));
+    }
+    if rarely(rng, 3) {
+        filters.push(filter("ext_authz.v3.ExtAuthz", authorization(rng)));
+    }
+    if rarely(rng, 4) {
+        filters.push(filter("local_ratelimit.v3.LocalRateLimit", limit(rng)));
+    }
+    rng.shuffle(&mut filters);
+    for filter in &mut filters {
+        if rarely(rng, 6) {
+            add(filter, json!({"disabled": true}));
+        }
+    }
+    filters.push(filter("router.v3.Router", json!({})));
+    filters.into()
+}
+
+/// A bucket that does not fill again before all is over.
+fn limit(rng: &mut Rng) -> Value {
+    let share = |rng: &mut Rng| json!({"default_value": {"numerator": if rarely(rng, 3) { 0 } else { 100 }}});
+    let mut limit = json!({
+        "stat_prefix": "a",
+        "token_bucket": {"max_tokens": rng.u32(1..40), "fill_interval": "86400s"},
+        "filter_enabled": share(rng),
+        "filter_enforced": share(rng),
+        "rate_limited_as_resource_exhausted": rng.bool(),
+    });
+    if rng.bool() {
+        let status = one(rng, &["ServiceUnavailable", "OK", "Forbidden"]);
+        add(&mut limit, json!({"status": {"code": status}}));
+    }
+    if rng.bool() {
+        add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
+        add(&mut limit, json!({"request_headers_to_add_when_not_enforced": many(rng, 2, header_to_add)}));
+    }
+    limit
+}
+
+/// Who is asked.
+fn authorization(rng: &mut Rng) -> Value {
+    let list = |rng: &mut Rng| {
+        let names = ["x-a", "x-b", "x-c", "x-new"];
+        json!({"patterns": (0..rng.usize(1..3)).map(|_| string_match(rng, &names)).collect::<Value>()})
+    };
+    let mut authorization = json!({
+        "failure_mode_allow": rng.bool(),
+        "failure_mode_allow_header_add": rng.bool(),
+        // In Envoy the first route decides which filters there are, here the new one decides about those that follow.
+        "clear_route_cache": false,
+        "transport_api_version": "V3",
+    });
+    if rng.bool() {
+        let service = json!({"envoy_grpc": {"cluster_name": "grpc-authorizer"}, "timeout": "20s"});
+        add(&mut authorization, json!({"grpc_service": service}));
+    } else {
+        let service = json!({
+            "server_uri": {"uri": "http://authorizer", "cluster": "http-authorizer", "timeout": "20s"},
+            "path_prefix": "/check",
+            "authorization_response": {
+                "allowed_upstream_headers": list(rng),
+                "allowed_client_headers": list(rng),
+                "allowed_client_headers_on_success": list(rng),
+            },
+        });
+        add(&mut authorization, json!({"http_service": service}));
+    }
+    if rarely(rng, 3) {
+        add(&mut authorization, json!({"allowed_headers": list(rng)}));
+    }
+    if rarely(rng, 3) {
+        add(&mut authorization, json!({"status_on_error": {"code": "BadGateway"}}));
+    }
+    if rarely(rng, 4) {
+        let most = [3, 100, 60_000][rng.usize(..3)];
+        let body = json!({"max_request_bytes": most, "allow_partial_message": rng.bool()});
+        add(&mut authorization, json!({"with_request_body": body}));
+    }
+    authorization
+}
+
+/// Which tokens are needed.
+fn tokens(rng: &mut Rng) -> Value {
+    let provider = |rng: &mut Rng, issuer: &str| {
+        let mut provider = json!({
+            "issuer": issuer,
+            "local_jwks": {"inline_string": TOKENS.keys},
+            "forward": rng.bool(),
+            "payload_in_metadata": "payload",
+            "normalize_payload_in_metadata": {"space_delimited_claims": ["scope"]},
+        });
+        if rarely(rng, 3) {
+            add(&mut provider, json!({"audiences": [one(rng, &["a", "http://a", "d"])]}));
+        }
+        if rarely(rng, 3) {
+            add(
+                &mut provider,
+                json!({"from_headers": [{"name": "x-token", "value_prefix": "T-"}], "from_cookies": ["token"]}),
+            );
+        }
+        if rarely(rng, 3) {
+            add(
+                &mut provider,
+                json!({"forward_payload_header": "x-a", "pad_forward_payload_header": rng.bool()}),
+            );
+        }
+        if rarely(rng, 3) {
+            let claim =
+                one(rng, &["sub", "groups", "nested.role", "nested.number", "nested.is", "exp", "none"]);
+            add(&mut provider, json!({"claim_to_headers": [{"header_name": "X-B", "claim_name": claim}]}));
+        }
+        provider
+    };
+    let rule = |rng: &mut Rng| {
+        let (mut matches, _) = route_match(rng);
+        // Envoy does not look at it here, and we refuse it.
+        matches.as_object_mut().unwrap().remove("grpc");
+        if rarely(rng, 6) {
+            json!({"match": matches})
+        } else {
+            json!({"match": matches, "requires": requirement(rng, 2)})
+        }
+    };
+    json!({
+        "providers": {"one": provider(rng, "one"), "two": provider(rng, "two"), "any": provider(rng, "")},
+        "rules": many(rng, 2, rule),
+        "bypass_cors_preflight": rng.bool(),
+    })
+}
+
+fn requirement(rng: &mut Rng, depth: u32) -> Value {
+    let some =
+        |rng: &mut Rng| json!({"requirements": [requirement(rng, depth - 1), requirement(rng, depth - 1)]});
+    match rng.u8(if depth == 0 { 4 } else { 0 }..8) {
+        0 | 1 => json!({"requires_any": some(rng)}),
+        // Envoy takes a token off before the next requirement is looked at, we do when all have been.
+        2 => json!({"requires_all": {"requirements": [requirement(rng, 0), {}]}}),
+        3 => json!({"requires_any": {"requirements": [requirement(rng, 0), {"allow_missing": {}}]}}),
+        4 => json!({"provider_and_audiences": {"provider_name": "one", "audiences": ["b"]}}),
+        _ => json!({"provider_name": one(rng, &["one", "two", "any"])}),
+    }
+}
+
+pub(crate) fn abort(rng: &mut Rng) -> Value {
+    let status = [401, 403, 503][rng.usize(..3)];
+    json!({
+        "abort": {"http_status": status, "percentage": {"numerator": 100}},
+        "headers": [header_match(rng)],
+    })
+}
+
+pub(crate) fn rules(rng: &mut Rng) -> Value {
+    let mut policies = Map::new();
+    for number in 0..rng.usize(1..3) {
+        let policy = json!({"permissions": [permission(rng, 2)], "principals": [principal(rng, 2)]});
+        policies.insert(format!("policy-{number}"), policy);
+    }
+    json!({"action": one(rng, &["ALLOW", "DENY"]), "policies": policies})
+}
+
+fn permission(rng: &mut Rng, depth: u32) -> Value {
+    match rng.u8(if depth == 0 { 3 } else { 0 }..7) {
+        0 => json!({"not_rule": permission(rng, depth - 1)}),
+        1 => json!({"and_rules": {"rules": [permission(rng, depth - 1), permission(rng, depth - 1)]}}),
+        2 => json!({"or_rules": {"rules": [permission(rng, depth - 1), permission(rng, depth - 1)]}}),
+        3 => json!({"any": true}),
+        4 => json!({"header": header_match(rng)}),
+        5 => json!({"url_path": {"path": string_match(rng, &PATHS)}}),
+        _ => json!({"destination_ip": {"address_prefix": "127.0.0.0", "prefix_len": 8}}),
+    }
+}
+
+fn principal(rng: &mut Rng, depth: u32) -> Value {
+    match rng.u8(if depth == 0 { 3 } else { 0 }..8) {
+        0 => json!({"not_id": principal(rng, depth - 1)}),
+        1 => json!({"and_ids": {"ids": [principal(rng, depth - 1), principal(rng, depth - 1)]}}),
+        2 => json!({"or_ids": {"ids": [principal(rng, depth - 1), principal(rng, depth - 1)]}}),
+        3 | 4 => json!({"any": true}),
+        5 => json!({"header": header_match(rng)}),
+        6 if rng.bool() => {
+            let test = match rng.u8(..4) {
+                0 => json!({"present_match": rng.bool()}),
+                1 => json!({"list_match": {"one_of": {"string_match": {"exact": "a"}}}}),
+                2 => {
+                    json!({"or_match": {"value_matchers": [{"string_match": {"prefix": "r"}}, {"list_match": {"one_of": {"string_match": {"exact": "read"}}}}]}})
+                }
+                _ => json!({"string_match": string_match(rng, &["one", "me", "a"])}),
+            };
+            let claim = one(rng, &["iss", "sub", "groups", "scope", "aud"]);
+            json!({"metadata": {"filter": "envoy.filters.http.jwt_authn", "path": [{"key": "payload"}, {"key": claim}], "value": test, "invert": rarely(rng, 3)}})
+        }
+        6 => json!({"direct_remote_ip": {"address_prefix": "127.0.0.1", "prefix_len": 32}}),
+        _ => json!({"remote_ip": {"address_prefix": "10.0.0.0", "prefix_len": 8}}),
+    }
+}
