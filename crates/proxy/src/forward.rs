@@ -385,7 +385,9 @@ impl Story<'_> {
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
         let answer = client.request(&mut upstream.wire, self.head.method(), self.response).await;
         let complete = client.complete;
-        let (sent, answered) = (upstream.wire.sent() > before.0, upstream.wire.received() > before.1);
+        // HTTP/2 counts content alone, and its head is on its way at once.
+        let sent = matches!(upstream.wire, Wire::Http2(_)) || upstream.wire.sent() > before.0;
+        let answered = upstream.wire.received() > before.1;
         self.told.upstream = Some(upstream);
         match answer {
             Ok((framing, connection)) if self.response.status() != 101 || way.upgrade => {

@@ -17,6 +17,7 @@ use skysail_proxy::config::{
     Cluster,
     cluster::UpstreamProtocol,
     http::{Http2Options, Keepalive},
+    route::{RetryOn, RetryPolicy},
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{
@@ -577,4 +578,21 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     let mut requests = connect(&proxy).await;
     let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
     assert_eq!(within(answer).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_request_that_has_reached_a_server_is_not_taken_for_one_that_has_not() {
+    let upstream =
+        http2_server(|_, _, mut respond| async move { respond.send_reset(Reason::INTERNAL_ERROR) });
+    let upstream = upstream.await;
+    for (reset_before_request, tries) in [(true, 1), (false, 2)] {
+        let on = RetryOn { reset_before_request, reset: !reset_before_request, ..RetryOn::default() };
+        let policy = Arc::new(RetryPolicy { on, ..RetryPolicy::default() });
+        let terminal = http(|_, forward| forward.retry = Some(policy));
+        let proxy = Proxy::start(listener(terminal, None), vec![http2(upstream)]).await;
+        let mut client = connect(&proxy).await;
+        let (answer, _) = client.send_request(request("GET", "/"), true).unwrap();
+        assert_eq!(within(answer).await.unwrap().status(), 503);
+        assert_eq!(proxy.workers().clusters().await[0].requests_total, tries);
+    }
 }
