@@ -143,7 +143,7 @@ fn only_clients_inside_say_how_requests_are_tried() {
     let with = |use_remote_address, hops| HttpManager {
         use_remote_address,
         xff_trusted_hops: hops,
-        internal: vec![range.clone()],
+        internal: vec![range],
         ..manager()
     };
     let unsaid = HttpManager { internal: Vec::new(), ..with(true, 0) };

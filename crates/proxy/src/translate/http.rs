@@ -89,8 +89,9 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         },
         accept_http10: http1.is_some_and(|options| options.accept_http_10),
         default_host: http1
-            .map(|options| options.default_host_for_http_10.as_str().into())
-            .filter(|host: &Box<str>| !host.is_empty()),
+            .map(|options| options.default_host_for_http_10.as_str())
+            .filter(|host| !host.is_empty())
+            .map(Into::into),
         max_head: kib << 10,
         max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
             as usize,

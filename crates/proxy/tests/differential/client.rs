@@ -86,7 +86,7 @@ impl Answer {
 async fn http1(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &Request) -> String {
     let mut input = Vec::new();
     _ = stream.write_all(request.bytes().as_bytes()).await;
-    let mut block = [0; 16 * 1024];
+    let mut block = vec![0; 16 * 1024];
     let mut ended = false;
     loop {
         if let Some(answer) = read(&input, request.method, ended) {
@@ -200,8 +200,7 @@ async fn try_http2(
         body.flow_control().release_capacity(piece.len())?;
         answer.body.extend_from_slice(&piece);
     }
-    answer.trailers =
-        body.trailers().await?.iter().flatten().map(|(name, value)| (name, value)).map(line).collect();
+    answer.trailers = body.trailers().await?.iter().flatten().map(line).collect();
     Ok(())
 }
 

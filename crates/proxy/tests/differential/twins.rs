@@ -111,7 +111,7 @@ impl Twins {
             if since.elapsed() > silence {
                 return proxies.map(Proxy::by_case);
             }
-            thread::sleep(PAUSE / 10);
+            self.runtime.block_on(tokio::time::sleep(PAUSE / 10));
         }
     }
 }
@@ -124,7 +124,7 @@ impl Proxy {
             .stdout(fs::File::create(folder.path().join("access")).unwrap())
             .spawn()
             .unwrap();
-        let mut proxy = Self { child, addresses: HashMap::new(), folder: folder };
+        let mut proxy = Self { child, addresses: HashMap::new(), folder };
         let folder = proxy.folder.path().to_owned();
         let begun = Instant::now();
         while proxy.addresses.is_empty() {
