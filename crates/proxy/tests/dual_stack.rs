@@ -86,8 +86,8 @@ async fn either_family_leads_to_either() {
         let program = Program::start(folder.path(), &bootstrap(cluster("c", server, false))).await;
         let seen = ask(&program).await;
         assert!(seen.iter().all(|seen| seen.starts_with(host)), "{seen:?}");
-        assert!(seen[0].contains("x-forwarded-for: 127.0.0.1\r\n"), "{seen:?}");
-        assert!(seen[1].contains("x-forwarded-for: ::1\r\n"), "{seen:?}");
+        assert!(seen[0].contains("x-envoy-external-address: 127.0.0.1\r\n"), "{seen:?}");
+        assert!(seen[1].contains("x-envoy-external-address: ::1\r\n"), "{seen:?}");
     }
 }
 
