@@ -111,7 +111,7 @@ impl Twins {
             if since.elapsed() > silence {
                 return proxies.map(Proxy::by_case);
             }
-            self.runtime.block_on(tokio::time::sleep(PAUSE / 10));
+            self.runtime.block_on(async { tokio::time::sleep(PAUSE / 10).await });
         }
     }
 }
