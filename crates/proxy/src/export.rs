@@ -1,4 +1,4 @@
-//! Sends what is told of requests to collectors, in batches, each collector by a task of its own on each worker.
+//! What is told of requests goes to files and to collectors; to these in batches, each collector by a task of its own on each worker.
 //!
 //! A batch goes when it is large enough, when its time has come, and at the end of the worker. One is on its way at a time;
 //! meanwhile the next one grows as far as it may. A batch that does not get there is lost: who
@@ -11,16 +11,48 @@ use skysail_xds::otlp::ExportResponse;
 
 use crate::{
     call,
-    config::collector::{Call, Collector},
+    config::{
+        collector::{Call, Collector},
+        http::{AccessLog, LogTarget},
+    },
     context::Worker,
     error::{Error, Kind},
     head::RequestHead,
-    telemetry::export::{Exporter, Exporters},
+    telemetry::{
+        self, Context,
+        export::{Exporter, Exporters},
+        filter,
+    },
     timer,
 };
 
 /// What nothing is told to for so long is forgotten.
 const IDLE: Duration = Duration::from_secs(300);
+
+/// Tells of a finished request or connection where it is to be logged.
+pub(crate) fn log(worker: &Rc<Worker>, logs: &[Arc<AccessLog>], context: &Context<'_>) {
+    for log in logs {
+        let passes = |filter| filter::passes(filter, context, &mut worker.dice.borrow_mut());
+        if !log.filter.as_ref().is_none_or(passes) {
+            continue;
+        }
+        match &log.to {
+            LogTarget::File { path, format } => {
+                if let Some(writer) = &worker.log {
+                    writer.log(path, format, context);
+                }
+            }
+            LogTarget::Entries { collector, http } => {
+                export(worker, collector, |items| telemetry::entry(http.as_ref(), context, items));
+            }
+            LogTarget::Records { collector, body, attributes } => {
+                export(worker, collector, |items| {
+                    telemetry::log_record(body.as_ref(), attributes, context, items);
+                });
+            }
+        }
+    }
+}
 
 /// Adds an item, written by `write`, to what is told to a collector: a value of the envelope's field, with its key
 /// and length, or a JSON value and a comma.

@@ -18,10 +18,11 @@ use crate::{
     context::Worker,
     downstream::Origin,
     error::{Error, Flags, Kind},
+    export,
     outlier::Outcome,
     peer::greeting::{self, Greeting},
     pick,
-    pool::{Link, Upstream},
+    pool::{Host, Link, Pool, Upstream},
     route,
     socket::Stream,
     splice::Pipe,
@@ -40,13 +41,21 @@ const REPORT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
-    let connected = Box::pin(connect(worker, &downstream.origin, &proxy)).await;
+    let mut tried = None;
+    let connected = Box::pin(connect(worker, &downstream.origin, &proxy, &mut tried)).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
         Err(error) => {
             let answer = error.answer();
             let mut record = record(&downstream.origin, None, start);
             record.flags = answer.flags;
+            if let Some((pool, host)) = &tried {
+                record.cluster = Some(&pool.cluster);
+                record.endpoint = Some(&host.endpoint);
+                record.attempts = 1;
+                // There is no other try.
+                record.flags.insert(Flags::URX);
+            }
             record.details = &answer.details;
             record.upstream_failure = error.cause.as_deref().unwrap_or_default();
             record.duration = began.elapsed();
@@ -124,6 +133,7 @@ async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
     proxy: &TcpProxy,
+    tried: &mut Option<(Rc<Pool>, Rc<Host>)>,
 ) -> Result<(Stream, Rc<Link>), Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let name = match &proxy.targets {
@@ -139,7 +149,8 @@ async fn connect(
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
     let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
-    let got = upstream::get(&pool, &host, Offer::BYTES.of(origin), &worker.shared, true).await;
+    let (pool, host) = tried.insert((pool, host));
+    let got = upstream::get(pool, host, Offer::BYTES.of(origin), &worker.shared, true).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
@@ -173,16 +184,14 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
         record.endpoint = Some(&link.host.endpoint);
         record.upstream_remote = Some(link.host.endpoint.address);
         record.upstream_local = link.local;
+        record.attempts = 1;
     }
     record
 }
 
-fn log(worker: &Worker, proxy: &TcpProxy, record: &Record<'_>) {
-    let Some(writer) = &worker.log else { return };
+fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
     let context = telemetry::Context { record, request: None, response: None };
-    for log in &proxy.access_logs {
-        writer.log(log, &context, &mut worker.dice.borrow_mut());
-    }
+    export::log(worker, &proxy.access_logs, &context);
 }
 
 /// Whether an error is about splicing as such. With an empty pipe, `splice` says so before it has taken anything.

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Whether this is logged.
-pub(super) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
+pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
     let record = context.record;
     match filter {
         LogFilter::Status(test) => holds(*test, record.status.into()),

@@ -216,17 +216,13 @@ fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Given
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
         ("DOWNSTREAM_DIRECT_REMOTE_", record.downstream_direct),
         ("UPSTREAM_LOCAL_", record.upstream_local),
-        ("UPSTREAM_REMOTE_", upstream_address(record)),
+        ("UPSTREAM_REMOTE_", record.upstream_address()),
     ];
     if name == "UPSTREAM_HOST" {
-        return address(upstream_address(record), "ADDRESS", out);
+        return address(record.upstream_address(), "ADDRESS", out);
     }
     let found = of.iter().find_map(|(prefix, address)| Some((name.strip_prefix(prefix)?, *address)));
     found.map_or(Given::Nothing, |(what, socket)| address(socket, what, out))
-}
-
-fn upstream_address(record: &Record<'_>) -> Option<SocketAddr> {
-    record.upstream_remote.or(record.endpoint.map(|endpoint| endpoint.address))
 }
 
 fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Given {

@@ -11,15 +11,21 @@ use skysail_xds::envoy::pb::{
             },
             core::v3::{SubstitutionFormatString, substitution_format_string::Format as FormatProto},
         },
-        extensions::access_loggers::file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
+        extensions::access_loggers::{
+            file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
+            grpc::v3::TcpGrpcAccessLogConfig,
+        },
     },
     google::protobuf::{Struct, value::Kind},
 };
 
-use super::{At as _, Reject, Result, flag, text, tls_context, type_name, unknown_type, unpack, warn_once};
+use super::{
+    At as _, Reject, Result, Translator, collector, flag, text, tls_context, type_name, unknown_type, unpack,
+    warn_once,
+};
 use crate::{
     config::{
-        http::{AccessLog, LogFormat},
+        http::{AccessLog, LogFormat, LogTarget},
         log_filter::{Comparison, LogFilter},
     },
     error::Flags,
@@ -31,35 +37,38 @@ const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PAT
     %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \
     \"%REQ(X-REQUEST-ID)%\" \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\"\n";
 
-/// Loggers that Istio's telemetry settings ask for and that we do not have; traffic must not fail for them.
-const SKIPPED: &[&str] = &[
-    "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
-    "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
-    "envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig",
-];
-
 /// All of a list of access logs.
-pub(super) fn access_logs(protos: &[Proto], strict: bool) -> Result<Vec<Arc<AccessLog>>> {
-    let mut logs = Vec::new();
-    for (index, proto) in protos.iter().enumerate() {
-        logs.extend(access_log(proto, strict).at(format_args!("access_log[{index}]"))?);
-    }
-    Ok(logs)
+pub(super) fn access_logs(protos: &[Proto], translator: Translator<'_>) -> Result<Vec<Arc<AccessLog>>> {
+    let numbered = protos.iter().enumerate();
+    numbered
+        .map(|(index, proto)| {
+            access_log(proto, translator).map(Arc::new).at(format_args!("access_log[{index}]"))
+        })
+        .collect()
 }
 
-fn access_log(proto: &Proto, strict: bool) -> Result<Option<Arc<AccessLog>>> {
+fn access_log(proto: &Proto, Translator { node, strict, .. }: Translator<'_>) -> Result<AccessLog> {
     let Some(access_log::ConfigType::TypedConfig(any)) = &proto.config_type else {
         return Err(Reject::new(format!("access log {:?} has no typed_config", proto.name)));
     };
-    if !strict && SKIPPED.contains(&type_name(any)) {
-        warn_once(format!("access logs of type {} are not supported and not written", type_name(any)));
-        return Ok(None);
-    }
-    if type_name(any) != "envoy.extensions.access_loggers.file.v3.FileAccessLog" {
-        return Err(unknown_type("access log", &proto.name, any));
-    }
-    let file: FileAccessLog = unpack(any)?;
-    let format = format(&file).at("typed_config")?;
+    let to = match type_name(any) {
+        "envoy.extensions.access_loggers.file.v3.FileAccessLog" => {
+            let file: FileAccessLog = unpack(any)?;
+            format(&file).map(|format| LogTarget::File { path: file.path.into(), format })
+        }
+        "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig" => {
+            collector::http(&unpack(any)?, node)
+        }
+        "envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig" => {
+            let tcp: TcpGrpcAccessLogConfig = unpack(any)?;
+            collector::tcp(tcp.common_config.as_ref(), node)
+        }
+        "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig" => {
+            collector::records(&unpack(any)?, node)
+        }
+        _ => return Err(unknown_type("access log", &proto.name, any)),
+    };
+    let to = to.at("typed_config")?;
     let filter = match proto.filter.as_ref().map(filter).transpose().at("filter") {
         Err(reject) if !strict => {
             warn_once(format!("an access log writes more than it should: {reject}"));
@@ -67,7 +76,7 @@ fn access_log(proto: &Proto, strict: bool) -> Result<Option<Arc<AccessLog>>> {
         }
         filter => filter?,
     };
-    Ok(Some(Arc::new(AccessLog { path: file.path.into(), format, filter })))
+    Ok(AccessLog { to, filter })
 }
 
 fn filter(proto: &AccessLogFilter) -> Result<LogFilter> {

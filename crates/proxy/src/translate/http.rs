@@ -106,7 +106,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             Some(time) => duration(time).at("drain_timeout")?,
             None => DRAIN_TIMEOUT,
         },
-        access_logs: access_log::access_logs(&proto.access_log, translator.strict)?,
+        access_logs: access_log::access_logs(&proto.access_log, translator)?,
     };
     filters(&mut manager, &proto.http_filters)?;
     if let Some(any) =

@@ -210,7 +210,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "stats.PluginConfig" => stats = true,
             "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy" => {
                 let proto: TcpProxyProto = unpack(any).at(&path)?;
-                let tcp = tcp_proxy(&proto, stats, translator.strict).at("typed_config").at(&path)?;
+                let tcp = tcp_proxy(&proto, stats, translator).at("typed_config").at(&path)?;
                 terminal = Some(Terminal::Tcp(Arc::new(tcp)));
             }
             "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager" => {
@@ -300,7 +300,7 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
     })
 }
 
-fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProxy> {
+fn tcp_proxy(proto: &TcpProxyProto, stats: bool, translator: Translator<'_>) -> Result<TcpProxy> {
     let targets = match &proto.cluster_specifier {
         Some(ClusterSpecifier::Cluster(name)) => Targets::Single(name.as_str().into()),
         Some(ClusterSpecifier::WeightedClusters(weighted)) => {
@@ -341,6 +341,6 @@ fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProx
         targets,
         idle_timeout,
         stats,
-        access_logs: access_log::access_logs(&proto.access_log, strict)?,
+        access_logs: access_log::access_logs(&proto.access_log, translator)?,
     })
 }
