@@ -71,7 +71,8 @@ pub(crate) struct Registered {
 impl Worker {
     pub(crate) fn new(shared: Shared) -> Rc<Self> {
         let snapshot = Rc::new(Snapshot::clone(&shared.snapshot.load()));
-        let shard = Shard::new(shared.local.clone());
+        let shard = Shard::new(shared.local.clone(), shared.limits.series);
+        shard.expire_after(snapshot.metrics_expiry());
         let log = shared.access_log.writer();
         Rc::new(Self {
             overload: Overload::new(shared.limits),
@@ -109,6 +110,7 @@ impl Worker {
     /// Takes over a new configuration.
     pub(crate) fn update(&self, snapshot: Snapshot) {
         self.clusters.update(&snapshot);
+        self.shard.expire_after(snapshot.metrics_expiry());
         *self.snapshot.borrow_mut() = Rc::new(snapshot);
     }
 

@@ -82,11 +82,21 @@ pub(crate) async fn finish(exporters: &Exporters, patience: Duration) {
     timer::timeout(patience, done).await;
 }
 
+/// Forgets a batch in the end, so that who comes next makes another, with a task that sends it.
+struct Forget<'a>(&'a Exporters, &'a Rc<Exporter>);
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.0.remove(self.1);
+    }
+}
+
 async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
+    let _forget = Forget(&worker.exporters, &exporter);
     let mut stream = None;
     loop {
         if exporter.is_empty() && timer::timeout(IDLE, exporter.some.notified()).await.is_none() {
-            return worker.exporters.remove(&exporter);
+            return;
         }
         if !exporter.ending.get() {
             timer::timeout(exporter.collector.interval, exporter.now.notified()).await;

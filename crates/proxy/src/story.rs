@@ -367,7 +367,7 @@ impl<'a> Story<'a> {
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
-        self.told.failure = error.cause.as_deref().map(error::one_word).unwrap_or_default().into();
+        self.told.failure = error.cause.clone().unwrap_or_default();
         if let Some(pool) = &self.told.pool {
             match error.kind {
                 Kind::ResponseTimeout => pool.stats.rq_timeout.inc(),
@@ -524,11 +524,15 @@ impl<'a> Story<'a> {
         {
             bump(&host.totals.errors);
         }
-        if self.manager.stats {
-            self.worker.shard.request(&record, self.head);
-        }
         let (request, response) = (Some(&*self.head), Some(&*self.response));
         let context = telemetry::Context { record: &record, request, response };
+        if let Some(stats) = &self.manager.stats {
+            if stats.http.is_empty() {
+                self.worker.shard.request(&record, self.head);
+            } else {
+                self.worker.shard.request_changed(&stats.http, &context);
+            }
+        }
         export::log(self.worker, &self.manager.access_logs, &context);
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     route,
     socket::Stream,
     splice::Pipe,
-    telemetry::{self, Record},
+    telemetry::{self, Record, TcpCounts},
     timer::{Timer, earlier},
     upstream::{self, Offer},
     wire::Wire,
@@ -60,9 +60,12 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
             record.upstream_failure = error.cause.as_deref().unwrap_or_default();
             record.duration = began.elapsed();
             log(worker, &proxy, &record);
-            if proxy.stats {
-                worker.shard.connection_opened(&record);
-                worker.shard.connection_closed(&record);
+            if let Some(stats) = &proxy.stats {
+                worker.shard.connection(
+                    stats,
+                    &record,
+                    TcpCounts { opened: 1, closed: 1, ..TcpCounts::default() },
+                );
             }
             return;
         }
@@ -85,11 +88,15 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     loop {
         // A connection is counted once it is known whose it is.
         let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
-        if proxy.stats && !opened && !expects {
-            worker.shard.connection_opened(&record(origin, Some(&link), start));
+        if let Some(stats) = &proxy.stats
+            && !opened
+            && !expects
+        {
+            let counts = TcpCounts { opened: 1, ..TcpCounts::default() };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
             opened = true;
         }
-        let report = earlier(proxy.stats.then(|| Instant::now() + REPORT), last);
+        let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
         let client = &mut downstream.stream;
         let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report).await;
         let [of_client, of_server] = tunnel.met();
@@ -98,15 +105,18 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
                 peer.set_workload(Some(Arc::new(workload)));
             }
         }
-        if proxy.stats && ended != Ended::Met {
+        if let Some(stats) = &proxy.stats
+            && ended != Ended::Met
+        {
             let now = (downstream.stream.received, downstream.stream.sent);
-            let record = record(origin, Some(&link), start);
-            if !opened {
-                worker.shard.connection_opened(&record);
-                opened = true;
-            }
-            worker.shard.connection_bytes(&record, now.0 - counted.0, now.1 - counted.1);
-            counted = now;
+            let counts = TcpCounts {
+                opened: u64::from(!opened),
+                received: now.0 - counted.0,
+                sent: now.1 - counted.1,
+                ..TcpCounts::default()
+            };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
+            (opened, counted) = (true, now);
         }
         if last.is_some_and(|last| Instant::now() >= last) {
             flags = Flags::DT;
@@ -123,8 +133,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     record.bytes_sent = downstream.stream.sent;
     record.wire_received = record.bytes_received;
     record.wire_sent = record.bytes_sent;
-    if proxy.stats {
-        worker.shard.connection_closed(&record);
+    if let Some(stats) = &proxy.stats {
+        worker.shard.connection(stats, &record, TcpCounts { closed: 1, ..TcpCounts::default() });
     }
     log(worker, &proxy, &record);
 }

@@ -316,7 +316,9 @@ fn close(worker: &Rc<Worker>, socket: Socket) {
 async fn sweep(worker: Rc<Worker>) {
     loop {
         timer::sleep(pool::SWEEP).await;
-        worker.clusters.sweep(Instant::now());
+        let now = Instant::now();
+        worker.clusters.sweep(now);
+        worker.shard.sweep(now, &worker.snapshot());
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::panic,
     reason = "a test ends with the first thing that goes wrong"
 )]
 
@@ -169,7 +170,7 @@ name: otlp, typed_config: {
 /// What is told of requests and of connections, one after the other.
 #[derive(Debug, PartialEq)]
 enum Entry {
-    Begin(Identifier),
+    Begin(Box<Identifier>),
     /// With its headers in order.
     Http(Box<HttpAccessLogEntry>, [BTreeMap<String, String>; 2]),
     Tcp(Box<TcpAccessLogEntry>),
@@ -192,7 +193,7 @@ fn entries(told: &Told) -> Vec<Entry> {
     if let Some(Identifier { node, log_name }) = message.identifier {
         let Node { id, cluster, locality, .. } = node.unwrap();
         let node = Some(Node { id, cluster, locality, ..Node::default() });
-        entries.push(Entry::Begin(Identifier { node, log_name }));
+        entries.push(Entry::Begin(Box::new(Identifier { node, log_name })));
     }
     match message.log_entries {
         Some(LogEntries::HttpLogs(logs)) => {
@@ -282,20 +283,20 @@ fn assert_same<T: std::fmt::Debug>(results: &[T]) {
 /// A proxy, ours or Envoy.
 enum Either {
     Envoy(Running),
-    Skysail(Program, tempfile::TempDir),
+    Skysail { program: Program, _folder: tempfile::TempDir },
 }
 
 impl Either {
     async fn both(bootstrap: &str) -> [Self; 2] {
         let folder = tempfile::tempdir().unwrap();
         let program = Program::start(folder.path(), bootstrap).await;
-        [Self::Envoy(Running::start(bootstrap).await), Self::Skysail(program, folder)]
+        [Self::Envoy(Running::start(bootstrap).await), Self::Skysail { program, _folder: folder }]
     }
 
     async fn listener(&self, name: &str) -> SocketAddr {
         match self {
             Self::Envoy(envoy) => envoy.listener(name).await,
-            Self::Skysail(program, _) => program.listener(name).await,
+            Self::Skysail { program, .. } => program.listener(name).await,
         }
     }
 }
@@ -488,4 +489,100 @@ async fn what_waits_is_told_before_the_end() {
         let told = entries(&collector.next().await);
         assert_eq!(told.len(), wanted, "{told:?}");
     }
+}
+
+/// Expressions of all kinds of attributes; some fail for some requests, one for all.
+const EXPRESSIONS: &[&str] = &[
+    "response.code >= 400 || connection.mtls == false",
+    "response.code >= 400 && response.code < 500",
+    "request.headers['x-a'] == 'one,two'",
+    "request.headers['x-a'] != 'one,two'",
+    "'x-a' in request.headers",
+    "request.url_path.startsWith('/plain') && request.query == 'a=b'",
+    "request.method == 'POST' && request.size == 3",
+    "request.host == 'a.b:81' && request.scheme == 'http' && request.protocol == 'HTTP/1.1'",
+    "request.useragent == 'u' || request.referer == 'none'",
+    "response.flags == 0",
+    "response.flags == 256 || response.flags == 32",
+    "response.code_details == 'via_upstream' && response.size == 5",
+    "response.code_details.matches('^(route|cluster)_not_found$')",
+    "xds.route_name == 'direct' || xds.cluster_name == 'refused'",
+    "upstream.address.startsWith('127.0.0.1:') && upstream.port > 1",
+    "source.address.startsWith('1.2.3.4') || destination.port == 1",
+    "request.duration < duration('100s') && request.time > timestamp('2020-01-01T00:00:00Z')",
+    "response.headers['x-b'].contains('two') && size(request.headers) > 5",
+    "request.total_size > 190",
+    "request.path > 5",
+    "response.grpc_status == 14",
+    "response.grpc_status == 2",
+    "connection.requested_server_name == ''",
+    "connection.termination_details == ''",
+    "upstream.transport_failure_reason == ''",
+    "upstream.request_attempt_count == 0",
+    "request.referer == ''",
+    "request.query == ''",
+    "xds.cluster_name == '' || xds.route_name == ''",
+    "xds.cluster_name == 'missing'",
+    "connection.subject_peer_certificate == ''",
+    "upstream.local_address == ''",
+    "metadata.filter_metadata['none']['a'] == 'b'",
+    "connection.uri_san_peer_certificate == 'x' ? true : request.method == 'GET'",
+];
+
+#[tokio::test]
+async fn expressions_let_pass_what_they_let_pass_in_envoy() {
+    const END: &str = "GET /direct/end HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut collector = Collector::start().await;
+    let mut logs = String::new();
+    for (number, expression) in EXPRESSIONS.iter().enumerate() {
+        let log = HTTP
+            .replace("SIZE", "buffer_flush_interval: 0.05s")
+            .replace("log_name: l", &format!("log_name: l{number}"));
+        let filter = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter";
+        logs += &format!(
+            "{{{log}, filter: {{extension_filter: {{name: cel, typed_config: {{\"@type\": type.googleapis.com/{filter}, \
+             expression: \"request.url_path == '/direct/end' || ({expression})\"}}}}}}}},"
+        );
+    }
+    let text = bootstrap(&collector, &logs, TCP_ALS).await;
+    let mut results = Vec::new();
+    for proxy in Either::both(&text).await {
+        let address = proxy.listener("http").await;
+        for request in REQUESTS.iter().chain([&END]) {
+            let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+            client.send(request).await;
+            client.message().await;
+        }
+        // What is logged by each, up to what all log.
+        let mut passed = BTreeMap::<String, Vec<String>>::new();
+        let (mut names, mut ended) = (BTreeMap::new(), 0);
+        while ended < EXPRESSIONS.len() {
+            let told = collector.next().await;
+            let message = StreamAccessLogsMessage::decode(told.message).unwrap();
+            if let Some(identifier) = message.identifier {
+                names.insert(told.call, identifier.log_name);
+            }
+            let Some(LogEntries::HttpLogs(logs)) = message.log_entries else { panic!("no requests") };
+            for entry in logs.log_entry {
+                let request = entry.request.unwrap();
+                let path =
+                    if request.original_path.is_empty() { request.path } else { request.original_path };
+                ended += usize::from(path == "/direct/end");
+                passed.entry(names[&told.call].clone()).or_default().push(path);
+            }
+        }
+        results.push(passed);
+    }
+    let all = REQUESTS.len() + 1;
+    // They tell requests from each other, most of them.
+    assert!(
+        results[0].values().filter(|passed| (2..all).contains(&passed.len())).count() > 12,
+        "{results:?}"
+    );
+    let different = EXPRESSIONS.iter().enumerate().filter_map(|(number, expression)| {
+        let [envoy, skysail] = [0, 1].map(|which: usize| &results[which][&format!("l{number}")]);
+        (envoy != skysail).then(|| format!("{expression}: Envoy {envoy:?}, ours {skysail:?}\n"))
+    });
+    let different: String = different.collect();
+    assert!(different.is_empty(), "{different}");
 }

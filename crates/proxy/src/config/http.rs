@@ -13,6 +13,7 @@ use super::{
     log_filter::LogFilter,
     policy::Policy,
     route::{Fault, RouteTable},
+    stats::Stats,
 };
 
 /// How HTTP on a filter chain is handled.
@@ -26,8 +27,8 @@ pub struct HttpManager {
     pub routes: Routes,
     /// What may answer, change or refuse a request before it is routed on, in the order of the configuration.
     pub filters: Vec<Filter>,
-    /// Whether Istio's metrics are kept (filter `istio.stats`).
-    pub stats: bool,
+    /// Which of Istio's metrics are kept (filter `istio.stats`).
+    pub stats: Option<Arc<Stats>>,
     /// Whether peers are asked who they are (filter `istio.metadata_exchange`).
     pub metadata_exchange: Option<MetadataExchange>,
     /// Whether the upstream ALPN follows the request's protocol (filter `istio.alpn`).

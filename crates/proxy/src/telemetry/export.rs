@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_and_full_batches_go_at_once() {
-        let shard = Shard::new(Arc::new(LocalWorkload::default()));
+        let shard = Shard::new(Arc::new(LocalWorkload::default()), 10);
         let exporters = Exporters::default();
         let (exporter, new) = exporters.of(&collector(100), &shard);
         assert!(new);

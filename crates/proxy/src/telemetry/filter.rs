@@ -23,6 +23,7 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
             let status = record.grpc_status.unwrap_or_else(|| crate::error::grpc_status(record.status));
             statuses.contains(&status) != *exclude
         }
+        LogFilter::Expression(expression) => expression.holds(context),
         LogFilter::Metadata { test, otherwise } => {
             let mut keys = test.path.iter();
             let first = keys.next().zip(record.metadata).and_then(|(name, all)| all.get(&**name));

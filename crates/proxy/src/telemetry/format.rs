@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::record::{Context, Record};
 use crate::{
     config::http::{Format, Part},
+    error,
     head::{Headers, RequestHead},
     peer::Peer,
 };
@@ -170,7 +171,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         }
         "RESPONSE_CODE_DETAILS" => text(Some(record.details), out),
         "CONNECTION_TERMINATION_DETAILS" => text(Some(record.termination), out),
-        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(Some(record.upstream_failure), out),
+        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(Some(&error::one_word(record.upstream_failure)), out),
         "BYTES_RECEIVED" => number(record.bytes_received, out),
         "BYTES_SENT" => number(record.bytes_sent, out),
         "DURATION" => number(millis(record.duration), out),

@@ -7,6 +7,7 @@
 pub mod access_log;
 mod entries;
 pub(crate) mod export;
+pub mod expression;
 pub(crate) mod filter;
 pub mod format;
 pub mod record;
@@ -21,4 +22,5 @@ pub(crate) use entries::entry;
 pub use record::{Context, Record};
 pub(crate) use records::record as log_record;
 pub use render::collect;
+pub use series::TcpCounts;
 pub use shard::{Shard, ShardSnapshot};

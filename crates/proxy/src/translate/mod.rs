@@ -20,6 +20,7 @@ mod outlier;
 mod policy;
 mod route;
 mod route_filters;
+mod stats;
 mod text;
 mod tls;
 mod tls_context;

@@ -152,7 +152,7 @@ fn a_sidecars_configuration_means_what_it_says() {
     let app = app.unwrap();
     assert!(app.metadata_exchange && app.tls.is_some());
     let Terminal::Http(manager) = &app.terminal else { panic!("not HTTP") };
-    assert!(manager.stats && manager.metadata_exchange.is_some());
+    assert!(manager.stats.is_some() && manager.metadata_exchange.is_some());
     assert!(matches!(
         &manager.filters[..],
         [http::Filter { does: Does::Fault(_), .. }, http::Filter { does: Does::Cors, .. }]

@@ -218,7 +218,8 @@ fn endpoints_know_their_locality() {
 #[test]
 fn panic_begins_at_the_whole_percent_at_which_envoys_does() {
     use skysail_xds::envoy::pb::envoy::r#type::v3::Percent;
-    for (told, taken) in [(0.0, 0), (40.0, 40), (56.9, 56), (58.0, 57), (28.9, 28), (29.0, 28), (100.0, 100)] {
+    for (told, taken) in [(0.0, 0), (40.0, 40), (56.9, 56), (58.0, 57), (28.9, 28), (29.0, 28), (100.0, 100)]
+    {
         let config = CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: told }),
             ..CommonLbConfig::default()
