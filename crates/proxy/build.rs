@@ -27,8 +27,6 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const JSON_ONLY: &[&str] = &[
     "envoy.admin.v3.ConfigDump",
     "envoy.admin.v3.SecretsConfigDump",
-    "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
-    "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
     "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
     "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
     "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",

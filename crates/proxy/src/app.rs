@@ -105,9 +105,12 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         local: Arc::new(local_workload(&node)?),
         mark: common.mark,
         principal: Arc::clone(&secrets.principal),
-        limits: match &start {
-            Start::File(file) => file.limits,
-            Start::Mesh(..) => Limits::default(),
+        limits: Limits {
+            series: common.metric_series,
+            ..match &start {
+                Start::File(file) => file.limits,
+                Start::Mesh(..) => Limits::default(),
+            }
         },
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
     };

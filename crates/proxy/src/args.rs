@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
 
 use anyhow::bail;
 
-use crate::{bootstrap::convert::Conversion, envoy::Envoy};
+use crate::{bootstrap::convert::Conversion, envoy::Envoy, overload::Limits};
 
 /// How to run the sidecar: from an Envoy bootstrap file, or as the sidecar of a mesh.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,6 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "PORT")]
     metrics_port: Option<u16>,
 
+    /// Series of Istio's metrics that each worker keeps at most, of requests and of connections; others are not counted.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().series)]
+    max_metric_series: usize,
+
     /// Seconds that requests under way may take after SIGTERM.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     drain_seconds: u64,
@@ -88,6 +92,7 @@ pub(crate) struct Common {
     pub(crate) admin_port: Option<u16>,
     pub(crate) health_port: Option<u16>,
     pub(crate) metrics_port: Option<u16>,
+    pub(crate) metric_series: usize,
     pub(crate) drain: std::time::Duration,
 }
 
@@ -107,6 +112,7 @@ impl Args {
             admin_port: self.admin_port,
             health_port: self.health_port,
             metrics_port: self.metrics_port,
+            metric_series: self.max_metric_series,
             drain: std::time::Duration::from_secs(self.drain_seconds),
         };
         match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {

@@ -128,7 +128,7 @@ mod tests {
             max_duration: None,
             hash_source_ip: false,
             idle_timeout: Some(Duration::from_secs(1)),
-            stats: false,
+            stats: None,
             access_logs: vec![],
         };
         Arc::new(FilterChain {

@@ -17,7 +17,7 @@ use crate::{
     overload::{Limits, Overload},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
-    telemetry::{AccessLogger, LogWriter, Shard},
+    telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
 };
 
 /// What all workers share.
@@ -51,6 +51,7 @@ pub(crate) struct Worker {
     pub(crate) peers: PeerCache,
     pub(crate) shard: Shard,
     pub(crate) log: Option<LogWriter>,
+    pub(crate) exporters: Exporters,
     pub(crate) overload: Overload,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
@@ -70,7 +71,8 @@ pub(crate) struct Registered {
 impl Worker {
     pub(crate) fn new(shared: Shared) -> Rc<Self> {
         let snapshot = Rc::new(Snapshot::clone(&shared.snapshot.load()));
-        let shard = Shard::new(shared.local.clone());
+        let shard = Shard::new(shared.local.clone(), shared.limits.series);
+        shard.expire_after(snapshot.metrics_expiry());
         let log = shared.access_log.writer();
         Rc::new(Self {
             overload: Overload::new(shared.limits),
@@ -80,6 +82,7 @@ impl Worker {
             peers: PeerCache::default(),
             shard,
             log,
+            exporters: Exporters::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
             connections: RefCell::default(),
@@ -107,6 +110,7 @@ impl Worker {
     /// Takes over a new configuration.
     pub(crate) fn update(&self, snapshot: Snapshot) {
         self.clusters.update(&snapshot);
+        self.shard.expire_after(snapshot.metrics_expiry());
         *self.snapshot.borrow_mut() = Rc::new(snapshot);
     }
 

@@ -3,6 +3,8 @@
 
 use std::task::{Context, Waker};
 
+use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
+
 use crate::{
     buffer::Buffer,
     config::http::{Format, Http2Options},
@@ -74,7 +76,7 @@ pub fn format(text: &str) -> Result<Format, String> {
 /// Translates a resource; true if it was taken.
 pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
     let tls = TlsContexts::default();
-    let translator = Translator { tls: &tls, strict };
+    let translator = Translator { tls: &tls, node: &Node::default(), strict };
     match kind {
         Resource::Cluster => translator.cluster(body).is_ok(),
         Resource::Listener => translator.listener(body).is_ok(),

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::{context::Worker, turns::Turns};
 
-/// When a worker has more to do than it can.
+/// What is too much for a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Nothing begins to wait or is refused while fewer requests, and connections that begin, are under way on the worker.
@@ -39,6 +39,9 @@ pub struct Limits {
     pub holds: Duration,
     /// So many streams more than it lets end well may a client of HTTP/2 reset within 30 seconds.
     pub resets: u32,
+    /// So many series of Istio's metrics are kept, of requests and of connections each; what would be more is counted
+    /// as dropped.
+    pub series: usize,
 }
 
 /// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
@@ -51,6 +54,7 @@ impl Default for Limits {
             lasting: Duration::from_secs(1),
             holds: Duration::from_millis(250),
             resets: 200,
+            series: 10_000,
         }
     }
 }
@@ -282,6 +286,7 @@ mod tests {
         lasting: Duration::from_millis(200),
         holds: Duration::from_millis(250),
         resets: 200,
+        series: 0,
     };
 
     /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.

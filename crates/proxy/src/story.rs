@@ -27,6 +27,7 @@ use crate::{
     downstream::Downstream,
     error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines},
+    export,
     filters::Filtered,
     flow::Flow,
     grpc_web::Web,
@@ -366,7 +367,7 @@ impl<'a> Story<'a> {
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
-        self.told.failure = error.cause.as_deref().map(error::one_word).unwrap_or_default().into();
+        self.told.failure = error.cause.clone().unwrap_or_default();
         if let Some(pool) = &self.told.pool {
             match error.kind {
                 Kind::ResponseTimeout => pool.stats.rq_timeout.inc(),
@@ -494,7 +495,9 @@ impl<'a> Story<'a> {
         record.route_name = told.route;
         record.metadata = Some(&self.metadata);
         record.downstream_local = Some(origin.destination);
-        record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
+        // A client that others tell of has no port.
+        let port = if self.client == origin.source.ip() { origin.source.port() } else { 0 };
+        record.downstream_remote = Some(std::net::SocketAddr::new(self.client, port));
         record.downstream_direct = Some(origin.direct);
         record.server_name = origin.server_name();
         record
@@ -521,16 +524,16 @@ impl<'a> Story<'a> {
         {
             bump(&host.totals.errors);
         }
-        if self.manager.stats {
-            self.worker.shard.request(&record, self.head);
-        }
-        if let Some(writer) = &self.worker.log {
-            let (request, response) = (Some(&*self.head), Some(&*self.response));
-            let context = telemetry::Context { record: &record, request, response };
-            for log in &self.manager.access_logs {
-                writer.log(log, &context, &mut self.worker.dice.borrow_mut());
+        let (request, response) = (Some(&*self.head), Some(&*self.response));
+        let context = telemetry::Context { record: &record, request, response };
+        if let Some(stats) = &self.manager.stats {
+            if stats.http.is_empty() {
+                self.worker.shard.request(&record, self.head);
+            } else {
+                self.worker.shard.request_changed(&stats.http, &context);
             }
         }
+        export::log(self.worker, &self.manager.access_logs, &context);
     }
 }
 

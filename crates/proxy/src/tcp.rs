@@ -18,14 +18,15 @@ use crate::{
     context::Worker,
     downstream::Origin,
     error::{Error, Flags, Kind},
+    export,
     outlier::Outcome,
     peer::greeting::{self, Greeting},
     pick,
-    pool::{Link, Upstream},
+    pool::{Host, Link, Pool, Upstream},
     route,
     socket::Stream,
     splice::Pipe,
-    telemetry::{self, Record},
+    telemetry::{self, Record, TcpCounts},
     timer::{Timer, earlier},
     upstream::{self, Offer},
     wire::Wire,
@@ -40,20 +41,31 @@ const REPORT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
-    let connected = Box::pin(connect(worker, &downstream.origin, &proxy)).await;
+    let mut tried = None;
+    let connected = Box::pin(connect(worker, &downstream.origin, &proxy, &mut tried)).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
         Err(error) => {
             let answer = error.answer();
             let mut record = record(&downstream.origin, None, start);
             record.flags = answer.flags;
+            if let Some((pool, host)) = &tried {
+                record.cluster = Some(&pool.cluster);
+                record.endpoint = Some(&host.endpoint);
+                record.attempts = 1;
+                // There is no other try.
+                record.flags.insert(Flags::URX);
+            }
             record.details = &answer.details;
             record.upstream_failure = error.cause.as_deref().unwrap_or_default();
             record.duration = began.elapsed();
             log(worker, &proxy, &record);
-            if proxy.stats {
-                worker.shard.connection_opened(&record);
-                worker.shard.connection_closed(&record);
+            if let Some(stats) = &proxy.stats {
+                worker.shard.connection(
+                    stats,
+                    &record,
+                    TcpCounts { opened: 1, closed: 1, ..TcpCounts::default() },
+                );
             }
             return;
         }
@@ -76,11 +88,15 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     loop {
         // A connection is counted once it is known whose it is.
         let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
-        if proxy.stats && !opened && !expects {
-            worker.shard.connection_opened(&record(origin, Some(&link), start));
+        if let Some(stats) = &proxy.stats
+            && !opened
+            && !expects
+        {
+            let counts = TcpCounts { opened: 1, ..TcpCounts::default() };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
             opened = true;
         }
-        let report = earlier(proxy.stats.then(|| Instant::now() + REPORT), last);
+        let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
         let client = &mut downstream.stream;
         let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report).await;
         let [of_client, of_server] = tunnel.met();
@@ -89,15 +105,18 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
                 peer.set_workload(Some(Arc::new(workload)));
             }
         }
-        if proxy.stats && ended != Ended::Met {
+        if let Some(stats) = &proxy.stats
+            && ended != Ended::Met
+        {
             let now = (downstream.stream.received, downstream.stream.sent);
-            let record = record(origin, Some(&link), start);
-            if !opened {
-                worker.shard.connection_opened(&record);
-                opened = true;
-            }
-            worker.shard.connection_bytes(&record, now.0 - counted.0, now.1 - counted.1);
-            counted = now;
+            let counts = TcpCounts {
+                opened: u64::from(!opened),
+                received: now.0 - counted.0,
+                sent: now.1 - counted.1,
+                ..TcpCounts::default()
+            };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
+            (opened, counted) = (true, now);
         }
         if last.is_some_and(|last| Instant::now() >= last) {
             flags = Flags::DT;
@@ -114,8 +133,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     record.bytes_sent = downstream.stream.sent;
     record.wire_received = record.bytes_received;
     record.wire_sent = record.bytes_sent;
-    if proxy.stats {
-        worker.shard.connection_closed(&record);
+    if let Some(stats) = &proxy.stats {
+        worker.shard.connection(stats, &record, TcpCounts { closed: 1, ..TcpCounts::default() });
     }
     log(worker, &proxy, &record);
 }
@@ -124,6 +143,7 @@ async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
     proxy: &TcpProxy,
+    tried: &mut Option<(Rc<Pool>, Rc<Host>)>,
 ) -> Result<(Stream, Rc<Link>), Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let name = match &proxy.targets {
@@ -139,7 +159,8 @@ async fn connect(
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
     let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
-    let got = upstream::get(&pool, &host, Offer::BYTES.of(origin), &worker.shared, true).await;
+    let (pool, host) = tried.insert((pool, host));
+    let got = upstream::get(pool, host, Offer::BYTES.of(origin), &worker.shared, true).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
@@ -173,16 +194,14 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
         record.endpoint = Some(&link.host.endpoint);
         record.upstream_remote = Some(link.host.endpoint.address);
         record.upstream_local = link.local;
+        record.attempts = 1;
     }
     record
 }
 
-fn log(worker: &Worker, proxy: &TcpProxy, record: &Record<'_>) {
-    let Some(writer) = &worker.log else { return };
+fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
     let context = telemetry::Context { record, request: None, response: None };
-    for log in &proxy.access_logs {
-        writer.log(log, &context, &mut worker.dice.borrow_mut());
-    }
+    export::log(worker, &proxy.access_logs, &context);
 }
 
 /// Whether an error is about splicing as such. With an empty pipe, `splice` says so before it has taken anything.

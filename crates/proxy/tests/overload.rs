@@ -22,6 +22,7 @@ const STRICT: Limits = Limits {
     lasting: Duration::ZERO,
     holds: Duration::from_secs(3_600),
     resets: 200,
+    series: 10_000,
 };
 
 async fn proxy() -> Proxy {

@@ -17,6 +17,8 @@ mod support;
 mod answers;
 #[path = "smuggling/envoy.rs"]
 mod envoy;
+#[path = "support/envoy.rs"]
+mod process;
 #[path = "smuggling/requests.rs"]
 mod requests;
 #[path = "smuggling/server.rs"]

@@ -78,7 +78,7 @@ pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
 /// Takes an encoded bootstrap apart; anything in it that we do not support is an error.
 pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
     let tls = TlsContexts::default();
-    let proto: Proto = Translator { tls: &tls, strict: true }.decode(&body)?;
+    let proto: Proto = Translator { tls: &tls, node: &Node::default(), strict: true }.decode(&body)?;
     let resources = proto.static_resources.unwrap_or_default();
     let admin = match proto.admin.as_ref().and_then(|admin| admin.address.as_ref()) {
         Some(address) => Some(translate::ip_and_port(address).context("admin.address")?),

@@ -29,7 +29,7 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
     let file = read(SIDECAR).unwrap();
     assert_eq!(file.admin, Some("127.0.0.1:15000".parse().unwrap()));
     assert_eq!(file.node.cluster, "a.default");
-    let mut inventory = Inventory::new(Secrets::new(Default::default()));
+    let mut inventory = Inventory::new(Secrets::new(Default::default()), Default::default());
     for (name, body) in &file.clusters {
         inventory.add_static(Kind::Cluster, name, body).unwrap();
     }

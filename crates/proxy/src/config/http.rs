@@ -6,12 +6,14 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     authorization::ExternalAuthorization,
+    collector::Collector,
     jwt::Jwt,
     limit::RateLimit,
     listener::Cidr,
     log_filter::LogFilter,
     policy::Policy,
     route::{Fault, RouteTable},
+    stats::Stats,
 };
 
 /// How HTTP on a filter chain is handled.
@@ -25,8 +27,8 @@ pub struct HttpManager {
     pub routes: Routes,
     /// What may answer, change or refuse a request before it is routed on, in the order of the configuration.
     pub filters: Vec<Filter>,
-    /// Whether Istio's metrics are kept (filter `istio.stats`).
-    pub stats: bool,
+    /// Which of Istio's metrics are kept (filter `istio.stats`).
+    pub stats: Option<Arc<Stats>>,
     /// Whether peers are asked who they are (filter `istio.metadata_exchange`).
     pub metadata_exchange: Option<MetadataExchange>,
     /// Whether the upstream ALPN follows the request's protocol (filter `istio.alpn`).
@@ -242,12 +244,58 @@ pub enum EscapedSlashes {
 /// Where and how requests are logged.
 #[derive(Debug)]
 pub struct AccessLog {
-    /// The file, or `/dev/stdout`.
-    pub path: Box<str>,
-    /// One line of it.
-    pub format: LogFormat,
+    /// Who gets it.
+    pub to: LogTarget,
     /// What is logged; `None` for all.
     pub filter: Option<LogFilter>,
+}
+
+/// Who gets an access log, in which form.
+#[derive(Debug)]
+pub enum LogTarget {
+    /// Lines of a file.
+    File {
+        /// The file, or `/dev/stdout`.
+        path: Box<str>,
+        /// One line of it.
+        format: LogFormat,
+    },
+    /// Entries of Envoy's own service. Source: `envoy.extensions.access_loggers.grpc.v3`.
+    Entries {
+        /// Who gets them.
+        collector: Arc<Collector>,
+        /// What they tell of requests; `None` where they tell of connections.
+        http: Option<LogHeaders>,
+    },
+    /// Records of OpenTelemetry. Source: `envoy.extensions.access_loggers.open_telemetry.v3`.
+    Records {
+        /// Who gets them.
+        collector: Arc<Collector>,
+        /// What is told; `None` for nothing.
+        body: Option<LogValue>,
+        /// What is told besides.
+        attributes: Vec<(Box<str>, LogValue)>,
+    },
+}
+
+/// Headers that are told besides those that always are, in lower case.
+#[derive(Debug, Default)]
+pub struct LogHeaders {
+    /// Of the request.
+    pub request: Vec<Box<str>>,
+    /// Of the answer.
+    pub response: Vec<Box<str>>,
+}
+
+/// A value of OpenTelemetry, whose texts have operators.
+#[derive(Debug)]
+pub enum LogValue {
+    /// A text.
+    Text(Format),
+    /// Some, one after the other.
+    List(Vec<LogValue>),
+    /// Some by their names.
+    Map(Vec<(Box<str>, LogValue)>),
 }
 
 /// How a log line is made.

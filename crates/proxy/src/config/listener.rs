@@ -117,8 +117,8 @@ pub struct TcpProxy {
     pub max_duration: Option<Duration>,
     /// Whether connections from the same address go to the same endpoint, for clusters whose balancer hashes.
     pub hash_source_ip: bool,
-    /// Whether Istio's TCP metrics are kept (filter `istio.stats`).
-    pub stats: bool,
+    /// Which of Istio's TCP metrics are kept (filter `istio.stats`).
+    pub stats: Option<Arc<super::stats::Stats>>,
     /// Where each connection is logged.
     pub access_logs: Vec<Arc<super::http::AccessLog>>,
 }

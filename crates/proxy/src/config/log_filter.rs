@@ -3,7 +3,7 @@
 //! Source: `envoy.config.accesslog.v3.AccessLogFilter`.
 
 use super::text::{HeaderMatch, MetadataMatch};
-use crate::error::Flags;
+use crate::{error::Flags, telemetry::expression::Expression};
 
 /// What must hold for a line to be written.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub enum LogFilter {
         /// What holds where nothing was found out.
         otherwise: bool,
     },
+    /// An expression in CEL.
+    Expression(Expression),
 }
 
 /// A test of a number. Source: `ComparisonFilter`.

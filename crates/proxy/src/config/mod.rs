@@ -8,6 +8,7 @@
 
 pub mod authorization;
 pub mod cluster;
+pub mod collector;
 pub mod health;
 pub mod http;
 pub mod jwt;
@@ -16,6 +17,7 @@ pub mod listener;
 pub mod log_filter;
 pub mod policy;
 pub mod route;
+pub mod stats;
 pub mod text;
 pub mod tls;
 
@@ -25,6 +27,7 @@ use foldhash::fast::RandomState;
 
 pub use cluster::{Cluster, Endpoint, Endpoints};
 pub use http::HttpManager;
+use listener::Terminal;
 pub use listener::{FilterChain, Listener};
 pub use route::RouteTable;
 
@@ -43,6 +46,24 @@ pub struct Snapshot {
     pub routes: Arc<ByName<RouteTable>>,
     /// Every cluster. A cluster holds its endpoints as a handle, so that they change without it.
     pub clusters: Arc<ByName<Cluster>>,
+}
+
+impl Snapshot {
+    /// The last filters of all chains.
+    pub fn terminals(&self) -> impl Iterator<Item = &Terminal> {
+        let listeners = self.listeners.by_name.values();
+        let chains = listeners.flat_map(|listener| listener.chains.iter().chain(&listener.default_chain));
+        chains.map(|chain| &chain.terminal)
+    }
+
+    /// How long series of metrics are kept that nothing is counted in, as the filters of metrics say.
+    pub fn metrics_expiry(&self) -> Option<std::time::Duration> {
+        let stats = self.terminals().filter_map(|terminal| match terminal {
+            Terminal::Http(manager) => manager.stats.as_ref(),
+            Terminal::Tcp(proxy) => proxy.stats.as_ref(),
+        });
+        stats.filter_map(|stats| stats.expiry).min()
+    }
 }
 
 /// Listeners, in the two ways they are looked up.

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use skysail_xds::{
     Kind,
     client::{Received, Rejection, Update},
-    envoy::pb::envoy::extensions::transport_sockets::tls::v3::Secret,
+    envoy::pb::envoy::{config::core::v3::Node, extensions::transport_sockets::tls::v3::Secret},
 };
 
 use super::uses;
@@ -35,6 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// All resources.
 pub(crate) struct Inventory {
     pub(crate) secrets: Secrets,
+    node: Arc<Node>,
     pub(crate) clusters: BTreeMap<Arc<str>, Slot<Cluster>>,
     pub(crate) listeners: BTreeMap<Arc<str>, Slot<Listener>>,
     pub(crate) routes: BTreeMap<Arc<str>, Slot<RouteTable>>,
@@ -154,9 +155,10 @@ impl<T> Slot<T> {
 }
 
 impl Inventory {
-    pub(crate) fn new(secrets: Secrets) -> Self {
+    pub(crate) fn new(secrets: Secrets, node: Node) -> Self {
         Self {
             secrets,
+            node: Arc::new(node),
             clusters: BTreeMap::new(),
             listeners: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -186,9 +188,9 @@ impl Inventory {
     }
 
     fn add(&mut self, kind: Kind, received: &Received, fixed: bool) -> Result<(), String> {
-        let tls = Arc::clone(&self.secrets.tls);
+        let (tls, node) = (Arc::clone(&self.secrets.tls), Arc::clone(&self.node));
         // A file was written for us, so nothing in it may be without effect.
-        let translator = Translator { tls: &tls, strict: fixed };
+        let translator = Translator { tls: &tls, node: &node, strict: fixed };
         let (body, version) = (&received.body, received.version.as_str());
         let name: Arc<str> = received.name.as_str().into();
         match kind {
@@ -278,7 +280,7 @@ impl Inventory {
         };
         let Discovery::Eds(service) = &cluster.discovery else { return Ok(()) };
         if let Some(body) = self.assignments.get(service).and_then(|assignment| assignment.body.as_ref()) {
-            let translator = Translator { tls: &self.secrets.tls, strict: false };
+            let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
             let endpoints = translator.endpoints(body, cluster).map_err(|reject| reject.to_string())?;
             cluster.endpoints.store(Arc::new(endpoints));
         }

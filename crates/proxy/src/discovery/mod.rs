@@ -77,7 +77,7 @@ impl Configuration {
     pub(crate) fn new(setup: Setup) -> Self {
         let Setup { workers, secrets, node, mark, fetch_secrets } = setup;
         Self {
-            inventory: Mutex::new(Inventory::new(secrets.clone())),
+            inventory: Mutex::new(Inventory::new(secrets.clone(), node.clone())),
             workers,
             secrets,
             node,
@@ -133,7 +133,7 @@ impl Configuration {
     /// The server behind a static cluster.
     pub(crate) fn remote(&self, cluster: &str) -> Option<Remote> {
         let body = self.remotes.get(cluster)?;
-        let translator = Translator { tls: &self.secrets.tls, strict: false };
+        let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
         match Remote::from_cluster(body, translator, self.mark) {
             Ok(remote) => Some(remote),
             Err(reject) => {

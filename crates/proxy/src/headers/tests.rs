@@ -18,7 +18,7 @@ fn manager() -> HttpManager {
         codec: Codec::Auto,
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
-        stats: false,
+        stats: None,
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: Vec::new(),

@@ -22,7 +22,7 @@ use prost::Message as _;
 use skysail_xds::{
     Kind,
     envoy::pb::envoy::{
-        config::core::v3::{DataSource, data_source::Specifier},
+        config::core::v3::{DataSource, Node, data_source::Specifier},
         extensions::transport_sockets::tls::v3::{Secret, secret::Type},
         service::discovery::v3::DiscoveryResponse,
     },
@@ -97,7 +97,7 @@ impl Origin {
             tokio::task::spawn_blocking(|| convert::convert_in_child(Conversion::Discovery, input));
         let in_file = || path.display().to_string();
         let body = converted.await?.with_context(in_file)?;
-        let translator = Translator { tls: &secrets.tls, strict: true };
+        let translator = Translator { tls: &secrets.tls, node: &Node::default(), strict: true };
         let response: DiscoveryResponse = translator.decode(&body).with_context(in_file)?;
         for any in response.resources.iter().filter(|any| any.type_url == Kind::Secret.url()) {
             let secret = Secret::decode(any.value.as_slice()).with_context(in_file)?;

@@ -15,6 +15,7 @@ use crate::{
     context::{Registered, Worker},
     downstream::{self, Downstream},
     error::Flags,
+    export,
     head::{RequestHead, ResponseHead, Version},
     hop,
     http1::{
@@ -250,7 +251,7 @@ fn head_timeout(manager: &HttpManager) -> Option<Duration> {
 }
 
 fn refuse_malformed(
-    worker: &Worker,
+    worker: &Rc<Worker>,
     downstream: &mut Downstream,
     manager: &HttpManager,
     malformed: Malformed,
@@ -287,9 +288,5 @@ fn refuse_malformed(
     // Of a head that cannot be read only the version is told.
     let request = Some(&RequestHead::default());
     let context = telemetry::Context { record: &record, request, response: Some(&response) };
-    for log in &manager.access_logs {
-        if let Some(writer) = &worker.log {
-            writer.log(log, &context, &mut worker.dice.borrow_mut());
-        }
-    }
+    export::log(worker, &manager.access_logs, &context);
 }

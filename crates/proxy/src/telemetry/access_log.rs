@@ -16,8 +16,8 @@ use std::{
     time::Duration,
 };
 
-use super::{filter, format, record::Context};
-use crate::config::http::{AccessLog, LogFormat};
+use super::{format, record::Context};
+use crate::config::http::LogFormat;
 
 #[cfg(test)]
 mod tests;
@@ -96,21 +96,18 @@ impl Drop for AccessLogger {
 }
 
 impl LogWriter {
-    /// Logs a finished request or connection.
-    pub fn log(&self, log: &AccessLog, context: &Context<'_>, dice: &mut fastrand::Rng) {
-        if log.filter.as_ref().is_some_and(|filter| !filter::passes(filter, context, dice)) {
-            return;
-        }
+    /// Logs a finished request or connection to a file.
+    pub fn log(&self, path: &str, format: &LogFormat, context: &Context<'_>) {
         let mut line = self.line.borrow_mut();
         line.clear();
-        match &log.format {
+        match format {
             LogFormat::Text(text) => format::write(text, context, b"-", &mut line),
             LogFormat::Json(fields) => write_object(fields, context, &mut line),
         }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        if !self.file(&log.path).append(&line) {
+        if !self.file(path).append(&line) {
             self.shared.dropped.fetch_add(1, Ordering::Relaxed);
         } else if !self.shared.waiting.swap(true, Ordering::AcqRel) {
             self.writer.unpark();

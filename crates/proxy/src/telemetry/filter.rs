@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Whether this is logged.
-pub(super) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
+pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
     let record = context.record;
     match filter {
         LogFilter::Status(test) => holds(*test, record.status.into()),
@@ -23,6 +23,7 @@ pub(super) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
             let status = record.grpc_status.unwrap_or_else(|| crate::error::grpc_status(record.status));
             statuses.contains(&status) != *exclude
         }
+        LogFilter::Expression(expression) => expression.holds(context),
         LogFilter::Metadata { test, otherwise } => {
             let mut keys = test.path.iter();
             let first = keys.next().zip(record.metadata).and_then(|(name, all)| all.get(&**name));

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::record::{Context, Record};
 use crate::{
     config::http::{Format, Part},
+    error,
     head::{Headers, RequestHead},
     peer::Peer,
 };
@@ -170,7 +171,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         }
         "RESPONSE_CODE_DETAILS" => text(Some(record.details), out),
         "CONNECTION_TERMINATION_DETAILS" => text(Some(record.termination), out),
-        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(Some(record.upstream_failure), out),
+        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(Some(&error::one_word(record.upstream_failure)), out),
         "BYTES_RECEIVED" => number(record.bytes_received, out),
         "BYTES_SENT" => number(record.bytes_sent, out),
         "DURATION" => number(millis(record.duration), out),
@@ -216,17 +217,13 @@ fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Given
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
         ("DOWNSTREAM_DIRECT_REMOTE_", record.downstream_direct),
         ("UPSTREAM_LOCAL_", record.upstream_local),
-        ("UPSTREAM_REMOTE_", upstream_address(record)),
+        ("UPSTREAM_REMOTE_", record.upstream_address()),
     ];
     if name == "UPSTREAM_HOST" {
-        return address(upstream_address(record), "ADDRESS", out);
+        return address(record.upstream_address(), "ADDRESS", out);
     }
     let found = of.iter().find_map(|(prefix, address)| Some((name.strip_prefix(prefix)?, *address)));
     found.map_or(Given::Nothing, |(what, socket)| address(socket, what, out))
-}
-
-fn upstream_address(record: &Record<'_>) -> Option<SocketAddr> {
-    record.upstream_remote.or(record.endpoint.map(|endpoint| endpoint.address))
 }
 
 fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Given {

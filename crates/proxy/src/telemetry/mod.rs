@@ -5,15 +5,22 @@
 //! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
 
 pub mod access_log;
-mod filter;
+mod entries;
+pub(crate) mod export;
+pub mod expression;
+pub(crate) mod filter;
 pub mod format;
 pub mod record;
+mod records;
 mod render;
 mod series;
 pub mod shard;
 pub mod stats;
 
 pub use access_log::{AccessLogger, LogWriter};
+pub(crate) use entries::entry;
 pub use record::{Context, Record};
+pub(crate) use records::record as log_record;
 pub use render::collect;
+pub use series::TcpCounts;
 pub use shard::{Shard, ShardSnapshot};

@@ -80,6 +80,11 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
+    /// Where the endpoint is.
+    pub(crate) fn upstream_address(&self) -> Option<SocketAddr> {
+        self.upstream_remote.or(self.endpoint.map(|endpoint| endpoint.address))
+    }
+
     /// Nothing known yet.
     pub fn new(direction: Direction, start: SystemTime) -> Self {
         Self {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use super::{
     access_log::AccessLogger,
-    series::{BOUNDS, Histogram, HttpSeries, TcpSeries, escape},
+    series::{BOUNDS, Histogram, HttpSeries, TcpCounts, TcpSeries, escape},
     shard::ShardSnapshot,
     stats::Type,
 };
@@ -15,13 +15,13 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
     let mut http: BTreeMap<Arc<str>, HttpSeries> = BTreeMap::new();
     let mut tcp: BTreeMap<Arc<str>, TcpSeries> = BTreeMap::new();
     let mut samples: BTreeMap<(&'static str, Type), BTreeMap<String, u64>> = BTreeMap::new();
-    let mut dropped = 0;
+    let (mut dropped, mut expired) = (0, 0);
     for shard in shards {
         for (labels, series) in shard.http {
-            http.entry(labels).or_default().merge(&series);
+            http.entry(labels).and_modify(|sum| sum.merge(&series)).or_insert(series);
         }
         for (labels, series) in shard.tcp {
-            tcp.entry(labels).or_default().merge(&series);
+            tcp.entry(labels).and_modify(|sum| sum.merge(&series)).or_insert(series);
         }
         for (labels, values) in shard.samples {
             for (name, kind, value) in values {
@@ -31,6 +31,7 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
             }
         }
         dropped += shard.dropped;
+        expired += shard.expired;
     }
     let mut text = String::new();
     let out = &mut text;
@@ -45,6 +46,7 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
     build.push('"');
     family("istio_build", "gauge", [(build.as_str(), 1)].into_iter(), out);
     family("skysail_metric_series_dropped_total", "counter", [("", dropped)].into_iter(), out);
+    family("skysail_metric_series_expired_total", "counter", [("", expired)].into_iter(), out);
     let panics = skysail_core::logging::panics();
     family("skysail_panics_total", "counter", [("", panics)].into_iter(), out);
     if let Some(log) = log {
@@ -54,22 +56,21 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
 }
 
 fn requests(http: &BTreeMap<Arc<str>, HttpSeries>, out: &mut String) {
-    let count =
-        |pick: fn(&HttpSeries) -> u64| http.iter().map(move |(labels, series)| (&**labels, pick(series)));
-    family("istio_requests_total", "counter", count(|series| series.requests), out);
-    let grpc = || http.iter().filter(|(_, series)| series.grpc);
-    let messages = grpc().map(|(labels, series)| (&**labels, series.request_messages));
-    family("istio_request_messages_total", "counter", messages, out);
-    let messages = grpc().map(|(labels, series)| (&**labels, series.response_messages));
-    family("istio_response_messages_total", "counter", messages, out);
+    let shown = |metric: u8| http.iter().filter(move |(_, series)| series.shows(metric));
+    let count = |metric: u8, pick: fn(&HttpSeries) -> u64| {
+        shown(metric).map(move |(labels, series)| (&**labels, pick(series)))
+    };
+    family("istio_requests_total", "counter", count(0, |series| series.requests), out);
+    family("istio_request_messages_total", "counter", count(4, |series| series.request_messages), out);
+    family("istio_response_messages_total", "counter", count(5, |series| series.response_messages), out);
     type Pick = fn(&HttpSeries) -> &Histogram;
-    let histograms: [(&str, Pick); 3] = [
-        ("istio_request_bytes", |series| &series.request_bytes),
-        ("istio_request_duration_milliseconds", |series| &series.duration),
-        ("istio_response_bytes", |series| &series.response_bytes),
+    let histograms: [(&str, u8, Pick); 3] = [
+        ("istio_request_bytes", 2, |series| &series.request_bytes),
+        ("istio_request_duration_milliseconds", 1, |series| &series.duration),
+        ("istio_response_bytes", 3, |series| &series.response_bytes),
     ];
-    for (name, pick) in histograms {
-        for (index, (labels, series)) in http.iter().enumerate() {
+    for (name, metric, pick) in histograms {
+        for (index, (labels, series)) in shown(metric).enumerate() {
             if index == 0 {
                 let _ = writeln!(out, "# TYPE {name} histogram");
             }
@@ -79,12 +80,14 @@ fn requests(http: &BTreeMap<Arc<str>, HttpSeries>, out: &mut String) {
 }
 
 fn connections(tcp: &BTreeMap<Arc<str>, TcpSeries>, out: &mut String) {
-    let count =
-        |pick: fn(&TcpSeries) -> u64| tcp.iter().map(move |(labels, series)| (&**labels, pick(series)));
-    family("istio_tcp_connections_closed_total", "counter", count(|series| series.closed), out);
-    family("istio_tcp_connections_opened_total", "counter", count(|series| series.opened), out);
-    family("istio_tcp_received_bytes_total", "counter", count(|series| series.received), out);
-    family("istio_tcp_sent_bytes_total", "counter", count(|series| series.sent), out);
+    let count = |metric: u8, pick: fn(&TcpCounts) -> u64| {
+        let shown = tcp.iter().filter(move |(_, series)| series.shows(metric));
+        shown.map(move |(labels, series)| (&**labels, pick(&series.counts)))
+    };
+    family("istio_tcp_connections_closed_total", "counter", count(3, |counts| counts.closed), out);
+    family("istio_tcp_connections_opened_total", "counter", count(2, |counts| counts.opened), out);
+    family("istio_tcp_received_bytes_total", "counter", count(1, |counts| counts.received), out);
+    family("istio_tcp_sent_bytes_total", "counter", count(0, |counts| counts.sent), out);
 }
 
 fn family<'a>(name: &str, kind: &str, values: impl Iterator<Item = (&'a str, u64)>, out: &mut String) {

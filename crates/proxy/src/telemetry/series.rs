@@ -37,6 +37,9 @@ pub(super) const BOUNDS: [f64; 19] = [
     3_600_000.0,
 ];
 
+/// The longest name there is in DNS, with a port.
+const LONGEST_NAME: usize = 260;
+
 /// How values are spread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Histogram {
@@ -71,9 +74,34 @@ pub(super) struct HttpSeries {
     pub(super) response_messages: u64,
     /// Whether messages are counted at all.
     pub(super) grpc: bool,
+    /// Metrics that are not kept with these labels, by their places in [`HTTP`].
+    pub(super) hidden: u8,
 }
 
 impl HttpSeries {
+    /// Counts a request in some metrics, by their places in [`HTTP`].
+    pub(super) fn add_some(&mut self, record: &Record<'_>, metrics: u8) {
+        let has = |bit: u8| metrics & (1 << bit) != 0;
+        self.requests += u64::from(has(0));
+        if has(1) {
+            self.duration.record(milliseconds(record.duration));
+        }
+        if has(2) {
+            self.request_bytes.record(bytes(record.wire_received));
+        }
+        if has(3) {
+            self.response_bytes.record(bytes(record.wire_sent));
+        }
+        self.grpc |= record.grpc;
+        self.request_messages += if has(4) { record.request_messages } else { 0 };
+        self.response_messages += if has(5) { record.response_messages } else { 0 };
+    }
+
+    /// Whether a metric, by its place in [`HTTP`], is kept with these labels.
+    pub(super) fn shows(&self, metric: u8) -> bool {
+        self.hidden & (1 << metric) == 0 && (metric < 4 || self.grpc)
+    }
+
     pub(super) fn add(&mut self, record: &Record<'_>) {
         self.requests += 1;
         self.duration.record(milliseconds(record.duration));
@@ -90,8 +118,21 @@ impl HttpSeries {
         self.request_bytes.merge(&other.request_bytes);
         self.response_bytes.merge(&other.response_bytes);
         self.grpc |= other.grpc;
+        self.hidden &= other.hidden;
         self.request_messages += other.request_messages;
         self.response_messages += other.response_messages;
+    }
+}
+
+impl Series for HttpSeries {
+    fn hidden(&mut self) -> &mut u8 {
+        &mut self.hidden
+    }
+
+    fn counted(&self) -> Option<u64> {
+        let of = |histogram: &Histogram| histogram.counts.iter().sum::<u64>();
+        let histograms = of(&self.duration) + of(&self.request_bytes) + of(&self.response_bytes);
+        Some(self.requests + histograms + self.request_messages + self.response_messages)
     }
 }
 
@@ -104,22 +145,78 @@ fn bytes(count: u64) -> f64 {
     count as f64
 }
 
+/// What happened to connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TcpCounts {
+    /// So many began.
+    pub opened: u64,
+    /// So many ended.
+    pub closed: u64,
+    /// Bytes to clients.
+    pub sent: u64,
+    /// Bytes from clients.
+    pub received: u64,
+}
+
 /// The numbers of one set of labels: connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TcpSeries {
-    pub(super) opened: u64,
-    pub(super) closed: u64,
-    pub(super) sent: u64,
-    pub(super) received: u64,
+    pub(super) counts: TcpCounts,
+    /// Metrics that are not kept with these labels, by their places in [`TCP`].
+    pub(super) hidden: u8,
 }
 
 impl TcpSeries {
     pub(super) fn merge(&mut self, other: &Self) {
-        self.opened += other.opened;
-        self.closed += other.closed;
-        self.sent += other.sent;
-        self.received += other.received;
+        self.add(other.counts);
+        self.hidden &= other.hidden;
     }
+
+    pub(super) fn add(&mut self, more: TcpCounts) {
+        let counts = &mut self.counts;
+        counts.opened += more.opened;
+        counts.closed += more.closed;
+        counts.sent += more.sent;
+        counts.received += more.received;
+    }
+
+    /// Whether a metric, by its place in [`TCP`], is kept with these labels.
+    pub(super) fn shows(&self, metric: u8) -> bool {
+        self.hidden & (1 << metric) == 0
+    }
+}
+
+impl TcpCounts {
+    /// Those of some metrics, by their places in [`TCP`].
+    pub(super) fn only(self, metrics: u8) -> Self {
+        let of = |bit: u8, count| if metrics & (1 << bit) == 0 { 0 } else { count };
+        Self {
+            sent: of(0, self.sent),
+            received: of(1, self.received),
+            opened: of(2, self.opened),
+            closed: of(3, self.closed),
+        }
+    }
+}
+
+impl Series for TcpSeries {
+    fn hidden(&mut self) -> &mut u8 {
+        &mut self.hidden
+    }
+
+    fn counted(&self) -> Option<u64> {
+        let TcpCounts { opened, closed, sent, received } = self.counts;
+        // What is open may be silent, and goes on.
+        (opened <= closed).then_some(opened + closed + sent + received)
+    }
+}
+
+/// Numbers of one set of labels.
+pub(super) trait Series: Default {
+    /// Metrics that are not kept.
+    fn hidden(&mut self) -> &mut u8;
+    /// A number that is another when something has been counted; `None` if something goes on that will be.
+    fn counted(&self) -> Option<u64>;
 }
 
 /// The other end, as far as labels name it.
@@ -144,8 +241,9 @@ pub(super) struct Destination<'a> {
 
 /// Which service was asked for: by the cluster's metadata, else (at the source) by the authority.
 pub(super) fn destination<'a>(record: &Record<'a>, authority: &'a str) -> Destination<'a> {
-    // At the destination a caller could make up any number of series by this header.
-    let authority = if record.direction == Direction::Inbound { "" } else { authority };
+    // At the destination a caller could make up any number of series by this header. What is longer is no name.
+    let named = record.direction != Direction::Inbound && authority.len() <= LONGEST_NAME;
+    let authority = if named { authority } else { "" };
     let fallback =
         Destination { host: authority, name: authority, namespace: "", by_authority: !authority.is_empty() };
     let cluster = record.cluster.map_or("", |cluster| &*cluster.name);
@@ -179,7 +277,7 @@ pub(super) fn labels(
     other: &OtherEnd,
     record: &Record<'_>,
     destination: Destination<'_>,
-    http: bool,
+    (http, changes): (bool, &[LabelChange<'_>]),
 ) -> String {
     let inbound = record.direction == Direction::Inbound;
     let us = Ends::new(&local.workload, other.local_principal.as_deref(), &local.workload.namespace);
@@ -189,7 +287,7 @@ pub(super) fn labels(
     let them = Ends::new(theirs, other.principal.as_deref(), namespace);
     let (source, target) = if inbound { (&them, &us) } else { (&us, &them) };
 
-    let mut text = Labels(String::with_capacity(1024));
+    let mut text = Labels { text: String::with_capacity(1024), changes, made: Vec::new() };
     text.add("reporter", if inbound { "destination" } else { "source" });
     source.add_source(&mut text);
     let service = if inbound { or(destination.host, us.canonical_name) } else { destination.host };
@@ -204,7 +302,7 @@ pub(super) fn labels(
     }
     if http {
         text.add("response_code", &record.status.to_string());
-        let status = record.grpc_status.filter(|_| record.grpc).map(|status| status.to_string());
+        let status = record.grpc_status.filter(|_| record.grpc).map(|status| grpc_status(status).to_string());
         text.add_as_is("grpc_response_status", &status.unwrap_or_default());
     }
     text.add("response_flags", &record.flags.to_string());
@@ -215,7 +313,15 @@ pub(super) fn labels(
         (false, _) => "unknown",
     };
     text.add("connection_security_policy", security);
-    text.0
+    text.finish()
+}
+
+/// The label of this name is taken away, or has this value.
+pub(super) type LabelChange<'a> = (&'a str, Option<String>);
+
+/// A status that is none of gRPC's is unknown (2), so that a server cannot make up any number of series.
+pub(super) fn grpc_status(status: u32) -> u32 {
+    if status > 16 { 2 } else { status }
 }
 
 /// `spiffe://cluster.local/ns/default/sa/x` is in namespace `default`.
@@ -247,7 +353,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    fn add_source(&self, text: &mut Labels) {
+    fn add_source(&self, text: &mut Labels<'_>) {
         text.add("source_workload", &self.workload.name);
         text.add("source_canonical_service", self.canonical_name);
         text.add("source_canonical_revision", self.canonical_revision);
@@ -258,7 +364,7 @@ impl<'a> Ends<'a> {
         text.add("source_cluster", &self.workload.cluster);
     }
 
-    fn add_destination(&self, text: &mut Labels, service: &str, [name, namespace]: [&str; 2]) {
+    fn add_destination(&self, text: &mut Labels<'_>, service: &str, [name, namespace]: [&str; 2]) {
         text.add("destination_workload", &self.workload.name);
         text.add("destination_workload_namespace", self.namespace);
         text.add("destination_principal", self.principal);
@@ -274,20 +380,47 @@ impl<'a> Ends<'a> {
 }
 
 /// Label text in the making.
-struct Labels(String);
+struct Labels<'a> {
+    text: String,
+    changes: &'a [LabelChange<'a>],
+    /// Which of the changes have been made.
+    made: Vec<&'a str>,
+}
 
-impl Labels {
+impl Labels<'_> {
     /// What is missing is `unknown`.
     fn add(&mut self, name: &str, value: &str) {
         self.add_as_is(name, or(value, "unknown"));
     }
 
     fn add_as_is(&mut self, name: &str, value: &str) {
-        let comma = if self.0.is_empty() { "" } else { "," };
+        let Some((name, value)) = self.changes.iter().find(|(changed, _)| *changed == name) else {
+            return self.write(name, value);
+        };
+        self.made.push(name);
+        if let Some(value) = value {
+            self.write(name, value);
+        }
+    }
+
+    fn write(&mut self, name: &str, value: &str) {
+        let comma = if self.text.is_empty() { "" } else { "," };
         // Writing into memory cannot fail.
-        let _ = write!(self.0, "{comma}{name}=\"");
-        escape(value, &mut self.0);
-        self.0.push('"');
+        let _ = write!(self.text, "{comma}{name}=\"");
+        escape(value, &mut self.text);
+        self.text.push('"');
+    }
+
+    /// All labels; those that are not Istio's own come last.
+    fn finish(mut self) -> String {
+        for (name, value) in self.changes {
+            if let Some(value) = value
+                && !self.made.contains(name)
+            {
+                self.write(name, value);
+            }
+        }
+        self.text
     }
 }
 

@@ -5,20 +5,26 @@
 //! Labels are put together only when a key is new. All that others can make grow is bounded.
 
 use std::{
-    cell::RefCell,
-    collections::HashMap,
+    cell::{Cell, RefCell},
+    collections::{HashMap, HashSet},
     hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState},
     rc::Rc,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::{
-    record::Record,
-    series::{self, Destination, HttpSeries, OtherEnd, TcpSeries},
-    stats::{ClusterStats, ListenerStats, ManagerStats, OutlierStats, Sample},
+    expression::Expression,
+    record::{Context, Record},
+    series::{self, Destination, HttpSeries, LabelChange, OtherEnd, Series, TcpCounts, TcpSeries},
+    stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use crate::{
-    config::{Map, listener::Direction},
+    config::{
+        Map, Snapshot,
+        listener::{Direction, Terminal},
+        stats::{Change, HTTP, Stats, TCP},
+    },
     head::RequestHead,
     peer::{LocalWorkload, Peer},
 };
@@ -26,15 +32,24 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The most series of one worker; what would be more is counted as dropped.
-const MOST_SERIES: usize = 10_000;
 /// The most keys remembered; then all are forgotten and found anew by their labels.
 const MOST_KEYS: usize = 8_192;
+/// The most other ends that have numbers; then they get new ones.
+const MOST_OTHERS: usize = 8_192;
+/// How long series are kept that nothing is counted in, where the configuration does not say.
+const EXPIRY: Duration = Duration::from_hours(1);
+/// How often is looked for those at most, and how often is told of what is too much.
+const SWEEP: Duration = Duration::from_secs(60);
 
 /// The metrics of one worker thread.
 #[derive(Debug)]
 pub struct Shard {
     local: Arc<LocalWorkload>,
+    /// The most series of requests, and of connections.
+    most: usize,
+    expiry: Cell<Duration>,
+    swept: Cell<Option<Instant>>,
+    told: Cell<Option<Instant>>,
     numbers: RefCell<Numbers>,
     /// Hashes authorities: with a secret, as clients choose them.
     secret: RandomState,
@@ -43,16 +58,21 @@ pub struct Shard {
 #[derive(Debug, Default)]
 struct Numbers {
     others: HashMap<OtherEnd, u32>,
+    /// The last number that another end got.
+    last_other: u32,
     keys: HashMap<Key, u32, BuildHasherDefault<Mix>>,
     /// Names of clusters that keys refer to by address.
     held: HashMap<usize, Arc<str>>,
     http: Table<HttpSeries>,
     tcp: Table<TcpSeries>,
     dropped: u64,
+    expired: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
+    /// By cluster and what is told.
+    exports: Map<(Box<str>, &'static str), Rc<ExportStats>>,
 }
 
 /// Series by their labels.
@@ -60,11 +80,13 @@ struct Numbers {
 struct Table<T> {
     by_labels: HashMap<Arc<str>, u32>,
     series: Vec<(Arc<str>, T)>,
+    /// What was counted in each when it was last looked at, and since when that is so.
+    counted: Vec<(u64, Instant)>,
 }
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { by_labels: HashMap::new(), series: Vec::new() }
+        Self { by_labels: HashMap::new(), series: Vec::new(), counted: Vec::new() }
     }
 }
 
@@ -98,47 +120,105 @@ pub struct ShardSnapshot {
     /// Label text and values.
     pub(super) samples: Vec<(String, Vec<Sample>)>,
     pub(super) dropped: u64,
+    pub(super) expired: u64,
 }
 
 impl Shard {
-    /// Nothing counted yet.
-    pub fn new(local: Arc<LocalWorkload>) -> Self {
-        Self { local, numbers: RefCell::default(), secret: RandomState::new() }
+    /// Nothing counted yet. There may be so many series of requests, and as many of connections.
+    pub fn new(local: Arc<LocalWorkload>, most: usize) -> Self {
+        Self {
+            local,
+            most,
+            expiry: Cell::new(EXPIRY),
+            swept: Cell::new(None),
+            told: Cell::new(None),
+            numbers: RefCell::default(),
+            secret: RandomState::new(),
+        }
+    }
+
+    /// How long series are kept that nothing is counted in; `None` for an hour.
+    pub fn expire_after(&self, expiry: Option<Duration>) {
+        self.expiry.set(expiry.unwrap_or(EXPIRY));
+    }
+
+    /// Lets go of series that nothing has been counted in for too long, and of the counters of what the configuration
+    /// has no more, if it is time to look for them.
+    pub fn sweep(&self, now: Instant, snapshot: &Snapshot) {
+        let expiry = self.expiry.get();
+        if self.swept.get().is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP.min(expiry / 2))
+        {
+            return;
+        }
+        self.swept.set(Some(now));
+        let mut numbers = self.numbers.borrow_mut();
+        numbers.forget(snapshot);
+        let expired = numbers.http.sweep(now, expiry) + numbers.tcp.sweep(now, expiry);
+        if expired > 0 {
+            // Series have other places now, and who was counted in them may have gone.
+            numbers.expired += expired;
+            numbers.keys.clear();
+            numbers.held.clear();
+            numbers.others.clear();
+        }
     }
 
     /// Counts a finished request.
     pub fn request(&self, record: &Record<'_>, head: &RequestHead) {
         let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
         let mut numbers = self.numbers.borrow_mut();
-        match self.find(&mut numbers, record, head.authority(), protocol) {
+        match self.find(&mut numbers, record, head.authority(), protocol, None) {
             Some(index) => numbers.http.series[index as usize].1.add(record),
-            None => numbers.dropped += 1,
+            None => self.drop(&mut numbers),
         }
     }
 
-    /// Counts a connection once its other end is known.
-    pub fn connection_opened(&self, record: &Record<'_>) {
-        self.connection(record, |series| series.opened += 1);
+    /// The same where metrics have other labels than Istio's.
+    pub(crate) fn request_changed(&self, changes: &[Change], context: &Context<'_>) {
+        let (record, authority) = (context.record, context.request.map_or("", RequestHead::authority));
+        let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
+        for change in changes.iter().filter(|change| change.metrics != 0) {
+            let changed = Changed::new(change, HTTP.len(), context);
+            let mut numbers = self.numbers.borrow_mut();
+            match self.find(&mut numbers, record, authority, protocol, Some(&changed)) {
+                Some(index) => numbers.http.series[index as usize].1.add_some(record, change.metrics),
+                None => self.drop(&mut numbers),
+            }
+        }
     }
 
-    /// Counts bytes of a connection that goes on: those since last time.
-    pub fn connection_bytes(&self, record: &Record<'_>, received: u64, sent: u64) {
-        self.connection(record, |series| {
-            series.received += received;
-            series.sent += sent;
-        });
+    /// Counts what happened to a connection, once its other end is known.
+    pub fn connection(&self, stats: &Stats, record: &Record<'_>, counts: TcpCounts) {
+        if stats.tcp.is_empty() {
+            return self.count(record, counts, None);
+        }
+        let context = Context { record, request: None, response: None };
+        for change in stats.tcp.iter().filter(|change| change.metrics != 0) {
+            let changed = Changed::new(change, TCP.len(), &context);
+            self.count(record, counts.only(change.metrics), Some(&changed));
+        }
     }
 
-    /// Counts a connection's end. Its bytes are for [`Self::connection_bytes`].
-    pub fn connection_closed(&self, record: &Record<'_>) {
-        self.connection(record, |series| series.closed += 1);
-    }
-
-    fn connection(&self, record: &Record<'_>, count: impl FnOnce(&mut TcpSeries)) {
+    fn count(&self, record: &Record<'_>, counts: TcpCounts, changed: Option<&Changed<'_>>) {
         let mut numbers = self.numbers.borrow_mut();
-        match self.find(&mut numbers, record, "", Protocol::Tcp) {
-            Some(index) => count(&mut numbers.tcp.series[index as usize].1),
-            None => numbers.dropped += 1,
+        match self.find(&mut numbers, record, "", Protocol::Tcp, changed) {
+            Some(index) => numbers.tcp.series[index as usize].1.add(counts),
+            None => self.drop(&mut numbers),
+        }
+    }
+
+    #[cold]
+    fn drop(&self, numbers: &mut Numbers) {
+        numbers.dropped += 1;
+        let now = Instant::now();
+        if self.told.get().is_none_or(|told| now - told >= SWEEP) {
+            self.told.set(Some(now));
+            tracing::warn!(
+                "there are {} series of metrics, as many as may be: others are not counted (see \
+                 skysail_metric_series_dropped_total); leave out labels that have many values (tagOverrides of \
+                 Telemetry), or raise --max-metric-series",
+                self.most
+            );
         }
     }
 
@@ -162,15 +242,23 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().listeners.entry(Arc::clone(name)).or_default())
     }
 
+    /// The counters of what is told to a collector, by its cluster.
+    pub(crate) fn exports(&self, cluster: &str, what: &'static str) -> Rc<ExportStats> {
+        Rc::clone(self.numbers.borrow_mut().exports.entry((cluster.into(), what)).or_default())
+    }
+
     /// All numbers of now.
     pub fn snapshot(&self) -> ShardSnapshot {
         let numbers = self.numbers.borrow();
         let mut samples = Vec::new();
-        let mut add = |label: &str, name: &str, values: Vec<Sample>| {
+        let label = |label: &str, name: &str| {
             let mut text = format!("{label}=\"");
             series::escape(name, &mut text);
             text.push('"');
-            samples.push((text, values));
+            text
+        };
+        let mut add = |name: &str, value: &str, values: Vec<Sample>| {
+            samples.push((label(name, value), values));
         };
         for (name, stats) in &numbers.clusters {
             add("cluster_name", name, stats.samples());
@@ -184,11 +272,15 @@ impl Shard {
         for (name, stats) in &numbers.listeners {
             add("listener_address", name, stats.samples());
         }
+        for ((cluster, what), stats) in &numbers.exports {
+            samples.push((format!("{},what=\"{what}\"", label("cluster_name", cluster)), stats.samples()));
+        }
         ShardSnapshot {
             http: numbers.http.series.clone(),
             tcp: numbers.tcp.series.clone(),
             samples,
             dropped: numbers.dropped,
+            expired: numbers.expired,
         }
     }
 
@@ -198,15 +290,17 @@ impl Shard {
         record: &Record<'_>,
         authority: &str,
         protocol: Protocol,
+        changed: Option<&Changed<'_>>,
     ) -> Option<u32> {
         let destination = series::destination(record, authority);
-        let (other, numbered) = numbers.other_end(record);
+        let other = numbers.other_end(record);
         let key = Key {
             other,
             flags: record.flags.bits(),
             cluster: record.cluster.map_or(0, |cluster| Arc::as_ptr(&cluster.name).addr()),
-            authority: if destination.by_authority { self.secret.hash_one(authority) } else { 0 },
-            grpc_status: record.grpc_status.map_or(u32::MAX, |status| status),
+            authority: if destination.by_authority { self.secret.hash_one(authority) } else { 0 }
+                ^ changed.map_or(0, |changed| self.secret.hash_one(changed)),
+            grpc_status: record.grpc_status.map_or(u32::MAX, series::grpc_status),
             status: record.status,
             direction: record.direction,
             protocol,
@@ -219,7 +313,7 @@ impl Shard {
         if let Some(index) = numbers.keys.get(&key) {
             return Some(*index);
         }
-        let index = self.find_by_labels(numbers, record, destination, protocol, numbered)?;
+        let index = self.find_by_labels(numbers, record, destination, protocol, changed)?;
         if numbers.keys.len() >= MOST_KEYS {
             numbers.keys.clear();
             numbers.held.clear();
@@ -238,51 +332,123 @@ impl Shard {
         record: &Record<'_>,
         destination: Destination<'_>,
         protocol: Protocol,
-        numbered: bool,
+        changed: Option<&Changed<'_>>,
     ) -> Option<u32> {
-        let other = if numbered { other_end(record) } else { OtherEnd::default() };
         let http = protocol != Protocol::Tcp;
-        let labels = series::labels(&self.local, &other, record, destination, http);
-        if http { numbers.http.index(labels) } else { numbers.tcp.index(labels) }
+        let (hidden, changes) = changed.map_or((0, &[][..]), |changed| (changed.hidden, &changed.labels));
+        let labels = series::labels(&self.local, &other_end(record), record, destination, (http, changes));
+        if http {
+            numbers.http.index(labels, hidden, self.most)
+        } else {
+            numbers.tcp.index(labels, hidden, self.most)
+        }
     }
 }
 
-impl<T: Default> Table<T> {
-    /// Where the series with these labels is; `None` when there are too many.
-    fn index(&mut self, labels: String) -> Option<u32> {
+/// What a change comes to for one request or connection.
+#[derive(Debug, Hash)]
+struct Changed<'a> {
+    /// Metrics that it is not about.
+    hidden: u8,
+    labels: Vec<LabelChange<'a>>,
+}
+
+impl<'a> Changed<'a> {
+    /// Of so many metrics. What an expression has no value for is `unknown`.
+    fn new(change: &'a Change, metrics: usize, context: &Context<'_>) -> Self {
+        let value = |expression: &Expression| {
+            expression.text(context).filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+        };
+        let labels = change.labels.iter();
+        let labels = labels.map(|(name, expression)| (&**name, expression.as_deref().map(value)));
+        Self { hidden: !change.metrics & ((1 << metrics) - 1), labels: labels.collect() }
+    }
+}
+
+impl<T: Series> Table<T> {
+    /// Where the series with these labels is, without these metrics; `None` when there are too many.
+    fn index(&mut self, labels: String, hidden: u8, most: usize) -> Option<u32> {
         if let Some(index) = self.by_labels.get(labels.as_str()) {
+            *self.series[*index as usize].1.hidden() &= hidden;
             return Some(*index);
         }
-        let index = u32::try_from(self.series.len()).ok().filter(|index| (*index as usize) < MOST_SERIES)?;
+        let index = u32::try_from(self.series.len()).ok().filter(|index| (*index as usize) < most)?;
         let labels: Arc<str> = labels.into();
         self.by_labels.insert(Arc::clone(&labels), index);
-        self.series.push((labels, T::default()));
+        let mut series = T::default();
+        *series.hidden() = hidden;
+        self.series.push((labels, series));
         Some(index)
+    }
+
+    /// Lets go of series that nothing has been counted in for so long, and says how many they were. The others have
+    /// other places then.
+    fn sweep(&mut self, now: Instant, expiry: Duration) -> u64 {
+        let before = self.series.len();
+        self.counted.resize(before, (u64::MAX, now));
+        let mut counted = std::mem::take(&mut self.counted).into_iter();
+        let kept = &mut self.counted;
+        self.series.retain(|(_, series)| {
+            let (then, since) = counted.next().unwrap_or((u64::MAX, now));
+            let current = series.counted();
+            let since = if current == Some(then) { since } else { now };
+            let keep = now.saturating_duration_since(since) < expiry;
+            if keep {
+                kept.push((current.unwrap_or(u64::MAX), since));
+            }
+            keep
+        });
+        let expired = before - self.series.len();
+        if expired > 0 {
+            let places = self.series.iter().zip(0..).map(|((labels, _), index)| (Arc::clone(labels), index));
+            self.by_labels = places.collect();
+        }
+        expired as u64
     }
 }
 
 impl Numbers {
-    /// The number of the other end, and whether it has one of its own. Remembered in the peer, so that a
-    /// connection is looked up once.
-    fn other_end(&mut self, record: &Record<'_>) -> (u32, bool) {
+    /// Lets go of the counters of what is neither configured nor used any more.
+    fn forget(&mut self, snapshot: &Snapshot) {
+        let Snapshot { clusters, listeners, .. } = snapshot;
+        self.clusters.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
+        self.outliers.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
+        self.exports.retain(|(name, _), stats| Rc::strong_count(stats) > 1 || clusters.contains_key(&**name));
+        self.listeners
+            .retain(|name, stats| Rc::strong_count(stats) > 1 || listeners.by_name.contains_key(name));
+        let prefixes: HashSet<&str> = snapshot
+            .terminals()
+            .filter_map(|terminal| match terminal {
+                Terminal::Http(manager) => Some(&*manager.stat_prefix),
+                Terminal::Tcp(_) => None,
+            })
+            .collect();
+        self.managers.retain(|prefix, stats| Rc::strong_count(stats) > 1 || prefixes.contains(&**prefix));
+    }
+
+    /// The number of the other end. Remembered in the peer, so that a connection is looked up once. No number is
+    /// given twice; who has several is counted in the same series all the same.
+    fn other_end(&mut self, record: &Record<'_>) -> u32 {
         let peer = far_peer(record);
         if let Some(known) = peer.map(|peer| peer.series.get()).filter(|known| *known != 0) {
-            return (known, true);
+            return known;
         }
         let other = other_end(record);
-        let next = u32::try_from(self.others.len() + 1).unwrap_or(u32::MAX);
         let number = match self.others.get(&other) {
             Some(number) => *number,
-            None if self.others.len() >= MOST_SERIES => return (0, false),
             None => {
-                self.others.insert(other, next);
-                next
+                if self.others.len() >= MOST_OTHERS {
+                    self.others.clear();
+                }
+                self.last_other = self.last_other.wrapping_add(1).max(1);
+                self.others.insert(other, self.last_other);
+                self.last_other
             }
         };
         if let Some(peer) = peer {
             peer.series.set(number);
         }
-        (number, true)
+        number
     }
 }
 

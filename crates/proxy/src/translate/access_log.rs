@@ -6,23 +6,31 @@ use skysail_xds::envoy::pb::{
     envoy::{
         config::{
             accesslog::v3::{
-                AccessLog as Proto, AccessLogFilter, ComparisonFilter, access_log, access_log_filter,
-                comparison_filter::Op,
+                AccessLog as Proto, AccessLogFilter, ComparisonFilter, ExtensionFilter, access_log,
+                access_log_filter, comparison_filter::Op, extension_filter,
             },
             core::v3::{SubstitutionFormatString, substitution_format_string::Format as FormatProto},
         },
-        extensions::access_loggers::file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
+        extensions::access_loggers::{
+            file::v3::{FileAccessLog, file_access_log::AccessLogFormat},
+            filters::cel::v3::ExpressionFilter,
+            grpc::v3::TcpGrpcAccessLogConfig,
+        },
     },
     google::protobuf::{Struct, value::Kind},
 };
 
-use super::{At as _, Reject, Result, flag, text, tls_context, type_name, unknown_type, unpack, warn_once};
+use super::{
+    At as _, Reject, Result, Translator, collector, flag, text, tls_context, type_name, unknown_type, unpack,
+    warn_once,
+};
 use crate::{
     config::{
-        http::{AccessLog, LogFormat},
+        http::{AccessLog, LogFormat, LogTarget},
         log_filter::{Comparison, LogFilter},
     },
     error::Flags,
+    telemetry::expression::Expression,
 };
 
 /// What Envoy logs where no format is given.
@@ -31,48 +39,47 @@ const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PAT
     %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \
     \"%REQ(X-REQUEST-ID)%\" \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\"\n";
 
-/// Loggers that Istio's telemetry settings ask for and that we do not have; traffic must not fail for them.
-const SKIPPED: &[&str] = &[
-    "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig",
-    "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
-    "envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig",
-];
-
 /// All of a list of access logs.
-pub(super) fn access_logs(protos: &[Proto], strict: bool) -> Result<Vec<Arc<AccessLog>>> {
-    let mut logs = Vec::new();
-    for (index, proto) in protos.iter().enumerate() {
-        logs.extend(access_log(proto, strict).at(format_args!("access_log[{index}]"))?);
-    }
-    Ok(logs)
+pub(super) fn access_logs(protos: &[Proto], translator: Translator<'_>) -> Result<Vec<Arc<AccessLog>>> {
+    let numbered = protos.iter().enumerate();
+    numbered
+        .map(|(index, proto)| {
+            access_log(proto, translator).map(Arc::new).at(format_args!("access_log[{index}]"))
+        })
+        .collect()
 }
 
-fn access_log(proto: &Proto, strict: bool) -> Result<Option<Arc<AccessLog>>> {
+fn access_log(proto: &Proto, Translator { node, strict, .. }: Translator<'_>) -> Result<AccessLog> {
     let Some(access_log::ConfigType::TypedConfig(any)) = &proto.config_type else {
         return Err(Reject::new(format!("access log {:?} has no typed_config", proto.name)));
     };
-    if !strict && SKIPPED.contains(&type_name(any)) {
-        warn_once(format!("access logs of type {} are not supported and not written", type_name(any)));
-        return Ok(None);
-    }
-    if type_name(any) != "envoy.extensions.access_loggers.file.v3.FileAccessLog" {
-        return Err(unknown_type("access log", &proto.name, any));
-    }
-    let file: FileAccessLog = unpack(any)?;
-    let format = format(&file).at("typed_config")?;
-    let filter = match proto.filter.as_ref().map(filter).transpose().at("filter") {
-        Err(reject) if !strict => {
-            warn_once(format!("an access log writes more than it should: {reject}"));
-            None
+    let to = match type_name(any) {
+        "envoy.extensions.access_loggers.file.v3.FileAccessLog" => {
+            let file: FileAccessLog = unpack(any)?;
+            format(&file).map(|format| LogTarget::File { path: file.path.into(), format })
         }
-        filter => filter?,
+        "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig" => {
+            collector::http(&unpack(any)?, node)
+        }
+        "envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig" => {
+            let tcp: TcpGrpcAccessLogConfig = unpack(any)?;
+            collector::tcp(tcp.common_config.as_ref(), node)
+        }
+        "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig" => {
+            collector::records(&unpack(any)?, node)
+        }
+        _ => return Err(unknown_type("access log", &proto.name, any)),
     };
-    Ok(Some(Arc::new(AccessLog { path: file.path.into(), format, filter })))
+    let to = to.at("typed_config")?;
+    let filter = proto.filter.as_ref().map(|proto| filter(proto, strict)).transpose().at("filter")?;
+    Ok(AccessLog { to, filter })
 }
 
-fn filter(proto: &AccessLogFilter) -> Result<LogFilter> {
+fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
     use access_log_filter::FilterSpecifier as Of;
-    let filters = |protos: &[AccessLogFilter]| protos.iter().map(filter).collect::<Result<_>>().at("filters");
+    let filters = |protos: &[AccessLogFilter]| {
+        protos.iter().map(|proto| filter(proto, strict)).collect::<Result<_>>().at("filters")
+    };
     Ok(match proto.filter_specifier.as_ref().ok_or_else(|| Reject::new("must say what is logged"))? {
         Of::StatusCodeFilter(of) => {
             LogFilter::Status(comparison(of.comparison.as_ref()).at("status_code_filter")?)
@@ -93,9 +100,11 @@ fn filter(proto: &AccessLogFilter) -> Result<LogFilter> {
         Of::ResponseFlagFilter(of) => {
             let mut flags = Flags::NONE;
             for name in &of.flags {
-                let unknown =
-                    || Reject::new(format!("{name:?} is no flag here")).at_field("response_flag_filter");
-                flags.insert(Flags::named(name).ok_or_else(unknown)?);
+                let Some(flag) = Flags::named(name) else {
+                    let reject = Reject::new(format!("{name:?} is no flag here"));
+                    return all(reject.at_field("response_flag_filter"), strict);
+                };
+                flags.insert(flag);
             }
             LogFilter::Flags(Some(flags))
         }
@@ -110,8 +119,46 @@ fn filter(proto: &AccessLogFilter) -> Result<LogFilter> {
                 otherwise: flag(of.match_if_key_not_found).unwrap_or(true),
             }
         }
-        _ => return Err(Reject::new("this kind of filter is not supported")),
+        Of::ExtensionFilter(of) => return extension(of, strict).at("extension_filter"),
+        _ => return all(Reject::new("this kind of filter is not supported"), strict),
     })
+}
+
+/// What is not supported lets everything pass, unless it stands in a file.
+fn all(reject: Reject, strict: bool) -> Result<LogFilter> {
+    if strict {
+        return Err(reject);
+    }
+    warn_once(format!("an access log writes more than it should: {reject}"));
+    Ok(LogFilter::Share(1_000_000))
+}
+
+fn extension(proto: &ExtensionFilter, strict: bool) -> Result<LogFilter> {
+    let Some(extension_filter::ConfigType::TypedConfig(any)) = &proto.config_type else {
+        return Err(Reject::new("must be given").at_field("typed_config"));
+    };
+    if type_name(any) != "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter" {
+        return all(unknown_type("filter of access logs", &proto.name, any), strict);
+    }
+    let ExpressionFilter { expression: text, .. } = unpack(any)?;
+    expression(&text, strict).map(LogFilter::Expression).at("typed_config.expression")
+}
+
+/// An expression in CEL. What it asks for and nobody knows is refused in files, and else warned about: as with Envoy, it
+/// fails there.
+pub(super) fn expression(text: &str, strict: bool) -> Result<Expression> {
+    let expression = Expression::compile(text).map_err(Reject::new)?;
+    let unknown = expression.unknown().join(", ");
+    match (unknown.as_str(), strict) {
+        ("", _) => {}
+        (unknown, true) => {
+            return Err(Reject::new(format!("{text:?} asks for what is not known: {unknown}")));
+        }
+        (unknown, false) => {
+            warn_once(format!("the expression {text:?} asks for what is not known: {unknown}"));
+        }
+    }
+    Ok(expression)
 }
 
 fn comparison(proto: Option<&ComparisonFilter>) -> Result<Comparison> {
@@ -162,4 +209,45 @@ fn json(fields: &Struct) -> Result<LogFormat> {
     }
     parts.sort_by(|(a, _): &(Box<str>, _), (b, _)| a.cmp(b));
     Ok(LogFormat::Json(parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::{Message as _, Name as _};
+    use skysail_xds::envoy::pb::google::protobuf::Any;
+
+    use super::*;
+
+    fn extension(type_url: String, expression: &str) -> AccessLogFilter {
+        let value = ExpressionFilter { expression: expression.to_owned(), cel_config: None }.encode_to_vec();
+        let typed = extension_filter::ConfigType::TypedConfig(Any { type_url, value });
+        let filter = ExtensionFilter { name: "f".to_owned(), config_type: Some(typed) };
+        let filter = access_log_filter::FilterSpecifier::ExtensionFilter(filter);
+        AccessLogFilter { filter_specifier: Some(filter) }
+    }
+
+    #[test]
+    fn expressions_are_checked_when_they_arrive() {
+        let expression = |text| extension(ExpressionFilter::type_url(), text);
+        for strict in [true, false] {
+            let good = filter(&expression("response.code >= 400"), strict);
+            assert!(matches!(good, Ok(LogFilter::Expression(_))));
+            // As with Envoy, the listener is refused.
+            let wrong = filter(&expression("response.code >="), strict).unwrap_err().to_string();
+            assert!(
+                wrong.starts_with("extension_filter.typed_config.expression: \"response.code >=\" is no")
+            );
+            assert!(wrong.contains("line 1, column "), "{wrong}");
+        }
+        let unknown = filter(&expression("xds.node == 'a'"), true).unwrap_err().to_string();
+        assert!(unknown.ends_with("\"xds.node == 'a'\" asks for what is not known: xds.node"), "{unknown}");
+        assert!(filter(&expression("xds.node == 'a'"), false).is_ok());
+    }
+
+    #[test]
+    fn a_filter_that_is_not_supported_lets_all_pass_or_is_refused() {
+        let other = extension("type.googleapis.com/a.B".to_owned(), "");
+        assert!(filter(&other, true).unwrap_err().to_string().contains("of type a.B: take it out"));
+        assert!(matches!(filter(&other, false), Ok(LogFilter::Share(1_000_000))));
+    }
 }

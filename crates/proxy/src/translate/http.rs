@@ -27,7 +27,7 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, flag, jwt, limit,
-    number, policy, route, route_filters, timeout, type_name, unknown_type, unpack,
+    number, policy, route, route_filters, stats, timeout, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
@@ -66,7 +66,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         },
         routes: routes(proto)?,
         filters: Vec::new(),
-        stats: false,
+        stats: None,
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: upgrades(proto),
@@ -107,9 +107,9 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             Some(time) => duration(time).at("drain_timeout")?,
             None => DRAIN_TIMEOUT,
         },
-        access_logs: access_log::access_logs(&proto.access_log, translator.strict)?,
+        access_logs: access_log::access_logs(&proto.access_log, translator)?,
     };
-    filters(&mut manager, &proto.http_filters)?;
+    filters(&mut manager, &proto.http_filters, translator.strict)?;
     if let Some(any) =
         proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref())
         && type_name(any) != "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig"
@@ -216,7 +216,7 @@ fn client_cert(proto: &Proto) -> ClientCertDetails {
 }
 
 /// Filters, the router last.
-fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
+fn filters(manager: &mut HttpManager, protos: &[HttpFilter], strict: bool) -> Result<()> {
     let mut router = false;
     for (index, proto) in protos.iter().enumerate() {
         let path = format_args!("http_filters[{index}]").to_string();
@@ -228,7 +228,7 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
                 Reject::new(format!("HTTP filter {:?} has no typed_config", proto.name)).at_field(path)
             );
         };
-        router = filter(manager, proto, any).at("typed_config").at(&path)?;
+        router = filter(manager, proto, any, strict).at("typed_config").at(&path)?;
     }
     if router {
         Ok(())
@@ -238,7 +238,7 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter]) -> Result<()> {
 }
 
 /// One filter; tells whether it is the router.
-fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bool> {
+fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     let does = match type_name(any) {
         "envoy.extensions.filters.http.rbac.v3.RBAC" => Does::Authorize(policy::http(&unpack::<Rbac>(any)?)?),
         "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
@@ -262,7 +262,7 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
             Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
-        _ => return outside(manager, proto, any),
+        _ => return outside(manager, proto, any, strict),
     };
     let asks_with_body = |filter: &Filter| matches!(&filter.does, Does::Ask(config) if config.body.is_some());
     if matches!(does, Does::GrpcWeb) && manager.filters.iter().any(asks_with_body) {
@@ -273,13 +273,13 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bo
 }
 
 /// Filters whose place does not matter, and the router, which is told.
-fn outside(manager: &mut HttpManager, proto: &HttpFilter, any: &Any) -> Result<bool> {
+fn outside(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     match type_name(any) {
         "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
         // It only counts messages, for metrics that Istio leaves out by default.
         "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
-        "stats.PluginConfig" => manager.stats = true,
+        "stats.PluginConfig" => manager.stats = Some(stats::translate(&unpack(any)?, strict)?),
         "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => {
             let typed = cluster::typed_struct(any)?;
             if typed.type_url != HTTP_PEER_METADATA {

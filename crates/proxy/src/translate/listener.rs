@@ -41,6 +41,7 @@ use crate::config::{
         ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
     },
     route::{HeaderOps, Target, Targets},
+    stats::Stats,
     tls::ServerTls,
 };
 use crate::proxy_protocol::Version;
@@ -190,7 +191,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let mut policies = Vec::new();
     let mut ask = None;
     let mut metadata_exchange = false;
-    let mut stats = false;
+    let mut stats = None;
     let mut terminal = None;
     for (index, filter) in proto.filters.iter().enumerate() {
         let path = format_args!("filters[{index}]").to_string();
@@ -207,10 +208,13 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
                 ask = Some(Box::new(config.at("typed_config").at(&path)?));
             }
-            "stats.PluginConfig" => stats = true,
+            "stats.PluginConfig" => {
+                let proto = unpack(any).and_then(|proto| super::stats::translate(&proto, translator.strict));
+                stats = Some(proto.at("typed_config").at(&path)?);
+            }
             "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy" => {
                 let proto: TcpProxyProto = unpack(any).at(&path)?;
-                let tcp = tcp_proxy(&proto, stats, translator.strict).at("typed_config").at(&path)?;
+                let tcp = tcp_proxy(&proto, stats.clone(), translator).at("typed_config").at(&path)?;
                 terminal = Some(Terminal::Tcp(Arc::new(tcp)));
             }
             "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager" => {
@@ -300,7 +304,11 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
     })
 }
 
-fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProxy> {
+fn tcp_proxy(
+    proto: &TcpProxyProto,
+    stats: Option<Arc<Stats>>,
+    translator: Translator<'_>,
+) -> Result<TcpProxy> {
     let targets = match &proto.cluster_specifier {
         Some(ClusterSpecifier::Cluster(name)) => Targets::Single(name.as_str().into()),
         Some(ClusterSpecifier::WeightedClusters(weighted)) => {
@@ -341,6 +349,6 @@ fn tcp_proxy(proto: &TcpProxyProto, stats: bool, strict: bool) -> Result<TcpProx
         targets,
         idle_timeout,
         stats,
-        access_logs: access_log::access_logs(&proto.access_log, strict)?,
+        access_logs: access_log::access_logs(&proto.access_log, translator)?,
     })
 }

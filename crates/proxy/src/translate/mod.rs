@@ -8,6 +8,7 @@ mod access_log;
 mod authorization;
 mod balancer;
 mod cluster;
+mod collector;
 mod coverage;
 mod endpoints;
 mod http;
@@ -19,6 +20,7 @@ mod outlier;
 mod policy;
 mod route;
 mod route_filters;
+mod stats;
 mod text;
 mod tls;
 mod tls_context;
@@ -34,7 +36,7 @@ use prost::{Message, Name};
 use skysail_identity::Identity;
 use skysail_xds::envoy::pb::{
     envoy::config::{
-        cluster::v3::Cluster as ClusterProto, endpoint::v3::ClusterLoadAssignment,
+        cluster::v3::Cluster as ClusterProto, core::v3::Node, endpoint::v3::ClusterLoadAssignment,
         listener::v3::Listener as ListenerProto, route::v3::RouteConfiguration,
     },
     envoy::extensions::transport_sockets::tls::v3::{Secret, secret},
@@ -100,6 +102,8 @@ impl<T> At<T> for Result<T> {
 pub(crate) struct Translator<'a> {
     /// Where TLS contexts get their certificates from.
     pub(crate) tls: &'a TlsContexts,
+    /// Who we are, as collectors are told.
+    pub(crate) node: &'a Node,
     /// Whether a field that would only be warned about is refused: so with files, which somebody wrote for us.
     pub(crate) strict: bool,
 }

@@ -64,7 +64,7 @@ fn recorded(proxy: &std::path::Path, kind: &str) -> Vec<Vec<u8>> {
 
 fn with<T>(strict: bool, work: impl FnOnce(Translator<'_>) -> T) -> T {
     let tls = TlsContexts::default();
-    work(Translator { tls: &tls, strict })
+    work(Translator { tls: &tls, node: &Node::default(), strict })
 }
 
 /// Everything one proxy was sent.
@@ -152,7 +152,7 @@ fn a_sidecars_configuration_means_what_it_says() {
     let app = app.unwrap();
     assert!(app.metadata_exchange && app.tls.is_some());
     let Terminal::Http(manager) = &app.terminal else { panic!("not HTTP") };
-    assert!(manager.stats && manager.metadata_exchange.is_some());
+    assert!(manager.stats.is_some() && manager.metadata_exchange.is_some());
     assert!(matches!(
         &manager.filters[..],
         [http::Filter { does: Does::Fault(_), .. }, http::Filter { does: Does::Cors, .. }]
@@ -175,7 +175,7 @@ fn secrets_make_contexts_usable() {
     let certificates = certificates();
     let folder = recordings().join("a-bookinfo/xds/productpage-v1");
     let tls = TlsContexts::default();
-    let translator = Translator { tls: &tls, strict: false };
+    let translator = Translator { tls: &tls, node: &Node::default(), strict: false };
     let clusters: Vec<_> =
         recorded(&folder, "cds").iter().map(|body| translator.cluster(body).unwrap()).collect();
     let contexts: Vec<_> = clusters

@@ -111,12 +111,12 @@ async fn no_answer_reaches_those_whom_it_is_not_for() {
 #[tokio::test]
 async fn envoy_decides_as_the_table_says() {
     let (server, address) = Server::start().await;
-    let envoy = envoy::Running::start(address).await;
+    let (_running, envoy) = envoy::start(address).await;
     let mut wrong = Vec::new();
     for (what, _, method, answer, _, _, status) in ANSWERS {
         server.answer(answer);
-        let got = ask(envoy.address, method).await;
-        let next = ask(envoy.address, "GET").await;
+        let got = ask(envoy, method).await;
+        let next = ask(envoy, "GET").await;
         if got.0 != *status || (next.0, &*next.1) != (200, "fine") {
             wrong.push(format!("{what}: {status} it is said, but {got:?}, then {next:?}"));
         }

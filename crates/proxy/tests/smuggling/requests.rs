@@ -416,7 +416,7 @@ async fn what_could_be_read_in_two_ways_is_refused_and_all_else_arrives_as_it_is
 #[tokio::test]
 async fn envoy_decides_as_the_tables_say() {
     let (server, address) = Server::start().await;
-    let envoy = envoy::Running::start(address).await;
+    let (_running, envoy) = envoy::start(address).await;
     let mut wrong = Vec::new();
     let refused = REFUSED.iter().map(|(what, _, sends, status, envoy)| {
         (what, sends, if let Same = envoy { Refuses(*status) } else { *envoy })
@@ -426,7 +426,7 @@ async fn envoy_decides_as_the_tables_say() {
     });
     for (what, sends, expected) in refused.chain(forwarded) {
         let wanted = if let Forwards(count) = expected { count } else { 0 };
-        let outcome = run(envoy.address, &server, sends, wanted).await;
+        let outcome = run(envoy, &server, sends, wanted).await;
         let as_said = match expected {
             Same => false,
             Refuses(status) => outcome.is_refused(status),

@@ -229,7 +229,7 @@ async fn what_http1_could_not_carry_is_refused_and_all_else_arrives_as_it_is_mea
 #[tokio::test]
 async fn envoy_decides_as_the_tables_say() {
     let (server, address) = Server::start().await;
-    let envoy = envoy::Running::start(address).await;
+    let (_running, envoy) = envoy::start(address).await;
     let mut wrong = Vec::new();
     let refused = REFUSED.iter().map(|(what, _, fields, content, envoy)| {
         (what, fields, content, if let Same = envoy { Refuses(0) } else { *envoy })
@@ -238,7 +238,7 @@ async fn envoy_decides_as_the_tables_say() {
         (what, fields, content, if let Same = envoy { Forwards(1) } else { *envoy })
     });
     for (what, fields, content, expected) in refused.chain(forwarded) {
-        let outcome = run(envoy.address, &server, fields, content).await;
+        let outcome = run(envoy, &server, fields, content).await;
         let as_said = match expected {
             Same => false,
             Refuses(_) => outcome.is_refused(),

@@ -257,7 +257,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         codec: Codec::Auto,
         routes: Routes::Inline(Arc::default()),
         filters: vec![],
-        stats: true,
+        stats: Some(Arc::default()),
         metadata_exchange: None,
         istio_alpn: false,
         upgrades: vec!["websocket".into()],
@@ -331,7 +331,7 @@ pub(crate) fn tcp() -> Terminal {
         idle_timeout: None,
         max_duration: None,
         hash_source_ip: false,
-        stats: true,
+        stats: Some(Arc::default()),
         access_logs: vec![],
     }))
 }

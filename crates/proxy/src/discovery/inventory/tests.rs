@@ -35,7 +35,7 @@ use skysail_xds::envoy::pb::{
 use super::*;
 
 fn inventory() -> Inventory {
-    Inventory::new(Secrets::new(Arc::default()))
+    Inventory::new(Secrets::new(Arc::default()), Default::default())
 }
 
 fn ads() -> Option<ConfigSource> {

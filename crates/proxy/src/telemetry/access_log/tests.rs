@@ -7,10 +7,6 @@ use crate::{
     telemetry::{Record, format::tests::parse},
 };
 
-fn log(path: &str, format: LogFormat) -> AccessLog {
-    AccessLog { path: path.into(), format, filter: None }
-}
-
 #[test]
 fn lines_of_all_writers_reach_the_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -20,12 +16,8 @@ fn lines_of_all_writers_reach_the_file() {
     let context = Context { record: &record, request: None, response: None };
     let logger = AccessLogger::start().unwrap();
     let (one, two) = (logger.writer().unwrap(), logger.writer().unwrap());
-    one.log(&log(path, LogFormat::Text(parse("one %RESPONSE_CODE%"))), &context, &mut fastrand::Rng::new());
-    two.log(
-        &log(path, LogFormat::Text(parse("two %RESPONSE_FLAGS%\n"))),
-        &context,
-        &mut fastrand::Rng::new(),
-    );
+    one.log(path, &LogFormat::Text(parse("one %RESPONSE_CODE%")), &context);
+    two.log(path, &LogFormat::Text(parse("two %RESPONSE_FLAGS%\n")), &context);
     assert_eq!(logger.dropped(), 0);
     drop(logger);
     assert_eq!(std::fs::read_to_string(path).unwrap(), "one 0\ntwo -\n");
@@ -45,7 +37,7 @@ fn json_lines_keep_the_order_of_their_fields() {
         .map(|(format, name)| (name.into(), parse(format)))
         .collect();
     let logger = AccessLogger::start().unwrap();
-    logger.writer().unwrap().log(&log(path, LogFormat::Json(fields)), &context, &mut fastrand::Rng::new());
+    logger.writer().unwrap().log(path, &LogFormat::Json(fields), &context);
     drop(logger);
     let line = "{\"start_time\":\"1970-01-01T00:00:00.000Z\",\"path\":\"/\\\"\",\"response_code\":404,\"route_name\":null}\n";
     assert_eq!(std::fs::read_to_string(path).unwrap(), line);

@@ -85,7 +85,7 @@ fn a_connection_leaves_dashes() {
     let context = Context { record: &record, request: None, response: None };
     assert_eq!(
         line(ISTIO, &context),
-        "[2024-02-29T12:30:45.007Z] \"- - -\" 0 UF - - \"delayed connect error: Connection refused\" 5 0 0 - \
+        "[2024-02-29T12:30:45.007Z] \"- - -\" 0 UF - - \"delayed_connect_error:_Connection_refused\" 5 0 0 - \
          \"-\" \"-\" \"-\" \"-\" \"-\" - - - - a.b -\n"
     );
 }

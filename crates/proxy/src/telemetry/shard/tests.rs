@@ -76,7 +76,7 @@ fn lines<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
 
 #[test]
 fn a_request_at_the_source() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "reviews:9080", &[]);
     let peer = mutual("bookinfo-reviews", "bookinfo-productpage");
     let cluster = cluster("outbound|9080|v1|reviews.default.svc.cluster.local", Some("reviews"));
@@ -109,7 +109,7 @@ fn a_request_at_the_source() {
 
 #[test]
 fn a_request_at_the_destination_from_a_stranger() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "made-up", &[]);
     let peer = Peer::plain();
     let record = Record { downstream: Some(&peer), flags: Flags::UF, ..record(Direction::Inbound) };
@@ -131,7 +131,7 @@ fn a_request_at_the_destination_from_a_stranger() {
 
 #[test]
 fn metadata_that_come_later_count_from_then_on() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "h", &[]);
     let peer = mutual("reviews", "productpage");
     shard.request(&Record { downstream: Some(&peer), ..record(Direction::Inbound) }, &head);
@@ -146,7 +146,7 @@ fn metadata_that_come_later_count_from_then_on() {
 
 #[test]
 fn what_leaves_the_mesh_is_called_by_authority() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let passthrough = cluster("PassthroughCluster", None);
     for authority in ["a.example", "b.example", "a.example"] {
         let head = RequestHead::build("GET", "/", authority, &[]);
@@ -163,7 +163,7 @@ fn what_leaves_the_mesh_is_called_by_authority() {
 
 #[test]
 fn histograms_have_envoys_shape() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "h", &[]);
     shard.request(&record(Direction::Outbound), &head);
     shard.request(&Record { duration: Duration::from_secs(4_000), ..record(Direction::Outbound) }, &head);
@@ -184,13 +184,14 @@ fn histograms_have_envoys_shape() {
 
 #[test]
 fn connections_count_bytes_and_have_no_codes() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let cluster = cluster("outbound|3306||mysql.default.svc.cluster.local", Some("mysql"));
     let record = Record { cluster: Some(&cluster), ..record(Direction::Outbound) };
-    shard.connection_opened(&record);
-    shard.connection_bytes(&record, 10, 20);
-    shard.connection_bytes(&record, 1, 2);
-    shard.connection_closed(&record);
+    let stats = Stats::default();
+    let counts = [(1, 0, 0, 0), (0, 0, 10, 20), (0, 0, 1, 2), (0, 1, 0, 0)];
+    for (opened, closed, received, sent) in counts {
+        shard.connection(&stats, &record, TcpCounts { opened, closed, sent, received });
+    }
     let text = scrape(&shard);
     for (name, expected) in [
         ("istio_tcp_connections_opened_total", " 1"),
@@ -209,7 +210,7 @@ fn connections_count_bytes_and_have_no_codes() {
 
 #[test]
 fn workers_add_up() {
-    let shards = [Shard::new(local()), Shard::new(local())];
+    let shards = [Shard::new(local(), 1000), Shard::new(local(), 1000)];
     let head = RequestHead::build("GET", "/", "h", &[]);
     let name: Arc<str> = "outbound|80||a".into();
     for shard in &shards {
@@ -228,7 +229,7 @@ fn workers_add_up() {
 
 #[test]
 fn a_name_whose_address_is_used_again_is_not_mistaken() {
-    let shard = Shard::new(local());
+    let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "h", &[]);
     for round in 0..100 {
         let name = format!("s{round}");
@@ -238,12 +239,159 @@ fn a_name_whose_address_is_used_again_is_not_mistaken() {
     assert_eq!(lines(&scrape(&shard), "istio_requests_total").len(), 100);
 }
 
+/// What clients, servers and other sidecars can make up.
 #[test]
-fn series_are_bounded() {
-    let mut table = Table::<TcpSeries>::default();
-    for index in 0..MOST_SERIES {
-        assert!(table.index(index.to_string()).is_some());
+fn nothing_grows_without_bound_by_what_others_send() {
+    let shard = Shard::new(local(), 1000);
+    let passthrough = cluster("PassthroughCluster", None);
+    for round in 0..20_000_u32 {
+        let head = RequestHead::build("GET", &format!("/{round}"), &format!("h{round}"), &[]);
+        // A client with another name and certificate each time.
+        let peer = mutual(&format!("p{round}"), "us");
+        peer.set_workload(Some(workload(&format!("w{round}"))));
+        shard.request(&Record { downstream: Some(&peer), ..record(Direction::Inbound) }, &head);
+        // Hosts, statuses.
+        let status = 100 + u16::try_from(round % 900).unwrap();
+        let record =
+            Record { cluster: Some(&passthrough), status, grpc: true, ..record(Direction::Outbound) };
+        shard.request(&Record { grpc_status: Some(round), ..record }, &head);
     }
-    assert_eq!(table.index("one more".into()), None);
-    assert_eq!(table.index("0".into()), Some(0));
+    let numbers = shard.numbers.borrow();
+    assert_eq!(numbers.http.series.len(), 1000);
+    assert_eq!(numbers.dropped, 39_000);
+    assert!(numbers.keys.len() <= MOST_KEYS && numbers.held.len() <= MOST_KEYS);
+    assert!(numbers.others.len() <= MOST_OTHERS);
+}
+
+#[test]
+fn what_cannot_be_a_name_or_a_status_makes_no_series() {
+    let shard = Shard::new(local(), 1000);
+    for round in 0..10_u32 {
+        let authority = format!("{}{round}", "a".repeat(300));
+        let head = RequestHead::build("GET", "/", &authority, &[]);
+        let record = Record { grpc: true, grpc_status: Some(17 + round), ..record(Direction::Outbound) };
+        shard.request(&record, &head);
+    }
+    let text = scrape(&shard);
+    let found = lines(&text, "istio_requests_total");
+    assert_eq!(found.len(), 1);
+    assert!(found[0].contains("destination_service=\"unknown\"") && found[0].ends_with(" 10"));
+    assert!(found[0].contains("grpc_response_status=\"2\""));
+}
+
+#[test]
+fn series_that_nothing_is_counted_in_expire() {
+    let shard = Shard::new(local(), 2);
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    let from = |name: &str| {
+        let peer = Peer::plain();
+        peer.set_workload(Some(workload(name)));
+        peer
+    };
+    let (one, two, three) = (from("one"), from("two"), from("three"));
+    let request = |peer: &Peer| {
+        shard.request(&Record { downstream: Some(peer), ..record(Direction::Inbound) }, &head);
+    };
+    let stats = Stats::default();
+    let count = |opened, closed| {
+        let counts = TcpCounts { opened, closed, ..TcpCounts::default() };
+        shard.connection(&stats, &Record { downstream: Some(&one), ..record(Direction::Inbound) }, counts);
+    };
+    shard.expire_after(Some(Duration::from_secs(600)));
+    let begin = Instant::now();
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    let found = |name: &str| lines(&scrape(&shard), name).len();
+    request(&one);
+    request(&two);
+    request(&three);
+    count(1, 0);
+    assert_eq!((found("istio_requests_total"), found("skysail_metric_series_dropped_total")), (2, 1));
+    shard.sweep(at(0), &Snapshot::default());
+    request(&one);
+    shard.sweep(at(400), &Snapshot::default());
+    assert_eq!(found("istio_requests_total"), 2);
+    shard.sweep(at(700), &Snapshot::default());
+    // Only one was used since the beginning, and there is room for another.
+    request(&three);
+    let text = scrape(&shard);
+    let left = lines(&text, "istio_requests_total");
+    assert!(left.len() == 2 && left[0].contains("\"one-v1\"") && left[0].ends_with(" 2"), "{left:?}");
+    assert!(left[1].contains("\"three-v1\"") && left[1].ends_with(" 1"), "{left:?}");
+    assert!(text.contains("skysail_metric_series_expired_total{} 1\n"), "{text}");
+    request(&one);
+    assert!(lines(&scrape(&shard), "istio_requests_total")[0].ends_with(" 3"));
+    // A connection that is open goes on, however silent.
+    shard.sweep(at(10_000), &Snapshot::default());
+    shard.sweep(at(20_000), &Snapshot::default());
+    assert_eq!((found("istio_requests_total"), found("istio_tcp_connections_opened_total")), (0, 1));
+    count(0, 1);
+    shard.sweep(at(30_000), &Snapshot::default());
+    shard.sweep(at(40_000), &Snapshot::default());
+    assert_eq!(found("istio_tcp_connections_opened_total"), 0);
+}
+
+#[test]
+fn metrics_have_the_labels_they_are_given() {
+    let expression = |text: &str| Some(Arc::new(Expression::compile(text).unwrap()));
+    let changes = [
+        // requests_total
+        Change {
+            metrics: 1,
+            labels: vec![
+                ("destination_service".into(), expression("request.host + '!'")),
+                ("missing".into(), expression("request.headers['none']")),
+                ("request_method".into(), expression("request.method")),
+                ("source_principal".into(), None),
+            ],
+        },
+        // response_bytes, as it is; all others are dropped.
+        Change { metrics: 8, labels: vec![] },
+    ];
+    let shard = Shard::new(local(), 1000);
+    let record = record(Direction::Outbound);
+    for method in ["GET", "PUT", "GET"] {
+        let head = RequestHead::build(method, "/", "h", &[]);
+        shard.request_changed(&changes, &Context { record: &record, request: Some(&head), response: None });
+    }
+    let text = scrape(&shard);
+    let found = lines(&text, "istio_requests_total");
+    assert_eq!(found.len(), 2);
+    assert!(found[0].contains("destination_service=\"h!\"") && !found[0].contains("source_principal"));
+    assert!(found[0].ends_with(",missing=\"unknown\",request_method=\"GET\"} 2"), "{}", found[0]);
+    let found = lines(&text, "istio_response_bytes_count");
+    assert!(found.len() == 1 && found[0].contains("source_principal") && found[0].ends_with(" 3"));
+    assert!(!text.contains("istio_request_bytes") && !text.contains("istio_request_duration"));
+
+    let change = |metrics, labels| Change { metrics, labels };
+    let tcp = vec![change(0b1000, vec![("destination_service".into(), None)]), change(0b0100, vec![])];
+    let stats = Stats { tcp, ..Stats::default() };
+    shard.connection(&stats, &record, TcpCounts { opened: 1, closed: 1, sent: 1, received: 1 });
+    let text = scrape(&shard);
+    assert!(
+        lines(&text, "istio_tcp_connections_opened_total")[0].contains("destination_service=\"unknown\"")
+    );
+    assert!(!lines(&text, "istio_tcp_connections_closed_total")[0].contains("destination_service=\""));
+    assert!(!text.contains("istio_tcp_sent_bytes_total"));
+}
+
+#[test]
+fn counters_of_what_is_gone_go() {
+    let shard = Shard::new(local(), 10);
+    let (kept, used, gone): (Arc<str>, Arc<str>, Arc<str>) = ("kept".into(), "used".into(), "gone".into());
+    let mut snapshot = Snapshot::default();
+    let clusters = Arc::make_mut(&mut snapshot.clusters);
+    clusters.insert(Arc::clone(&kept), cluster("kept", None));
+    let in_use = (shard.cluster(&used), shard.manager(&used), shard.listener(&used));
+    for name in [&kept, &gone] {
+        let _ = (shard.cluster(name), shard.outliers(name), shard.exports(name, "spans"));
+        let _ = (shard.manager(name), shard.listener(name));
+    }
+    shard.sweep(Instant::now(), &snapshot);
+    let text = scrape(&shard);
+    assert!(!text.contains("\"gone\""), "{text}");
+    assert!(text.contains("cluster_name=\"kept\"") && text.contains("cluster_name=\"kept\",what=\"spans\""));
+    for label in ["cluster_name", "http_conn_manager_prefix", "listener_address"] {
+        assert!(text.contains(&format!("{label}=\"used\"")), "{label}");
+    }
+    drop(in_use);
 }

@@ -1,0 +1,99 @@
+use std::{sync::Arc, time::Duration};
+
+use super::*;
+use crate::{config::Cluster, head::ResponseHead};
+
+/// Whether it is true of one request.
+fn holds(text: &str) -> bool {
+    let fields = [("x-a", "one"), ("x-a", "two"), ("user-agent", "u")];
+    let head = RequestHead::build("GET", "/p?q=r", "a.b", &fields);
+    let response = ResponseHead::build(404, &[("x-b", "three")]);
+    let found = serde_json::json!({"filter": {"number": 1, "list": ["a"]}});
+    let mut record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
+    record.metadata = found.as_object();
+    (record.status, record.duration, record.flags) = (404, Duration::from_millis(1500), Flags::NR);
+    record.details = "route_not_found";
+    record.bytes_sent = 5;
+    let cluster = Arc::new(Cluster::new("c"));
+    record.cluster = Some(&cluster);
+    record.downstream_remote = Some("1.2.3.4:5".parse().unwrap());
+    let peer = Peer::plain();
+    peer.set_workload(Some(Arc::new(Workload { app: "shop".into(), ..Workload::default() })));
+    record.downstream = Some(&peer);
+    let context = Context { record: &record, request: Some(&head), response: Some(&response) };
+    let expression = Expression::compile(text).unwrap();
+    expression.holds(&context)
+}
+
+#[test]
+fn attributes_have_the_values_of_envoy() {
+    for text in [
+        "response.code >= 400 || connection.mtls == false",
+        "request.headers['x-a'] == 'one,two' && request.headers[':path'] == '/p?q=r'",
+        "request.path == '/p?q=r' && request.url_path == '/p' && request.query == 'q=r'",
+        "request.method + request.host + request.scheme + request.protocol == 'GETa.bhttpHTTP/1.1'",
+        "request.useragent == 'u' && !has(request.referer)",
+        "request.duration > duration('1s') && request.time < timestamp('2000-01-01T00:00:00Z')",
+        "request.size == 0 && request.total_size == 68",
+        "response.code_details.startsWith('route') && response.flags == 256",
+        "response.headers['x-b'].matches('^th.*e$') && response.size == 5 && response.total_size == 13",
+        "metadata.filter_metadata['filter']['number'] == 1.0 && 'a' in metadata.filter_metadata.filter.list",
+        "source.address == '1.2.3.4:5' && source.port == 5",
+        "xds.cluster_name == 'c' && xds.listener_direction == 1",
+        "filter_state.downstream_peer.app == 'shop' && filter_state['downstream_peer'].version == ''",
+        "request.headers.exists(name, name.startsWith('x-')) && size(request.headers) == 6",
+        "'A'.lowerAscii() == 'a'",
+        // What is not there does not hide what is.
+        "request.headers['none'] == 'a' || response.code == 404",
+    ] {
+        assert!(holds(text), "{text}");
+        assert!(Expression::compile(text).unwrap().unknown().is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_does_not_match() {
+    for text in [
+        "response.code",
+        "request.headers['none'] == 'a'",
+        "!(request.headers['none'] == 'a')",
+        "response.grpc_status == 0",
+        "connection.uri_san_peer_certificate == ''",
+        "request.path > 5",
+        "nonsense == 1",
+        "request.nonsense == 1",
+        "nonsense(1)",
+    ] {
+        assert!(!holds(text), "{text}");
+    }
+}
+
+#[test]
+fn only_what_is_asked_for_is_put_together() {
+    let uses = |text: &str| Expression::compile(text).unwrap().uses.attributes;
+    assert_eq!(uses("request.path == request['method']"), [("request", vec!["path", "method"])]);
+    assert_eq!(uses("size(xds)"), [("xds", vec!["cluster_name", "route_name", "listener_direction"])]);
+    assert_eq!(uses("[1].all(request, request > 0)"), []);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let error = Expression::compile("response.code >=\n= 400").unwrap_err();
+    assert!(
+        error.starts_with("\"response.code >=\\n= 400\" is no expression of CEL; line 2, column 1: "),
+        "{error}"
+    );
+    let expression = Expression::compile("nonsense(request.nothing, xds.node) + other == 'a'.b()").unwrap();
+    assert_eq!(expression.unknown(), ["b", "nonsense", "other", "request.nothing", "xds.node"]);
+}
+
+#[test]
+fn values_are_texts() {
+    let record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
+    let context = Context { record: &record, request: None, response: None };
+    for (text, value) in
+        [("'a'", Some("a")), ("5", Some("5")), ("true", Some("true")), ("[1]", None), ("request.path", None)]
+    {
+        assert_eq!(Expression::compile(text).unwrap().text(&context).as_deref(), value, "{text}");
+    }
+}

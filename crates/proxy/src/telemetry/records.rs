@@ -1,0 +1,53 @@
+//! Access logs as records of OpenTelemetry.
+
+use std::time::SystemTime;
+
+use prost::encoding::message;
+use skysail_xds::otlp::{AnyValue, ArrayValue, KeyValue, KeyValueList, LogRecord, any_value};
+
+use super::{format, record::Context};
+use crate::config::http::LogValue;
+
+/// The field of records in `ScopeLogs`.
+const LOG_RECORDS: u32 = 2;
+
+/// Adds a record.
+pub(crate) fn record(
+    body: Option<&LogValue>,
+    attributes: &[(Box<str>, LogValue)],
+    context: &Context<'_>,
+    items: &mut Vec<u8>,
+) {
+    let since = context.record.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let record = LogRecord {
+        time_unix_nano: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        body: body.map(|body| value(body, context)),
+        attributes: named(attributes, context),
+        ..LogRecord::default()
+    };
+    message::encode(LOG_RECORDS, &record, items);
+}
+
+fn named(values: &[(Box<str>, LogValue)], context: &Context<'_>) -> Vec<KeyValue> {
+    let pair = |(key, of): &(Box<str>, LogValue)| KeyValue {
+        key: key.to_string(),
+        value: Some(value(of, context)),
+        ..KeyValue::default()
+    };
+    values.iter().map(pair).collect()
+}
+
+fn value(of: &LogValue, context: &Context<'_>) -> AnyValue {
+    let value = match of {
+        LogValue::Text(text) => {
+            let mut out = Vec::new();
+            format::write(text, context, b"-", &mut out);
+            any_value::Value::StringValue(String::from_utf8_lossy(&out).into_owned())
+        }
+        LogValue::List(list) => any_value::Value::ArrayValue(ArrayValue {
+            values: list.iter().map(|of| value(of, context)).collect(),
+        }),
+        LogValue::Map(map) => any_value::Value::KvlistValue(KeyValueList { values: named(map, context) }),
+    };
+    AnyValue { value: Some(value) }
+}

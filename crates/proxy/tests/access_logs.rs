@@ -1,0 +1,588 @@
+//! Access logs that go to collectors: what a real Envoy tells of the same requests, our sidecar tells.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/collector.rs"]
+mod collector;
+#[path = "support/envoy.rs"]
+mod envoy;
+#[path = "support/program.rs"]
+mod program;
+mod support;
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use collector::{Collector, Told};
+use envoy::Running;
+use program::Program;
+use prost::Message as _;
+use skysail_xds::{
+    envoy::pb::envoy::{
+        config::core::v3::{Address, Node, address, socket_address::PortSpecifier},
+        data::accesslog::v3::{AccessLogCommon, HttpAccessLogEntry, TcpAccessLogEntry},
+        service::accesslog::v3::{
+            StreamAccessLogsMessage,
+            stream_access_logs_message::{Identifier, LogEntries},
+        },
+    },
+    otlp::{ExportLogsServiceRequest, ResourceLogs},
+};
+use support::{Client, server};
+use tokio::net::{TcpListener, TcpStream};
+
+const BOOTSTRAP: &str = r#"
+node: {id: here, cluster: there, locality: {zone: z}}
+admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
+static_resources:
+  listeners:
+  - name: http
+    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+    filter_chains:
+    - filters:
+      - name: h
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: h
+          server_name: s
+          http2_protocol_options: {}
+          access_log: [ACCESS_LOG]
+          route_config:
+            validate_clusters: false
+            virtual_hosts:
+            - name: v
+              domains: ["*"]
+              routes:
+              - {name: direct, match: {prefix: /direct}, direct_response: {status: 410, body: {inline_string: gone}}}
+              - {name: refused, match: {prefix: /refused}, route: {cluster: refused}}
+              - {name: missing, match: {prefix: /missing}, route: {cluster: missing}}
+              - {name: rewritten, match: {prefix: /rewritten}, route: {cluster: upstream, prefix_rewrite: /other}}
+              - name: plain
+                match: {prefix: /plain}
+                route: {cluster: upstream}
+                request_headers_to_add: [{header: {key: x-added, value: a}}]
+          http_filters:
+          - name: router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+  - name: tcp
+    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+    filter_chains:
+    - filters:
+      - name: t
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: upstream
+          access_log: [TCP_LOG]
+  - name: tcp-refused
+    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+    filter_chains:
+    - filters:
+      - name: t
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: refused
+          access_log: [TCP_LOG]
+  clusters:
+  - name: upstream
+    type: STATIC
+    load_assignment:
+      cluster_name: upstream
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: UPSTREAM}}}
+  - name: refused
+    type: STATIC
+    load_assignment:
+      cluster_name: refused
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 1}}}
+  - name: collector
+    type: STATIC
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+    load_assignment:
+      cluster_name: collector
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: COLLECTOR}}}
+"#;
+
+const HTTP_ALS: &str = r#"{
+name: als, typed_config: {
+  "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig,
+  common_config: {
+    log_name: http-log, transport_api_version: V3, buffer_flush_interval: 0.05s,
+    grpc_service: {envoy_grpc: {cluster_name: collector, authority: who}, initial_metadata: [{key: x-who, value: me}]}},
+  additional_request_headers_to_log: [X-A, x-missing, x-added, ":path"],
+  additional_response_headers_to_log: [x-b]}}"#;
+const TCP_ALS: &str = r#"{
+name: als, typed_config: {
+  "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig,
+  common_config: {
+    log_name: tcp-log, transport_api_version: V3, buffer_flush_interval: 0.05s,
+    grpc_service: {envoy_grpc: {cluster_name: collector}}}}}"#;
+
+/// Answers as the path says.
+async fn upstream() -> SocketAddr {
+    server(|_, mut client| async move {
+        while let Some((head, _)) = client.message_if_any().await {
+            let status = if head.contains("/404") { "404 Not Found" } else { "200 OK" };
+            let answer =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 5\r\nx-b: one\r\nx-b: two\r\n\r\nhello");
+            client.send(&answer).await;
+        }
+    })
+    .await
+}
+
+const REQUESTS: &[&str] = &[
+    "GET /plain?a=b HTTP/1.1\r\nhost: a.b:81\r\nuser-agent: u\r\nreferer: http://r/\r\nx-forwarded-for: 1.2.3.4\r\nx-a: one\r\nx-a: two\r\n\r\n",
+    "POST /plain/404 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
+    "PURGE /rewritten/x HTTP/1.1\r\nhost: a\r\n\r\n",
+    "GET /direct HTTP/1.1\r\nhost: a\r\n\r\n",
+    "GET /refused HTTP/1.1\r\nhost: a\r\n\r\n",
+    "GET /missing HTTP/1.1\r\nhost: a\r\n\r\n",
+    "GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n",
+];
+
+/// The same in OpenTelemetry's words.
+const OTLP: &str = r#"{
+name: otlp, typed_config: {
+  "@type": type.googleapis.com/envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig,
+  TO, log_name: otlp-log, buffer_flush_interval: 0.05s, stat_prefix: p, DISABLED
+  body: {string_value: "%REQ(:path)% %RESPONSE_CODE% %REQ(x-none)%"},
+  resource_attributes: {values: [{key: a, value: {string_value: "%PROTOCOL%"}}, {key: b, value: {int_value: 5}}]},
+  attributes: {values: [
+    {key: text, value: {string_value: "%RESPONSE_FLAGS%"}},
+    {key: map, value: {kvlist_value: {values: [{key: code, value: {string_value: "%RESPONSE_CODE%"}}]}}},
+    {key: list, value: {array_value: {values: [{string_value: a}, {string_value: "%ROUTE_NAME%"}]}}},
+    {key: nothing, value: {string_value: ""}}]}}}"#;
+
+/// What is told of requests and of connections, one after the other.
+#[derive(Debug, PartialEq)]
+enum Entry {
+    Begin(Box<Identifier>),
+    /// With its headers in order.
+    Http(Box<HttpAccessLogEntry>, [BTreeMap<String, String>; 2]),
+    Tcp(Box<TcpAccessLogEntry>),
+    Records(ResourceLogs),
+}
+
+/// Everything of a message that is the same every time.
+fn entries(told: &Told) -> Vec<Entry> {
+    if !told.path.ends_with("/StreamAccessLogs") {
+        let mut request = ExportLogsServiceRequest::decode(told.message.clone()).unwrap();
+        let mut logs = request.resource_logs.remove(0);
+        for record in logs.scope_logs.iter_mut().flat_map(|scope| &mut scope.log_records) {
+            assert!(record.time_unix_nano > 1_700_000_000_000_000_000);
+            record.time_unix_nano = 0;
+        }
+        return vec![Entry::Records(logs)];
+    }
+    let message = StreamAccessLogsMessage::decode(told.message.clone()).unwrap();
+    let mut entries = Vec::new();
+    if let Some(Identifier { node, log_name }) = message.identifier {
+        let Node { id, cluster, locality, .. } = node.unwrap();
+        let node = Some(Node { id, cluster, locality, ..Node::default() });
+        entries.push(Entry::Begin(Box::new(Identifier { node, log_name })));
+    }
+    match message.log_entries {
+        Some(LogEntries::HttpLogs(logs)) => {
+            for mut entry in logs.log_entry {
+                let common = settle(entry.common_properties.take().unwrap());
+                // What heads are on the wire is not kept.
+                let common = AccessLogCommon {
+                    downstream_wire_bytes_received: 0,
+                    downstream_wire_bytes_sent: 0,
+                    upstream_wire_bytes_received: 0,
+                    upstream_wire_bytes_sent: 0,
+                    ..common
+                };
+                let (request, response) = (entry.request.as_mut().unwrap(), entry.response.as_mut().unwrap());
+                assert_eq!(request.request_id.len(), 36);
+                request.request_id.clear();
+                request.upstream_header_bytes_sent = 0;
+                request.downstream_header_bytes_received = 0;
+                response.upstream_header_bytes_received = 0;
+                response.downstream_header_bytes_sent = 0;
+                if response.response_code_details != "via_upstream" {
+                    // An answer of our own says how long it is on the wire alone.
+                    response.response_headers_bytes = 0;
+                    // Ours says more about why.
+                    response.response_body_bytes = 0;
+                }
+                let headers = [&mut request.request_headers, &mut response.response_headers]
+                    .map(|headers| std::mem::take(headers).into_iter().collect());
+                let entry = HttpAccessLogEntry { common_properties: Some(common), ..entry };
+                entries.push(Entry::Http(Box::new(entry), headers));
+            }
+        }
+        Some(LogEntries::TcpLogs(logs)) => {
+            for mut entry in logs.log_entry {
+                entry.common_properties = entry.common_properties.map(settle);
+                entries.push(Entry::Tcp(Box::new(entry)));
+            }
+        }
+        None => {}
+    }
+    entries
+}
+
+/// Without times, ports and ids.
+fn settle(common: AccessLogCommon) -> AccessLogCommon {
+    assert!(common.start_time.unwrap().seconds > 1_700_000_000 && common.duration.is_some());
+    let without_port = |address: Option<Address>| {
+        let Some(address::Address::SocketAddress(mut address)) = address?.address else {
+            panic!("no socket")
+        };
+        let zero = address.port_specifier == Some(PortSpecifier::PortValue(0));
+        address.port_specifier = Some(PortSpecifier::PortValue(if zero { 0 } else { 7 }));
+        Some(Address { address: Some(address::Address::SocketAddress(address)) })
+    };
+    AccessLogCommon {
+        start_time: None,
+        duration: None,
+        time_to_last_rx_byte: None,
+        time_to_first_upstream_tx_byte: None,
+        time_to_last_upstream_tx_byte: None,
+        time_to_first_upstream_rx_byte: None,
+        time_to_last_upstream_rx_byte: None,
+        time_to_first_downstream_tx_byte: None,
+        time_to_last_downstream_tx_byte: None,
+        downstream_remote_address: without_port(common.downstream_remote_address),
+        downstream_local_address: without_port(common.downstream_local_address),
+        downstream_direct_remote_address: without_port(common.downstream_direct_remote_address),
+        upstream_remote_address: without_port(common.upstream_remote_address),
+        upstream_local_address: without_port(common.upstream_local_address),
+        stream_id: String::new(),
+        ..common
+    }
+}
+
+/// Whether Envoy and ours told the same; if not, says where.
+fn assert_same<T: std::fmt::Debug>(results: &[T]) {
+    let [envoy, skysail] = results else { panic!("there are two") };
+    let (envoy, skysail) = (format!("{envoy:#?}"), format!("{skysail:#?}"));
+    let different = envoy.lines().zip(skysail.lines()).position(|(envoy, skysail)| envoy != skysail);
+    if let Some(at) = different.or((envoy.len() != skysail.len()).then_some(0)) {
+        let around =
+            |text: &str| text.lines().skip(at.saturating_sub(15)).take(30).collect::<Vec<_>>().join("\n");
+        panic!("Envoy:\n{}\nSkysail:\n{}", around(&envoy), around(&skysail));
+    }
+}
+
+/// A proxy, ours or Envoy.
+enum Either {
+    Envoy(Running),
+    Skysail { program: Program, _folder: tempfile::TempDir },
+}
+
+impl Either {
+    async fn both(bootstrap: &str) -> [Self; 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = Program::start(folder.path(), bootstrap).await;
+        [Self::Envoy(Running::start(bootstrap).await), Self::Skysail { program, _folder: folder }]
+    }
+
+    async fn listener(&self, name: &str) -> SocketAddr {
+        match self {
+            Self::Envoy(envoy) => envoy.listener(name).await,
+            Self::Skysail { program, .. } => program.listener(name).await,
+        }
+    }
+}
+
+/// The bootstrap file with these access logs.
+async fn bootstrap(collector: &Collector, http: &str, tcp: &str) -> String {
+    BOOTSTRAP
+        .replace("COLLECTOR", &collector.address.port().to_string())
+        .replace("UPSTREAM", &upstream().await.port().to_string())
+        .replace("ACCESS_LOG", http)
+        .replace("TCP_LOG", tcp)
+}
+
+/// Sends all requests to a proxy and gives what the collector is told, so many messages of each.
+async fn told(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec<Told> {
+    let address = proxy.listener("http").await;
+    let mut all = Vec::new();
+    for request in REQUESTS {
+        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+        client.send(request).await;
+        client.message().await;
+        for _ in 0..messages {
+            all.push(collector.next().await);
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn requests_are_told_as_envoy_tells_them() {
+    let mut collector = Collector::start().await;
+    let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
+    let mut results = Vec::new();
+    for proxy in Either::both(&text).await {
+        let all = told(&proxy, &mut collector, 1).await;
+        // All on one stream, with what the configuration adds to its head.
+        assert!(all.iter().all(|told| told.call == all[0].call));
+        assert_eq!(all[0].headers["x-who"], "me");
+        results.push(all.iter().flat_map(entries).collect::<Vec<_>>());
+    }
+    assert_same(&results);
+}
+
+#[tokio::test]
+async fn connections_are_told_as_envoy_tells_them() {
+    let mut collector = Collector::start().await;
+    let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
+    let mut results = Vec::new();
+    for proxy in Either::both(&text).await {
+        let mut all = Vec::new();
+        for name in ["tcp", "tcp-refused"] {
+            let mut client = Client::new(TcpStream::connect(proxy.listener(name).await).await.unwrap());
+            if name == "tcp" {
+                client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+                client.message().await;
+            }
+            drop(client);
+            all.extend(entries(&collector.next().await));
+        }
+        results.push(all);
+    }
+    assert_same(&results);
+}
+
+#[tokio::test]
+async fn records_are_told_as_envoy_tells_them() {
+    let mut collector = Collector::start().await;
+    let port = collector.address.port();
+    let ways = [
+        "grpc_service: {envoy_grpc: {cluster_name: collector}}".to_owned(),
+        "common_config: {log_name: other, grpc_service: {envoy_grpc: {cluster_name: collector}}}".to_owned(),
+        format!(
+            "http_service: {{http_uri: {{uri: 'http://a.b:{port}/v1/logs', cluster: collector, timeout: 5s}}, \
+                 request_headers_to_add: [{{header: {{key: X-Who, value: me}}}}]}}"
+        ),
+    ];
+    for (way, disabled) in ways.iter().zip(["", "disable_builtin_labels: true,", ""]) {
+        let otlp = OTLP.replace("TO", way).replace("DISABLED", disabled);
+        let text = bootstrap(&collector, &otlp, TCP_ALS).await;
+        let mut results = Vec::new();
+        for proxy in Either::both(&text).await {
+            let all = told(&proxy, &mut collector, 1).await;
+            let mut headers = all[0].headers.clone();
+            for own in [
+                "x-envoy-internal",
+                "x-forwarded-for",
+                "te",
+                "user-agent",
+                "content-length",
+                "x-envoy-expected-rq-timeout-ms",
+            ] {
+                headers.remove(own);
+            }
+            results.push((
+                all[0].path.clone(),
+                format!("{headers:#?}"),
+                all.iter().flat_map(entries).collect::<Vec<_>>(),
+            ));
+        }
+        assert_same(&results);
+    }
+}
+
+/// Waits until the sidecar's metrics have this line.
+async fn until_metric(program: &Program, line: &str) {
+    support::within(async {
+        while !program.page("GET", "/stats/prometheus").await.lines().any(|found| found == line) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+const HTTP: &str = "name: als, typed_config: {\"@type\": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig, \
+    common_config: {log_name: l, transport_api_version: V3, SIZE, grpc_service: {envoy_grpc: {cluster_name: collector}, timeout: 0.2s}}}";
+
+#[tokio::test]
+async fn a_collector_that_is_down_holds_up_nothing_and_gets_what_comes_later() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let log = format!("{{{}}}", HTTP.replace("SIZE", "buffer_flush_interval: 0.05s"));
+    let text = BOOTSTRAP.replace("COLLECTOR", &address.port().to_string());
+    let text = text.replace("UPSTREAM", "1").replace("ACCESS_LOG", &log).replace("TCP_LOG", TCP_ALS);
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), &text).await;
+    let mut client = Client::new(TcpStream::connect(program.listener("http").await).await.unwrap());
+    let mut ask = async || {
+        client.send("GET /direct HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!(client.message().await.1, "gone");
+    };
+    ask().await;
+    let line = program.until("did not get to cluster collector").await;
+    assert!(
+        line.contains("1 access logs did not get to cluster collector: ") && line.contains("refused"),
+        "{line}"
+    );
+    until_metric(&program, "skysail_export_failed_total{cluster_name=\"collector\",what=\"access logs\"} 1")
+        .await;
+    let mut collector = Collector::at(TcpListener::bind(address).await.unwrap());
+    ask().await;
+    assert_eq!(entries(&collector.next().await).len(), 2);
+    until_metric(&program, "skysail_export_sent_total{cluster_name=\"collector\",what=\"access logs\"} 1")
+        .await;
+}
+
+#[tokio::test]
+async fn a_collector_that_reads_nothing_holds_up_nothing() {
+    // It takes connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let log = format!("{{{}}}", HTTP.replace("SIZE", "buffer_size_bytes: 1"));
+    let text = BOOTSTRAP.replace("COLLECTOR", &silent.local_addr().unwrap().port().to_string());
+    let text = text.replace("UPSTREAM", "1").replace("ACCESS_LOG", &log).replace("TCP_LOG", TCP_ALS);
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), &text).await;
+    let mut client = Client::new(TcpStream::connect(program.listener("http").await).await.unwrap());
+    // More than fits: 1 MiB, of entries whose requests are 40 KiB.
+    let large = "x".repeat(40_000);
+    for _ in 0..60 {
+        client.send(&format!("GET /direct/{large} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+        assert_eq!(client.message().await.1, "gone");
+    }
+    program.until("did not get to cluster collector").await;
+    let quit = program.quit().await;
+    assert!(quit.contains("drained"), "{quit}");
+}
+
+#[tokio::test]
+async fn what_waits_is_told_before_the_end() {
+    let mut collector = Collector::start().await;
+    for (log, wanted) in [
+        (format!("{{{}}}", HTTP.replace("SIZE", "buffer_flush_interval: 1000s")), 3),
+        (
+            OTLP.replace("TO", "grpc_service: {envoy_grpc: {cluster_name: collector}}")
+                .replace("DISABLED", "")
+                .replace("0.05s", "1000s"),
+            1,
+        ),
+    ] {
+        let text = bootstrap(&collector, &log, TCP_ALS).await;
+        let folder = tempfile::tempdir().unwrap();
+        let program = Program::start(folder.path(), &text).await;
+        let mut client = Client::new(TcpStream::connect(program.listener("http").await).await.unwrap());
+        for _ in 0..2 {
+            client.send("GET /direct HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            client.message().await;
+        }
+        drop(client);
+        program.quit().await;
+        let told = entries(&collector.next().await);
+        assert_eq!(told.len(), wanted, "{told:?}");
+    }
+}
+
+/// Expressions of all kinds of attributes; some fail for some requests, one for all.
+const EXPRESSIONS: &[&str] = &[
+    "response.code >= 400 || connection.mtls == false",
+    "response.code >= 400 && response.code < 500",
+    "request.headers['x-a'] == 'one,two'",
+    "request.headers['x-a'] != 'one,two'",
+    "'x-a' in request.headers",
+    "request.url_path.startsWith('/plain') && request.query == 'a=b'",
+    "request.method == 'POST' && request.size == 3",
+    "request.host == 'a.b:81' && request.scheme == 'http' && request.protocol == 'HTTP/1.1'",
+    "request.useragent == 'u' || request.referer == 'none'",
+    "response.flags == 0",
+    "response.flags == 256 || response.flags == 32",
+    "response.code_details == 'via_upstream' && response.size == 5",
+    "response.code_details.matches('^(route|cluster)_not_found$')",
+    "xds.route_name == 'direct' || xds.cluster_name == 'refused'",
+    "upstream.address.startsWith('127.0.0.1:') && upstream.port > 1",
+    "source.address.startsWith('1.2.3.4') || destination.port == 1",
+    "request.duration < duration('100s') && request.time > timestamp('2020-01-01T00:00:00Z')",
+    "response.headers['x-b'].contains('two') && size(request.headers) > 5",
+    "request.total_size > 190",
+    "request.path > 5",
+    "response.grpc_status == 14",
+    "response.grpc_status == 2",
+    "connection.requested_server_name == ''",
+    "connection.termination_details == ''",
+    "upstream.transport_failure_reason == ''",
+    "upstream.request_attempt_count == 0",
+    "request.referer == ''",
+    "request.query == ''",
+    "xds.cluster_name == '' || xds.route_name == ''",
+    "xds.cluster_name == 'missing'",
+    "connection.subject_peer_certificate == ''",
+    "upstream.local_address == ''",
+    "metadata.filter_metadata['none']['a'] == 'b'",
+    "connection.uri_san_peer_certificate == 'x' ? true : request.method == 'GET'",
+];
+
+#[tokio::test]
+async fn expressions_let_pass_what_they_let_pass_in_envoy() {
+    const END: &str = "GET /direct/end HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut collector = Collector::start().await;
+    let mut logs = String::new();
+    for (number, expression) in EXPRESSIONS.iter().enumerate() {
+        let log = HTTP
+            .replace("SIZE", "buffer_flush_interval: 0.05s")
+            .replace("log_name: l", &format!("log_name: l{number}"));
+        let filter = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter";
+        logs += &format!(
+            "{{{log}, filter: {{extension_filter: {{name: cel, typed_config: {{\"@type\": type.googleapis.com/{filter}, \
+             expression: \"request.url_path == '/direct/end' || ({expression})\"}}}}}}}},"
+        );
+    }
+    let text = bootstrap(&collector, &logs, TCP_ALS).await;
+    let mut results = Vec::new();
+    for proxy in Either::both(&text).await {
+        let address = proxy.listener("http").await;
+        for request in REQUESTS.iter().chain([&END]) {
+            let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+            client.send(request).await;
+            client.message().await;
+        }
+        // What is logged by each, up to what all log.
+        let mut passed = BTreeMap::<String, Vec<String>>::new();
+        let (mut names, mut ended) = (BTreeMap::new(), 0);
+        while ended < EXPRESSIONS.len() {
+            let told = collector.next().await;
+            let message = StreamAccessLogsMessage::decode(told.message).unwrap();
+            if let Some(identifier) = message.identifier {
+                names.insert(told.call, identifier.log_name);
+            }
+            let Some(LogEntries::HttpLogs(logs)) = message.log_entries else { panic!("no requests") };
+            for entry in logs.log_entry {
+                let request = entry.request.unwrap();
+                let path =
+                    if request.original_path.is_empty() { request.path } else { request.original_path };
+                ended += usize::from(path == "/direct/end");
+                passed.entry(names[&told.call].clone()).or_default().push(path);
+            }
+        }
+        results.push(passed);
+    }
+    let all = REQUESTS.len() + 1;
+    // They tell requests from each other, most of them.
+    assert!(
+        results[0].values().filter(|passed| (2..all).contains(&passed.len())).count() > 12,
+        "{results:?}"
+    );
+    let different = EXPRESSIONS.iter().enumerate().filter_map(|(number, expression)| {
+        let [envoy, skysail] = [0, 1].map(|which: usize| &results[which][&format!("l{number}")]);
+        (envoy != skysail).then(|| format!("{expression}: Envoy {envoy:?}, ours {skysail:?}\n"))
+    });
+    let different: String = different.collect();
+    assert!(different.is_empty(), "{different}");
+}
