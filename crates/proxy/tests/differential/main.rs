@@ -30,6 +30,7 @@ mod twins;
 use std::{
     env,
     fmt::Write as _,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -126,6 +127,9 @@ fn differences(
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
         "static_resources": {"listeners": listeners, "clusters": clusters},
     });
+    // Other tests have the same servers at the same time.
+    static RUN: AtomicU32 = AtomicU32::new(0);
+    let run = RUN.fetch_add(1, Relaxed);
     let twins = Twins::start(&bootstrap);
     let mut differences = Vec::new();
     let mut tell = |listener: usize, request: &Request, what: &str| {
@@ -141,8 +145,9 @@ fn differences(
     for case in 0..LISTENERS * REQUESTS {
         let listener = case / REQUESTS;
         let mut request = request(rng);
-        request.field("x-case", case.to_string());
-        let [theirs, ours] = twins.ask(listener, &request, || servers::tries(&case.to_string()).join("\n"));
+        let name = format!("{run}-{case}");
+        request.field("x-case", &*name);
+        let [theirs, ours] = twins.ask(listener, &request, || servers::tries(&name).join("\n"));
         if theirs != ours {
             let what = compared(&(theirs.0 + &theirs.1), &(ours.0 + &ours.1));
             if !tell(listener, &request, &what) {
@@ -154,7 +159,7 @@ fn differences(
     let [theirs, ours] = twins.logs();
     let mut unread = 0;
     for (case, request) in requests.iter().enumerate() {
-        let mut key = case.to_string();
+        let mut key = format!("{run}-{case}");
         if !theirs.contains_key(&key) && !ours.contains_key(&key) {
             unread += 1;
             key = format!("unread {unread}");
