@@ -174,7 +174,8 @@ pub(crate) async fn ask_about_connection(
 ) -> Result<bool, Error> {
     let principal = worker.shared.principal();
     let request = CheckRequest { attributes: Some(parties(config, origin, principal.as_deref())) };
-    let (head, content) = (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request));
+    let (head, content) =
+        (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.encode_to_vec()));
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
     let response = CheckResponse::decode(call::grpc_message(&answer)?)
         .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
@@ -226,7 +227,7 @@ fn grpc_request(
         ..parties(config, question.origin, principal)
     };
     let request = CheckRequest { attributes: Some(attributes) };
-    (head, call::grpc_frame(&request))
+    (head, call::grpc_frame(&request.encode_to_vec()))
 }
 
 fn address(of: std::net::SocketAddr) -> Address {

@@ -1,7 +1,12 @@
-//! Requests of our own to clusters: for keys and for what others decide. They take the pools, the endpoints and the
-//! limits of requests like any other, and their answers are read whole.
+//! Requests of our own to clusters: for keys, for what others decide, to tell what happened. They take the pools, the
+//! endpoints and the limits of requests like any other, and their answers are read whole.
 
-use std::{future::poll_fn, rc::Rc, time::Duration};
+use std::{
+    future::poll_fn,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use crate::{
     balance::Want,
@@ -12,11 +17,13 @@ use crate::{
     flow::Flow,
     head::{Headers, RequestHead, ResponseHead, Version},
     http1::{Framing, write::Persistence},
+    http2::{Answered, Duplex},
     outlier::Outcome,
     pick,
-    pool::{Busy, Host, Pool, Upstream},
+    pool::{Busy, Host, Link, Pool, Upstream},
     timer,
     upstream::{self, Offer},
+    wire::Wire,
 };
 
 /// As large as an answer may be.
@@ -70,13 +77,7 @@ async fn exchange(
     head: &RequestHead,
     content: &[u8],
 ) -> Result<Answer, Error> {
-    let offer = Offer::http(&pool.cluster, head.version, false);
-    // One that the server has closed meanwhile is of no use.
-    let pooled = upstream::take(pool, host, offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
-    let mut upstream = match pooled {
-        Some(pooled) => pooled,
-        None => upstream::get(pool, host, offer, &worker.shared, true).await?,
-    };
+    let mut upstream = connection(worker, pool, host, head.version).await?;
     let framing = Framing::Length(content.len() as u64);
     upstream.wire.request(head, framing, Persistence::Keep)?;
     let mut body = Flow::whole(content, framing, None);
@@ -99,7 +100,117 @@ async fn exchange(
     Ok(Answer { head, content, trailers })
 }
 
-/// The head of a unary call of gRPC.
+async fn connection(
+    worker: &Worker,
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    version: Version,
+) -> Result<Upstream, Error> {
+    let offer = Offer::http(&pool.cluster, version, false);
+    // One that the server has closed meanwhile is of no use.
+    let pooled = upstream::take(pool, host, offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
+    match pooled {
+        Some(pooled) => Ok(pooled),
+        None => upstream::get(pool, host, offer, &worker.shared, true).await,
+    }
+}
+
+/// A call of gRPC that goes on: a message is sent now and then, and what is answered says only that it is over.
+pub(crate) struct Stream {
+    duplex: Box<Duplex>,
+    link: Rc<Link>,
+    _busy: Busy,
+    new: bool,
+    answered: bool,
+}
+
+impl Stream {
+    /// Begins one.
+    ///
+    /// # Errors
+    ///
+    /// Whatever can be wrong with an upstream, and that it does not speak HTTP/2.
+    pub(crate) async fn open(
+        worker: &Rc<Worker>,
+        snapshot: &Snapshot,
+        cluster: &str,
+        head: &RequestHead,
+    ) -> Result<Self, Error> {
+        let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
+        let (host, busy) = place(worker, &pool)?;
+        let opened = connection(worker, &pool, &host, head.version).await;
+        if let Err(error) = &opened {
+            pool.note_failure(&host.endpoint, &error.kind, &worker.dice);
+        }
+        let Upstream { wire, link } = opened?;
+        let Wire::Http2(mut duplex) = wire else {
+            return Err(Error::caused(Kind::UpstreamProtocol, "the cluster does not speak HTTP/2"));
+        };
+        duplex.request(head, false, false)?;
+        Ok(Self { duplex, link, _busy: busy, new: true, answered: false })
+    }
+
+    /// Whether nothing has been sent on it.
+    pub(crate) fn is_new(&self) -> bool {
+        self.new
+    }
+
+    /// Whether the server has neither ended it nor lost it, as far as is known.
+    pub(crate) fn is_open(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut head = ResponseHead::default();
+        while !self.answered {
+            match self.duplex.poll_answer(&mut cx, "POST", &mut head) {
+                Poll::Pending => return !self.duplex.is_gone(&mut cx),
+                Poll::Ready(Ok(Answered::Interim)) => {}
+                Poll::Ready(Ok(Answered::Final(_))) => self.answered = true,
+                Poll::Ready(Err(_)) => return false,
+            }
+        }
+        while let Poll::Ready(piece) = self.duplex.poll_piece(&mut cx) {
+            match piece {
+                Ok(Some(piece)) => self.duplex.release(piece.len()),
+                _ => return false,
+            }
+        }
+        !self.duplex.is_gone(&mut cx)
+    }
+
+    /// Whether a new one would not lead elsewhere, or the worker ends anyway.
+    pub(crate) fn is_wanted(&self, worker: &Worker) -> bool {
+        worker.is_draining() || self.link.is_good()
+    }
+
+    /// Sends a message with its frame.
+    ///
+    /// # Errors
+    ///
+    /// The server takes no more.
+    pub(crate) async fn send(&mut self, mut frame: &[u8]) -> Result<(), Error> {
+        self.new = false;
+        let gone = |_| Error::new(Kind::UpstreamReset);
+        while !frame.is_empty() {
+            let room = poll_fn(|cx| self.duplex.poll_room(cx, frame.len())).await.map_err(gone)?;
+            self.duplex.send(&frame[..room], false).map_err(gone)?;
+            frame = &frame[room..];
+        }
+        Ok(())
+    }
+
+    /// Ends it, and waits for the server to do so, too.
+    pub(crate) async fn finish(mut self) {
+        if self.duplex.send(b"", true).is_ok() {
+            if !self.answered {
+                poll_fn(|cx| self.duplex.poll_ignored(cx)).await;
+            }
+            while let Ok(Some(piece)) = poll_fn(|cx| self.duplex.poll_piece(cx)).await {
+                self.duplex.release(piece.len());
+            }
+        }
+    }
+}
+
+/// The head of a call of gRPC.
 pub(crate) fn grpc_head(path: &str, authority: &str) -> RequestHead {
     let fields = [("content-type", "application/grpc"), ("te", "trailers")];
     let mut head = RequestHead::build("POST", path, authority, &fields);
@@ -108,11 +219,11 @@ pub(crate) fn grpc_head(path: &str, authority: &str) -> RequestHead {
 }
 
 /// A message as gRPC frames it: not compressed, after its length.
-pub(crate) fn grpc_frame(message: &impl prost::Message) -> Vec<u8> {
-    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+pub(crate) fn grpc_frame(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     let mut frame = vec![0];
     frame.extend_from_slice(&length.to_be_bytes());
-    frame.extend_from_slice(&message.encode_to_vec());
+    frame.extend_from_slice(message);
     frame
 }
 

@@ -17,7 +17,7 @@ use crate::{
     overload::{Limits, Overload},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
-    telemetry::{AccessLogger, LogWriter, Shard},
+    telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
 };
 
 /// What all workers share.
@@ -51,6 +51,7 @@ pub(crate) struct Worker {
     pub(crate) peers: PeerCache,
     pub(crate) shard: Shard,
     pub(crate) log: Option<LogWriter>,
+    pub(crate) exporters: Exporters,
     pub(crate) overload: Overload,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
@@ -80,6 +81,7 @@ impl Worker {
             peers: PeerCache::default(),
             shard,
             log,
+            exporters: Exporters::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
             connections: RefCell::default(),

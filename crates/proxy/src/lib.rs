@@ -37,6 +37,7 @@ pub(crate) mod mirror;
 pub(crate) mod authorization;
 pub(crate) mod call;
 pub(crate) mod exchange;
+pub(crate) mod export;
 pub(crate) mod hop;
 
 pub(crate) mod downstream;

@@ -423,6 +423,14 @@ impl Link {
         most.is_some_and(|most| now().saturating_duration_since(self.opened) >= most)
     }
 
+    /// Whether it may serve more than it has.
+    pub(crate) fn is_good(&self) -> bool {
+        !self.pool().gone.get()
+            && !self.host.gone.get()
+            && self.served.get() < self.pool().most()
+            && !self.is_old(Instant::now)
+    }
+
     /// The cluster it belongs to.
     pub(crate) fn pool(&self) -> &Rc<Pool> {
         &self.place.pool
@@ -444,11 +452,7 @@ impl Upstream {
             // There may be room for another stream now.
             return link.host.freed.notify_one();
         };
-        let usable = !link.pool().gone.get()
-            && !link.host.gone.get()
-            && link.served.get() < link.pool().most()
-            && !link.is_old(Instant::now);
-        if !usable || !stream.input.is_empty() || !stream.output.is_empty() {
+        if !link.is_good() || !stream.input.is_empty() || !stream.output.is_empty() {
             return;
         }
         stream.rest();

@@ -27,12 +27,15 @@ use tokio::{
 use crate::{
     config::{Listener, Snapshot},
     context::Worker,
-    listen, overload, pool,
+    export, listen, overload, pool,
     telemetry::ShardSnapshot,
     timer,
 };
 
 pub use crate::{context::Shared, pool::HostStats};
+
+/// How long the end waits for collectors to take what was told.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// All workers of the process.
 pub struct Workers {
@@ -264,7 +267,9 @@ async fn obey(
                     close(worker, socket);
                 }
                 worker.drain();
-                let _ = answer.send(wait_until_quiet(worker, patience).await);
+                let cut = wait_until_quiet(worker, patience).await;
+                export::finish(&worker.exporters, LAST_WORDS).await;
+                let _ = answer.send(cut);
             }
         }
     }

@@ -8,6 +8,7 @@
 
 pub mod authorization;
 pub mod cluster;
+pub mod collector;
 pub mod health;
 pub mod http;
 pub mod jwt;

@@ -5,6 +5,7 @@
 //! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
 
 pub mod access_log;
+pub(crate) mod export;
 mod filter;
 pub mod format;
 pub mod record;

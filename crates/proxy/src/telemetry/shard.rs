@@ -15,7 +15,7 @@ use std::{
 use super::{
     record::Record,
     series::{self, Destination, HttpSeries, OtherEnd, TcpSeries},
-    stats::{ClusterStats, ListenerStats, ManagerStats, OutlierStats, Sample},
+    stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use crate::{
     config::{Map, listener::Direction},
@@ -53,6 +53,8 @@ struct Numbers {
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
+    /// By cluster and what is told.
+    exports: Map<(Box<str>, &'static str), Rc<ExportStats>>,
 }
 
 /// Series by their labels.
@@ -162,15 +164,23 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().listeners.entry(Arc::clone(name)).or_default())
     }
 
+    /// The counters of what is told to a collector, by its cluster.
+    pub(crate) fn exports(&self, cluster: &str, what: &'static str) -> Rc<ExportStats> {
+        Rc::clone(self.numbers.borrow_mut().exports.entry((cluster.into(), what)).or_default())
+    }
+
     /// All numbers of now.
     pub fn snapshot(&self) -> ShardSnapshot {
         let numbers = self.numbers.borrow();
         let mut samples = Vec::new();
-        let mut add = |label: &str, name: &str, values: Vec<Sample>| {
+        let label = |label: &str, name: &str| {
             let mut text = format!("{label}=\"");
             series::escape(name, &mut text);
             text.push('"');
-            samples.push((text, values));
+            text
+        };
+        let mut add = |name: &str, value: &str, values: Vec<Sample>| {
+            samples.push((label(name, value), values));
         };
         for (name, stats) in &numbers.clusters {
             add("cluster_name", name, stats.samples());
@@ -183,6 +193,9 @@ impl Shard {
         }
         for (name, stats) in &numbers.listeners {
             add("listener_address", name, stats.samples());
+        }
+        for ((cluster, what), stats) in &numbers.exports {
+            samples.push((format!("{},what=\"{what}\"", label("cluster_name", cluster)), stats.samples()));
         }
         ShardSnapshot {
             http: numbers.http.series.clone(),

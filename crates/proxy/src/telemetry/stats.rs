@@ -157,6 +157,15 @@ set! {
 }
 
 set! {
+    /// Of what is told to a collector, `cluster_name` and `what`.
+    ExportStats {
+        sent: Counter "skysail_export_sent_total",
+        dropped: Counter "skysail_export_dropped_total",
+        failed: Counter "skysail_export_failed_total",
+    }
+}
+
+set! {
     /// Of a listener, `listener_address`.
     ListenerStats {
         cx_total: Counter "envoy_listener_downstream_cx_total",
