@@ -40,6 +40,7 @@ use crate::{
     peer::{METADATA, METADATA_ID},
     pool::{Busy, Counted, Host, Pool, Upstream, bump},
     route::{self, Found, Missing},
+    spans::Trace,
     telemetry::{self, Record, stats::ManagerStats},
     timer,
 };
@@ -70,6 +71,8 @@ pub(crate) struct Story<'a> {
     pub(crate) grpc: bool,
     /// The client speaks gRPC-Web.
     pub(crate) web: Option<Web>,
+    /// How it is traced, where requests are.
+    pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
 }
@@ -148,6 +151,7 @@ impl<'a> Story<'a> {
             metadata: Map::new(),
             grpc: false,
             web: None,
+            trace: None,
             welcome,
             _under_way: under_way,
         }
@@ -208,6 +212,9 @@ impl<'a> Story<'a> {
         }
         let upgrade = self.receive(upgrade);
         self.find_route();
+        if let Some(tracing) = &self.manager.tracing {
+            self.begin_trace(tracing);
+        }
         if self.filter(body).await? == Filtered::Answered {
             return Ok(());
         }
@@ -454,6 +461,7 @@ impl<'a> Story<'a> {
                 self.response.set(&name, &value);
             }
         }
+        self.name_spans();
         hop::finish_response(self.worker, self.manager, self.response, now);
     }
 
@@ -497,6 +505,7 @@ impl<'a> Story<'a> {
         record.downstream_remote = Some(std::net::SocketAddr::new(self.client, origin.source.port()));
         record.downstream_direct = Some(origin.direct);
         record.server_name = origin.server_name();
+        record.span = self.trace.as_ref().and_then(|trace| trace.context());
         record
     }
 
@@ -508,7 +517,8 @@ impl<'a> Story<'a> {
     }
 
     /// Tells metrics and logs.
-    fn report(&self) {
+    fn report(&mut self) {
+        self.end_try(None, false);
         let mut record = self.record();
         record.duration = self.started.elapsed();
         if self.grpc {
@@ -524,6 +534,7 @@ impl<'a> Story<'a> {
         if self.manager.stats {
             self.worker.shard.request(&record, self.head);
         }
+        self.end_trace(&record);
         if let Some(writer) = &self.worker.log {
             let (request, response) = (Some(&*self.head), Some(&*self.response));
             let context = telemetry::Context { record: &record, request, response };

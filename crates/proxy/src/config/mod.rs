@@ -19,6 +19,7 @@ pub mod policy;
 pub mod route;
 pub mod text;
 pub mod tls;
+pub mod trace;
 
 use std::{collections::HashMap, sync::Arc};
 

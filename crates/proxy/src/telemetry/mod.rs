@@ -12,6 +12,7 @@ pub mod record;
 mod render;
 mod series;
 pub mod shard;
+pub mod span;
 pub mod stats;
 
 pub use access_log::{AccessLogger, LogWriter};

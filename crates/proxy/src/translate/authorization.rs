@@ -30,7 +30,11 @@ const MOST_BODY: u32 = 64 * 1024;
 /// The HTTP filter.
 pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let Target { service, cluster, authority, timeout } = match &proto.services {
-        Some(Services::GrpcService(service)) => grpc(service).at("grpc_service")?,
+        Some(Services::GrpcService(service)) => {
+            let Callee { cluster, authority, metadata, timeout } = grpc(service).at("grpc_service")?;
+            let timeout = timeout.unwrap_or(TIMEOUT);
+            Target { service: Service::Grpc(metadata), cluster, authority, timeout }
+        }
         Some(Services::HttpService(service)) => http(service).at("http_service")?,
         None => return Err(Reject::new("needs a grpc_service or an http_service")),
     };
@@ -124,19 +128,27 @@ struct Target {
     timeout: Duration,
 }
 
-fn grpc(proto: &GrpcService) -> Result<Target> {
+/// Who answers calls of gRPC.
+pub(super) struct Callee {
+    pub(super) cluster: Box<str>,
+    pub(super) authority: Box<str>,
+    pub(super) metadata: Vec<(Box<str>, Box<str>)>,
+    /// If one is given.
+    pub(super) timeout: Option<Duration>,
+}
+
+/// Who is called by gRPC.
+pub(super) fn grpc(proto: &GrpcService) -> Result<Callee> {
     let Some(TargetSpecifier::EnvoyGrpc(target)) = &proto.target_specifier else {
         return Err(Reject::new("must be an envoy_grpc with the name of a cluster"));
     };
     let authority = if target.authority.is_empty() { &target.cluster_name } else { &target.authority };
-    Ok(Target {
-        service: Service::Grpc(pairs(&proto.initial_metadata)),
+    let timeout = proto.timeout.as_ref().map(duration).transpose().at("timeout")?;
+    Ok(Callee {
+        metadata: pairs(&proto.initial_metadata),
         cluster: target.cluster_name.as_str().into(),
         authority: authority.as_str().into(),
-        timeout: match &proto.timeout {
-            Some(time) => jwt::limit(duration(time).at("timeout")?),
-            None => TIMEOUT,
-        },
+        timeout: timeout.map(jwt::limit),
     })
 }
 

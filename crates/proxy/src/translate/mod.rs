@@ -22,6 +22,7 @@ mod route_filters;
 mod text;
 mod tls;
 mod tls_context;
+mod trace;
 
 use std::{
     collections::HashSet,

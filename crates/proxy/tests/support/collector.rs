@@ -1,0 +1,94 @@
+//! A collector: takes every call of gRPC and every request of HTTP/2, and hands on what was sent.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::net::SocketAddr;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use h2::server::SendResponse;
+use http::{HeaderMap, Request, Response};
+use tokio::{
+    net::TcpListener,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
+
+use crate::support::within;
+
+/// What came.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// The number of the call it came in.
+    pub(crate) call: usize,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    /// A message of gRPC without its frame, or the whole of another request.
+    pub(crate) message: Bytes,
+}
+
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    told: UnboundedReceiver<Told>,
+}
+
+impl Collector {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, told) = unbounded_channel();
+        tokio::spawn(async move {
+            let mut call = 0;
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                let (tell, base) = (tell.clone(), call);
+                call += 1000;
+                tokio::spawn(async move {
+                    let mut number = base;
+                    while let Some(Ok((request, respond))) = connection.accept().await {
+                        number += 1;
+                        tokio::spawn(take(number, request, respond, tell.clone()));
+                    }
+                });
+            }
+        });
+        Self { address, told }
+    }
+
+    /// What comes next.
+    pub(crate) async fn next(&mut self) -> Told {
+        within(self.told.recv()).await.unwrap()
+    }
+}
+
+async fn take(
+    call: usize,
+    request: Request<h2::RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    tell: UnboundedSender<Told>,
+) {
+    let (parts, mut body) = request.into_parts();
+    let (path, headers) = (parts.uri.path().to_owned(), parts.headers);
+    let grpc = headers.get("content-type").is_some_and(|value| value == "application/grpc");
+    let told = |message| Told { call, path: path.clone(), headers: headers.clone(), message };
+    let mut content = BytesMut::new();
+    while let Some(Ok(piece)) = body.data().await {
+        let _ = body.flow_control().release_capacity(piece.len());
+        content.extend_from_slice(&piece);
+        while grpc && let Some(length) = content.get(1..5) {
+            let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+            if content.len() < 5 + length {
+                break;
+            }
+            content.advance(5);
+            let _ = tell.send(told(content.split_to(length).freeze()));
+        }
+    }
+    if !grpc {
+        let _ = tell.send(told(content.freeze()));
+    }
+    let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+    let Ok(mut stream) = respond.send_response(head, false) else { return };
+    let _ = stream.send_data(Bytes::from_static(&[0; 5]), false);
+    let status = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+    let _ = stream.send_trailers(status);
+}
