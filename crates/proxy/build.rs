@@ -32,8 +32,6 @@ const JSON_ONLY: &[&str] = &[
     "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
     "envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
     "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
-    "envoy.config.trace.v3.OpenTelemetryConfig",
-    "envoy.config.trace.v3.ZipkinConfig",
 ];
 
 fn main() -> Result<()> {

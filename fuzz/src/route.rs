@@ -134,6 +134,8 @@ fn routes() -> Vec<Route> {
         action: Action::Redirect(redirect()),
         headers: HeaderOps::default(),
         filters: vec![],
+        decorator: None,
+        tracing: None,
     };
     all.map(route).into()
 }

@@ -97,6 +97,7 @@ impl Story<'_> {
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         self.rewrite(&way);
+        self.inject();
         let mut cookies = Vec::new();
         if way.pool.cluster.balancer.hashes() {
             way.hash = key::of(&forward.hash, self.head, self.hash_origin(), &mut cookies);
@@ -269,6 +270,7 @@ impl Story<'_> {
                 self.rename_host(name.as_bytes());
             }
             let begun = way.pool.begun();
+            self.begin_try();
             let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
             let is_late =
                 |failure: &Failure| matches!(failure.error.kind, Kind::ResponseTimeout | Kind::TryTimeout);
@@ -284,6 +286,7 @@ impl Story<'_> {
                     continue;
                 }
                 bump(&host.totals.errors);
+                self.end_try(Some(&failure.error), false);
                 way.pool.note_failure(&host.endpoint, &failure.error.kind, &self.worker.dice);
             } else if way.pool.cluster.outlier.is_some() {
                 let grpc = if self.grpc { grpc_status(self.response) } else { None };
@@ -305,6 +308,7 @@ impl Story<'_> {
                 self.told.flags.insert(if spent { Flags::URX } else { Flags::UO });
                 return attempt.map_err(|failure| failure.error);
             }
+            self.end_try(None, true);
             way.pool.stats.rq_retry.inc();
             tried.push(host.endpoint.address);
             (self.told.upstream, self.told.busy) = (None, None);
@@ -497,6 +501,7 @@ impl Story<'_> {
         let complete = client.complete;
         self.told.sent = body.bytes;
         self.told.grpc_status = body.trailers().and_then(grpc_status);
+        self.note_trailers(body.trailers());
         self.told.reusable = result.is_ok() && complete && !connection.close;
         self.told.upstream = Some(upstream);
         if !request.is_read() && !request.skip(&mut self.downstream.wire) {

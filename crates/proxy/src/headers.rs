@@ -128,7 +128,8 @@ const INTERNAL: [&str; 14] = [
     "x-envoy-hedge-on-per-try-timeout",
 ];
 /// What clients outside may not say of themselves, where this is the first proxy.
-const EDGE: [&str; 4] = [
+const EDGE: [&str; 5] = [
+    "x-envoy-decorator-operation",
     "x-envoy-downstream-service-cluster",
     "x-envoy-downstream-service-node",
     "x-envoy-original-host",
@@ -160,7 +161,9 @@ pub fn receive(
         head.remove("referer");
     }
     // The span name of the hop before, which ends here.
-    head.remove("x-envoy-decorator-operation");
+    if manager.tracing.is_none() {
+        head.remove("x-envoy-decorator-operation");
+    }
     head.remove("x-envoy-internal");
     let internal = alone && manager.internal.iter().any(|range| range.contains(client));
     let edge = manager.use_remote_address && !internal;

@@ -27,6 +27,7 @@ pub(crate) mod connection;
 // The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
 pub(crate) mod filters;
 pub(crate) mod serve;
+pub(crate) mod spans;
 pub(crate) mod story;
 pub(crate) mod tcp;
 pub(crate) mod tunnel;
@@ -76,6 +77,7 @@ pub mod path;
 pub mod policy;
 pub(crate) mod retry;
 pub mod route;
+pub(crate) mod trace;
 
 pub mod matching;
 

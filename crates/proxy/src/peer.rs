@@ -238,6 +238,8 @@ pub struct LocalWorkload {
     pub version: Arc<str>,
     /// Its first address.
     pub address: Option<IpAddr>,
+    /// The zone it is in; empty if that is not known.
+    pub zone: Arc<str>,
 }
 
 impl LocalWorkload {
@@ -256,6 +258,7 @@ impl LocalWorkload {
             greeting: greeting::write(node_id, shared).into(),
             version: version.into(),
             address,
+            zone: "".into(),
         }
     }
 }

@@ -41,6 +41,7 @@ use crate::{
     peer::{METADATA, METADATA_ID},
     pool::{Busy, Counted, Host, Pool, Upstream, bump},
     route::{self, Found, Missing},
+    spans::Trace,
     telemetry::{self, Record, stats::ManagerStats},
     timer,
 };
@@ -71,6 +72,8 @@ pub(crate) struct Story<'a> {
     pub(crate) grpc: bool,
     /// The client speaks gRPC-Web.
     pub(crate) web: Option<Web>,
+    /// How it is traced, where requests are.
+    pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
 }
@@ -149,6 +152,7 @@ impl<'a> Story<'a> {
             metadata: Map::new(),
             grpc: false,
             web: None,
+            trace: None,
             welcome,
             _under_way: under_way,
         }
@@ -209,6 +213,9 @@ impl<'a> Story<'a> {
         }
         let upgrade = self.receive(upgrade);
         self.find_route();
+        if let Some(tracing) = &self.manager.tracing {
+            self.begin_trace(tracing);
+        }
         if self.filter(body).await? == Filtered::Answered {
             return Ok(());
         }
@@ -455,6 +462,7 @@ impl<'a> Story<'a> {
                 self.response.set(&name, &value);
             }
         }
+        self.name_spans();
         hop::finish_response(self.worker, self.manager, self.response, now);
     }
 
@@ -500,6 +508,7 @@ impl<'a> Story<'a> {
         record.downstream_remote = Some(std::net::SocketAddr::new(self.client, port));
         record.downstream_direct = Some(origin.direct);
         record.server_name = origin.server_name();
+        record.span = self.trace.as_ref().and_then(|trace| trace.context());
         record
     }
 
@@ -511,7 +520,8 @@ impl<'a> Story<'a> {
     }
 
     /// Tells metrics and logs.
-    fn report(&self) {
+    fn report(&mut self) {
+        self.end_try(None, false);
         let mut record = self.record();
         record.duration = self.started.elapsed();
         if self.grpc {
@@ -533,6 +543,7 @@ impl<'a> Story<'a> {
                 self.worker.shard.request_changed(&stats.http, &context);
             }
         }
+        self.end_trace(&record);
         export::log(self.worker, &self.manager.access_logs, &context);
     }
 }

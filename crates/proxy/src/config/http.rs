@@ -14,6 +14,7 @@ use super::{
     policy::Policy,
     route::{Fault, RouteTable},
     stats::Stats,
+    trace::{RequestIdUse, Tracing},
 };
 
 /// How HTTP on a filter chain is handled.
@@ -41,6 +42,10 @@ pub struct HttpManager {
     pub generate_request_id: bool,
     /// Whether that of clients outside is taken (`preserve_external_request_id`).
     pub preserve_request_id: bool,
+    /// How it takes part in tracing.
+    pub request_id: RequestIdUse,
+    /// Which requests are traced; `None` for none, and where nobody is told.
+    pub tracing: Option<Box<Tracing>>,
     /// What becomes of `x-forwarded-client-cert`.
     pub client_cert: ClientCertDetails,
     /// Whether the address of the peer counts as the client's, and is appended to `x-forwarded-for`.

@@ -20,6 +20,7 @@ pub mod route;
 pub mod stats;
 pub mod text;
 pub mod tls;
+pub mod trace;
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -11,6 +11,7 @@ use super::{
     limit::RateLimit,
     policy::Policy,
     text::{HeaderMatch, TextMatch},
+    trace::{Decorator, RouteTracing},
 };
 
 /// All virtual hosts of one route configuration, indexed by domain.
@@ -62,6 +63,10 @@ pub struct Route {
     pub headers: HeaderOps,
     /// What it says to filters, by their names (`typed_per_filter_config`).
     pub filters: Vec<(Box<str>, Setting)>,
+    /// What its spans are called, if requests are traced.
+    pub decorator: Option<Decorator>,
+    /// How requests are traced, where they are, instead of as the manager says.
+    pub tracing: Option<Box<RouteTracing>>,
 }
 
 /// What a route says to a filter, instead of what that does otherwise.

@@ -27,6 +27,8 @@ fn manager() -> HttpManager {
         skip_xff_append: false,
         internal: Vec::new(),
         generate_request_id: false,
+        request_id: Default::default(),
+        tracing: None,
         client_cert: Default::default(),
         use_remote_address: false,
         xff_trusted_hops: 0,

@@ -39,6 +39,8 @@ fn route(name: &str, matches: RouteMatch) -> Route {
         action: Action::Direct(DirectResponse { status: 200, body: Box::default() }),
         headers: HeaderOps::default(),
         filters: Vec::new(),
+        decorator: None,
+        tracing: None,
     }
 }
 

@@ -11,7 +11,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::record::{Context, Record};
+use super::{
+    record::{Context, Record},
+    span::SpanContext,
+};
 use crate::{
     config::http::{Format, Part},
     error,
@@ -23,7 +26,7 @@ use crate::{
 pub(crate) mod tests;
 
 /// Operators without an argument.
-const PLAIN: [&str; 37] = [
+const PLAIN: [&str; 39] = [
     "BYTES_RECEIVED",
     "BYTES_SENT",
     "CONNECTION_TERMINATION_DETAILS",
@@ -49,7 +52,9 @@ const PLAIN: [&str; 37] = [
     "RESPONSE_CODE_DETAILS",
     "RESPONSE_FLAGS",
     "ROUTE_NAME",
+    "SPAN_ID",
     "START_TIME",
+    "TRACE_ID",
     "UPSTREAM_CLUSTER",
     "UPSTREAM_CLUSTER_RAW",
     "UPSTREAM_HOST",
@@ -182,6 +187,8 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         "ROUTE_NAME" => text(Some(record.route_name), out),
         "REQUESTED_SERVER_NAME" => text(record.server_name, out),
         "HOSTNAME" => text(std::env::var("HOSTNAME").ok().as_deref(), out),
+        "TRACE_ID" => text(record.span.map(SpanContext::trace_id).as_deref(), out),
+        "SPAN_ID" => text(record.span.map(SpanContext::span_id).as_deref(), out),
         "UPSTREAM_CLUSTER" | "UPSTREAM_CLUSTER_RAW" => {
             text(record.cluster.map(|cluster| &*cluster.name), out)
         }

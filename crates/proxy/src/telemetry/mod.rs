@@ -15,6 +15,7 @@ mod records;
 mod render;
 mod series;
 pub mod shard;
+pub mod span;
 pub mod stats;
 
 pub use access_log::{AccessLogger, LogWriter};

@@ -8,6 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
+use super::span::SpanContext;
 use crate::{
     config::{Cluster, Endpoint, listener::Direction},
     error::Flags,
@@ -77,6 +78,8 @@ pub struct Record<'a> {
     pub downstream_direct: Option<SocketAddr>,
     /// The server name that the client asked for in TLS.
     pub server_name: Option<&'a str>,
+    /// Where the request stands in its trace.
+    pub span: Option<&'a SpanContext>,
 }
 
 impl Record<'_> {
@@ -117,6 +120,7 @@ impl Record<'_> {
             downstream_remote: None,
             downstream_direct: None,
             server_name: None,
+            span: None,
         }
     }
 }

@@ -27,13 +27,14 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, flag, jwt, limit,
-    number, policy, route, route_filters, stats, timeout, type_name, unknown_type, unpack,
+    number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
     Keepalive, MetadataExchange, Routes, ServerHeader,
 };
 use crate::config::listener::Cidr;
+use crate::config::trace::RequestIdUse;
 
 /// Envoy's defaults.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -73,6 +74,11 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         server: server(proto),
         preserve_request_id: proto.preserve_external_request_id,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
+        request_id: request_id(proto)?,
+        tracing: match &proto.tracing {
+            Some(proto) => trace::translate(proto, translator.strict).at("tracing")?.map(Box::new),
+            None => None,
+        },
         client_cert: client_cert(proto),
         use_remote_address: flag(proto.use_remote_address).unwrap_or(false),
         xff_trusted_hops: proto.xff_num_trusted_hops,
@@ -110,13 +116,14 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         access_logs: access_log::access_logs(&proto.access_log, translator)?,
     };
     filters(&mut manager, &proto.http_filters, translator.strict)?;
-    if let Some(any) =
-        proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref())
-        && type_name(any) != "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig"
-    {
-        return Err(unknown_type("request id extension", "", any).at_field("request_id_extension"));
-    }
     Ok(manager)
+}
+
+fn request_id(proto: &Proto) -> Result<RequestIdUse> {
+    let any = proto.request_id_extension.as_ref().and_then(|extension| extension.typed_config.as_ref());
+    any.map(|any| trace::request_id(any).at("request_id_extension"))
+        .transpose()
+        .map(Option::unwrap_or_default)
 }
 
 /// What is agreed on by HTTP/2, on either side.

@@ -24,6 +24,7 @@ mod stats;
 mod text;
 mod tls;
 mod tls_context;
+mod trace;
 
 use std::{
     collections::HashSet,

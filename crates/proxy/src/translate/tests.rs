@@ -35,6 +35,7 @@ use crate::config::{
 mod clusters;
 mod protocols;
 mod routes;
+mod tracing;
 
 /// The recorded scenarios that everything must be taken of.
 const TAKEN: [&str; 9] = [

@@ -25,6 +25,7 @@ mod routes;
 mod secrets;
 mod servers;
 mod tokens;
+mod tracing;
 mod twins;
 
 use std::{

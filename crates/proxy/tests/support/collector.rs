@@ -1,5 +1,7 @@
 //! A collector: takes every call of gRPC and every request of HTTP/2, and hands on what was sent.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::net::SocketAddr;
 
 use bytes::{Buf as _, Bytes, BytesMut};

@@ -1,0 +1,92 @@
+use prost::Message as _;
+use skysail_xds::otlp::{ScopeSpans, any_value};
+
+use super::*;
+
+const ZIPKIN: Zipkin = Zipkin { long_ids: false, timed_ids: false, shared: true, w3c: false };
+
+fn context() -> SpanContext {
+    SpanContext {
+        trace: 0x1a,
+        long: false,
+        span: 0x2b,
+        parent: Some(0x3c),
+        remote: true,
+        sampled: true,
+        state: "a=1".into(),
+    }
+}
+
+fn span(context: &SpanContext, end: End, outcome: Outcome) -> Span<'_> {
+    let mut tags = Tags::default();
+    tags.set("http.method", "BREW");
+    tags.set("a", "1");
+    tags.set("a", "2");
+    let start = SystemTime::UNIX_EPOCH + Duration::from_micros(5);
+    Span { context, name: "n", end, start, duration: Duration::from_micros(7), tags, outcome }
+}
+
+#[test]
+fn otlp_says_what_is_known() {
+    let (context, mut bytes) = (context(), Vec::new());
+    let teller = Teller { service: "s", address: None };
+    span(&context, End::Client, Outcome { status: 404, grpc: None }).write(
+        Tracer::OpenTelemetry,
+        teller,
+        &mut bytes,
+    );
+    let mut said = ScopeSpans::decode(bytes.as_slice()).unwrap();
+    let said = said.spans.pop().unwrap();
+    assert_eq!(
+        (said.trace_id, said.span_id),
+        (0x1a_u128.to_be_bytes().to_vec(), 0x2b_u64.to_be_bytes().to_vec())
+    );
+    assert_eq!((said.parent_span_id, &*said.trace_state), (0x3c_u64.to_be_bytes().to_vec(), "a=1"));
+    assert_eq!((said.start_time_unix_nano, said.end_time_unix_nano), (5000, 12_000));
+    assert_eq!((said.kind, said.flags, &*said.name), (SpanKind::Client.into(), 0x301, "n"));
+    assert_eq!(said.status.unwrap().code, i32::from(StatusCode::Error));
+    let attributes =
+        said.attributes.into_iter().map(|one| (one.key, one.value.and_then(|value| value.value)));
+    let text = |text: &str| Some(any_value::Value::StringValue(text.to_owned()));
+    let wanted = [("http.method".to_owned(), text("_OTHER")), ("a".to_owned(), text("2"))];
+    assert_eq!(attributes.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn whose_fault_it_is_counts() {
+    let context = context();
+    let fails = |end, status, grpc| span(&context, end, Outcome { status, grpc }).has_failed();
+    assert!(fails(End::Server, 500, None) && !fails(End::Server, 404, None));
+    assert!(fails(End::Client, 404, None) && !fails(End::Client, 302, None));
+    assert!(fails(End::Server, 200, Some(14)) && !fails(End::Server, 200, Some(5)));
+    assert!(fails(End::Client, 200, Some(5)) && !fails(End::Client, 200, Some(0)));
+    // Nobody has answered.
+    assert!(!fails(End::Client, 0, None));
+}
+
+#[test]
+fn zipkin_says_what_is_known() {
+    let context = context();
+    let said = |end, zipkin, address| {
+        let mut bytes = Vec::new();
+        let teller = Teller { service: "s", address };
+        span(&context, end, Outcome::default()).write(Tracer::Zipkin(zipkin), teller, &mut bytes);
+        assert_eq!(bytes.pop(), Some(b','));
+        serde_json::from_slice::<Value>(&bytes).unwrap()
+    };
+    let wanted = json!({
+        "traceId": "000000000000001a", "id": "000000000000002b", "parentId": "000000000000003c", "name": "n",
+        "kind": "SERVER", "shared": true, "timestamp": 5, "duration": 7,
+        "annotations": [{"timestamp": 12, "value": "ss"}],
+        "localEndpoint": {"serviceName": "s", "ipv4": "10.0.0.1", "port": 0},
+        "tags": {"http.method": "BREW", "a": "2"},
+    });
+    assert_eq!(said(End::Server, ZIPKIN, Some([10, 0, 0, 1].into())), wanted);
+    let other = said(End::Client, ZIPKIN, Some("::1".parse().unwrap()));
+    assert_eq!((&other["kind"], &other["shared"]), (&json!("CLIENT"), &Value::Null));
+    assert_eq!(
+        (&other["annotations"][0]["value"], &other["localEndpoint"]["ipv6"]),
+        (&json!("cr"), &json!("::1"))
+    );
+    assert_eq!(said(End::Server, Zipkin { shared: false, ..ZIPKIN }, None)["shared"], Value::Null);
+}
