@@ -49,7 +49,8 @@ impl Memory {
         let status = mesh.run(&["exec", "front", "--", "grep", "VmRSS", &file]).stdout;
         let status = String::from_utf8_lossy(&status).into_owned();
         let number = status.split_whitespace().nth(1).and_then(|number| number.parse().ok());
-        self.resident.push(number.unwrap_or_else(|| panic!("{} has ended: {status}", self.what)));
+        assert!(number.is_some(), "{} has ended: {status}", self.what);
+        self.resident.extend::<Option<u64>>(number);
     }
 
     /// The last third of the rounds needs no more than the second did.
