@@ -19,10 +19,13 @@ pub(crate) fn record(
     items: &mut Vec<u8>,
 ) {
     let since = context.record.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let span = context.record.span;
     let record = LogRecord {
         time_unix_nano: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         body: body.map(|body| value(body, context)),
         attributes: named(attributes, context),
+        trace_id: span.map(|span| span.trace.to_be_bytes().to_vec()).unwrap_or_default(),
+        span_id: span.map(|span| span.span.to_be_bytes().to_vec()).unwrap_or_default(),
         ..LogRecord::default()
     };
     message::encode(LOG_RECORDS, &record, items);
@@ -50,4 +53,38 @@ fn value(of: &LogValue, context: &Context<'_>) -> AnyValue {
         LogValue::Map(map) => any_value::Value::KvlistValue(KeyValueList { values: named(map, context) }),
     };
     AnyValue { value: Some(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use skysail_xds::otlp::ScopeLogs;
+
+    use super::*;
+    use crate::{
+        config::listener::Direction,
+        telemetry::{Record, span::SpanContext},
+    };
+
+    #[test]
+    fn a_record_names_the_span_of_its_request() {
+        let span = SpanContext {
+            trace: 1,
+            long: true,
+            span: 2,
+            parent: None,
+            remote: false,
+            sampled: true,
+            state: Box::default(),
+        };
+        let ids = |span| {
+            let record = Record { span, ..Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH) };
+            let mut items = Vec::new();
+            super::record(None, &[], &Context { record: &record, request: None, response: None }, &mut items);
+            let log = ScopeLogs::decode(items.as_slice()).unwrap().log_records.remove(0);
+            (log.trace_id, log.span_id)
+        };
+        assert_eq!(ids(Some(&span)), (1_u128.to_be_bytes().into(), 2_u64.to_be_bytes().into()));
+        assert_eq!(ids(None), (vec![], vec![]));
+    }
 }
