@@ -8,6 +8,8 @@
 
 #[path = "support/collector.rs"]
 mod collector;
+#[path = "support/files.rs"]
+mod files;
 #[path = "support/program.rs"]
 mod program;
 mod support;
@@ -15,6 +17,7 @@ mod support;
 use std::{collections::HashMap, fs, net::SocketAddr, path::Path};
 
 use collector::{Collector, Told};
+use files::cluster;
 use program::Program;
 use prost::Message as _;
 use serde_json::{Value, json};
@@ -23,22 +26,6 @@ use support::{Client, echo, server};
 use tokio::net::{TcpListener, TcpStream};
 
 const TYPE: &str = "type.googleapis.com";
-
-fn cluster(name: &str, address: SocketAddr, http2: bool) -> Value {
-    let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": address.port()}});
-    let options = format!("{TYPE}/envoy.extensions.upstreams.http.v3.HttpProtocolOptions");
-    let protocol = if http2 { "http2_protocol_options" } else { "http_protocol_options" };
-    let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": address}}]}]);
-    json!({
-        "name": name,
-        "type": "STATIC",
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions":
-                {"@type": options, "explicit_http_config": {protocol: {}}},
-        },
-        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
-    })
-}
 
 fn provider(kind: &str, mut config: Value) -> Value {
     config["@type"] = format!("{TYPE}/envoy.config.trace.v3.{kind}").into();
