@@ -192,7 +192,9 @@ fn taken(message: &[u8]) -> Result<(), Error> {
     match partial.filter(|partial| partial.rejected > 0) {
         None => Ok(()),
         Some(partial) => {
-            let why = format_args!("it refused {} of them: {}", partial.rejected, partial.error_message);
+            // Others may write anything into it, but not lines of our log.
+            let said: String = partial.error_message.chars().take(200).flat_map(char::escape_debug).collect();
+            let why = format_args!("it refused {} of them: {said}", partial.rejected);
             Err(Error::caused(Kind::UpstreamProtocol, why))
         }
     }

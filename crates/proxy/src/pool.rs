@@ -124,6 +124,8 @@ pub(crate) struct Link {
     /// The peer remembers who we are, so it need not be told with every request.
     pub(crate) introduced: Cell<bool>,
     pub(crate) local: Option<SocketAddr>,
+    /// Its other end, which is one of the endpoint's addresses.
+    pub(crate) remote: SocketAddr,
     idle_since: Cell<Instant>,
     place: Place,
 }
@@ -316,6 +318,7 @@ impl Pool {
         place.pool.stats.cx_active.inc();
         Rc::new(Link {
             local: stream.local_address(),
+            remote: stream.remote_address().unwrap_or(place.host.endpoint.address),
             host: place.host.clone(),
             peer,
             config,
@@ -502,8 +505,8 @@ fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    Arc::ptr_eq(a, b)
-        || (same_tls && a.address == b.address && a.hostname == b.hostname && a.workload == b.workload)
+    let same_addresses = a.address == b.address && a.others == b.others;
+    Arc::ptr_eq(a, b) || (same_tls && same_addresses && a.hostname == b.hostname && a.workload == b.workload)
 }
 
 fn lists(endpoints: &Endpoints, host: &Host) -> bool {

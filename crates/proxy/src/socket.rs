@@ -58,6 +58,11 @@ impl Stream {
         self.tcp.local_addr().ok()
     }
 
+    /// The address of the other end.
+    pub(crate) fn remote_address(&self) -> Option<SocketAddr> {
+        self.tcp.peer_addr().ok()
+    }
+
     /// The protocol that TLS agreed on.
     pub(crate) fn alpn(&self) -> Option<&[u8]> {
         self.tls.as_ref().and_then(|session| session.agreed().alpn_protocol())

@@ -498,8 +498,10 @@ impl<'a> Story<'a> {
         record.upstream = told.upstream.as_ref().map(|upstream| &upstream.link.peer);
         record.cluster = told.pool.as_ref().map(|pool| &pool.cluster).or_else(|| self.intended());
         record.endpoint = told.host.as_ref().map(|host| &host.endpoint);
-        record.upstream_remote = told.host.as_ref().map(|host| host.endpoint.address);
-        record.upstream_local = told.upstream.as_ref().and_then(|upstream| upstream.link.local);
+        let link = told.upstream.as_ref().map(|upstream| &upstream.link);
+        let meant = told.host.as_ref().map(|host| host.endpoint.address);
+        record.upstream_remote = link.map(|link| link.remote).or(meant);
+        record.upstream_local = link.and_then(|link| link.local);
         record.route_name = told.route;
         record.metadata = Some(&self.metadata);
         record.downstream_local = Some(origin.destination);

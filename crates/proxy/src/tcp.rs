@@ -192,7 +192,7 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
         record.upstream = Some(&link.peer);
         record.cluster = Some(&link.pool().cluster);
         record.endpoint = Some(&link.host.endpoint);
-        record.upstream_remote = Some(link.host.endpoint.address);
+        record.upstream_remote = Some(link.remote);
         record.upstream_local = link.local;
         record.attempts = 1;
     }

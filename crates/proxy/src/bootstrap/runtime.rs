@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use skysail_xds::envoy::pb::{
     envoy::config::bootstrap::v3::{LayeredRuntime, runtime_layer::LayerSpecifier},
-    google::protobuf::{Value, value::Kind},
+    google::protobuf::{Struct, Value, value::Kind},
 };
 
 use crate::overload::Limits;
@@ -16,7 +16,9 @@ pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
     let mut limits = Limits::default();
     for layer in &runtime.layers {
         let Some(LayerSpecifier::StaticLayer(values)) = &layer.layer_specifier else { continue };
-        for (key, value) in &values.fields {
+        let mut numbers = Vec::new();
+        flatten("", values, &mut numbers);
+        for (key, value) in numbers {
             let number = || number(value).with_context(|| format!("{}: {key}", layer.name));
             let millis = || number().map(|number| Duration::from_millis(number.into()));
             match key.as_str() {
@@ -33,6 +35,17 @@ pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
         }
     }
     Ok(limits)
+}
+
+/// All values with their keys; those of an object within another are under both keys with a dot between them.
+fn flatten<'a>(prefix: &str, values: &'a Struct, all: &mut Vec<(String, &'a Value)>) {
+    for (key, value) in &values.fields {
+        let key = format!("{prefix}{key}");
+        match &value.kind {
+            Some(Kind::StructValue(inner)) => flatten(&format!("{key}."), inner, all),
+            _ => all.push((key, value)),
+        }
+    }
 }
 
 /// A number, which may be written as a text.

@@ -62,6 +62,9 @@ fn limits_of_the_process_are_in_the_runtime() {
         "overload.premature_reset_total_stream_count: '8', skysail.overload.late_ms: 50, skysail.overload.under_way: 9",
     );
     assert_eq!((set.resets, set.late.as_millis(), set.under_way), (8, 50, 9));
+    let nested =
+        limits("overload: {premature_reset_total_stream_count: 5}, skysail: {overload: {late_ms: 6}}");
+    assert_eq!((nested.resets, nested.late.as_millis()), (5, 6));
     let reason = refused(&layers("skysail.overload.late_ms: -1"));
     assert!(reason.contains("layered_runtime: b: skysail.overload.late_ms"), "{reason}");
     let reason = refused(&layers("skysail.overload.later: 1"));

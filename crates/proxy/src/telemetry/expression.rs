@@ -5,18 +5,24 @@
 //! with; Envoy's do not match, or say `unknown`.
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
     fmt::Write as _,
     net::SocketAddr,
     sync::{Arc, LazyLock},
+    thread,
     time::SystemTime,
 };
 
 use cel::{
     Env, ExecutionError, IdedExpr, Program, Value,
-    common::ast::{EntryExpr, Expr, LiteralValue},
+    common::{
+        ast::{EntryExpr, Expr, LiteralValue},
+        types::{CelBool, CelString},
+    },
     extensions,
 };
+use regex::{Regex, RegexBuilder};
 use serde_json::Value as Json;
 
 use super::record::{Context, Record};
@@ -114,13 +120,49 @@ const FLAG_BITS: [(Flags, u8); 22] = [
     (Flags::OM, 25),
 ];
 
+/// As long as an expression may be, in bytes, and as deep. Each level takes stack when it is read, evaluated and let go of.
+const LONGEST: usize = 16 * 1024;
+const DEEPEST: usize = 64;
+/// What reading takes at most, however deep a text of that length is before it is refused.
+const STACK: usize = 256 << 20;
+
+/// As large as a regular expression may be when it is compiled, in bytes, and how many a worker keeps.
+const LARGEST_REGEX: usize = 1 << 20;
+const MOST_REGEXES: usize = 64;
+
 /// The functions of CEL, with those for strings that Envoy can be told to have.
 static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
     // There is nothing yet that they could contradict.
     let _ = env.add_extension(extensions::strings);
+    let _ = cel::add_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>, id = "matches");
+    let _ = cel::add_member_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>);
     Arc::new(env)
 });
+
+thread_local! {
+    /// Regular expressions that were used before; `None` for those that are none.
+    static REGEXES: RefCell<HashMap<String, Option<Regex>>> = RefCell::default();
+}
+
+/// Whether a regular expression is found in a text. To compile it takes a thousand times as long as to look.
+fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, ExecutionError> {
+    let (text, pattern) = (text.inner(), pattern.inner());
+    let found = REGEXES.with_borrow_mut(|known| {
+        if !known.contains_key(pattern) {
+            if known.len() >= MOST_REGEXES {
+                known.clear();
+            }
+            let compiled = RegexBuilder::new(pattern).size_limit(LARGEST_REGEX).build().ok();
+            known.insert(pattern.to_owned(), compiled);
+        }
+        known.get(pattern).and_then(|regex| Some(regex.as_ref()?.is_match(text)))
+    });
+    found.map(CelBool::from).ok_or_else(|| ExecutionError::FunctionError {
+        function: "matches".to_owned(),
+        message: format!("{pattern:?} is no regular expression, or too large a one"),
+    })
+}
 
 /// A compiled expression.
 #[derive(Debug)]
@@ -136,6 +178,8 @@ struct Uses {
     attributes: Vec<(&'static str, Vec<&'static str>)>,
     /// What nobody knows.
     unknown: Vec<String>,
+    /// How deep it is.
+    depth: usize,
 }
 
 impl Expression {
@@ -144,6 +188,21 @@ impl Expression {
     /// # Errors
     /// Where it is wrong.
     pub fn compile(text: &str) -> Result<Self, String> {
+        if text.len() > LONGEST {
+            return Err(format!("is longer than {LONGEST} bytes"));
+        }
+        let read = thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || Self::read(text));
+            thread.map(thread::ScopedJoinHandle::join)
+        });
+        match read {
+            Ok(Ok(read)) => read,
+            Ok(Err(_)) => Err(format!("{text:?} cannot be read")),
+            Err(error) => Err(format!("there is no thread to read it: {error}")),
+        }
+    }
+
+    fn read(text: &str) -> Result<Self, String> {
         let program = FUNCTIONS.compile(text).map_err(|errors| {
             let mut said = format!("{text:?} is no expression of CEL");
             for error in &errors.errors {
@@ -152,7 +211,10 @@ impl Expression {
             said
         })?;
         let mut uses = Uses::default();
-        uses.look(program.expression(), &mut Vec::new());
+        uses.look(program.expression(), &mut Vec::new(), 0);
+        if uses.depth > DEEPEST {
+            return Err(format!("{text:?} is deeper than {DEEPEST} levels"));
+        }
         uses.unknown.extend(
             program.references().functions().into_iter().filter(|name| !is_function(name)).map(str::to_owned),
         );
@@ -206,8 +268,10 @@ fn is_function(name: &str) -> bool {
 }
 
 impl Uses {
-    /// Takes down what an expression asks for. `bound` are the variables of its own.
-    fn look(&mut self, expression: &IdedExpr, bound: &mut Vec<String>) {
+    /// Takes down what an expression asks for. `bound` are the variables of its own, `depth` is how deep it stands.
+    fn look(&mut self, expression: &IdedExpr, bound: &mut Vec<String>, depth: usize) {
+        self.depth = self.depth.max(depth);
+        let below = depth + 1;
         match &expression.expr {
             Expr::Unspecified | Expr::Literal(_) => {}
             Expr::Ident(name) if bound.contains(name) => {}
@@ -215,50 +279,50 @@ impl Uses {
                 Some((root, fields)) => fields.iter().for_each(|field| self.add(root, field)),
                 None => self.unknown.push(name.clone()),
             },
-            Expr::Select(select) => self.field(&select.operand, &select.field, bound),
+            Expr::Select(select) => self.field(&select.operand, &select.field, bound, below),
             Expr::Call(call) => {
                 if call.func_name == "_[_]"
                     && let [of, key] = call.args.as_slice()
                     && let Expr::Literal(LiteralValue::String(field)) = &key.expr
                 {
-                    return self.field(of, field.inner(), bound);
+                    return self.field(of, field.inner(), bound, below);
                 }
                 for inner in call.target.as_deref().into_iter().chain(&call.args) {
-                    self.look(inner, bound);
+                    self.look(inner, bound, below);
                 }
             }
-            Expr::List(list) => list.elements.iter().for_each(|inner| self.look(inner, bound)),
-            Expr::Map(map) => map.entries.iter().for_each(|entry| self.entry(&entry.expr, bound)),
-            Expr::Struct(of) => of.entries.iter().for_each(|entry| self.entry(&entry.expr, bound)),
+            Expr::List(list) => list.elements.iter().for_each(|inner| self.look(inner, bound, below)),
+            Expr::Map(map) => map.entries.iter().for_each(|entry| self.entry(&entry.expr, bound, below)),
+            Expr::Struct(of) => of.entries.iter().for_each(|entry| self.entry(&entry.expr, bound, below)),
             Expr::Comprehension(of) => {
-                self.look(&of.iter_range, bound);
-                self.look(&of.accu_init, bound);
+                self.look(&of.iter_range, bound, below);
+                self.look(&of.accu_init, bound, below);
                 let before = bound.len();
                 bound.extend([of.iter_var.clone(), of.accu_var.clone()]);
                 bound.extend(of.iter_var2.clone());
                 for inner in [&of.loop_cond, &of.loop_step, &of.result] {
-                    self.look(inner, bound);
+                    self.look(inner, bound, below);
                 }
                 bound.truncate(before);
             }
         }
     }
 
-    fn entry(&mut self, entry: &EntryExpr, bound: &mut Vec<String>) {
+    fn entry(&mut self, entry: &EntryExpr, bound: &mut Vec<String>, depth: usize) {
         match entry {
-            EntryExpr::StructField(field) => self.look(&field.value, bound),
+            EntryExpr::StructField(field) => self.look(&field.value, bound, depth),
             EntryExpr::MapEntry(entry) => {
-                self.look(&entry.key, bound);
-                self.look(&entry.value, bound);
+                self.look(&entry.key, bound, depth);
+                self.look(&entry.value, bound, depth);
             }
         }
     }
 
     /// A field of an expression.
-    fn field(&mut self, of: &IdedExpr, field: &str, bound: &mut Vec<String>) {
-        let Expr::Ident(name) = &of.expr else { return self.look(of, bound) };
+    fn field(&mut self, of: &IdedExpr, field: &str, bound: &mut Vec<String>, depth: usize) {
+        let Expr::Ident(name) = &of.expr else { return self.look(of, bound, depth) };
         let known = KNOWN.iter().find(|(root, _)| root == name && !bound.contains(name));
-        let Some((root, fields)) = known else { return self.look(of, bound) };
+        let Some((root, fields)) = known else { return self.look(of, bound, depth) };
         match fields.iter().find(|known| **known == field) {
             Some(known) => self.add(root, known),
             None => self.unknown.push(format!("{name}.{field}")),

@@ -38,7 +38,7 @@ pub(super) const BOUNDS: [f64; 19] = [
 ];
 
 /// The longest name there is in DNS, with a port.
-const LONGEST_NAME: usize = 260;
+pub(super) const LONGEST_NAME: usize = 260;
 
 /// How values are spread.
 #[derive(Clone, Debug, Default)]
@@ -129,10 +129,10 @@ impl Series for HttpSeries {
         &mut self.hidden
     }
 
-    fn counted(&self) -> Option<u64> {
+    fn counted(&self) -> u64 {
         let of = |histogram: &Histogram| histogram.counts.iter().sum::<u64>();
         let histograms = of(&self.duration) + of(&self.request_bytes) + of(&self.response_bytes);
-        Some(self.requests + histograms + self.request_messages + self.response_messages)
+        self.requests + histograms + self.request_messages + self.response_messages
     }
 }
 
@@ -204,10 +204,9 @@ impl Series for TcpSeries {
         &mut self.hidden
     }
 
-    fn counted(&self) -> Option<u64> {
+    fn counted(&self) -> u64 {
         let TcpCounts { opened, closed, sent, received } = self.counts;
-        // What is open may be silent, and goes on.
-        (opened <= closed).then_some(opened + closed + sent + received)
+        opened + closed + sent + received
     }
 }
 
@@ -216,7 +215,7 @@ pub(super) trait Series: Default {
     /// Metrics that are not kept.
     fn hidden(&mut self) -> &mut u8;
     /// A number that is another when something has been counted; `None` if something goes on that will be.
-    fn counted(&self) -> Option<u64>;
+    fn counted(&self) -> u64;
 }
 
 /// The other end, as far as labels name it.

@@ -16,7 +16,9 @@ use std::{
 use super::{
     expression::Expression,
     record::{Context, Record},
-    series::{self, Destination, HttpSeries, LabelChange, OtherEnd, Series, TcpCounts, TcpSeries},
+    series::{
+        self, Destination, HttpSeries, LONGEST_NAME, LabelChange, OtherEnd, Series, TcpCounts, TcpSeries,
+    },
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use crate::{
@@ -357,7 +359,10 @@ impl<'a> Changed<'a> {
     /// Of so many metrics. What an expression has no value for is `unknown`.
     fn new(change: &'a Change, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
-            expression.text(context).filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+            let mut text = expression.text(context).unwrap_or_default();
+            // A client says how long a header is, and each series has it in every line.
+            text.truncate(text.floor_char_boundary(LONGEST_NAME));
+            if text.is_empty() { "unknown".to_owned() } else { text }
         };
         let labels = change.labels.iter();
         let labels = labels.map(|(name, expression)| (&**name, expression.as_deref().map(value)));
@@ -391,10 +396,10 @@ impl<T: Series> Table<T> {
         self.series.retain(|(_, series)| {
             let (then, since) = counted.next().unwrap_or((u64::MAX, now));
             let current = series.counted();
-            let since = if current == Some(then) { since } else { now };
+            let since = if current == then { since } else { now };
             let keep = now.saturating_duration_since(since) < expiry;
             if keep {
-                kept.push((current.unwrap_or(u64::MAX), since));
+                kept.push((current, since));
             }
             keep
         });

@@ -6,7 +6,7 @@ use prost::Message as _;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
-            config::core::v3::{GrpcService, HttpService, Node},
+            config::core::v3::{GrpcService, HeaderValueOption, HttpService, Node},
             extensions::access_loggers::{
                 grpc::v3::{CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig},
                 open_telemetry::v3::OpenTelemetryAccessLogConfig,
@@ -127,14 +127,21 @@ fn grpc(proto: &GrpcService, call: Call, envelope: Envelope) -> Result<Collector
 fn post(proto: &HttpService, envelope: Envelope) -> Result<Collector> {
     let uri = proto.http_uri.as_ref().ok_or_else(|| Reject::new("must be given").at_field("http_uri"))?;
     let uri = jwt::http_uri(uri).at("http_uri")?;
-    let mut headers = Vec::new();
-    for option in &proto.request_headers_to_add {
-        let header = option.header.as_ref();
-        let header = header.ok_or_else(|| Reject::new("must be given").at_field("request_headers_to_add"))?;
-        headers.push((header.key.to_ascii_lowercase().into(), header.value.as_str().into()));
-    }
+    let headers = headers(&proto.request_headers_to_add).at("request_headers_to_add")?;
     let call = Call::Post { path: uri.path, content_type: "application/x-protobuf" };
     Ok(collector(uri.cluster, uri.authority, call, envelope, headers, uri.timeout))
+}
+
+/// Headers with values that do not depend on requests.
+pub(super) fn headers(protos: &[HeaderValueOption]) -> Result<Vec<(Box<str>, Box<str>)>> {
+    let mut headers = Vec::with_capacity(protos.len());
+    for header in protos.iter().filter_map(|proto| proto.header.as_ref()) {
+        if header.value.contains('%') {
+            return Err(Reject::new(format!("{}: operators are not supported here", header.key)));
+        }
+        headers.push((header.key.to_ascii_lowercase().into(), header.value.as_str().into()));
+    }
+    Ok(headers)
 }
 
 fn collector(

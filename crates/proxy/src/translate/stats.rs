@@ -72,11 +72,18 @@ fn changes(proto: &StatsConfig, metrics: &[&str], compiled: &HashMap<&str, Arc<E
     }
     let change = |(labels, metrics): (BTreeMap<&str, Option<&str>>, u8)| {
         let labels = labels.into_iter();
-        let labels =
-            labels.map(|(label, text)| (label.into(), text.and_then(|text| compiled.get(text).cloned())));
+        let labels = labels
+            .map(|(label, text)| (label_name(label), text.and_then(|text| compiled.get(text).cloned())));
         Change { metrics, labels: labels.collect() }
     };
     found.into_iter().map(change).collect()
+}
+
+/// A label's name as Prometheus takes it: letters, digits and underscores, as in Envoy.
+fn label_name(name: &str) -> Box<str> {
+    let plain = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let digit = plain.starts_with(|c: char| c.is_ascii_digit());
+    if digit { format!("_{plain}").into() } else { plain.into() }
 }
 
 #[cfg(test)]
@@ -121,6 +128,13 @@ mod tests {
         let all = MetricConfig { drop: true, ..MetricConfig::default() };
         let stats = translate(&StatsConfig { metrics: vec![all], ..StatsConfig::default() }, true).unwrap();
         assert!(stats.http.len() == 1 && stats.http[0].metrics == 0 && stats.tcp[0].metrics == 0);
+    }
+
+    #[test]
+    fn labels_have_names_that_prometheus_takes() {
+        for (name, taken) in [("a_B9", "a_B9"), ("my-tag.x\"\n", "my_tag_x__"), ("9a", "_9a"), ("é", "_")] {
+            assert_eq!(&*label_name(name), taken);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use skysail_xds::{
     envoy::pb::{
         envoy::{
             config::{
-                core::v3::{HeaderValueOption, HttpService, TypedExtensionConfig},
+                core::v3::{HttpService, TypedExtensionConfig},
                 route::v3::{Decorator as DecoratorProto, Tracing as RouteProto},
                 trace::v3::{
                     OpenTelemetryConfig, ZipkinConfig,
@@ -34,7 +34,7 @@ use skysail_xds::{
 use super::{
     At as _, Reject, Result,
     authorization::{self, Callee},
-    flag, jwt, number, text, type_name, unknown_type, unpack, warn_once,
+    collector, flag, jwt, number, text, type_name, unknown_type, unpack, warn_once,
 };
 use crate::config::{
     collector::{Call, Collector, Envelope},
@@ -225,7 +225,7 @@ fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<Provider> {
 fn post(service: &HttpService, content_type: &'static str, envelope: Envelope) -> Result<Collector> {
     let uri = service.http_uri.as_ref().ok_or_else(|| Reject::new("must be given"));
     let uri = uri.and_then(jwt::http_uri).at("http_uri")?;
-    let headers = headers(&service.request_headers_to_add).at("request_headers_to_add")?;
+    let headers = collector::headers(&service.request_headers_to_add).at("request_headers_to_add")?;
     let call = Call::Post { path: uri.path, content_type };
     Ok(collector(uri.cluster, uri.authority, call, headers, uri.timeout, envelope))
 }
@@ -240,18 +240,6 @@ fn collector(
 ) -> Collector {
     let (what, interval, size) = ("spans", INTERVAL, SIZE);
     Collector { what, cluster, authority, call, headers, timeout, interval, size, envelope }
-}
-
-/// Headers with values that do not depend on requests.
-fn headers(protos: &[HeaderValueOption]) -> Result<Vec<(Box<str>, Box<str>)>> {
-    let mut headers = Vec::with_capacity(protos.len());
-    for header in protos.iter().filter_map(|proto| proto.header.as_ref()) {
-        if header.value.contains('%') {
-            return Err(Reject::new(format!("{}: operators are not supported here", header.key)));
-        }
-        headers.push((header.key.to_ascii_lowercase().into(), header.value.as_str().into()));
-    }
-    Ok(headers)
 }
 
 /// What is known of this program from elsewhere; it counts more than what is configured, as in Envoy.

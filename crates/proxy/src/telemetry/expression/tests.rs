@@ -97,3 +97,33 @@ fn values_are_texts() {
         assert_eq!(Expression::compile(text).unwrap().text(&context).as_deref(), value, "{text}");
     }
 }
+
+#[test]
+fn what_is_too_deep_is_refused_before_it_takes_the_stack() {
+    let chain = |count| format!("1{} == 0", "+1".repeat(count));
+    let nested = |count| format!("{}1{} == 1", "(".repeat(count), ")".repeat(count));
+    assert!(!holds(&chain(50)));
+    assert!(holds(&nested(20)));
+    let select = format!("request{}", ".a".repeat(7000));
+    let index = format!("[1]{}", "[0]".repeat(5000));
+    for deep in [chain(100), chain(8000), nested(1000), nested(8000), select, index] {
+        Expression::compile(&deep).map(|_| ()).unwrap_err();
+    }
+    let long = Expression::compile(&format!("'{}' == ''", "a".repeat(20_000))).unwrap_err();
+    assert_eq!(long, "is longer than 16384 bytes");
+    // These are read as trees that are not deep.
+    assert!(holds(&format!("true{}", " && true".repeat(500))));
+}
+
+#[test]
+fn regular_expressions_are_kept() {
+    assert!(holds("'/api/v1'.matches('^/api/v[0-9]+$') && matches('ab', 'b')"));
+    assert!(!holds("'/api'.matches('^/api/v[0-9]+$')"));
+    // Neither is one that could be kept.
+    assert!(!holds("'a'.matches('(')") && !holds("!'a'.matches('(a{1000}){1000}')"));
+    REGEXES.with_borrow(|known| assert!(known["^/api/v[0-9]+$"].is_some() && known["("].is_none()));
+    for number in 0..2 * MOST_REGEXES {
+        assert!(holds(&format!("'{number}'.matches('^{number}$')")));
+    }
+    REGEXES.with_borrow(|known| assert!(known.len() <= MOST_REGEXES));
+}

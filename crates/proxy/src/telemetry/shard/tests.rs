@@ -317,14 +317,17 @@ fn series_that_nothing_is_counted_in_expire() {
     let left = lines(&text, "istio_requests_total");
     assert!(left.len() == 2 && left[0].contains("\"one-v1\"") && left[0].ends_with(" 2"), "{left:?}");
     assert!(left[1].contains("\"three-v1\"") && left[1].ends_with(" 1"), "{left:?}");
-    assert!(text.contains("skysail_metric_series_expired_total{} 1\n"), "{text}");
+    // With the series of two's requests went that of the connection, which was silent.
+    assert!(text.contains("skysail_metric_series_expired_total{} 2\n"), "{text}");
+    assert_eq!(found("istio_tcp_connections_opened_total"), 0);
     request(&one);
     assert!(lines(&scrape(&shard), "istio_requests_total")[0].ends_with(" 3"));
-    // A connection that is open goes on, however silent.
+    // What ends begins it anew, and does not keep it either.
+    count(0, 1);
+    assert_eq!(found("istio_tcp_connections_opened_total"), 1);
     shard.sweep(at(10_000), &Snapshot::default());
     shard.sweep(at(20_000), &Snapshot::default());
-    assert_eq!((found("istio_requests_total"), found("istio_tcp_connections_opened_total")), (0, 1));
-    count(0, 1);
+    assert_eq!((found("istio_requests_total"), found("istio_tcp_connections_opened_total")), (0, 0));
     shard.sweep(at(30_000), &Snapshot::default());
     shard.sweep(at(40_000), &Snapshot::default());
     assert_eq!(found("istio_tcp_connections_opened_total"), 0);
