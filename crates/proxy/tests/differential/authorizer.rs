@@ -126,6 +126,10 @@ impl Authorization for Decides {
                 let mut headers: Vec<_> = http.headers.iter().collect();
                 headers.sort();
                 let source = attributes.source.unwrap();
+                // Of a body that is asked about in part, what has come of it by then is a matter of time.
+                let is_part =
+                    http.headers.get("x-envoy-auth-partial-body").is_some_and(|part| part == "true");
+                let size = if is_part { "some".to_owned() } else { http.size.to_string() };
                 let body = format!(
                     "{} {} {} {} {} {} {:?} {:?} {:?} {headers:?}",
                     http.method,
@@ -133,7 +137,7 @@ impl Authorization for Decides {
                     http.host,
                     http.scheme,
                     http.protocol,
-                    http.size,
+                    size,
                     http.body,
                     source.principal,
                     attributes.context_extensions,
