@@ -38,7 +38,7 @@ const MAX_INSPECTED: usize = 64 * 1024;
 
 /// A connection from a client.
 pub(crate) struct Connection {
-    pub(crate) stream: Stream,
+    pub(crate) stream: Box<Stream>,
     pub(crate) timer: Timer,
     pub(crate) origin: Rc<Origin>,
     /// Known to the worker as long as this lives.
@@ -74,7 +74,7 @@ async fn begin(
     let local = tcp.local_addr().ok()?;
     let (mut listener, mut destination) = find_listener(&snapshot, &entry, &tcp, local)?;
     let (direct, mut source) = (source, source);
-    let mut stream = Stream::new(tcp);
+    let mut stream = Box::new(Stream::new(tcp));
     let mut timer = Timer::default();
     if let Some(proxied) = &listener.proxy_protocol
         && !proxied.except.iter().any(|ports| ports.contains(&destination.port()))

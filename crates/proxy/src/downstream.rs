@@ -54,8 +54,9 @@ impl Origin {
     pub(crate) async fn is_allowed(&self, worker: &Rc<Worker>) -> bool {
         let Some(found) = self.pass_policies(worker) else { return false };
         let Some(config) = self.chain.ask.as_deref() else { return true };
-        let metadata = Map::from_iter([("envoy.filters.network.rbac".to_owned(), found.into())]);
-        if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, &metadata)) {
+        let metadata =
+            Map::from_iter([("envoy.filters.network.rbac".to_owned(), Map::from_iter(found).into())]);
+        if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
             return true;
         }
         let asked = authorization::ask_about_connection(worker, &self.snapshot, config, self);
@@ -66,9 +67,9 @@ impl Origin {
     }
 
     /// What the chain's policies found out, if they let the connection pass.
-    fn pass_policies(&self, worker: &Worker) -> Option<Map<String, Value>> {
+    fn pass_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
         if self.chain.policies.is_empty() {
-            return Some(Map::new());
+            return Some(Vec::new());
         }
         let subject = Subject {
             head: None,
@@ -77,7 +78,7 @@ impl Origin {
             remote: self.source.ip(),
             destination: self.destination,
             server_name: self.server_name(),
-            metadata: &Map::new(),
+            metadata: None,
         };
         let mut tally = Tally::default();
         let verdict = policy::check(&self.chain.policies, &subject, &mut tally);

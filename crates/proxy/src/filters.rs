@@ -7,7 +7,7 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::Map;
+use serde_json::{Map, Value};
 use tracing::warn;
 
 use crate::{
@@ -65,6 +65,9 @@ impl<'a> Story<'a> {
     pub(crate) async fn filter(&mut self, body: &mut Flow) -> Result<Filtered, Error> {
         let manager = self.manager;
         for filter in &manager.filters {
+            if filter.is_idle() && self.found.is_ok_and(|found| found.route.filters.is_empty()) {
+                continue;
+            }
             // Boxed, as it is seldom needed and every connection would have room for it.
             if let Some(act) = self.look(filter, body)?
                 && Box::pin(self.act(act, body)).await? == Filtered::Answered
@@ -132,7 +135,7 @@ impl<'a> Story<'a> {
             remote: self.client,
             destination: origin.destination,
             server_name: origin.server_name(),
-            metadata: &self.metadata,
+            metadata: self.metadata.as_deref(),
         };
         let mut tally = Tally::default();
         let verdict = policy::check(std::slice::from_ref(policy), &subject, &mut tally);
@@ -141,12 +144,19 @@ impl<'a> Story<'a> {
         counters.rbac_denied.add(tally.denied.into());
         counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
         counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        if !tally.found.is_empty() {
-            self.metadata.insert("envoy.filters.http.rbac".to_owned(), tally.found.into());
-        }
+        self.learn("envoy.filters.http.rbac", tally.found);
         match verdict {
             Verdict::Allow => Ok(()),
             Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
+        }
+    }
+
+    /// Keeps what a filter found out, for those after it and for the record.
+    fn learn(&mut self, filter: &str, found: impl IntoIterator<Item = (String, Value)>) {
+        let mut found = found.into_iter().peekable();
+        if found.peek().is_some() {
+            let found: Map<_, _> = found.collect();
+            self.metadata.get_or_insert_default().insert(filter.to_owned(), found.into());
         }
     }
 
@@ -217,9 +227,7 @@ impl<'a> Story<'a> {
                 if jwt::apply(good, self.head, &mut found) {
                     self.find_route();
                 }
-                if !found.is_empty() {
-                    self.metadata.insert("envoy.filters.http.jwt_authn".to_owned(), found.into());
-                }
+                self.learn("envoy.filters.http.jwt_authn", found);
                 Ok(Filtered::Go)
             }
             Err(status) => {
@@ -279,8 +287,10 @@ impl<'a> Story<'a> {
         setting: Option<&Setting>,
         body: &mut Flow,
     ) -> Result<Filtered, Error> {
-        let is_wanted =
-            config.enabled_metadata.as_ref().is_none_or(|test| matching::metadata(test, &self.metadata));
+        let is_wanted = config
+            .enabled_metadata
+            .as_ref()
+            .is_none_or(|test| matching::metadata(test, self.metadata.as_deref()));
         // What has no route leads nowhere anyway; Envoy does not ask about it either.
         let has_route = !matches!(self.found, Err(Missing::Route));
         if !is_wanted || !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
@@ -336,9 +346,7 @@ impl<'a> Story<'a> {
                 }
                 let added = std::mem::take(&mut changes.answer).into_iter();
                 self.marks.extend(added.map(|(name, value)| Mark { name, value, besides: true }));
-                if !changes.metadata.is_empty() {
-                    self.metadata.insert("envoy.filters.http.ext_authz".to_owned(), changes.metadata.into());
-                }
+                self.learn("envoy.filters.http.ext_authz", changes.metadata);
                 Ok(Filtered::Go)
             }
             Ok(Said::Deny { status, headers, body: text }) => {

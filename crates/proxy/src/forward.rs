@@ -252,7 +252,7 @@ impl Story<'_> {
         body: &mut Flow,
         deadlines: &mut Deadlines,
     ) -> Result<(Framing, Connection, bool), Error> {
-        let retry = way.asked.retry.as_deref().filter(|_| !way.upgrade);
+        let retry = way.asked.retry().filter(|_| !way.upgrade);
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
         // unless it is a stream of HTTP/2.

@@ -61,6 +61,9 @@ struct Field {
 pub(crate) struct Names(u64);
 
 impl Names {
+    /// All that begin with `x-envoy-`, of which a whole list is taken off each request and hardly one is ever there.
+    pub(crate) const ENVOY: Self = Self(1 << 63);
+
     /// The set of these.
     pub(crate) const fn of(names: &[&str]) -> Self {
         let (mut set, mut at) = (0, 0);
@@ -81,6 +84,13 @@ impl Names {
                 Self(1 << ((name.len() + *first as usize * 18 + last * 13) & 63))
             }
         }
+    }
+
+    /// All sets that a field of this name is in.
+    #[inline]
+    fn of_field(name: &[u8]) -> Self {
+        let family = if name.starts_with(b"x-envoy-") { Self::ENVOY.0 } else { 0 };
+        Self(Self::one(name).0 | family)
     }
 
     /// Whether one of these may be in the other set.
@@ -208,7 +218,7 @@ impl Headers {
         });
     }
 
-    /// Takes all fields of these names, which are `set`, away.
+    /// Takes all fields of these names, which are in `set`, away.
     pub(crate) fn remove_any(&mut self, names: &[&str], set: Names) {
         if self.may_have(set) {
             let text = &self.text;
@@ -268,7 +278,7 @@ impl Headers {
             name_len: offset(name.len()),
             value: offset(value.start),
             value_len: offset(value.len()),
-            names: Names::one(&self.text[name]),
+            names: Names::of_field(&self.text[name]),
         });
     }
 
@@ -313,7 +323,7 @@ impl Headers {
         let mut field = self.put(name.as_bytes(), value);
         let name = &mut self.text[at..at + name.len()];
         name.make_ascii_lowercase();
-        field.names = Names::one(name);
+        field.names = Names::of_field(name);
         field
     }
 
@@ -331,7 +341,7 @@ impl Headers {
             name_len: offset(name.len()),
             value: offset(start),
             value_len: offset(value.len()),
-            names: Names::one(name),
+            names: Names::of_field(name),
         }
     }
 

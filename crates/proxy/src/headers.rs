@@ -170,12 +170,10 @@ pub fn receive(
     if internal {
         head.append("x-envoy-internal", b"true");
     } else {
-        const SET: Names = Names::of(&INTERNAL);
-        head.remove_any(&INTERNAL, SET);
+        head.remove_any(&INTERNAL, Names::ENVOY);
     }
     if edge {
-        const SET: Names = Names::of(&EDGE);
-        head.remove_any(&EDGE, SET);
+        head.remove_any(&EDGE, Names::ENVOY);
         head.set("x-envoy-external-address", client.to_string().as_bytes());
     }
     forward_client_cert(manager.client_cert.forward, hop, head);

@@ -77,11 +77,14 @@ pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
 }
 
 /// Whether what filters found out passes.
-pub fn metadata(test: &MetadataMatch, metadata: &Map<String, Value>) -> bool {
-    let mut keys = test.path.iter();
-    let first = keys.next().and_then(|filter| metadata.get(&**filter));
-    let found = keys.try_fold(first, |value, key| Some(value?.get(&**key)));
-    value(&test.test, found.flatten()) != test.invert
+pub fn metadata(test: &MetadataMatch, metadata: Option<&Map<String, Value>>) -> bool {
+    value(&test.test, known(&test.path, metadata)) != test.invert
+}
+
+/// What filters found out at this path, whose first part is the filter's name.
+pub fn known<'a>(path: &[Box<str>], metadata: Option<&'a Map<String, Value>>) -> Option<&'a Value> {
+    let (filter, keys) = path.split_first()?;
+    keys.iter().try_fold(metadata?.get(&**filter)?, |value, key| value.get(&**key))
 }
 
 fn value(test: &ValueMatch, found: Option<&Value>) -> bool {

@@ -40,7 +40,7 @@ pub struct Subject<'a> {
     /// The server name the TLS client asked for.
     pub server_name: Option<&'a str>,
     /// What filters before found out, by their names.
-    pub metadata: &'a Map<String, Value>,
+    pub metadata: Option<&'a Map<String, Value>>,
 }
 
 /// What policies say.
@@ -69,7 +69,7 @@ pub struct Tally {
     /// Policies whose shadow rules would refuse it.
     pub shadow_denied: u32,
     /// What other filters may know of the shadow rules.
-    pub found: Map<String, Value>,
+    pub found: Vec<(String, Value)>,
 }
 
 /// Checks policies in order; the first refusal counts. What shadow rules say goes into the metadata of whoever asks.
@@ -81,7 +81,7 @@ pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally)
             let result = if allowed { "allowed" } else { "denied" };
             let named = matched.map(|name| ("shadow_effective_policy_id", name.to_string()));
             for (key, value) in named.into_iter().chain([("shadow_engine_result", result.to_owned())]) {
-                tally.found.insert(format!("{}{key}", policy.shadow_prefix), value.into());
+                tally.found.push((format!("{}{key}", policy.shadow_prefix), value.into()));
             }
         }
         if let Some(rules) = &policy.rules {

@@ -442,7 +442,7 @@ impl Link {
 
 impl Upstream {
     /// A connection of its own.
-    pub(crate) fn own(stream: Stream, link: Rc<Link>) -> Self {
+    pub(crate) fn own(stream: Box<Stream>, link: Rc<Link>) -> Self {
         Self { wire: Wire::Http1(stream), link }
     }
 

@@ -3,7 +3,7 @@
 //! Clients inside may ask in a request's head how it is to be tried again, and for how long; those outside have lost these
 //! fields on their way in, see `headers::receive`. Source: Envoy's router filter.
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
 use crate::{
     config::{
@@ -28,13 +28,13 @@ const FIELDS: [&str; 10] = [
     "x-envoy-upstream-rq-timeout-alt-response",
     "x-envoy-upstream-alt-stat-name",
 ];
-const SET: Names = Names::of(&FIELDS);
 
 /// What holds for a request, its own wishes taken into account.
 #[derive(Debug)]
 pub(crate) struct Asked<'a> {
-    /// When it is tried again; `None` for never.
-    pub(crate) retry: Option<Cow<'a, RetryPolicy>>,
+    /// The route's policy, unless the request has one of its own, or is not to be tried again.
+    policy: Option<&'a RetryPolicy>,
+    own: Option<Box<RetryPolicy>>,
     /// How long its answer may take; `None` for no limit.
     pub(crate) timeout: Option<Duration>,
     /// How long a single try may take; `None` for as long as the answer.
@@ -47,25 +47,33 @@ pub(crate) fn asked<'a>(
     policy: Option<&'a RetryPolicy>,
     timeout: Option<Duration>,
 ) -> Asked<'a> {
-    let mut asked = Asked {
-        retry: policy.map(Cow::Borrowed),
-        timeout,
-        try_timeout: policy.and_then(|policy| policy.per_try_timeout),
-    };
-    if head.may_have(SET) {
+    let mut asked =
+        Asked { policy, own: None, timeout, try_timeout: policy.and_then(|policy| policy.per_try_timeout) };
+    if head.may_have(Names::ENVOY) {
         read(head, &mut asked);
-        head.remove_any(&FIELDS, SET);
+        head.remove_any(&FIELDS, Names::ENVOY);
     }
-    let is_wanted = |retry: &RetryPolicy| {
-        let mut tests = retry.requests.iter();
-        let is_meant = tests.len() == 0 || tests.any(|test| matching::header(test, head));
-        is_meant && retry.on != RetryOn::default()
-    };
-    asked.retry = asked.retry.filter(|retry| is_wanted(retry));
+    if asked.retry().is_some_and(|retry| !is_for(retry, head)) {
+        (asked.policy, asked.own) = (None, None);
+    }
     if asked.timeout.is_some_and(|all| asked.try_timeout.is_some_and(|one| one >= all)) {
         asked.try_timeout = None;
     }
     asked
+}
+
+impl Asked<'_> {
+    /// When it is tried again; `None` for never.
+    pub(crate) fn retry(&self) -> Option<&RetryPolicy> {
+        self.own.as_deref().or(self.policy)
+    }
+}
+
+/// Whether a policy is for this request, and for any failure at all.
+fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
+    let mut tests = retry.requests.iter();
+    let is_meant = tests.len() == 0 || tests.any(|test| matching::header(test, head));
+    is_meant && retry.on != RetryOn::default()
 }
 
 fn read(head: &RequestHead, asked: &mut Asked<'_>) {
@@ -80,10 +88,10 @@ fn read(head: &RequestHead, asked: &mut Asked<'_>) {
     if let Some(timeout) = time("x-envoy-upstream-rq-per-try-timeout-ms") {
         asked.try_timeout = any(timeout);
     }
-    if asked.retry.is_none() && !head.has("x-envoy-retry-on") && !head.has("x-envoy-retry-grpc-on") {
+    if asked.policy.is_none() && !head.has("x-envoy-retry-on") && !head.has("x-envoy-retry-grpc-on") {
         return;
     }
-    let retry = asked.retry.get_or_insert_with(|| Cow::Owned(RetryPolicy::default())).to_mut();
+    let retry = asked.own.insert(asked.policy.map(|policy| Box::new(policy.clone())).unwrap_or_default());
     // Words that are not known mean nothing.
     for word in list("x-envoy-retry-on") {
         retry.on.set(word);
@@ -171,7 +179,7 @@ mod tests {
         let asked = asked(&mut head, policy, Some(Duration::from_millis(100)));
         assert!(!head.iter().any(|(name, _)| name.starts_with(b"x-envoy-")));
         let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
-        (asked.retry.map(Cow::into_owned), [ms(asked.timeout), ms(asked.try_timeout)])
+        (asked.retry().cloned(), [ms(asked.timeout), ms(asked.try_timeout)])
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Flags, Kind},
     export,
     head::{Headers, Version},
+    matching,
     story::{Story, grpc_status},
     telemetry::{
         Context, Record, format,
@@ -299,12 +300,14 @@ impl<'a> Story<'a> {
                     None if otherwise.is_empty() => {}
                     None => tags.set(name, &**otherwise),
                 },
-                TagValue::Metadata(path, otherwise) => match self.found_out(path) {
-                    Some(Value::String(text)) => tags.set(name, text.as_str()),
-                    Some(value) => tags.set(name, value.to_string()),
-                    None if otherwise.is_empty() => {}
-                    None => tags.set(name, &**otherwise),
-                },
+                TagValue::Metadata(path, otherwise) => {
+                    match matching::known(path, self.metadata.as_deref()) {
+                        Some(Value::String(text)) => tags.set(name, text.as_str()),
+                        Some(value) => tags.set(name, value.to_string()),
+                        None if otherwise.is_empty() => {}
+                        None => tags.set(name, &**otherwise),
+                    }
+                }
                 TagValue::Format(text) => {
                     let mut value = Vec::new();
                     format::write(text, &context, b"", &mut value);
@@ -314,12 +317,6 @@ impl<'a> Story<'a> {
                 }
             }
         }
-    }
-
-    /// What filters found out there.
-    fn found_out(&self, path: &[Box<str>]) -> Option<&Value> {
-        let (filter, keys) = path.split_first()?;
-        keys.iter().try_fold(self.metadata.get(&**filter)?, |value, key| value.get(&**key))
     }
 
     /// Where the request was sent by the client, with so many bytes of the path.

@@ -67,7 +67,7 @@ pub(crate) struct Story<'a> {
     /// Fields that filters have for the answer.
     pub(crate) marks: Vec<Mark>,
     /// What filters found out, by their names.
-    pub(crate) metadata: Map<String, Value>,
+    pub(crate) metadata: Option<Box<Map<String, Value>>>,
     pub(crate) start: SystemTime,
     pub(crate) grpc: bool,
     /// The client speaks gRPC-Web.
@@ -149,7 +149,7 @@ impl<'a> Story<'a> {
             forwarded_cert,
             found: Err(Missing::Route),
             marks: Vec::new(),
-            metadata: Map::new(),
+            metadata: None,
             grpc: false,
             web: None,
             trace: None,
@@ -159,7 +159,7 @@ impl<'a> Story<'a> {
     }
 
     /// Tells it from beginning to end; true if the connection may serve another. `last` says that it may not.
-    pub(crate) async fn tell(mut self, framing: Framing, connection: Connection, last: bool) -> bool {
+    pub(crate) async fn tell(&mut self, framing: Framing, connection: Connection, last: bool) -> bool {
         self.keep = !connection.close && !last;
         self.grpc = matching::is_grpc(self.head);
         let mut body = Flow::new(framing, framing, hop::limits(self.manager), framing != Framing::None);
@@ -503,7 +503,7 @@ impl<'a> Story<'a> {
         record.upstream_remote = link.map(|link| link.remote).or(meant);
         record.upstream_local = link.and_then(|link| link.local);
         record.route_name = told.route;
-        record.metadata = Some(&self.metadata);
+        record.metadata = self.metadata.as_deref();
         record.downstream_local = Some(origin.destination);
         // A client that others tell of has no port.
         let port = if self.client == origin.source.ip() { origin.source.port() } else { 0 };

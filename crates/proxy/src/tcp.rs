@@ -166,7 +166,7 @@ async fn connect(
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {
-        Wire::Http1(stream) => Ok((stream, link)),
+        Wire::Http1(stream) => Ok((*stream, link)),
         Wire::Http2(_) => Err(Error::new(Kind::UpstreamProtocol)),
     }
 }

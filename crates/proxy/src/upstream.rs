@@ -168,7 +168,7 @@ async fn open(
         if http2 && offer.protocol != Spoken::Bytes {
             multiplex(host, stream, link).await
         } else {
-            Ok(Upstream::own(stream, link))
+            Ok(Upstream::own(Box::new(stream), link))
         }
     };
     let error = match timer::timeout(pool.cluster.connect_timeout, connect).await {

@@ -19,7 +19,7 @@ use crate::{
 /// Where messages come from and go to.
 pub(crate) enum Wire {
     /// A connection, on which one message follows the other.
-    Http1(Stream),
+    Http1(Box<Stream>),
     /// One stream of a connection that others share.
     Http2(Box<Duplex>),
 }

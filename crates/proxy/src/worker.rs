@@ -21,7 +21,7 @@ use tokio::{
     net::TcpListener,
     runtime::{Builder, LocalOptions},
     sync::{mpsc, oneshot},
-    task::{JoinHandle as Task, spawn_local, yield_now},
+    task::{JoinHandle as Task, spawn_local},
 };
 
 use crate::{
@@ -231,8 +231,14 @@ async fn run(
 
 /// Goes on after a panic, which is a mistake of ours and told by the log: what serves all connections must not end with
 /// what one of them led to. (A connection's own task ends with it, and with that the connection.)
+///
+/// It begins again at once the first time, and ever later while it panics each time, so that neither the log nor the CPU
+/// is full of it.
 async fn steadily(mut work: impl AsyncFnMut()) {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let mut pause = Duration::ZERO;
     loop {
+        let begun = Instant::now();
         let mut once = Box::pin(work());
         let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| once.as_mut().poll(cx))) {
             Ok(Poll::Pending) => Poll::Pending,
@@ -242,8 +248,11 @@ async fn steadily(mut work: impl AsyncFnMut()) {
         if ended.await {
             return;
         }
-        // Not more often than the event loop can do something else.
-        yield_now().await;
+        if begun.elapsed() > LONGEST {
+            pause = Duration::ZERO;
+        }
+        timer::sleep(pause).await;
+        pause = (2 * pause).clamp(Duration::from_millis(1), LONGEST);
     }
 }
 
@@ -338,17 +347,23 @@ async fn wait_until_quiet(worker: &Worker, patience: Duration) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::yield_now;
+
     use super::*;
 
     #[tokio::test]
     async fn what_serves_all_goes_on_after_a_panic() {
         let mut times = 0;
-        steadily(async || {
+        let work = steadily(async || {
             times += 1;
             yield_now().await;
-            assert!(times > 2, "this is meant to be");
-        })
-        .await;
-        assert_eq!(times, 3);
+            assert!(times > 3, "this is meant to be");
+        });
+        let timers = timer::start().unwrap();
+        tokio::select! {
+            () = work => {}
+            () = timers => unreachable!("timers go on for ever"),
+        }
+        assert_eq!(times, 4);
     }
 }

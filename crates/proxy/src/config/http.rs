@@ -145,6 +145,19 @@ pub struct Filter {
     pub does: Does,
 }
 
+impl Filter {
+    /// Whether it has nothing to do unless a route says so, as most of what a mesh configures everywhere.
+    pub fn is_idle(&self) -> bool {
+        match &self.does {
+            _ if self.disabled => true,
+            Does::Cors => true,
+            Does::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
+            Does::Limit(limit) => limit.bucket.is_none(),
+            Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_) | Does::GrpcWeb => false,
+        }
+    }
+}
+
 /// What a filter does where the route does not say otherwise.
 #[derive(Debug)]
 pub enum Does {

@@ -115,8 +115,9 @@ async fn requests(
             counters: &counters,
             forwarded_cert: forwarded_cert.as_deref(),
         };
-        let story = Story::new(terms, downstream, &mut head, &mut response);
+        let mut story = Story::new(terms, downstream, &mut head, &mut response);
         let keep = story.tell(framing, connection, last).await;
+        drop(story);
         counters.rq_active.dec();
         if !keep {
             return Stop::Close;

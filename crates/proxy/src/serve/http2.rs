@@ -35,7 +35,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
     let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
     let limits = Limits { head, options };
-    let mut driver = Driver::new(stream, Role::Server, limits);
+    let mut driver = Driver::new(*stream, Role::Server, limits);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     let (mut ending, mut idle, mut partial) = (false, None, None);
@@ -152,8 +152,9 @@ async fn tell(
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };
-    let story = Story::new(terms, &mut downstream, &mut head, &mut response);
+    let mut story = Story::new(terms, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, Persistence { close: false, upgrade }, false)).await;
+    drop(story);
     counters.rq_active.dec();
     head.recycle();
     response.recycle();

@@ -175,11 +175,19 @@ pub struct Expression {
 #[derive(Debug, Default)]
 struct Uses {
     /// Variables with the fields that are asked for.
-    attributes: Vec<(&'static str, Vec<&'static str>)>,
+    attributes: Vec<(&'static str, Vec<Asked>)>,
     /// What nobody knows.
     unknown: Vec<String>,
     /// How deep it is.
     depth: usize,
+}
+
+/// A field that an expression asks for.
+#[derive(Debug)]
+struct Asked {
+    field: &'static str,
+    /// What of it is asked for by name; `None` if that is not all.
+    keys: Option<Vec<String>>,
 }
 
 impl Expression {
@@ -248,7 +256,8 @@ impl Expression {
     fn evaluate(&self, context: &Context<'_>) -> Result<Value, ExecutionError> {
         let mut variables = cel::Context::with_env(Arc::clone(&FUNCTIONS));
         for (root, fields) in &self.uses.attributes {
-            let there = fields.iter().filter_map(|field| Some((*field, attribute(root, field, context)?)));
+            let there =
+                fields.iter().filter_map(|asked| Some((asked.field, attribute(root, asked, context)?)));
             variables.add_variable_from_value(*root, there.collect::<HashMap<_, _>>());
         }
         self.program.execute(&variables)
@@ -276,7 +285,7 @@ impl Uses {
             Expr::Unspecified | Expr::Literal(_) => {}
             Expr::Ident(name) if bound.contains(name) => {}
             Expr::Ident(name) => match KNOWN.iter().find(|(root, _)| root == name) {
-                Some((root, fields)) => fields.iter().for_each(|field| self.add(root, field)),
+                Some((root, fields)) => fields.iter().for_each(|field| self.add(root, field, None)),
                 None => self.unknown.push(name.clone()),
             },
             Expr::Select(select) => self.field(&select.operand, &select.field, bound, below),
@@ -284,6 +293,13 @@ impl Uses {
                 if call.func_name == "_[_]"
                     && let [of, key] = call.args.as_slice()
                     && let Expr::Literal(LiteralValue::String(field)) = &key.expr
+                {
+                    return self.field(of, field.inner(), bound, below);
+                }
+                if call.func_name == "@in"
+                    && let [key, of] = call.args.as_slice()
+                    && let Expr::Literal(LiteralValue::String(field)) = &key.expr
+                    && let Expr::Select(_) = &of.expr
                 {
                     return self.field(of, field.inner(), bound, below);
                 }
@@ -320,34 +336,41 @@ impl Uses {
 
     /// A field of an expression.
     fn field(&mut self, of: &IdedExpr, field: &str, bound: &mut Vec<String>, depth: usize) {
-        let Expr::Ident(name) = &of.expr else { return self.look(of, bound, depth) };
+        let (name, field, key) = match &of.expr {
+            Expr::Ident(name) => (name, field, None),
+            Expr::Select(select) if let Expr::Ident(name) = &select.operand.expr => {
+                (name, select.field.as_str(), Some(field))
+            }
+            _ => return self.look(of, bound, depth),
+        };
         let known = KNOWN.iter().find(|(root, _)| root == name && !bound.contains(name));
         let Some((root, fields)) = known else { return self.look(of, bound, depth) };
         match fields.iter().find(|known| **known == field) {
-            Some(known) => self.add(root, known),
+            Some(known) => self.add(root, known, key),
             None => self.unknown.push(format!("{name}.{field}")),
         }
     }
 
-    fn add(&mut self, root: &'static str, field: &'static str) {
+    fn add(&mut self, root: &'static str, field: &'static str, key: Option<&str>) {
         let at = self.attributes.iter().position(|(known, _)| *known == root).unwrap_or_else(|| {
             self.attributes.push((root, Vec::new()));
             self.attributes.len() - 1
         });
-        if let Some((_, fields)) = self.attributes.get_mut(at)
-            && !fields.contains(&field)
-        {
-            fields.push(field);
+        let Some((_, fields)) = self.attributes.get_mut(at) else { return };
+        match (fields.iter_mut().find(|asked| asked.field == field), key) {
+            (Some(Asked { keys: Some(keys), .. }), Some(key)) => keys.push(key.to_owned()),
+            (Some(asked), _) => asked.keys = None,
+            (None, key) => fields.push(Asked { field, keys: key.map(|key| vec![key.to_owned()]) }),
         }
     }
 }
 
 /// The value of an attribute, if there is one.
-fn attribute(root: &str, field: &str, context: &Context<'_>) -> Option<Value> {
-    let record = context.record;
+fn attribute(root: &str, asked: &Asked, context: &Context<'_>) -> Option<Value> {
+    let (record, field) = (context.record, asked.field);
     match root {
-        "request" => request(context.request?, field, record),
-        "response" => response(field, context),
+        "request" => request(context.request?, asked, record),
+        "response" => response(asked, context),
         "connection" => match field {
             "mtls" => Some(Value::Bool(record.downstream.is_some_and(|peer| peer.certificate.is_some()))),
             "requested_server_name" => Some(record.server_name.unwrap_or_default().into()),
@@ -389,17 +412,18 @@ fn attribute(root: &str, field: &str, context: &Context<'_>) -> Option<Value> {
     }
 }
 
-fn request(head: &RequestHead, field: &str, record: &Record<'_>) -> Option<Value> {
+fn request(head: &RequestHead, asked: &Asked, record: &Record<'_>) -> Option<Value> {
     let header = |name| head.header(name).map(|value| String::from_utf8_lossy(value).as_ref().into());
-    Some(match field {
+    Some(match asked.field {
         "path" => head.path().into(),
         "url_path" => head.path_without_query().into(),
         "host" => head.authority().into(),
         "scheme" => head.scheme().into(),
         "method" => head.method().into(),
         "headers" => {
-            let mut all = headers(head.headers());
-            for name in APART {
+            let is_asked = |name| asked.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| key == name));
+            let mut all = headers(head.headers(), asked);
+            for name in APART.into_iter().filter(|name| is_asked(*name)) {
                 all.extend(head.apart(name).map(|value| (name.to_owned(), value.to_owned())));
             }
             all.into()
@@ -426,10 +450,10 @@ fn request(head: &RequestHead, field: &str, record: &Record<'_>) -> Option<Value
 /// Headers of HTTP/2 that are kept apart from the others.
 const APART: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
 
-fn response(field: &str, context: &Context<'_>) -> Option<Value> {
+fn response(asked: &Asked, context: &Context<'_>) -> Option<Value> {
     let record = context.record;
     let head = || Some(context.response?.headers());
-    Some(match field {
+    Some(match asked.field {
         "code" if record.status == 0 => return None,
         "code" => Value::Int(record.status.into()),
         "code_details" => return some(record.details),
@@ -441,7 +465,7 @@ fn response(field: &str, context: &Context<'_>) -> Option<Value> {
             let stands_for = || (record.status != 0).then(|| crate::error::grpc_status(record.status));
             Value::Int(record.grpc_status.or_else(stands_for)?.into())
         }
-        "headers" => headers(head()?).into(),
+        "headers" => headers(head()?, asked).into(),
         "size" => number(record.bytes_sent),
         _ => number(record.bytes_sent + size(head()?) as u64),
     })
@@ -471,8 +495,17 @@ fn workload(of: &Workload) -> Value {
     fields.map(|(name, value)| (name, Value::from(&**value))).into_iter().collect::<HashMap<_, _>>().into()
 }
 
-fn headers(of: &Headers) -> HashMap<String, String> {
+/// Those that are asked for, by the names by which they are, for which case does not count; otherwise all.
+fn headers(of: &Headers, asked: &Asked) -> HashMap<String, String> {
     let mut all: HashMap<String, String> = HashMap::new();
+    if let Some(keys) = &asked.keys {
+        let value = |key: &String| {
+            let name = key.to_ascii_lowercase();
+            let values: Vec<_> = of.header_values(&name).collect();
+            (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
+        };
+        return keys.iter().filter_map(|key| Some((key.clone(), value(key)?))).collect();
+    }
     for (name, value) in of.iter() {
         let value = String::from_utf8_lossy(value);
         all.entry(String::from_utf8_lossy(name).into_owned())

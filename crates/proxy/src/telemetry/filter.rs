@@ -24,14 +24,10 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
             statuses.contains(&status) != *exclude
         }
         LogFilter::Expression(expression) => expression.holds(context),
-        LogFilter::Metadata { test, otherwise } => {
-            let mut keys = test.path.iter();
-            let first = keys.next().zip(record.metadata).and_then(|(name, all)| all.get(&**name));
-            match (keys.try_fold(first, |value, key| Some(value?.get(&**key))).flatten(), record.metadata) {
-                (Some(_), Some(all)) => matching::metadata(test, all),
-                _ => *otherwise,
-            }
-        }
+        LogFilter::Metadata { test, otherwise } => match matching::known(&test.path, record.metadata) {
+            Some(_) => matching::metadata(test, record.metadata),
+            None => *otherwise,
+        },
     }
 }
 

@@ -29,7 +29,8 @@ fn holds(text: &str) -> bool {
 fn attributes_have_the_values_of_envoy() {
     for text in [
         "response.code >= 400 || connection.mtls == false",
-        "request.headers['x-a'] == 'one,two' && request.headers[':path'] == '/p?q=r'",
+        "request.headers['X-A'] == 'one,two' && request.headers[':path'] == '/p?q=r'",
+        "'x-a' in request.headers && !('x-z' in request.headers)",
         "request.path == '/p?q=r' && request.url_path == '/p' && request.query == 'q=r'",
         "request.method + request.host + request.scheme + request.protocol == 'GETa.bhttpHTTP/1.1'",
         "request.useragent == 'u' && !has(request.referer)",
@@ -70,10 +71,23 @@ fn what_goes_wrong_does_not_match() {
 
 #[test]
 fn only_what_is_asked_for_is_put_together() {
-    let uses = |text: &str| Expression::compile(text).unwrap().uses.attributes;
-    assert_eq!(uses("request.path == request['method']"), [("request", vec!["path", "method"])]);
-    assert_eq!(uses("size(xds)"), [("xds", vec!["cluster_name", "route_name", "listener_direction"])]);
-    assert_eq!(uses("[1].all(request, request > 0)"), []);
+    let uses = |text: &str| {
+        let mut told = Vec::new();
+        for (root, fields) in Expression::compile(text).unwrap().uses.attributes {
+            for Asked { field, keys } in fields {
+                told.push(format!("{root}.{field} {}", keys.map_or("*".to_owned(), |keys| keys.join(","))));
+            }
+        }
+        told
+    };
+    assert_eq!(uses("request.path == request['method']"), ["request.path *", "request.method *"]);
+    let all = ["xds.cluster_name *", "xds.route_name *", "xds.listener_direction *"];
+    assert_eq!(uses("size(xds)"), all);
+    assert!(uses("[1].all(request, request > 0)").is_empty());
+    let by_name = "'b' in request.headers ? request.headers['a'] : request.headers.c";
+    assert_eq!(uses(by_name), ["request.headers b,a,c"]);
+    assert_eq!(uses("request.headers['a'] == '' || size(request.headers) > 1"), ["request.headers *"]);
+    assert_eq!(uses("size(request.headers) > 1 || request.headers['a'] == ''"), ["request.headers *"]);
 }
 
 #[test]
