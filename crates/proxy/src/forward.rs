@@ -78,9 +78,8 @@ impl Story<'_> {
         found: &Found<'_>,
         forward: &Forward,
         body: &mut Flow,
-        upgrade: Option<Box<str>>,
+        upgrade: bool,
     ) -> Result<(), Error> {
-        let upgrade = self.allow_upgrade(forward, upgrade.as_deref())?;
         let pool = self.choose(found, forward)?;
         self.told.pool = Some(pool.clone());
         let host = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
@@ -163,15 +162,6 @@ impl Story<'_> {
             }
         }
         granted
-    }
-
-    /// Whether an upgrade that the client asks for is passed on; others are refused.
-    fn allow_upgrade(&self, forward: &Forward, wanted: Option<&str>) -> Result<bool, Error> {
-        let Some(wanted) = wanted else { return Ok(false) };
-        let by_route =
-            forward.upgrades.iter().find(|(name, _)| **name == *wanted).map(|(_, allowed)| *allowed);
-        let allowed = by_route.unwrap_or_else(|| self.manager.upgrades.iter().any(|name| **name == *wanted));
-        if allowed { Ok(true) } else { Err(Error::new(Kind::UpgradeRefused)) }
     }
 
     /// The cluster.

@@ -160,10 +160,12 @@ impl<'a> Story<'a> {
 
     /// Tells it from beginning to end; true if the connection may serve another. `last` says that it may not.
     pub(crate) async fn tell(&mut self, framing: Framing, connection: Connection, last: bool) -> bool {
-        self.keep = !connection.close && !last;
+        let wanted = self.wanted_upgrade(connection.upgrade);
+        // What follows such a request may be another protocol, even where it is refused, and is never read as HTTP.
+        self.keep = !connection.close && !last && wanted.is_none();
         self.grpc = matching::is_grpc(self.head);
         let mut body = Flow::new(framing, framing, hop::limits(self.manager), framing != Framing::None);
-        if let Err(error) = self.serve(&mut body, connection.upgrade).await {
+        if let Err(error) = self.serve(&mut body, wanted).await {
             self.fail(&error, &mut body).await;
         }
         self.told.received += body.bytes;
@@ -176,7 +178,7 @@ impl<'a> Story<'a> {
         self.keep
     }
 
-    async fn serve(&mut self, body: &mut Flow, upgrade: bool) -> Result<(), Error> {
+    async fn serve(&mut self, body: &mut Flow, upgrade: Option<Box<str>>) -> Result<(), Error> {
         match self.welcome {
             Welcome::Yes => {}
             Welcome::IfWanted => {
@@ -211,10 +213,13 @@ impl<'a> Story<'a> {
                 return self.reply(307, &[location], b"", body).await;
             }
         }
-        let upgrade = self.receive(upgrade);
+        self.receive(upgrade.is_some());
         self.find_route();
         if let Some(tracing) = &self.manager.tracing {
             self.begin_trace(tracing);
+        }
+        if let Some(name) = &upgrade {
+            self.allow_upgrade(name)?;
         }
         if self.filter(body).await? == Filtered::Answered {
             return Ok(());
@@ -229,7 +234,7 @@ impl<'a> Story<'a> {
             }
         };
         match &found.route.action {
-            Action::Forward(forward) => self.forward(&found, forward, body, upgrade).await,
+            Action::Forward(forward) => self.forward(&found, forward, body, upgrade.is_some()).await,
             Action::Redirect(redirect) => {
                 let scheme = self.head.scheme();
                 if let Some(RedirectPath::Rewritten(rewrite)) = &redirect.path {
@@ -256,13 +261,34 @@ impl<'a> Story<'a> {
         self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);
     }
 
-    /// Before routing: what every hop does to a request's head. Says which upgrade the request asks for.
-    fn receive(&mut self, upgrade: bool) -> Option<Box<str>> {
-        let wanted = if upgrade { self.head.header("upgrade").map(<[u8]>::to_ascii_lowercase) } else { None };
-        let wanted = if self.head.method() == "CONNECT" { Some(b"connect".to_vec()) } else { wanted };
+    /// Which upgrade the request asks for; `asks` says whether it does at all.
+    fn wanted_upgrade(&self, asks: bool) -> Option<Box<str>> {
+        if self.head.method() == "CONNECT" {
+            return Some("connect".into());
+        }
+        let name = self.head.header("upgrade").filter(|_| asks)?;
+        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
         // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
-        let wanted = wanted.filter(|name| name != b"h2c").and_then(|name| String::from_utf8(name).ok());
-        hop::remove_connection_fields(self.head, wanted.is_some());
+        (name != "h2c").then(|| name.into())
+    }
+
+    /// Refuses an upgrade that neither the route nor the manager passes on, before filters have their say, as Envoy.
+    fn allow_upgrade(&self, wanted: &str) -> Result<(), Error> {
+        let by_route = match &self.found {
+            Ok(Found { route, .. }) if let Action::Forward(forward) = &route.action => {
+                forward.upgrades.iter().find(|(name, _)| **name == *wanted)
+            }
+            Err(Missing::Route) => return Err(Error::new(Kind::RouteNotFound)),
+            _ => None,
+        };
+        let by_manager = || self.manager.upgrades.iter().any(|name| **name == *wanted);
+        let allowed = by_route.map_or_else(by_manager, |(_, allowed)| *allowed);
+        if allowed { Ok(()) } else { Err(Error::new(Kind::UpgradeRefused)) }
+    }
+
+    /// Before routing: what every hop does to a request's head. `upgrade` says that it asks for one.
+    fn receive(&mut self, upgrade: bool) {
+        hop::remove_connection_fields(self.head, upgrade);
         let origin = &self.downstream.origin;
         let peer = &origin.peer;
         if self.manager.metadata_exchange.is_some() && origin.listener.direction == Direction::Inbound {
@@ -281,7 +307,6 @@ impl<'a> Story<'a> {
             forwarded_cert: self.forwarded_cert,
         };
         self.client = headers::receive(self.manager, hop, self.head, &mut self.worker.dice.borrow_mut());
-        wanted.map(Box::from)
     }
 
     /// Lets time pass, unless the client goes away or a deadline comes first.

@@ -32,6 +32,9 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
         "access_log": access_log(),
     });
     if rng.bool() {
+        manager["upgrade_configs"] = json!([{"upgrade_type": "websocket"}]);
+    }
+    if rng.bool() {
         let range = one(rng, &["127.0.0.0", "10.0.0.0"]);
         manager["internal_address_config"] =
             json!({"cidr_ranges": [{"address_prefix": range, "prefix_len": 8}]});

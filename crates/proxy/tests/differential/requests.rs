@@ -97,6 +97,10 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
     if rarely(rng, 6) {
         request.field("te", one(rng, &["trailers", "trailers", "gzip"]));
     }
+    if version == Version::Http11 && method == "GET" && rarely(rng, 12) {
+        request.field("connection", one(rng, &["upgrade", "Upgrade"]));
+        request.field("upgrade", one(rng, &["websocket", "WebSocket", "h2c", "other"]));
+    }
     if version == Version::Http2 && rarely(rng, 6) {
         request.field("cookie", "c=d");
         request.field("cookie", "e");
