@@ -238,13 +238,16 @@ fn substitute<'a>(regex: &regex::bytes::Regex, path: &'a str, with: &str) -> Cow
     }
 }
 
-/// Where a redirect leads: the `location` header. `scheme` is how the client came.
+/// Where a redirect leads: the `location` header. `scheme` is what the client asked for, which in HTTP/2 need not be how it
+/// came.
 pub fn location(redirect: &Redirect, head: &RequestHead, scheme: &str) -> String {
     let new_scheme = redirect.scheme.as_deref().unwrap_or(scheme);
+    let came =
+        head.header("x-forwarded-proto").and_then(|came| std::str::from_utf8(came).ok()).unwrap_or(scheme);
     let authority = head.authority();
     let host = match &redirect.host {
         Some(host) => host,
-        None if redirect.port.is_some() || port_implied(authority, scheme, new_scheme) => {
+        None if redirect.port.is_some() || port_implied(authority, came, new_scheme) => {
             without_port(authority)
         }
         None => authority,
@@ -257,7 +260,7 @@ pub fn location(redirect: &Redirect, head: &RequestHead, scheme: &str) -> String
     format!("{new_scheme}://{host}{port}{slash}{path}{mark}{}", query.unwrap_or_default())
 }
 
-/// Whether the authority's port is only the default of the old scheme, and would lead nowhere under the new one.
+/// Whether the authority's port is only the default of how the client came, and would lead nowhere under the new scheme.
 fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
     let port = authority.strip_prefix(without_port(authority)).unwrap_or_default();
     scheme != new_scheme && matches!((scheme, port), ("http", ":80") | ("https", ":443"))
