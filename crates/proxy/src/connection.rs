@@ -1,5 +1,7 @@
 //! The way of a downstream connection, up to the point where it is HTTP or bytes:
 //! accept → original destination → listener → inspect → chain → TLS → authorize.
+//!
+//! Where the first bytes decide and the client has none, its server is dialled meanwhile, which may have some: [`Early`].
 
 use std::{
     future::{Future as _, poll_fn},
@@ -7,7 +9,7 @@ use std::{
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
-    task::Poll,
+    task::{Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -18,19 +20,20 @@ use tracing::debug;
 use crate::{
     chains::{self, Facts},
     config::{
-        Listener, Snapshot,
+        FilterChain, Listener, Snapshot,
         listener::{Inspect, Proxied, Terminal, Transport},
         tls::ServerTls,
     },
     context::{Registered, Worker},
     downstream::Origin,
+    early::Early,
     inspect::{self, Findings},
     peer::Peer,
     proxy_protocol::{self, Ends, Look},
     serve,
     socket::Stream,
     tcp,
-    timer::Timer,
+    timer::{Timer, earlier},
 };
 
 /// Most bytes looked at before a connection counts as something unknown.
@@ -41,6 +44,8 @@ pub(crate) struct Connection {
     pub(crate) stream: Box<Stream>,
     pub(crate) timer: Timer,
     pub(crate) origin: Rc<Origin>,
+    /// Its server, if that was dialled before the client spoke.
+    pub(crate) early: Option<Box<Early>>,
     /// Known to the worker as long as this lives.
     pub(crate) registered: Registered,
 }
@@ -93,7 +98,25 @@ async fn begin(
             }
         }
     }
-    let findings = match inspect(&mut stream, &mut timer, &listener, destination).await {
+    let origin =
+        |listener: &Arc<Listener>, chain: &Arc<FilterChain>, findings: Findings, peer: Peer| Origin {
+            source,
+            direct,
+            destination,
+            listener: listener.clone(),
+            chain: chain.clone(),
+            peer: Rc::new(peer),
+            snapshot: snapshot.clone(),
+            findings: Rc::new(findings),
+            entry: entry.clone(),
+        };
+    let dial = || {
+        let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
+        let chain = chains::select(&listener, &Facts { destination, source, findings: &findings })?;
+        Early::new(worker, origin(&listener, chain, findings, Peer::plain()))
+    };
+    let mut early = None;
+    let findings = match inspect(&mut stream, &mut timer, &listener, destination, dial, &mut early).await {
         Ok(findings) => findings,
         Err(error) => {
             debug!("a connection from {source} to {destination} ended before it was known: {error}");
@@ -128,23 +151,14 @@ async fn begin(
         }
         peer = stream.peer(worker.shared.principal());
     }
-    let origin = Rc::new(Origin {
-        source,
-        direct,
-        destination,
-        listener,
-        chain,
-        peer: Rc::new(peer),
-        snapshot,
-        findings: Rc::new(findings),
-        entry,
-    });
+    let early = early.filter(|early: &Early| early.is_of(&chain)).map(Box::new);
+    let origin = Rc::new(origin(&listener, &chain, findings, peer));
     if !origin.is_allowed(worker).await {
         stream.close(&mut timer).await;
         return None;
     }
     // Boxed, because futures keep room for everything that is ever handed to them.
-    Some(Box::new(Connection { stream, timer, origin, registered }))
+    Some(Box::new(Connection { stream, timer, origin, early, registered }))
 }
 
 /// The listener that a connection belongs to, and where its client dialled.
@@ -203,13 +217,17 @@ async fn proxy_header(
     }
 }
 
-/// Waits for the first bytes, if they could make a difference, and looks at them.
+/// Waits for the first bytes, if they could make a difference, and looks at them. While there are none, `dial` begins to
+/// look for a server, `early`, that speaks first.
 async fn inspect(
     stream: &mut Stream,
     timer: &mut Timer,
     listener: &Listener,
     destination: SocketAddr,
+    dial: impl FnOnce() -> Option<Early>,
+    early: &mut Option<Early>,
 ) -> io::Result<Findings> {
+    let mut dial = Some(dial);
     let mut findings = Findings::default();
     let wanted = |inspect: &Option<Inspect>| {
         let port = destination.port();
@@ -236,15 +254,50 @@ async fn inspect(
             if stream.input.is_full() {
                 stream.input.grow(MAX_INSPECTED);
             }
-            match fill_until(stream, timer, deadline).await? {
-                Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Some(_) => {}
-                None if listener.continue_on_timeout => return Ok(findings),
-                None => return Err(io::ErrorKind::TimedOut.into()),
+            let speaks = poll_fn(|cx| {
+                loop {
+                    if let Poll::Ready(filled) = stream.poll_fill(cx) {
+                        return Poll::Ready(filled.map(Spoken::Client));
+                    }
+                    let silent = stream.input.is_empty();
+                    if silent && let Some(dial) = dial.take() {
+                        *early = dial();
+                    }
+                    let early = early.as_mut().filter(|_| silent);
+                    let mut due = None;
+                    if let Some(early) = early {
+                        if early.poll(cx).is_ready() {
+                            return Poll::Ready(Ok(Spoken::Server));
+                        }
+                        due = early.due();
+                    }
+                    ready!(timer.poll(cx, earlier(deadline, due)));
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return Poll::Ready(Ok(Spoken::Nobody));
+                    }
+                }
+            });
+            match speaks.await? {
+                Spoken::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Spoken::Client(_) => {}
+                Spoken::Server => {
+                    findings.transport = Some(Transport::RawBuffer);
+                    return Ok(findings);
+                }
+                Spoken::Nobody if listener.continue_on_timeout => return Ok(findings),
+                Spoken::Nobody => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
     }
     Ok(findings)
+}
+
+/// Who speaks first.
+enum Spoken {
+    /// So many bytes; 0 for an end.
+    Client(usize),
+    Server,
+    Nobody,
 }
 
 /// Reads more; `None` when the deadline passes first.

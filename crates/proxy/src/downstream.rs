@@ -71,17 +71,8 @@ impl Origin {
         if self.chain.policies.is_empty() {
             return Some(Vec::new());
         }
-        let subject = Subject {
-            head: None,
-            peer: &self.peer,
-            source: self.direct,
-            remote: self.source.ip(),
-            destination: self.destination,
-            server_name: self.server_name(),
-            metadata: None,
-        };
         let mut tally = Tally::default();
-        let verdict = policy::check(&self.chain.policies, &subject, &mut tally);
+        let verdict = self.check_policies(&mut tally);
         let counters = worker.shard.listener(&self.listener.name);
         counters.rbac_allowed.add(tally.allowed.into());
         counters.rbac_denied.add(tally.denied.into());
@@ -92,6 +83,24 @@ impl Origin {
             return None;
         }
         Some(tally.found)
+    }
+
+    /// Whether the chain's policies would let it pass. Nobody is told.
+    pub(crate) fn would_pass(&self) -> bool {
+        self.check_policies(&mut Tally::default()) == Verdict::Allow
+    }
+
+    fn check_policies(&self, tally: &mut Tally) -> Verdict {
+        let subject = Subject {
+            head: None,
+            peer: &self.peer,
+            source: self.direct,
+            remote: self.source.ip(),
+            destination: self.destination,
+            server_name: self.server_name(),
+            metadata: None,
+        };
+        policy::check(&self.chain.policies, &subject, tally)
     }
 
     /// The same by the newest configuration: with the chain that a connection like this gets now. `None`: there is

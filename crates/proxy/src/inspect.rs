@@ -28,8 +28,54 @@ pub(crate) enum Look {
     Broken,
 }
 
-/// Longest request line looked for.
+/// A first line that goes on for longer is HTTP's if it begins as one: nothing may evade what is configured for HTTP by a
+/// long path.
 const MAX_LINE: usize = 8 * 1024;
+/// What a request may begin with; in HTTP/1 methods of one's own would make any text a beginning of a request. Source:
+/// IANA's registry of methods, with those that Envoy knows besides.
+const METHODS: [&str; 41] = [
+    "ACL",
+    "BASELINE-CONTROL",
+    "BIND",
+    "CHECKIN",
+    "CHECKOUT",
+    "CONNECT",
+    "COPY",
+    "DELETE",
+    "GET",
+    "HEAD",
+    "LABEL",
+    "LINK",
+    "LOCK",
+    "M-SEARCH",
+    "MERGE",
+    "MKACTIVITY",
+    "MKCALENDAR",
+    "MKCOL",
+    "MKWORKSPACE",
+    "MOVE",
+    "NOTIFY",
+    "OPTIONS",
+    "ORDERPATCH",
+    "PATCH",
+    "POST",
+    "PROPFIND",
+    "PROPPATCH",
+    "PURGE",
+    "PUT",
+    "QUERY",
+    "REBIND",
+    "REPORT",
+    "SEARCH",
+    "SOURCE",
+    "SUBSCRIBE",
+    "TRACE",
+    "UNBIND",
+    "UNLINK",
+    "UNLOCK",
+    "UNSUBSCRIBE",
+    "UPDATE",
+];
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Looks for a client hello.
@@ -75,20 +121,35 @@ pub(crate) fn http(bytes: &[u8], findings: &mut Findings) -> Look {
         findings.protocols = vec![(*b"h2c").into()];
         return Look::Known;
     }
+    // An empty line before the first is nothing (RFC 9112, 2.2).
+    let bytes = match bytes {
+        [b'\r'] => &[],
+        [b'\r', b'\n', rest @ ..] | [b'\n', rest @ ..] => rest,
+        _ => bytes,
+    };
     let line_end = memchr::memchr(b'\n', bytes);
     let line = bytes[..line_end.unwrap_or(bytes.len())].trim_ascii_end();
-    let method = line.iter().take_while(|b| crate::http1::parse::is_token(**b)).count();
-    let is_method = method > 0 && method <= 32 && line.get(method).is_none_or(|b| *b == b' ');
-    if !is_method || line.iter().any(|b| *b < b' ') {
+    // Servers take a tab for a space, so that this must not make another protocol of it.
+    let is_blank = |b: &u8| matches!(b, b' ' | b'\t');
+    let method = &line[..line.iter().position(is_blank).unwrap_or(line.len())];
+    if line_end.is_none() {
+        let is_whole = method.len() < line.len();
+        let begins =
+            |known: &&str| known.as_bytes().starts_with(method) && (!is_whole || known.len() == method.len());
+        if !METHODS.iter().any(|known| begins(&known)) {
+            return Look::Known;
+        }
+        if bytes.len() < MAX_LINE {
+            return Look::More;
+        }
+        findings.protocols = vec![(*b"http/1.1").into()];
         return Look::Known;
     }
-    if line_end.is_none() {
-        return if bytes.len() < MAX_LINE { Look::More } else { Look::Known };
-    }
-    if line.ends_with(b" HTTP/1.1") {
-        findings.protocols = vec![(*b"http/1.1").into()];
-    } else if line.ends_with(b" HTTP/1.0") {
-        findings.protocols = vec![(*b"http/1.0").into()];
+    let is_method = !method.is_empty() && method.iter().all(|b| crate::http1::parse::is_token(*b));
+    for (name, version) in [(b"http/1.1", b"HTTP/1.1"), (b"http/1.0", b"HTTP/1.0")] {
+        if is_method && line.strip_suffix(version).and_then(<[u8]>::last).is_some_and(is_blank) {
+            findings.protocols = vec![(*name).into()];
+        }
     }
     Look::Known
 }
@@ -143,6 +204,19 @@ mod tests {
         assert_eq!(look(b""), (Look::More, None));
         assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
         assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
+        // What cannot become a request is known at once, as its sender may wait for an answer.
+        for text in ["hello", "EHLO", "GETX", "GET1", "\r\nhello", "GETX /"] {
+            assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
+        }
+        assert_eq!(look(b"\r"), (Look::More, None));
+        assert_eq!(look(b"\r\nGET /"), (Look::More, None));
+        assert_eq!(look(b"\r\nGET / HTTP/1.1\r\n"), known("http/1.1"));
+        assert_eq!(look(b"GET\t/\tHTTP/1.1\r\n"), known("http/1.1"));
+        assert_eq!(look(b"OWN / HTTP/1.1\r\n"), known("http/1.1"));
+        assert_eq!(look(b"GET key\r\n"), (Look::Known, None));
+        let long = format!("GET /{}", "a".repeat(MAX_LINE));
+        assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (Look::More, None));
+        assert_eq!(look(long.as_bytes()), known("http/1.1"));
         assert_eq!(look(b"\x00\x01"), (Look::Known, None));
         assert_eq!(look(b"*1\r\n$4\r\nPING\r\n"), (Look::Known, None));
         assert_eq!(tls(b"GET", &mut Findings::default()), Look::Known);

@@ -23,6 +23,7 @@ pub mod worker;
 pub(crate) mod listen;
 
 pub(crate) mod connection;
+pub(crate) mod early;
 
 // The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
 pub(crate) mod filters;

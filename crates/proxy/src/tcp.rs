@@ -37,12 +37,22 @@ const LITTLE: usize = 4 * 1024;
 /// How often the bytes of a long connection are counted.
 const REPORT: Duration = Duration::from_secs(5);
 
+/// A connection to a server.
+pub(crate) type Server = (Stream, Rc<Link>);
+
 /// Serves a connection.
 pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
     let mut tried = None;
-    let connected = Box::pin(connect(worker, &downstream.origin, &proxy, &mut tried)).await;
+    let early = match downstream.early.take() {
+        Some(early) => early.server().await,
+        None => None,
+    };
+    let connected = match early {
+        Some(server) => Ok(server),
+        None => Box::pin(connect(worker, &downstream.origin, &proxy, &mut tried)).await,
+    };
     let (mut server, link) = match connected {
         Ok(connected) => connected,
         Err(error) => {
@@ -139,12 +149,13 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     log(worker, &proxy, &record);
 }
 
-async fn connect(
+/// Connects to an endpoint of the cluster; `tried` is the one that it tried.
+pub(crate) async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
     proxy: &TcpProxy,
     tried: &mut Option<(Rc<Pool>, Rc<Host>)>,
-) -> Result<(Stream, Rc<Link>), Error> {
+) -> Result<Server, Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let name = match &proxy.targets {
         Targets::Single(name) => Some(name),

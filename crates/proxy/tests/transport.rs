@@ -228,6 +228,7 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
     };
     listener.chains = vec![
         chain(Transport::Tls, &["istio-http/1.1"], Some(&tls), http(|_, _| ())),
+        chain(Transport::Tls, &["istio-peer-exchange"], Some(&tls), tcp()),
         chain(Transport::RawBuffer, &["http/1.1", "http/1.0"], None, http(|_, _| ())),
         chain(Transport::RawBuffer, &[], None, tcp()),
     ];
@@ -264,6 +265,87 @@ async fn first_bytes_decide_what_a_connection_is() {
     let mut client = outbound.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!(client.message().await.1, "ok");
+}
+
+/// In plain text and through mutual TLS, where nothing but the first bytes says what a connection is.
+#[tokio::test]
+async fn a_server_may_speak_first() {
+    let mesh = Mesh::new();
+    let server = server(|_, mut client| async move {
+        client.send("220 ready\r\n").await;
+        let line = client.until("\n").await;
+        client.send(&line.to_uppercase()).await;
+    })
+    .await;
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    let tls = mesh.client("client", "server");
+    let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    for proxy in [&inbound, &outbound] {
+        let mut client = proxy.connect().await;
+        assert_eq!(client.until("\n").await, "220 ready\r\n");
+        client.send("quit\r\n").await;
+        assert_eq!(client.until("\n").await, "QUIT\r\n");
+        assert_eq!(client.rest().await, "");
+    }
+}
+
+#[tokio::test]
+async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
+    let mesh = Mesh::new();
+    let (dialled, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let server = server(move |_, mut client| {
+        let dialled = dialled.clone();
+        async move {
+            dialled.send(()).unwrap();
+            let line = client.until("\n").await;
+            if line.contains("HTTP") {
+                client.head().await;
+                client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
+            } else {
+                client.send(&line.to_uppercase()).await;
+            }
+        }
+    })
+    .await;
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    let mut client = inbound.connect().await;
+    within(told.recv()).await.unwrap();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, body) = client.message().await;
+    assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");
+    // What was dialled too early is used where it leads to the right place.
+    within(told.recv()).await.unwrap();
+    let mut client = inbound.connect().await;
+    within(told.recv()).await.unwrap();
+    client.send("hello\n").await;
+    assert_eq!(client.until("\n").await, "HELLO\n");
+    assert!(told.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_up_ends_the_silence() {
+    let mesh = Mesh::new();
+    let server = server(|_, client| async move { drop(client) }).await;
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    assert_eq!(inbound.connect().await.rest().await, "");
+}
+
+/// A long path, or an empty line before it, does not make another protocol of HTTP, for which there are other policies.
+#[tokio::test]
+async fn nothing_evades_what_is_configured_for_http() {
+    let mesh = Mesh::new();
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[echo().await], None)]).await;
+    for beginning in [format!("GET /{}", "a".repeat(20_000)), "\r\nGET /".to_owned(), "GET\t/".to_owned()] {
+        let mut client = inbound.connect().await;
+        client.send(&format!("{beginning} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).await;
+        let (head, _) = client.message().await;
+        let is_http = head.contains("server: skysail") || head.starts_with("HTTP/1.1 400 ");
+        assert!(is_http, "{head}");
+    }
 }
 
 /// As with Envoy, and unlike rustls by itself.

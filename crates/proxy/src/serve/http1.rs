@@ -49,7 +49,7 @@ pub(crate) async fn run(
             Stop::Preface => {
                 let Downstream { wire, timer, origin } = downstream;
                 let Wire::Http1(stream) = wire else { return None };
-                return Some(Box::new(Accepted { stream, timer, origin, registered }));
+                return Some(Box::new(Accepted { stream, timer, origin, early: None, registered }));
             }
             Stop::Close => break,
             Stop::End => return None,
@@ -62,7 +62,7 @@ pub(crate) async fn run(
 }
 
 fn split(connection: Accepted) -> (Downstream, Registered) {
-    let Accepted { stream, timer, origin, registered } = connection;
+    let Accepted { stream, timer, origin, registered, .. } = connection;
     (Downstream { wire: Wire::Http1(stream), timer, origin }, registered)
 }
 

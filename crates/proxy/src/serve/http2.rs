@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Serves a connection.
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
-    let Accepted { stream, mut timer, mut origin, registered } = connection;
+    let Accepted { stream, mut timer, mut origin, registered, .. } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
     let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
     let limits = Limits { head, options };
