@@ -355,7 +355,8 @@ mod tests {
         let task = size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http1 =
             size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
-        let http2 = size(|| serve::http2::run(unreachable!(), unreachable!(), unreachable!()));
+        let http2 =
+            size(|| serve::http2::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let tcp = size(|| tcp::run(unreachable!(), unreachable!(), unreachable!()));
         assert!(task <= 500, "{task}");
         assert!(http1 <= 400, "{http1}");

@@ -12,7 +12,7 @@ use super::{
     frame::{Kind, Reason},
     session::{Limits, Lost, Request, Role, Session},
 };
-use crate::{config::http::Keepalive, socket::Stream, timer::Timer};
+use crate::{config::http::Keepalive, head::RequestHead, socket::Stream, timer::Timer};
 
 /// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
 const BACKLOG: usize = 256 * 1024;
@@ -75,6 +75,14 @@ impl Driver {
     /// The connection, for those who want streams of it.
     pub(crate) fn connection(&self) -> Connection {
         Connection(self.session.clone())
+    }
+
+    /// Goes on from HTTP/1.1 with the request that asked for it.
+    pub(crate) fn begin(&self, settings: &[u8], head: RequestHead) {
+        let mut session = self.session.borrow_mut();
+        if let Err(reason) = session.begin(settings, head) {
+            session.fail(reason);
+        }
     }
 
     /// Whether the peer's settings have come.

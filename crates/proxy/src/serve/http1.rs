@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use super::newest;
+use super::{
+    h2c::{self, Begun},
+    newest,
+};
 use crate::{
     config::HttpManager,
     connection::Connection as Accepted,
@@ -28,13 +31,13 @@ use crate::{
     wire::Wire,
 };
 
-/// Serves a connection. If it turns out to be HTTP/2 it is given back; `unsure` says that it may.
+/// Serves a connection. If it turns out to be HTTP/2, or becomes it, it is given back; `unsure` says that it may begin so.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Box<Accepted>,
     manager: &Arc<HttpManager>,
     unsure: bool,
-) -> Option<Box<Accepted>> {
+) -> Option<(Box<Accepted>, Option<Begun>)> {
     let (mut downstream, registered) = split(*connection);
     let mut manager = manager.clone();
     let mut unsure = unsure;
@@ -46,10 +49,14 @@ pub(crate) async fn run(
                     return None;
                 }
             }
-            Stop::Preface => {
+            Stop::Http2(begun) => {
                 let Downstream { wire, timer, origin } = downstream;
-                let Wire::Http1(stream) = wire else { return None };
-                return Some(Box::new(Accepted { stream, timer, origin, early: None, registered }));
+                let Wire::Http1(mut stream) = wire else { return None };
+                if begun.is_some() {
+                    stream.output.extend(h2c::SWITCHED);
+                }
+                let connection = Accepted { stream, timer, origin, early: None, registered };
+                return Some((Box::new(connection), begun.map(|begun| *begun)));
             }
             Stop::Close => break,
             Stop::End => return None,
@@ -70,8 +77,8 @@ fn split(connection: Accepted) -> (Downstream, Registered) {
 enum Stop {
     /// None came for a while.
     Pause,
-    /// The connection speaks HTTP/2.
-    Preface,
+    /// The connection speaks HTTP/2, maybe after a request that asked for it.
+    Http2(Option<Box<Begun>>),
     /// The connection is to be closed in good order.
     Close,
     /// It is over.
@@ -91,7 +98,7 @@ async fn requests(
     loop {
         let (framing, connection) = match next(worker, downstream, manager, &mut head, *unsure).await {
             Next::Request(framing, connection) => (framing, connection),
-            Next::Preface => return Stop::Preface,
+            Next::Preface => return Stop::Http2(None),
             Next::Refused(malformed) => {
                 refuse_malformed(worker, downstream, manager, malformed);
                 return Stop::Close;
@@ -100,6 +107,11 @@ async fn requests(
             Next::End => return Stop::End,
         };
         *unsure = false;
+        if connection.upgrade
+            && let Some(settings) = h2c::settings(manager, downstream, &head, framing)
+        {
+            return Stop::Http2(Some(Box::new(Begun { head, settings })));
+        }
         // A connection that the newest configuration would not have may finish this request by the old.
         let last = !downstream::refresh(&mut downstream.origin, worker) || worker.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {

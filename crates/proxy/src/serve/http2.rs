@@ -10,7 +10,7 @@ use std::{
 
 use tracing::{debug, warn};
 
-use super::newest;
+use super::{h2c::Begun, newest};
 use crate::{
     config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
@@ -29,13 +29,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A client without requests that has been told that no more are taken may say so long that it knows.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, connection: Accepted, manager: &Arc<HttpManager>) {
+/// Serves a connection, on which a request of HTTP/1.1 may have `begun` HTTP/2.
+pub(crate) async fn run(
+    worker: &Rc<Worker>,
+    connection: Accepted,
+    manager: &Arc<HttpManager>,
+    begun: Option<Begun>,
+) {
     let Accepted { stream, mut timer, mut origin, registered, .. } = connection;
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
     let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
     let limits = Limits { head, options };
     let mut driver = Driver::new(*stream, Role::Server, limits);
+    if let Some(begun) = begun {
+        driver.begin(&begun.settings, begun.head);
+    }
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     let (mut ending, mut idle, mut partial) = (false, None, None);

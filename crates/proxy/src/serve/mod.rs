@@ -1,5 +1,6 @@
 //! HTTP on a downstream connection: which version the client speaks, and its requests, each told by `story`.
 
+pub(crate) mod h2c;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
@@ -25,12 +26,12 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Connection>, manage
     };
     // Boxed: they are far larger than what waits for a first byte.
     let http2 = match known {
-        Some(true) => Some(connection),
+        Some(true) => Some((connection, None)),
         Some(false) => Box::pin(http1::run(worker, connection, &manager, false)).await,
         None => Box::pin(http1::run(worker, connection, &manager, true)).await,
     };
-    if let Some(connection) = http2 {
-        Box::pin(http2::run(worker, *connection, &manager)).await;
+    if let Some((connection, begun)) = http2 {
+        Box::pin(http2::run(worker, *connection, &manager, begun)).await;
     }
     counters.cx_active.dec();
 }

@@ -14,7 +14,15 @@ impl Session {
         if head.has(ACK) {
             return self.chat();
         }
-        for (id, value) in frame::each_setting(payload) {
+        self.adopt(payload)?;
+        self.peer.settled = true;
+        frame::head(&mut self.out, Kind::Settings, ACK, 0, 0);
+        self.reply()
+    }
+
+    /// Does as a peer's settings say.
+    pub(super) fn adopt(&mut self, settings: &[u8]) -> Result<(), Fatal> {
+        for (id, value) in frame::each_setting(settings) {
             match id {
                 1 => self.encoder.resize(value as usize),
                 2 if value > 1 || (value == 1 && self.role == Role::Client) => return Err(Reason::PROTOCOL),
@@ -32,9 +40,7 @@ impl Session {
                 _ => {}
             }
         }
-        self.peer.settled = true;
-        frame::head(&mut self.out, Kind::Settings, ACK, 0, 0);
-        self.reply()
+        Ok(())
     }
 
     /// Windows of streams that are there change with the setting, too (section 6.9.2).

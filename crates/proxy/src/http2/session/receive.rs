@@ -3,7 +3,7 @@
 use super::{GONE, INTERIM, Late, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, Stream};
 use crate::{
     buffer::Buffer,
-    head::{Headers, RequestHead, ResponseHead},
+    head::{Headers, RequestHead, ResponseHead, Version},
     http2::{
         frame::{self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, PADDED, PREFACE, Reason},
         heads::{self, Fault, Reading, Target},
@@ -312,6 +312,22 @@ impl Session {
         let decoded = self.decoder.decode(block, |name, value| reading.field(name, value));
         decoded.map_err(|_| Reason::COMPRESSION)?;
         Ok(reading.finish())
+    }
+
+    /// Begins with a request that came by HTTP/1.1, which is the first stream (RFC 7540, section 3.2). The preface follows.
+    ///
+    /// # Errors
+    /// Settings that no peer may have.
+    pub(crate) fn begin(&mut self, settings: &[u8], mut head: RequestHead) -> Result<(), Fatal> {
+        self.adopt(settings)?;
+        head.version = Version::Http2;
+        head.remove("upgrade");
+        self.last = 1;
+        self.open += 1;
+        let stream = Stream { headed: true, received: true, ..self.stream() };
+        self.streams.insert(1, stream);
+        self.accepted.push_back(Request { stream: 1, head, length: None, end: true, upgrade: false });
+        Ok(())
     }
 
     fn request_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
