@@ -26,7 +26,7 @@ use crate::{
     },
     context::{Registered, Worker},
     downstream::Origin,
-    early::Early,
+    early::{self, Early},
     inspect::{self, Findings},
     peer::Peer,
     proxy_protocol::{self, Ends, Look},
@@ -227,7 +227,7 @@ async fn inspect(
     dial: impl FnOnce() -> Option<Early>,
     early: &mut Option<Early>,
 ) -> io::Result<Findings> {
-    let mut dial = Some(dial);
+    let (mut dial, mut quiet) = (Some(dial), None);
     let mut findings = Findings::default();
     let wanted = |inspect: &Option<Inspect>| {
         let port = destination.port();
@@ -259,21 +259,18 @@ async fn inspect(
                     if let Poll::Ready(filled) = stream.poll_fill(cx) {
                         return Poll::Ready(filled.map(Spoken::Client));
                     }
-                    let silent = stream.input.is_empty();
-                    if silent && let Some(dial) = dial.take() {
-                        *early = dial();
+                    let is_silent = stream.input.is_empty();
+                    if is_silent && early.as_mut().is_some_and(|early| early.poll(cx).is_ready()) {
+                        return Poll::Ready(Ok(Spoken::Server));
                     }
-                    let early = early.as_mut().filter(|_| silent);
-                    let mut due = None;
-                    if let Some(early) = early {
-                        if early.poll(cx).is_ready() {
-                            return Poll::Ready(Ok(Spoken::Server));
-                        }
-                        due = early.due();
-                    }
+                    let waits = is_silent && dial.is_some();
+                    let due = waits.then(|| *quiet.get_or_insert_with(|| Instant::now() + early::QUIET));
                     ready!(timer.poll(cx, earlier(deadline, due)));
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return Poll::Ready(Ok(Spoken::Nobody));
+                    }
+                    if let Some(dial) = dial.take() {
+                        *early = dial();
                     }
                 }
             });

@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tracing::debug;
@@ -19,19 +19,16 @@ use crate::{
 };
 
 /// Clients that speak first have nearly always spoken by then, and cost no connection that they have no use for.
-const QUIET: Duration = Duration::from_millis(5);
+pub(crate) const QUIET: Duration = Duration::from_millis(5);
 
 /// A server that is dialled before it is known whether it is wanted.
 pub(crate) struct Early {
-    worker: Rc<Worker>,
     /// What the connection is if it is plain bytes.
     origin: Rc<Origin>,
     state: State,
 }
 
 enum State {
-    /// The client may still speak.
-    Quiet(Instant),
     Dialling(Pin<Box<dyn Future<Output = Option<Server>>>>),
     Open(Box<Server>),
     /// There is no server, so that the client must speak.
@@ -39,32 +36,22 @@ enum State {
 }
 
 impl Early {
-    /// For a client that has not spoken. `None` where its bytes would not be passed on, or not without asking another
-    /// service: it must speak.
+    /// For a client that has been silent for [`QUIET`]. `None` where its bytes would not be passed on, or not without asking
+    /// another service: it must speak.
     pub(crate) fn new(worker: &Rc<Worker>, origin: Origin) -> Option<Self> {
         let chain = &origin.chain;
         let passes = matches!(chain.terminal, Terminal::Tcp(_))
             && chain.tls.is_none()
             && chain.ask.is_none()
             && origin.would_pass();
-        let state = State::Quiet(Instant::now() + QUIET);
-        passes.then(|| Self { worker: worker.clone(), origin: Rc::new(origin), state })
-    }
-
-    /// When it is to be polled again, if only time passes.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        match self.state {
-            State::Quiet(until) => Some(until),
-            _ => None,
-        }
+        let origin = Rc::new(origin);
+        passes.then(|| Self { state: State::Dialling(dial(worker.clone(), origin.clone())), origin })
     }
 
     /// Goes on while the client is silent; ready once the server has spoken, or has hung up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             self.state = match &mut self.state {
-                State::Quiet(until) if Instant::now() < *until => return Poll::Pending,
-                State::Quiet(_) => State::Dialling(self.dial()),
                 State::Dialling(dialling) => match dialling.as_mut().poll(cx) {
                     Poll::Ready(Some(server)) => State::Open(Box::new(server)),
                     Poll::Ready(None) => State::Failed,
@@ -74,16 +61,6 @@ impl Early {
                 State::Failed => return Poll::Pending,
             };
         }
-    }
-
-    fn dial(&self) -> Pin<Box<dyn Future<Output = Option<Server>>>> {
-        let (worker, origin) = (self.worker.clone(), self.origin.clone());
-        Box::pin(async move {
-            let Terminal::Tcp(proxy) = &origin.chain.terminal else { return None };
-            let dialled = tcp::connect(&worker, &origin, proxy, &mut None).await;
-            let failed = |error: &_| debug!("no server for {}, which is silent: {error}", origin.source);
-            dialled.inspect_err(failed).ok()
-        })
     }
 
     /// Whether it leads where connections of this chain go.
@@ -96,7 +73,16 @@ impl Early {
         match self.state {
             State::Dialling(dialling) => dialling.await,
             State::Open(server) => Some(*server),
-            State::Quiet(_) | State::Failed => None,
+            State::Failed => None,
         }
     }
+}
+
+fn dial(worker: Rc<Worker>, origin: Rc<Origin>) -> Pin<Box<dyn Future<Output = Option<Server>>>> {
+    Box::pin(async move {
+        let Terminal::Tcp(proxy) = &origin.chain.terminal else { return None };
+        let dialled = tcp::connect(&worker, &origin, proxy, &mut None).await;
+        let failed = |error: &_| debug!("no server for {}, which is silent: {error}", origin.source);
+        dialled.inspect_err(failed).ok()
+    })
 }

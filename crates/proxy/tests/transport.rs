@@ -324,6 +324,23 @@ async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     assert!(told.try_recv().is_err());
 }
 
+/// What the configuration says of a port is not found out from bytes.
+#[tokio::test]
+async fn declared_ports_are_not_sniffed() {
+    let mesh = Mesh::new();
+    let server = server(|_, mut client| async move {
+        let line = client.until("\n").await;
+        client.send(&line.to_uppercase()).await;
+    })
+    .await;
+    let mut inbound = permissive(mesh.server("server", "client"));
+    inbound.inspect_http = Some(Inspect { except: vec![0..=u16::MAX] });
+    let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
+    let mut client = inbound.connect().await;
+    client.send("GET /path HTTP/1.1\r\n").await;
+    assert_eq!(client.until("\n").await, "GET /PATH HTTP/1.1\r\n");
+}
+
 #[tokio::test]
 async fn a_server_that_hangs_up_ends_the_silence() {
     let mesh = Mesh::new();
