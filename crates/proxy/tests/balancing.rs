@@ -23,7 +23,6 @@ use skysail_proxy::{
         route::{HashCookie, HashKey, HashPolicy},
     },
     overload::Limits as Taken,
-    telemetry,
 };
 use support::{Proxy, cluster, http, listener, server, tcp, within};
 use tokio::sync::Notify;
@@ -193,7 +192,7 @@ async fn failing() -> (SocketAddr, Arc<std::sync::atomic::AtomicBool>) {
 
 /// The value of a metric.
 async fn metric(proxy: &Proxy, name: &str) -> u64 {
-    let text = telemetry::collect(proxy.workers().scrape().await, &proxy.local, None);
+    let text = proxy.metrics().await;
     let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }

@@ -6,6 +6,8 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/http2.rs"]
+mod http2;
 mod support;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -13,6 +15,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request, Response};
+use http2::{content, http2_server, limited_server, request, send};
 use skysail_proxy::config::{
     Cluster,
     cluster::UpstreamProtocol,
@@ -26,7 +29,7 @@ use tokio::{
     sync::Notify,
 };
 
-fn http2(upstream: SocketAddr) -> Cluster {
+fn cluster_of(upstream: SocketAddr) -> Cluster {
     Cluster { protocol: UpstreamProtocol::Http2, ..cluster(&[upstream], None) }
 }
 
@@ -36,70 +39,11 @@ async fn proxy(cluster: Cluster) -> Proxy {
 
 async fn connect(proxy: &Proxy) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(proxy.address).await.unwrap();
-    let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
-    tokio::spawn(connection);
-    within(requests.ready()).await.unwrap()
-}
-
-fn request(method: &str, path: &str) -> Request<()> {
-    let uri = format!("http://a:1{path}");
-    Request::builder().method(method).uri(uri).body(()).unwrap()
-}
-
-/// Everything that is left of a body, and what follows it.
-async fn content(body: &mut RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
-    let mut all = Vec::new();
-    while let Some(piece) = within(body.data()).await {
-        let piece = piece.unwrap();
-        body.flow_control().release_capacity(piece.len()).unwrap();
-        all.extend_from_slice(&piece);
-    }
-    (all, within(body.trailers()).await.unwrap())
+    http2::client(stream).await
 }
 
 async fn text(mut body: RecvStream) -> String {
     String::from_utf8(content(&mut body).await.0).unwrap()
-}
-
-/// Sends as the other end makes room.
-async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) {
-    while !data.is_empty() {
-        stream.reserve_capacity(data.len());
-        let room = within(std::future::poll_fn(|cx| stream.poll_capacity(cx))).await.unwrap().unwrap();
-        stream.send_data(data.split_to(room.min(data.len())), false).unwrap();
-    }
-}
-
-/// A server of HTTP/2 whose every request is served by `serve`, which gets the connection's number.
-async fn http2_server<F, R>(serve: F) -> SocketAddr
-where
-    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    limited_server(100, serve).await
-}
-
-async fn limited_server<F, R>(streams: u32, serve: F) -> SocketAddr
-where
-    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        for number in 0.. {
-            let (stream, _) = listener.accept().await.unwrap();
-            let serve = serve.clone();
-            tokio::spawn(async move {
-                let mut builder = h2::server::Builder::new();
-                let mut connection = builder.max_concurrent_streams(streams).handshake(stream).await.unwrap();
-                while let Some(Ok((request, respond))) = connection.accept().await {
-                    tokio::spawn(serve(number, request, respond));
-                }
-            });
-        }
-    });
-    address
 }
 
 /// Answers with the connection's number, the request's head and its body, and repeats its trailers.
@@ -171,7 +115,7 @@ async fn content_of_unknown_length_and_trailers_become_chunks_and_back() {
 
 #[tokio::test]
 async fn a_client_of_http1_reaches_a_server_of_http2() {
-    let proxy = proxy(http2(http2_server(repeat).await)).await;
+    let proxy = proxy(cluster_of(http2_server(repeat).await)).await;
     let mut client = proxy.connect().await;
     client.send("POST /one HTTP/1.1\r\nHost: a:1\r\nContent-Length: 5\r\nConnection: x-gone\r\nX-Gone: 1\r\n\r\nhello").await;
     let head = client.head().await;
@@ -190,7 +134,7 @@ async fn a_client_of_http1_reaches_a_server_of_http2() {
 #[tokio::test]
 async fn requests_share_one_connection_to_a_server() {
     let upstream = http2_server(repeat).await;
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
     let all: Vec<_> = (0..50)
         .map(|i| requests.clone().send_request(request("GET", &format!("/{i}")), true).unwrap().0)
@@ -214,7 +158,7 @@ async fn a_server_that_takes_few_streams_gets_more_connections() {
         }
     })
     .await;
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
     // The first lets the proxy know how few it may send at once.
     let all: Vec<_> =
@@ -235,7 +179,7 @@ async fn no_more_streams_are_opened_than_configured() {
         }
     })
     .await;
-    let limited = Cluster { http2: Http2Options::new(1), ..http2(upstream) };
+    let limited = Cluster { http2: Http2Options::new(1), ..cluster_of(upstream) };
     let proxy = proxy(limited).await;
     let requests = connect(&proxy).await;
     let all: Vec<_> =
@@ -266,7 +210,7 @@ async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
         }
     })
     .await;
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let (answer, mut body) = connect(&proxy).await.send_request(request("POST", "/"), false).unwrap();
     let mut answer = within(answer).await.unwrap();
     let block = Bytes::from(vec![7; 64 * 1024]);
@@ -310,7 +254,7 @@ async fn what_a_client_gives_up_is_given_up_at_the_server() {
         }
     })
     .await;
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
     let (answer, stream) = requests.clone().send_request(request("GET", "/"), true).unwrap();
     within(began.notified()).await;
@@ -336,7 +280,7 @@ async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
         }
     })
     .await;
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
     let (answer, _) = requests.clone().send_request(request("GET", "/early"), true).unwrap();
     let answer = within(answer).await.unwrap();
@@ -366,7 +310,7 @@ async fn what_a_server_has_not_looked_at_goes_again() {
     })
     .await;
     let terminal = http(|_, forward| forward.retry = Some(retries(1)));
-    let proxy = Proxy::start(listener(terminal, None), vec![http2(upstream)]).await;
+    let proxy = Proxy::start(listener(terminal, None), vec![cluster_of(upstream)]).await;
     let requests = connect(&proxy).await;
     for path in ["/1", "/2"] {
         let (answer, mut body) = requests.clone().send_request(request("POST", path), false).unwrap();
@@ -398,7 +342,7 @@ async fn a_server_that_goes_away_between_requests_fails_none() {
             });
         }
     });
-    let proxy = proxy(http2(upstream)).await;
+    let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
     for _ in 0..20 {
         let (answer, mut body) = requests.clone().send_request(request("POST", "/"), false).unwrap();
@@ -420,7 +364,7 @@ async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
         }
     })
     .await;
-    let proxy = Arc::new(proxy(http2(upstream)).await);
+    let proxy = Arc::new(proxy(cluster_of(upstream)).await);
     let requests = connect(&proxy).await;
     let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
     within(began.notified()).await;
@@ -445,7 +389,7 @@ async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
 
 #[tokio::test]
 async fn an_upgrade_does_not_get_to_a_server_of_http2() {
-    let proxy = proxy(http2(http2_server(repeat).await)).await;
+    let proxy = proxy(cluster_of(http2_server(repeat).await)).await;
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
     let head = client.head().await;
@@ -502,7 +446,7 @@ async fn no_more_streams_than_configured_share_a_connection() {
         }
     })
     .await;
-    let mut cluster = http2(upstream);
+    let mut cluster = cluster_of(upstream);
     cluster.http2.max_streams = 2;
     let proxy = proxy(cluster).await;
     let requests = connect(&proxy).await;
@@ -520,7 +464,7 @@ async fn no_more_streams_than_configured_share_a_connection() {
 
 #[tokio::test]
 async fn a_connection_is_used_no_longer_than_configured() {
-    let mut cluster = http2(http2_server(repeat).await);
+    let mut cluster = cluster_of(http2_server(repeat).await);
     cluster.max_connection_duration = Some(Duration::from_nanos(1));
     let proxy = proxy(cluster).await;
     let requests = connect(&proxy).await;
@@ -539,7 +483,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     })
     .await;
     let interval = Duration::from_millis(10);
-    let mut cluster = http2(silent);
+    let mut cluster = cluster_of(silent);
     cluster.http2.keepalive = Some(Keepalive { interval, timeout: interval, jitter: 0 });
     let proxy = proxy(cluster).await;
     let mut requests = connect(&proxy).await;
@@ -572,7 +516,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
         }
     })
     .await;
-    let mut cluster = http2(upstream);
+    let mut cluster = cluster_of(upstream);
     cluster.http2.keepalive = Some(Keepalive { interval, timeout: Duration::from_secs(30), jitter: 0 });
     let proxy = self::proxy(cluster).await;
     let mut requests = connect(&proxy).await;
@@ -589,7 +533,7 @@ async fn a_request_that_has_reached_a_server_is_not_taken_for_one_that_has_not()
         let on = RetryOn { reset_before_request, reset: !reset_before_request, ..RetryOn::default() };
         let policy = Arc::new(RetryPolicy { on, ..RetryPolicy::default() });
         let terminal = http(|_, forward| forward.retry = Some(policy));
-        let proxy = Proxy::start(listener(terminal, None), vec![http2(upstream)]).await;
+        let proxy = Proxy::start(listener(terminal, None), vec![cluster_of(upstream)]).await;
         let mut client = connect(&proxy).await;
         let (answer, _) = client.send_request(request("GET", "/"), true).unwrap();
         assert_eq!(within(answer).await.unwrap().status(), 503);

@@ -30,10 +30,6 @@ async fn proxy() -> Proxy {
     Proxy::limited(listener(http(|_, _| ()), None), clusters, STRICT).await
 }
 
-async fn metrics(proxy: &Proxy) -> String {
-    telemetry::collect(proxy.workers().scrape().await, &proxy.local, None)
-}
-
 #[tokio::test]
 async fn requests_are_refused_and_the_connection_goes_on() {
     let proxy = proxy().await;
@@ -57,7 +53,7 @@ async fn requests_are_refused_and_the_connection_goes_on() {
         .await;
     let (head, _) = client.message().await;
     assert!(head.contains("grpc-status: 14") && head.contains("grpc-message: envoy overloaded"), "{head}");
-    let metrics = metrics(&proxy).await;
+    let metrics = proxy.metrics().await;
     let count = metrics.lines().find(|line| line.starts_with("envoy_http_downstream_rq_overload_close"));
     assert!(count.is_some_and(|line| line.ends_with(" 2")), "{metrics}");
     assert!(metrics.contains("response_flags=\"OM\""), "{metrics}");

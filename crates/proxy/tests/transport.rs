@@ -6,11 +6,14 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/mesh.rs"]
+mod mesh;
 mod support;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use mesh::{Mesh, accepting, pair};
 use skysail_core::SpiffeId;
 use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
 use skysail_proxy::config::{
@@ -22,73 +25,8 @@ use skysail_proxy::config::{
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::{overload::Limits, proxy_protocol::Version, telemetry};
+use skysail_proxy::{overload::Limits, proxy_protocol::Version};
 use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
-
-/// Certificates of one mesh.
-struct Mesh(Authority);
-
-impl Mesh {
-    fn new() -> Self {
-        Self(Authority::ephemeral().unwrap())
-    }
-
-    fn spec(&self, account: &str, accepts: &str, alpn: &[&[u8]]) -> TlsSpec {
-        let id = SpiffeId::new("cluster.local", "default", account);
-        let request = KeyAndCsr::generate(Some(&id)).unwrap();
-        let signed = self.0.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
-        let identity = request.finish(signed.pem().as_bytes()).unwrap();
-        let names = vec![NameMatch::uri(SpiffeId::new("cluster.local", "default", accepts).to_string())];
-        TlsSpec {
-            identities: vec![Live::new(identity)],
-            peer: Some(PeerCheck::spiffe(Live::new(self.0.roots().unwrap()), names)),
-            alpn: alpn.iter().map(|protocol| protocol.to_vec()).collect(),
-            ..TlsSpec::default()
-        }
-    }
-
-    fn server(&self, account: &str, accepts: &str) -> Arc<ServerTls> {
-        let spec = self.spec(account, accepts, &[b"istio-http/1.1", b"istio-peer-exchange"]);
-        let acceptor = Acceptor::new(&spec).unwrap();
-        Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) })
-    }
-
-    fn client(&self, account: &str, accepts: &str) -> Arc<ClientTls> {
-        let with = |alpn: &[&[u8]]| Arc::new(Connector::new(&self.spec(account, accepts, alpn)).unwrap());
-        let configs = ClientConfigs {
-            own: with(&[b"istio-peer-exchange"]),
-            http2: with(&[b"h2"]),
-            istio_http1: with(&[b"istio-http/1.1"]),
-            istio_h2: with(&[b"istio-h2"]),
-        };
-        Arc::new(ClientTls {
-            config: Arc::new(ArcSwapOption::from_pointee(configs)),
-            sni: Some("outbound_.80_._.a.default.svc.cluster.local".try_into().unwrap()),
-            alpn: Arc::new([]),
-        })
-    }
-}
-
-/// An inbound and an outbound proxy before a server.
-async fn pair(server: SocketAddr, inbound: Arc<ServerTls>, outbound: Arc<ClientTls>) -> (Proxy, Proxy) {
-    let exchange = Some(MetadataExchange { skip_external: false });
-    let terminal = http(|manager, _| {
-        manager.metadata_exchange = exchange;
-        let forward = ForwardClientCert::AppendForward;
-        manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };
-    });
-    let mut behind = listener(terminal, Some(inbound));
-    behind.direction = Direction::Inbound;
-    let behind = Proxy::start(behind, vec![cluster(&[server], None)]).await;
-    let terminal = http(|manager, _| {
-        manager.metadata_exchange = exchange;
-        manager.istio_alpn = true;
-    });
-    let mut before = listener(terminal, None);
-    before.direction = Direction::Outbound;
-    let before = Proxy::start(before, vec![cluster(&[behind.address], Some(&outbound))]).await;
-    (before, behind)
-}
 
 #[tokio::test]
 async fn two_proxies_speak_mutual_tls() {
@@ -145,8 +83,7 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
     let check = spec.peer.as_mut().unwrap();
     check.names = vec![];
     let roots = Arc::clone(&check.roots);
-    let acceptor = Acceptor::new(&spec).unwrap();
-    let inbound = Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) });
+    let inbound = accepting(&spec);
     let terminal = http(|manager, _| {
         let does = Does::Authorize(only("client"));
         manager.filters = vec![Filter { name: "rbac".into(), disabled: false, does }];
@@ -155,7 +92,7 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
     });
     let behind = Proxy::start(listener(terminal, Some(inbound)), vec![cluster(&[echo().await], None)]).await;
     let resumed = async || {
-        let metrics = telemetry::collect(behind.workers().scrape().await, &behind.local, None);
+        let metrics = behind.metrics().await;
         let of = |name: &str| {
             let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
             line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()

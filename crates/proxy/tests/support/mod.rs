@@ -19,7 +19,7 @@ use skysail_proxy::{
     context::Shared,
     overload::Limits as Taken,
     peer::LocalWorkload,
-    telemetry::AccessLogger,
+    telemetry::{self, AccessLogger},
     worker::Workers,
 };
 use tokio::{
@@ -40,6 +40,11 @@ impl Proxy {
         Self::limited(listener, clusters, Taken::default()).await
     }
 
+    /// The same of a workload of this name.
+    pub(crate) async fn called(workload: &str, listener: Listener, clusters: Vec<Cluster>) -> Self {
+        Self::make(workload, 1, listener, clusters, Taken::default()).await
+    }
+
     /// The same with other limits to what a worker takes.
     pub(crate) async fn limited(listener: Listener, clusters: Vec<Cluster>, limits: Taken) -> Self {
         Self::with(1, listener, clusters, limits).await
@@ -52,7 +57,17 @@ impl Proxy {
         clusters: Vec<Cluster>,
         limits: Taken,
     ) -> Self {
-        let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("a".into())) };
+        Self::make("a", count, listener, clusters, limits).await
+    }
+
+    async fn make(
+        workload: &str,
+        count: usize,
+        listener: Listener,
+        clusters: Vec<Cluster>,
+        limits: Taken,
+    ) -> Self {
+        let name = prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(workload.into())) };
         let metadata = prost_types::Struct { fields: [("WORKLOAD_NAME".to_owned(), name)].into() };
         let local = LocalWorkload::new("sidecar~127.0.0.1~a.b~b.svc.cluster.local", "a.b", &metadata);
         let local = Arc::new(local);
@@ -72,6 +87,11 @@ impl Proxy {
 
     pub(crate) fn workers(&self) -> &Workers {
         self.workers.as_ref().unwrap()
+    }
+
+    /// What its page of metrics would show.
+    pub(crate) async fn metrics(&self) -> String {
+        telemetry::collect(self.workers().scrape().await, &self.local, None)
     }
 
     pub(crate) async fn connect(&self) -> Client {

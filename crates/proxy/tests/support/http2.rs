@@ -1,0 +1,81 @@
+//! Both ends of HTTP/2.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::{future::Future, net::SocketAddr};
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
+use http::{HeaderMap, Request};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+};
+
+use crate::support::within;
+
+/// A client on this connection.
+pub(crate) async fn client(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> SendRequest<Bytes> {
+    let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
+    tokio::spawn(connection);
+    within(requests.ready()).await.unwrap()
+}
+
+pub(crate) fn request(method: &str, path: &str) -> Request<()> {
+    let uri = format!("http://a:1{path}");
+    Request::builder().method(method).uri(uri).body(()).unwrap()
+}
+
+/// Everything that is left of a body, and what follows it.
+pub(crate) async fn content(body: &mut RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
+    let mut all = Vec::new();
+    while let Some(piece) = within(body.data()).await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        all.extend_from_slice(&piece);
+    }
+    (all, within(body.trailers()).await.unwrap())
+}
+
+/// Sends as the other end makes room.
+pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let room = within(std::future::poll_fn(|cx| stream.poll_capacity(cx))).await.unwrap().unwrap();
+        stream.send_data(data.split_to(room.min(data.len())), false).unwrap();
+    }
+}
+
+/// A server of HTTP/2 whose every request is served by `serve`, which gets the connection's number.
+pub(crate) async fn http2_server<F, R>(serve: F) -> SocketAddr
+where
+    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    limited_server(100, serve).await
+}
+
+pub(crate) async fn limited_server<F, R>(streams: u32, serve: F) -> SocketAddr
+where
+    F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let serve = serve.clone();
+            tokio::spawn(async move {
+                let mut builder = h2::server::Builder::new();
+                let mut connection = builder.max_concurrent_streams(streams).handshake(stream).await.unwrap();
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(serve(number, request, respond));
+                }
+            });
+        }
+    });
+    address
+}
