@@ -21,15 +21,12 @@ use mesh::{Mesh, accepting, connecting};
 use rustls::ServerConfig;
 use skysail_identity::TlsSpec;
 use skysail_proxy::config::{Cluster, cluster::UpstreamProtocol};
-use support::{Proxy, cluster, http, listener, within};
+use support::{Proxy, Stream, cluster, http, listener, within};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
 /// A body: with its length in the head, or else in pieces and with this trailer.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@ mod support;
 
 use std::time::Duration;
 
-use skysail_proxy::{overload::Limits, telemetry};
+use skysail_proxy::overload::Limits;
 use support::{Proxy, cluster, echo, http, listener, server, within};
 
 /// Of connections it takes all.
@@ -171,7 +171,7 @@ async fn who_waits_for_a_turn_is_let_in_though_no_other_ends() {
 
 /// How many the listener has had.
 async fn connections(proxy: &Proxy) -> u32 {
-    let metrics = metrics(proxy).await;
+    let metrics = proxy.metrics().await;
     let line = metrics.lines().find(|line| line.starts_with("envoy_listener_downstream_cx_total"));
     line.unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
 }

@@ -7,17 +7,12 @@ use std::{future::Future, net::SocketAddr};
 use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
-};
+use tokio::net::TcpListener;
 
-use crate::support::within;
+use crate::support::{Stream, within};
 
 /// A client on this connection.
-pub(crate) async fn client(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-) -> SendRequest<Bytes> {
+pub(crate) async fn client(stream: impl Stream) -> SendRequest<Bytes> {
     let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     tokio::spawn(connection);
     within(requests.ready()).await.unwrap()

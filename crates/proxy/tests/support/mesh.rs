@@ -7,13 +7,14 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use skysail_core::SpiffeId;
 use skysail_identity::{
-    Acceptor, Authority, Connector, Identity, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec,
+    Acceptor, Authority, Connector, Identity, KeyAndCsr, Live, NameMatch, Peer, PeerCheck, TlsSpec,
 };
 use skysail_proxy::config::{
     http::{ClientCertDetails, ForwardClientCert, MetadataExchange},
     listener::Direction,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
+use tokio_rustls::client::TlsStream;
 
 use crate::support::{Proxy, cluster, http, listener};
 
@@ -99,4 +100,10 @@ pub(crate) async fn pair(
     before.direction = Direction::Outbound;
     let before = Proxy::called("before", before, vec![cluster(&[behind.address], Some(&outbound))]).await;
     (before, behind)
+}
+
+/// Whose certificate a server has shown.
+pub(crate) fn account(stream: &TlsStream<impl Sized>) -> String {
+    let certificate = &stream.get_ref().1.peer_certificates().unwrap()[0];
+    Peer::from_der(certificate).unwrap().uris[0].rsplit('/').next().unwrap().to_owned()
 }

@@ -23,7 +23,7 @@ use skysail_proxy::{
     worker::Workers,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 
@@ -106,6 +106,10 @@ impl Drop for Proxy {
         }
     }
 }
+
+/// A connection of any kind.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
 /// The end of a connection, as a test drives it.
 pub(crate) struct Client {

@@ -1,0 +1,185 @@
+//! Connections whose bytes are passed on: where they lead to, and their ends, one way after the other.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/mesh.rs"]
+mod mesh;
+mod support;
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use mesh::{Mesh, account};
+use skysail_identity::TlsSpec;
+use skysail_proxy::config::{
+    Cluster, FilterChain, Listener,
+    cluster::{Balancer, Discovery},
+    listener::{ChainMatch, Inspect, Proxied, TcpProxy, Terminal, Transport},
+    route::Targets,
+};
+use support::{Client, Proxy, cluster, http, listener, server, tcp, within};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+fn bytes_to(cluster: &str) -> Terminal {
+    let Terminal::Tcp(proxy) = tcp() else { unreachable!() };
+    let mut proxy = Arc::into_inner(proxy).unwrap();
+    proxy.targets = Targets::Single(cluster.into());
+    Terminal::Tcp(Arc::<TcpProxy>::new(proxy))
+}
+
+/// Connections go to clusters by the names that clients ask for; all TLS is the servers'.
+fn by_name(names: &[(&str, &str)]) -> Listener {
+    let chain = |(name, cluster): &(&str, &str)| {
+        let chain = FilterChain {
+            name: (*name).into(),
+            matches: ChainMatch {
+                transport: Some(Transport::Tls),
+                server_names: vec![(*name).into()],
+                ..ChainMatch::default()
+            },
+            tls: None,
+            policies: vec![],
+            ask: None,
+            metadata_exchange: false,
+            terminal: bytes_to(cluster),
+            handshake_timeout: None,
+        };
+        Arc::new(chain)
+    };
+    let chains = names.iter().map(chain).collect();
+    Listener { inspect_tls: Some(Inspect::default()), chains, ..listener(tcp(), None) }
+}
+
+/// A server with TLS of its own, and the cluster of its name that leads there.
+async fn secured(mesh: &Mesh, name: &str) -> Cluster {
+    let spec = TlsSpec { peer: None, ..mesh.spec(name, "", &[]) };
+    let acceptor = TlsAcceptor::from(spec.server().unwrap());
+    let serve = move |_, client: Client| {
+        let acceptor = acceptor.clone();
+        async move {
+            let _ = acceptor.accept(client.stream).await.unwrap().read_u8().await;
+        }
+    };
+    Cluster { name: name.into(), ..cluster(&[server(serve).await], None) }
+}
+
+/// Whose certificate is shown to who asks for this name.
+async fn asked_for(name: &str, stream: impl support::Stream) -> io::Result<String> {
+    let connector = TlsConnector::from(TlsSpec::default().client().unwrap());
+    let connected = within(connector.connect(name.to_owned().try_into().unwrap(), stream)).await;
+    Ok(account(&connected?))
+}
+
+#[tokio::test]
+async fn tls_is_passed_on_by_the_name_that_is_asked_for() {
+    let mesh = Mesh::new();
+    let clusters = vec![secured(&mesh, "first").await, secured(&mesh, "second").await];
+    let listener = by_name(&[("a.example", "first"), ("*.b.example", "second")]);
+    let proxy = Proxy::start(listener, clusters).await;
+    let ask = async |name| asked_for(name, proxy.connect().await.stream).await;
+    for _ in 0..2 {
+        assert_eq!(ask("a.example").await.unwrap(), "first");
+        assert_eq!(ask("c.b.example").await.unwrap(), "second");
+        ask("b.example").await.unwrap_err();
+        ask("other.example").await.unwrap_err();
+    }
+    // No TLS, and so no name.
+    let mut plain = proxy.connect().await;
+    plain.send("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n").await;
+    assert_eq!(plain.rest().await, "");
+
+    // What a client begins with comes in two pieces. Another's whole handshake between them lets the first be looked at.
+    let mut stream = proxy.connect().await.stream;
+    let (client, mut relayed) = tokio::io::duplex(64 * 1024);
+    let relay = async {
+        let mut hello = vec![0; 64 * 1024];
+        let length = relayed.read(&mut hello).await.unwrap();
+        let (one, other) = hello[..length].split_at(100);
+        stream.write_all(one).await.unwrap();
+        assert_eq!(ask("a.example").await.unwrap(), "first");
+        stream.write_all(other).await.unwrap();
+        copy_bidirectional(&mut relayed, &mut stream).await
+    };
+    let (answered, _) = tokio::join!(asked_for("c.b.example", client), relay);
+    assert_eq!(answered.unwrap(), "second");
+}
+
+#[tokio::test]
+async fn connections_go_where_they_were_going() {
+    let original = || Cluster {
+        discovery: Discovery::OriginalDst(None),
+        balancer: Balancer::OriginalDst,
+        ..cluster(&[], None)
+    };
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let named = async |name: &'static str| {
+        server(move |_, mut client| async move {
+            while client.message_if_any().await.is_some() {
+                client.send(&format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{name}")).await;
+            }
+        })
+        .await
+    };
+    let servers = [named("a").await, named("b").await];
+    for terminal in [http(|_, _| ()), tcp()] {
+        let is_http = matches!(terminal, Terminal::Http(_));
+        let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+        let listener = Listener { proxy_protocol: proxied, ..listener(terminal, None) };
+        let proxy = Proxy::start(listener, vec![original()]).await;
+        let going_to = async |to: SocketAddr| {
+            let mut client = proxy.connect().await;
+            client.send(&format!("PROXY TCP4 127.0.0.1 127.0.0.1 1000 {}\r\n", to.port())).await;
+            client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            client.message_if_any().await
+        };
+        for _ in 0..2 {
+            assert_eq!(going_to(servers[0]).await.unwrap().1, "a");
+            assert_eq!(going_to(servers[1]).await.unwrap().1, "b");
+            let answer = going_to(nobody).await;
+            assert_eq!(answer.is_some_and(|(head, _)| head.starts_with("HTTP/1.1 503 ")), is_http);
+        }
+    }
+}
+
+/// A server that says all it has to say at once, and then hears how much it is told.
+async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
+    let (tell, told) = unbounded_channel();
+    let serve = move |_, mut client: Client| {
+        let tell = tell.clone();
+        async move {
+            client.send("bye").await;
+            client.stream.shutdown().await.unwrap();
+            tell.send(client.rest().await.len()).unwrap();
+        }
+    };
+    (server(serve).await, told)
+}
+
+/// Sends much after the server has ended.
+async fn outlast(mut client: Client, told: &mut UnboundedReceiver<usize>) {
+    assert_eq!(client.rest().await, "bye");
+    client.send(&"x".repeat(300_000)).await;
+    client.stream.shutdown().await.unwrap();
+    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
+}
+
+#[tokio::test]
+async fn a_server_may_end_first_and_hears_the_rest() {
+    let (server, mut told) = brief().await;
+    let plain = Proxy::start(listener(tcp(), None), vec![cluster(&[server], None)]).await;
+    let mesh = Mesh::new();
+    let inbound = listener(tcp(), Some(mesh.server("server", "client")));
+    let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
+    let tls = mesh.client("client", "server");
+    let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
+    for proxy in [&plain, &outbound] {
+        outlast(proxy.connect().await, &mut told).await;
+    }
+}
