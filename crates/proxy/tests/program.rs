@@ -6,6 +6,8 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/mesh.rs"]
+mod mesh;
 #[path = "support/program.rs"]
 mod program;
 mod support;
@@ -13,7 +15,7 @@ mod support;
 use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use program::Program;
-use skysail_identity::{Authority, KeyAndCsr, Peer, TlsSpec};
+use skysail_identity::{Authority, KeyAndCsr, TlsSpec};
 use support::{Client, within};
 use tokio::net::TcpStream;
 
@@ -61,9 +63,7 @@ async fn account(server: SocketAddr) -> String {
     let connector = tokio_rustls::TlsConnector::from(Arc::clone(&TlsSpec::default().client().unwrap()));
     let tcp = TcpStream::connect(server).await.unwrap();
     let tls = within(connector.connect("a".try_into().unwrap(), tcp)).await.unwrap();
-    let certificate = &tls.get_ref().1.peer_certificates().unwrap()[0];
-    let peer = Peer::from_der(certificate).unwrap();
-    peer.uris[0].rsplit('/').next().unwrap().to_owned()
+    mesh::account(&tls)
 }
 
 async fn until_account(server: SocketAddr, wanted: &str) {

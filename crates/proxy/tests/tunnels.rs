@@ -6,6 +6,10 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/files.rs"]
+mod files;
+#[path = "support/http2.rs"]
+mod http2;
 #[path = "support/program.rs"]
 mod program;
 mod support;
@@ -16,8 +20,11 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, ext::Protocol};
 use http::{Method, Request, Response, StatusCode};
 use program::Program;
-use support::{Client, server, within};
-use tokio::net::{TcpListener, TcpStream};
+use support::{Client, over_tls, server, within};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+};
 
 /// CONNECT goes to `bytes` without its head, to `h1:1` and `h2:1` with it; GETs go by their paths, and may be upgraded to
 /// WebSockets.
@@ -54,15 +61,14 @@ fn bootstrap(http1: SocketAddr, http2: SocketAddr) -> String {
         cluster("http1", "http_protocol_options: {}", http1),
         cluster("http2", "http2_protocol_options: {allow_connect: true}", http2),
     ];
-    format!(
-        r#"
-node: {{id: a}}
-static_resources:
-  listeners:
-  - name: l
+    let listener = |name: &str, tls: &str| {
+        format!(
+            r#"
+  - name: {name}
     address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
     filter_chains:
-    - filters:
+    - {tls}
+      filters:
       - name: envoy.filters.network.http_connection_manager
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
@@ -78,12 +84,14 @@ static_resources:
               - {{match: {{prefix: /h2}}, route: {{cluster: http2}}}}
           http_filters:
           - name: envoy.filters.http.router
-            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:{}
-"#,
-        routes.concat(),
-        clusters.concat()
-    )
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}"#,
+            routes.concat()
+        )
+    };
+    let listeners =
+        [listener("plain", ""), listener("secured", &format!("transport_socket: {}", files::tls()))];
+    let (listeners, clusters) = (listeners.concat(), clusters.concat());
+    format!("node: {{id: a}}\nstatic_resources:\n  listeners:{listeners}\n  clusters:{clusters}\n")
 }
 
 /// A server of HTTP/1.1, which grants all that it is asked for, says hi, and answers a ping.
@@ -157,9 +165,17 @@ async fn start(folder: &tempfile::TempDir) -> Program {
     Program::start(folder.path(), &bootstrap(http1_server().await, http2_server().await)).await
 }
 
+/// A connection to this listener, which agrees on a version of HTTP if there is TLS.
+async fn connect(program: &Program, listener: &str, protocol: &str) -> TcpStream {
+    let address = program.listener(listener).await;
+    match listener {
+        "plain" => TcpStream::connect(address).await.unwrap(),
+        _ => over_tls(address, protocol).await,
+    }
+}
+
 /// A client of HTTP/2 that knows what it may ask for.
-async fn http2_client(address: SocketAddr) -> SendRequest<Bytes> {
-    let stream = TcpStream::connect(address).await.unwrap();
+async fn http2_client(stream: TcpStream) -> SendRequest<Bytes> {
     let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     tokio::spawn(connection);
     let requests = within(requests.ready()).await.unwrap();
@@ -194,9 +210,9 @@ async fn http1_talk(client: &mut Client) {
 async fn a_client_of_http1_gets_through_to_either() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
-    let address = program.listener("l").await;
-    for path in ["/h1", "/h2"] {
-        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+    let connect = async |listener| Client::new(connect(&program, listener, "http/1.1").await);
+    for (listener, path) in [("plain", "/h1"), ("plain", "/h2"), ("secured", "/h1"), ("secured", "/h2")] {
+        let mut client = connect(listener).await;
         let upgrade = "Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZQ==\r\n";
         client.send(&format!("GET {path} HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n")).await;
         let head = client.head().await;
@@ -209,7 +225,7 @@ async fn a_client_of_http1_gets_through_to_either() {
         http1_talk(&mut client).await;
     }
     for authority in ["h1:1", "h2:1", "bytes:1"] {
-        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
+        let mut client = connect("plain").await;
         let first = if authority == "bytes:1" { "hello\r\n\r\n" } else { "" };
         client.send(&format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n{first}")).await;
         let head = client.head().await;
@@ -223,8 +239,9 @@ async fn a_client_of_http1_gets_through_to_either() {
 async fn a_client_of_http2_gets_through_to_either() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
-    let requests = http2_client(program.listener("l").await).await;
-    for path in ["/h1", "/h2"] {
+    let plain = http2_client(connect(&program, "plain", "h2").await).await;
+    let secured = http2_client(connect(&program, "secured", "h2").await).await;
+    for (requests, path) in [(&plain, "/h1"), (&plain, "/h2"), (&secured, "/h1"), (&secured, "/h2")] {
         let mut request = Request::builder().method(Method::CONNECT).uri(format!("http://a{path}"));
         request.extensions_mut().unwrap().insert(Protocol::from_static("websocket"));
         let request = request.header("sec-websocket-version", "13").body(()).unwrap();
@@ -234,6 +251,7 @@ async fn a_client_of_http2_gets_through_to_either() {
         assert!(!answer.headers().contains_key("upgrade"), "{answer:?}");
         talk(stream, answer.into_body(), "").await;
     }
+    let requests = plain;
     for authority in ["h1:1", "h2:1", "bytes:1"] {
         let request = Request::builder().method(Method::CONNECT).uri(authority).body(()).unwrap();
         let (answer, stream) = requests.clone().send_request(request, false).unwrap();
@@ -247,8 +265,8 @@ async fn a_client_of_http2_gets_through_to_either() {
 async fn what_is_not_allowed_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
-    let address = program.listener("l").await;
-    let requests = http2_client(address).await;
+    let address = program.listener("plain").await;
+    let requests = http2_client(connect(&program, "plain", "h2").await).await;
     for (authority, status) in [("no:1", 403), ("other:1", 404)] {
         let mut client = Client::new(TcpStream::connect(address).await.unwrap());
         client.send(&format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await;
@@ -266,4 +284,36 @@ async fn what_is_not_allowed_is_refused() {
     let mut client = Client::new(TcpStream::connect(address).await.unwrap());
     client.send("CONNECT h1:1 HTTP/1.1\r\nHost: h1:1\r\nContent-Length: 5\r\n\r\nhello").await;
     assert!(client.head().await.starts_with("HTTP/1.1 400 "));
+}
+
+#[tokio::test]
+async fn a_server_may_end_first_and_hears_the_rest() {
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let brief = server(move |_, mut client| {
+        let tell = tell.clone();
+        async move {
+            client.send("bye").await;
+            client.stream.shutdown().await.unwrap();
+            tell.send(client.rest().await.len()).unwrap();
+        }
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), &bootstrap(brief, brief)).await;
+    let mut client = Client::new(connect(&program, "plain", "http/1.1").await);
+    client.send("CONNECT bytes:1 HTTP/1.1\r\nHost: bytes:1\r\n\r\n").await;
+    assert!(client.head().await.starts_with("HTTP/1.1 200 OK\r\n"));
+    assert_eq!(client.rest().await, "bye");
+    client.send(&"x".repeat(300_000)).await;
+    client.stream.shutdown().await.unwrap();
+    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
+
+    let requests = http2_client(connect(&program, "plain", "h2").await).await;
+    let request = Request::builder().method(Method::CONNECT).uri("bytes:1").body(()).unwrap();
+    let (answer, mut stream) = requests.clone().send_request(request, false).unwrap();
+    let mut body = within(answer).await.unwrap().into_body();
+    assert_eq!(http2::content(&mut body).await, (b"bye".to_vec(), None));
+    http2::send(&mut stream, vec![b'x'; 300_000].into()).await;
+    stream.send_data(Bytes::new(), true).unwrap();
+    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
 }

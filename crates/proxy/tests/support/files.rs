@@ -62,6 +62,20 @@ pub(crate) fn cluster(name: &str, server: SocketAddr, http2: bool) -> Value {
     })
 }
 
+/// TLS for a listener, with a new certificate of its own.
+pub(crate) fn tls() -> Value {
+    let issued = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+    let certificate = json!({
+        "certificate_chain": {"inline_string": issued.cert.pem()},
+        "private_key": {"inline_string": issued.signing_key.serialize_pem()}
+    });
+    let context = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+    json!({"name": "tls", "typed_config": {
+        "@type": context,
+        "common_tls_context": {"tls_certificates": [certificate], "alpn_protocols": ["h2", "http/1.1"]}
+    }})
+}
+
 pub(crate) fn address(of: SocketAddr) -> Value {
     json!({"socket_address": {"address": of.ip().to_string(), "port_value": of.port()}})
 }

@@ -5,6 +5,7 @@
 use std::{collections::HashMap, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use skysail_identity::TlsSpec;
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
@@ -23,9 +24,10 @@ use skysail_proxy::{
     worker::Workers,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
 };
+use tokio_rustls::TlsConnector;
 
 /// A proxy that runs until it is dropped.
 pub(crate) struct Proxy {
@@ -394,4 +396,17 @@ pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
         backoff_base: Duration::from_millis(1),
         backoff_max: Duration::from_millis(2),
     })
+}
+
+/// A connection over TLS that offers this protocol, at its plain end.
+pub(crate) async fn over_tls(to: SocketAddr, protocol: &str) -> TcpStream {
+    let spec = TlsSpec { alpn: vec![protocol.into()], ..TlsSpec::default() };
+    let connector = TlsConnector::from(spec.client().unwrap());
+    let outer = TcpStream::connect(to).await.unwrap();
+    let mut outer = within(connector.connect("a".try_into().unwrap(), outer)).await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (mut inner, _) = listener.accept().await.unwrap();
+    tokio::spawn(async move { copy_bidirectional(&mut inner, &mut outer).await });
+    plain
 }
