@@ -6,6 +6,12 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/files.rs"]
+mod files;
+#[path = "support/http2.rs"]
+mod http2;
+#[path = "support/message.rs"]
+mod message;
 #[path = "support/program.rs"]
 mod program;
 mod support;
@@ -13,211 +19,197 @@ mod support;
 use std::net::SocketAddr;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
+use files::{bootstrap, cluster, filter, http, listener, with};
+use message::{Client, Message, map, server};
 use program::Program;
-use support::{Client, server, within};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
-/// All requests go to one server of HTTP/1.1 (what is tested depends on no version), with these settings of the route,
-/// through these filters.
-async fn start(
-    folder: &tempfile::TempDir,
-    server: SocketAddr,
-    route: &str,
-    filters: &str,
-) -> (Program, SocketAddr) {
-    let port = server.port();
-    let bootstrap = format!(
-        r#"
-node: {{id: a}}
-static_resources:
-  listeners:
-  - name: l
-    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: l
-          route_config: {{virtual_hosts: [{{name: all, domains: ["*"], routes: [{{match: {{prefix: /}}, route: {{cluster: c{route}}}}}]}}]}}
-          http_filters:{filters}
-          - name: envoy.filters.http.router
-            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:
-  - name: c
-    type: STATIC
-    load_assignment:
-      cluster_name: c
-      endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}}}}}]}}]
-"#
-    );
-    let program = Program::start(folder.path(), &bootstrap).await;
-    let address = program.listener("l").await;
-    (program, address)
+/// A client of each version whose requests go to one server of the same, with these settings of the route, through these
+/// filters.
+struct Proxied {
+    _folder: tempfile::TempDir,
+    program: Program,
 }
 
-/// A server that hears, and never answers.
-async fn silent() -> SocketAddr {
-    server(|_, mut client| async move {
-        client.rest().await;
-    })
-    .await
+impl Proxied {
+    async fn start(servers: [SocketAddr; 2], route: &Value, filters: &[Value]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [http1, http2] = servers;
+        let clusters = [cluster("http1", http1, false), cluster("http2", http2, true)];
+        let listeners = ["http1", "http2"].map(|name| {
+            let routes = json!([{"match": {"prefix": "/"}, "route": with(json!({"cluster": name}), route)}]);
+            listener(name, &[http(filters, &routes, &json!({}))])
+        });
+        let program = Program::start(folder.path(), &bootstrap(&listeners, &clusters)).await;
+        Self { _folder: folder, program }
+    }
+
+    async fn clients(&self) -> [Client; 2] {
+        let http1 = TcpStream::connect(self.program.listener("http1").await).await.unwrap();
+        let http2 = TcpStream::connect(self.program.listener("http2").await).await.unwrap();
+        [Client::new(http1, false).await, Client::new(http2, true).await]
+    }
+}
+
+/// A server of each version.
+async fn servers<F, R>(answer: F) -> [SocketAddr; 2]
+where
+    F: Fn(Message) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Message> + Send + 'static,
+{
+    [server(false, None, answer.clone()).await, server(true, None, answer).await]
+}
+
+/// Servers that hear, and never answer.
+async fn silent() -> [SocketAddr; 2] {
+    servers(|_| std::future::pending()).await
+}
+
+/// Says what it is asked, but for the content.
+async fn repeat(request: Message) -> Message {
+    Message::new(&[], format!("{:?}", request.fields)).with_length()
+}
+
+/// The fields of an answer without content.
+fn told(answer: &Message, name: &str) -> String {
+    answer.fields.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
 }
 
 #[tokio::test]
 async fn deadlines_of_clients_are_heeded() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = silent().await;
-    for (route, waits, answer) in [
+    let servers = silent().await;
+    for (route, waits, name, value) in [
         // As Istio has it: no limit but the client's.
-        (", timeout: 0s, max_grpc_timeout: 0s", "50m", "grpc-message: upstream request timeout\r\n"),
-        (", timeout: 0s, max_grpc_timeout: 0.05s", "1H", "grpc-status: 14\r\n"),
-        (", timeout: 100s, max_grpc_timeout: 0.05s", "", "grpc-status: 14\r\n"),
-        (", timeout: 0s, max_stream_duration: {max_stream_duration: 0.05s}", "", "grpc-status: 4\r\n"),
         (
-            ", timeout: 0s, max_stream_duration: {max_stream_duration: 100s, grpc_timeout_header_max: 0s}",
+            json!({"timeout": "0s", "max_grpc_timeout": "0s"}),
             "50m",
-            "grpc-message: downstream duration timeout\r\n",
+            "grpc-message",
+            "upstream request timeout",
         ),
-        (", timeout: 0s, max_stream_duration: {grpc_timeout_header_max: 0.05s}", "1H", "grpc-status: 4\r\n"),
+        (json!({"timeout": "0s", "max_grpc_timeout": "0.05s"}), "1H", "grpc-status", "14"),
+        (json!({"timeout": "100s", "max_grpc_timeout": "0.05s"}), "", "grpc-status", "14"),
+        (
+            json!({"timeout": "0s", "max_stream_duration": {"max_stream_duration": "0.05s"}}),
+            "",
+            "grpc-status",
+            "4",
+        ),
+        (
+            json!({"timeout": "0s",
+                "max_stream_duration": {"max_stream_duration": "100s", "grpc_timeout_header_max": "0s"}}),
+            "50m",
+            "grpc-message",
+            "downstream duration timeout",
+        ),
+        (
+            json!({"timeout": "0s", "max_stream_duration": {"grpc_timeout_header_max": "0.05s"}}),
+            "1H",
+            "grpc-status",
+            "4",
+        ),
     ] {
-        let (_program, address) = start(&folder, server, route, "").await;
-        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
-        let waits = if waits.is_empty() { String::new() } else { format!("grpc-timeout: {waits}\r\n") };
-        let head = format!("POST /a/b HTTP/1.1\r\nHost: a\r\nContent-Type: application/grpc\r\n{waits}");
-        client.send(&format!("{head}Content-Length: 0\r\n\r\n")).await;
-        let head = client.head().await;
-        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains(answer), "{route}: {head}");
+        let proxied = Proxied::start(servers, &route, &[]).await;
+        let mut call = Message::new(&[("content-type", "application/grpc")], "").with_length();
+        if !waits.is_empty() {
+            call.fields.extend(map(&[("grpc-timeout", waits)]));
+        }
+        for mut client in proxied.clients().await {
+            let answer = client.ask(&call).await;
+            assert_eq!((answer.status, told(&answer, name)), (200, value.to_owned()), "{route}: {answer:?}");
+        }
     }
 }
 
 #[tokio::test]
 async fn servers_are_told_how_long_is_waited() {
-    let folder = tempfile::tempdir().unwrap();
+    let servers = servers(repeat).await;
     for (route, expected) in [
-        (", timeout: 0s, max_grpc_timeout: 5s", "5000m"),
-        (", timeout: 0s, max_grpc_timeout: 0s, grpc_timeout_offset: 1s", "9000m"),
-        (", timeout: 20s", "10S"),
+        (json!({"timeout": "0s", "max_grpc_timeout": "5s"}), "5000m"),
+        (json!({"timeout": "0s", "max_grpc_timeout": "0s", "grpc_timeout_offset": "1s"}), "9000m"),
+        (json!({"timeout": "20s"}), "10S"),
     ] {
-        let (_program, address) = start(&folder, support::echo().await, route, "").await;
-        let mut client = Client::new(TcpStream::connect(address).await.unwrap());
-        client.send("POST /a/b HTTP/1.1\r\nHost: a\r\nContent-Type: application/grpc\r\ngrpc-timeout: 10S\r\nContent-Length: 0\r\n\r\n").await;
-        let (_, body) = client.message().await;
-        assert!(body.contains(&format!("\r\ngrpc-timeout: {expected}\r\n")), "{route}: {body}");
+        let proxied = Proxied::start(servers, &route, &[]).await;
+        let call = [("content-type", "application/grpc"), ("grpc-timeout", "10S")];
+        for mut client in proxied.clients().await {
+            let answer = client.ask(&Message::new(&call, "").with_length()).await;
+            let said = String::from_utf8_lossy(&answer.content);
+            assert!(said.contains(&format!("\"grpc-timeout\": \"{expected}\"")), "{route}: {said}");
+        }
     }
 }
 
-const WEB: &str = r#"
-          - name: envoy.filters.http.grpc_web
-            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.grpc_web.v3.GrpcWeb}"#;
-
-/// A server of gRPC that repeats what it is sent, and says that all is well.
-async fn grpc() -> SocketAddr {
-    server(|_, mut client| async move {
-        let head = client.head().await;
-        assert!(head.contains("\r\ncontent-type: application/grpc\r\n"), "{head}");
-        assert!(head.contains("\r\nte: trailers\r\n"), "{head}");
-        if head.contains("\r\ncontent-length: 7\r\n") {
-            assert_eq!(client.exactly(7).await, "\0\0\0\0\x02hi");
-        } else {
-            let body = client.until("0\r\n\r\n").await;
-            assert_eq!(body, "7\r\n\0\0\0\0\x02hi\r\n0\r\n\r\n");
-        }
-        client
-            .send("HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
-            .await;
-        client.send("7\r\n\0\0\0\0\x02hi\r\n0\r\nGrpc-Status: 0\r\n\r\n").await;
-        client.rest().await;
-    })
-    .await
+fn web() -> Value {
+    filter("http.grpc_web.v3.GrpcWeb", &json!({}))
 }
 
-/// A call of gRPC-Web, whose message says hi.
-async fn call(address: SocketAddr, kind: &str, content: &[u8]) -> Client {
-    let mut client = Client::new(TcpStream::connect(address).await.unwrap());
-    let length = content.len();
-    let head = format!(
-        "POST /a/b HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nAccept: {kind}\r\nContent-Length: {length}\r\n\r\n"
-    );
-    client.send(&head).await;
-    client.stream.write_all(content).await.unwrap();
-    client
+/// Repeats what it is sent as a server of gRPC, and says that all is well.
+async fn grpc(request: Message) -> Message {
+    assert_eq!(request.fields["content-type"], "application/grpc");
+    assert_eq!(request.fields["te"], "trailers");
+    let answer = Message::new(&[("content-type", "application/grpc")], request.content);
+    Message { trailers: map(&[("grpc-status", "0")]), ..answer }
+}
+
+/// A call of gRPC-Web.
+fn call(kind: &'static str, content: impl Into<bytes::Bytes>) -> Message {
+    Message::new(&[("content-type", kind), ("accept", kind)], content)
 }
 
 /// What follows it.
 const TRAILERS: &[u8] = b"\x80\0\0\0\x0fgrpc-status:0\r\n";
 const HI: &[u8] = b"\0\0\0\0\x02hi";
 
+/// What texts say that were made one after the other.
+fn decode(text: &[u8]) -> Vec<u8> {
+    text.chunks(4).flat_map(|four| BASE64.decode(four).unwrap()).collect()
+}
+
 #[tokio::test]
 async fn clients_of_grpc_web_call_servers_of_grpc() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_program, address) = start(&folder, grpc().await, "", WEB).await;
-    let answer = read(call(address, "application/grpc-web+proto", HI).await).await;
-    let (head, body) = answer.split_at(answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4);
-    let head = String::from_utf8_lossy(head);
-    assert!(head.contains("\r\ncontent-type: application/grpc-web+proto\r\n"), "{head}");
-    // The trailers are the last message.
-    let content: Vec<u8> = chunks(body).concat();
-    assert_eq!(content, [HI, TRAILERS].concat());
+    let proxied = Proxied::start(servers(grpc).await, &json!({}), &[web()]).await;
+    let large = [&[0, 0, 0x0f, 0x42, 0x40], &[7; 1_000_000][..]].concat();
+    for mut client in proxied.clients().await {
+        for message in [HI, &large] {
+            // The trailers are the last message.
+            let expected = [message, TRAILERS].concat();
+            let bytes = call("application/grpc-web+proto", message.to_owned());
+            let answer = client.ask(&bytes.with_length()).await;
+            assert_eq!(told(&answer, "content-type"), "application/grpc-web+proto");
+            assert!(answer.content == expected, "{} bytes", answer.content.len());
 
-    let call = call(address, "application/grpc-web-text", BASE64.encode(HI).as_bytes()).await;
-    let answer = read(call).await;
-    let (head, body) = answer.split_at(answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4);
-    let head = String::from_utf8_lossy(head);
-    assert!(head.contains("\r\ncontent-type: application/grpc-web-text+proto\r\n"), "{head}");
-    let content: Vec<u8> = chunks(body).iter().flat_map(|text| BASE64.decode(text).unwrap()).collect();
-    assert_eq!(content, [HI, TRAILERS].concat());
-}
-
-/// An answer to its last chunk.
-async fn read(mut client: Client) -> Vec<u8> {
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"\r\n0\r\n\r\n") {
-        assert_ne!(
-            within(client.stream.read_buf(&mut answer)).await.unwrap(),
-            0,
-            "{}",
-            answer.escape_ascii()
-        );
-    }
-    answer
-}
-
-/// The content of each chunk.
-fn chunks(mut body: &[u8]) -> Vec<&[u8]> {
-    let mut all = Vec::new();
-    loop {
-        let line = body.iter().position(|b| *b == b'\r').unwrap();
-        let size = usize::from_str_radix(std::str::from_utf8(&body[..line]).unwrap(), 16).unwrap();
-        if size == 0 {
-            return all;
+            // Neither pieces nor what they stand for end where four characters do.
+            for piece in [1, 7, 99_999] {
+                if message.len() > 100_000 * piece {
+                    continue;
+                }
+                let text = Message { piece, ..call("application/grpc-web-text", BASE64.encode(message)) };
+                let answer = client.ask(&text).await;
+                assert_eq!(told(&answer, "content-type"), "application/grpc-web-text+proto");
+                assert!(decode(&answer.content) == expected, "{} bytes", answer.content.len());
+            }
         }
-        all.push(&body[line + 2..line + 2 + size]);
-        body = &body[line + 4 + size..];
     }
 }
 
 #[tokio::test]
 async fn failures_are_told_in_the_words_of_grpc_web() {
-    let folder = tempfile::tempdir().unwrap();
-    for (server, expected) in [
-        (
-            silent().await,
-            ["HTTP/1.1 504 ", "grpc-status: 14\r\n", "grpc-message: upstream request timeout\r\n"],
-        ),
-        (support::echo().await, ["HTTP/1.1 200 ", "grpc-status: 2\r\n", "content-length: 0\r\n"]),
-    ] {
-        let (_program, address) = start(&folder, server, ", timeout: 0.2s", WEB).await;
-        let mut client = call(address, "application/grpc-web", HI).await;
-        let head = client.head().await;
-        assert!(head.contains("content-type: application/grpc-web+proto\r\n"), "{head}");
-        assert!(expected.iter().all(|expected| head.contains(expected)), "{expected:?}: {head}");
+    let cases =
+        [(silent().await, 504, "14", "upstream request timeout"), (servers(repeat).await, 200, "2", "")];
+    for (servers, status, code, message) in cases {
+        let proxied = Proxied::start(servers, &json!({"timeout": "0.2s"}), &[web()]).await;
+        for mut client in proxied.clients().await {
+            let answer = client.ask(&call("application/grpc-web", HI).with_length()).await;
+            assert_eq!(told(&answer, "content-type"), "application/grpc-web+proto");
+            assert_eq!((answer.status, &*told(&answer, "grpc-status")), (status, code), "{answer:?}");
+            assert_eq!(told(&answer, "grpc-message"), message, "{answer:?}");
+            assert_eq!(answer.content, "", "{answer:?}");
+        }
     }
     // What should be base64 is not.
-    let (_program, address) = start(&folder, grpc().await, "", WEB).await;
-    let head = call(address, "application/grpc-web-text", b"????").await.head().await;
-    assert!(head.starts_with("HTTP/1.1 400 ") && head.contains("grpc-status: 13\r\n"), "{head}");
+    let proxied = Proxied::start(servers(grpc).await, &json!({}), &[web()]).await;
+    for mut client in proxied.clients().await {
+        let answer = client.ask(&call("application/grpc-web-text", "????").with_length()).await;
+        assert_eq!((answer.status, &*told(&answer, "grpc-status")), (400, "13"), "{answer:?}");
+    }
 }
