@@ -209,7 +209,8 @@ impl Group {
             }
             Balancer::RoundRobin => schedule.next(weight)?,
             Balancer::LeastRequest { choices, .. } if schedule.is_empty() => {
-                let choices = (choices.max(1) as usize).min(members.len());
+                // With many times as many as there are to choose from, hardly any is left out: more change nothing.
+                let choices = (choices.max(1) as usize).min(members.len() * 64);
                 let any = || dice.usize(..members.len());
                 std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
             }
