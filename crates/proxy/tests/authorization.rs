@@ -22,9 +22,11 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use files::{bootstrap, cluster, filter, http, listener, to};
-use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode, jwk::Jwk};
 use program::Program;
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use rcgen::{
+    KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256, RsaKeySize,
+};
 use serde_json::{Value, json};
 use skysail_xds::envoy::pb::{
     envoy::service::auth::v3::{
@@ -46,27 +48,69 @@ async fn status(proxy: SocketAddr, fields: &str) -> (String, String) {
     (head[9..12].to_owned(), body.to_owned())
 }
 
+/// A new key of an issuer for tokens of this algorithm, and a token that is good by it.
+fn key_and_token(algorithm: Algorithm) -> (Value, String) {
+    let make = |kind| KeyPair::generate_for(kind).unwrap();
+    let (pair, curve) = match algorithm {
+        Algorithm::ES256 => (make(&PKCS_ECDSA_P256_SHA256), "P-256"),
+        Algorithm::ES384 => (make(&PKCS_ECDSA_P384_SHA384), "P-384"),
+        Algorithm::EdDSA => (make(&PKCS_ED25519), "Ed25519"),
+        _ => (KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap(), ""),
+    };
+    let (signing, key) = match algorithm {
+        Algorithm::ES256 | Algorithm::ES384 => {
+            let point = &pair.public_key_raw()[1..];
+            let (x, y) = point.split_at(point.len() / 2);
+            let key = json!({"kty": "EC", "crv": curve, "x": BASE64.encode(x), "y": BASE64.encode(y)});
+            (EncodingKey::from_ec_der(pair.serialized_der()), key)
+        }
+        Algorithm::EdDSA => {
+            let key = json!({"kty": "OKP", "crv": curve, "x": BASE64.encode(pair.public_key_raw())});
+            (EncodingKey::from_ed_der(pair.serialized_der()), key)
+        }
+        _ => {
+            let signing = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes()).unwrap();
+            let key = Jwk::from_encoding_key(&signing, algorithm).unwrap();
+            (signing, serde_json::to_value(key).unwrap())
+        }
+    };
+    let token = encode(&Header::new(algorithm), &json!({"iss": "me", "sub": "you"}), &signing).unwrap();
+    (key, token)
+}
+
 /// Keys of one issuer, and a token that is good by them.
 fn keys_and_token() -> (String, String) {
-    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-    let (x, y) = pair.public_key_raw()[1..].split_at(32);
-    let key = json!({"kty": "EC", "crv": "P-256", "x": BASE64.encode(x), "y": BASE64.encode(y)});
-    let keys = json!({ "keys": [key] }).to_string();
-    let token = encode(
-        &Header::new(Algorithm::ES256),
-        &json!({"iss": "me", "sub": "you"}),
-        &EncodingKey::from_ec_der(pair.serialized_der()),
-    )
-    .unwrap();
-    (keys, token)
+    let (key, token) = key_and_token(Algorithm::ES256);
+    (json!({ "keys": [key] }).to_string(), token)
 }
 
 /// Tokens of the issuer `me`, whose keys are there.
 fn jwt(keys: &Value) -> Value {
-    let provider = json!({"issuer": "me", "remote_jwks": keys});
+    let provider = files::with(json!({"issuer": "me"}), keys);
     let rule = json!({"match": {"prefix": "/"}, "requires": {"provider_name": "p"}});
     let config = json!({"providers": {"p": provider}, "rules": [rule]});
     filter("http.jwt_authn.v3.JwtAuthentication", &config)
+}
+
+#[tokio::test]
+async fn tokens_are_good_by_keys_of_every_kind_and_by_no_other_key() {
+    let algorithms =
+        [Algorithm::RS256, Algorithm::PS256, Algorithm::ES256, Algorithm::ES384, Algorithm::EdDSA];
+    let pairs = algorithms.map(key_and_token);
+    let keys = json!({"keys": pairs.each_ref().map(|(key, _)| key)}).to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let filter = jwt(&json!({"local_jwks": {"inline_string": keys}}));
+    let manager = http(&[filter], &to("upstream"), &json!({}));
+    let clusters = [cluster("upstream", echo().await, false)];
+    let program = Program::start(folder.path(), &bootstrap(&[listener("l", &[manager])], &clusters)).await;
+    let proxy = program.listener("l").await;
+    for (algorithm, (_, token)) in algorithms.iter().zip(&pairs) {
+        let good = status(proxy, &format!("authorization: Bearer {token}\r\n")).await;
+        assert_eq!(good.0, "200", "{algorithm:?}: {}", good.1);
+        let (_, foreign) = key_and_token(*algorithm);
+        let (status, why) = status(proxy, &format!("authorization: Bearer {foreign}\r\n")).await;
+        assert_eq!((&*status, &*why), ("401", "Jwt verification fails"), "{algorithm:?}");
+    }
 }
 
 #[tokio::test]
@@ -89,7 +133,8 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    let keys = json!({"http_uri": {"uri": "https://keys.example/keys", "cluster": "keys", "timeout": "30s"}});
+    let uri = json!({"uri": "https://keys.example/keys", "cluster": "keys", "timeout": "30s"});
+    let keys = json!({"remote_jwks": {"http_uri": uri}});
     let manager = http(&[jwt(&keys)], &to("upstream"), &json!({}));
     let clusters = [cluster("keys", keeper, false), cluster("upstream", echo().await, false)];
     let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
@@ -253,7 +298,7 @@ async fn keys_that_are_not_kept_are_fetched_each_time() {
     .await;
     let folder = tempfile::tempdir().unwrap();
     let uri = json!({"uri": "https://keys.example/keys", "cluster": "keys", "timeout": "30s"});
-    let keys = json!({"http_uri": uri, "cache_duration": "0.001s"});
+    let keys = json!({"remote_jwks": {"http_uri": uri, "cache_duration": "0.001s"}});
     let manager = http(&[jwt(&keys)], &to("upstream"), &json!({}));
     let clusters = [cluster("keys", keeper, false), cluster("upstream", echo().await, false)];
     let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);

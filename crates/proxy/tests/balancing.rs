@@ -24,29 +24,10 @@ use skysail_proxy::{
     },
     overload::Limits as Taken,
 };
-use support::{Proxy, cluster, http, listener, server, tcp, within};
+use support::{Proxy, cluster, http, listener, numbered, server, tcp, within};
 use tokio::sync::Notify;
 
 const RING: Balancer = Balancer::RingHash { minimum: 1024, maximum: 8192, function: HashFunction::Xx };
-
-/// Servers that answer each request, or each connection's first line, with their number.
-async fn numbered(count: usize) -> Vec<SocketAddr> {
-    let mut addresses = Vec::new();
-    for number in 0..count {
-        let serve = move |_, mut client: support::Client| async move {
-            loop {
-                let mut first = [0];
-                if !matches!(client.stream.peek(&mut first).await, Ok(1)) {
-                    return;
-                }
-                client.head().await;
-                client.send(&format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{number}")).await;
-            }
-        };
-        addresses.push(server(serve).await);
-    }
-    addresses
-}
 
 fn by(key: HashKey) -> Vec<HashPolicy> {
     vec![HashPolicy { key, terminal: false }]

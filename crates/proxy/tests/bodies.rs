@@ -13,6 +13,8 @@ mod mesh;
 #[path = "support/message.rs"]
 mod message;
 mod support;
+#[path = "support/tls.rs"]
+mod tls;
 
 use bytes::Bytes;
 use mesh::{Mesh, accepting, connecting};
@@ -52,7 +54,7 @@ async fn content_comes_back(http2_server: bool, tls_server: bool) {
         stream.set_nodelay(true).unwrap();
         let clients = [
             Client::new(stream, http2).await,
-            Client::new(support::secured(secured.address, protocol).await, http2).await,
+            Client::new(tls::secured(secured.address, protocol).await, http2).await,
         ];
         for mut client in clients {
             for sent in [&whole, &in_pieces] {

@@ -13,6 +13,8 @@ mod http2;
 #[path = "support/program.rs"]
 mod program;
 mod support;
+#[path = "support/tls.rs"]
+mod tls;
 
 use std::net::SocketAddr;
 
@@ -20,7 +22,8 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, ext::Protocol};
 use http::{Method, Request, Response, StatusCode};
 use program::Program;
-use support::{Client, over_tls, server, within};
+use support::{Client, server, within};
+use tls::over_tls;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},

@@ -5,7 +5,6 @@
 use std::{collections::HashMap, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use skysail_identity::TlsSpec;
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
@@ -24,10 +23,9 @@ use skysail_proxy::{
     worker::Workers,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// A proxy that runs until it is dropped.
 pub(crate) struct Proxy {
@@ -220,6 +218,25 @@ pub(crate) async fn echo() -> SocketAddr {
     .await
 }
 
+/// Servers that answer each request, or each connection's first line, with their number.
+pub(crate) async fn numbered(count: usize) -> Vec<SocketAddr> {
+    let mut addresses = Vec::new();
+    for number in 0..count {
+        let serve = move |_, mut client: Client| async move {
+            loop {
+                let mut first = [0];
+                if !matches!(client.stream.peek(&mut first).await, Ok(1)) {
+                    return;
+                }
+                client.head().await;
+                client.send(&format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{number}")).await;
+            }
+        };
+        addresses.push(server(serve).await);
+    }
+    addresses
+}
+
 /// A proxy that sends everything to one server.
 pub(crate) async fn proxy_to(upstream: SocketAddr) -> Proxy {
     Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[upstream], None)]).await
@@ -396,24 +413,4 @@ pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
         backoff_base: Duration::from_millis(1),
         backoff_max: Duration::from_millis(2),
     })
-}
-
-/// A connection over TLS that offers this protocol.
-pub(crate) async fn secured(to: SocketAddr, protocol: &str) -> TlsStream<TcpStream> {
-    let spec = TlsSpec { alpn: vec![protocol.into()], ..TlsSpec::default() };
-    let connector = TlsConnector::from(spec.client().unwrap());
-    let stream = TcpStream::connect(to).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap()
-}
-
-/// The same at its plain end.
-pub(crate) async fn over_tls(to: SocketAddr, protocol: &str) -> TcpStream {
-    let mut outer = secured(to, protocol).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let (mut inner, _) = listener.accept().await.unwrap();
-    inner.set_nodelay(true).unwrap();
-    tokio::spawn(async move { copy_bidirectional(&mut inner, &mut outer).await });
-    plain
 }
