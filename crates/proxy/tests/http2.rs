@@ -13,8 +13,8 @@ mod support;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
-use http::{HeaderMap, Request, Response};
+use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
+use http::{Request, Response};
 use http2::{content, http2_server, limited_server, request, send};
 use skysail_proxy::config::{
     Cluster,
