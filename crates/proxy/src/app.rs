@@ -19,7 +19,7 @@ use tonic::metadata::{MetadataKey, MetadataMap};
 use crate::{
     admin::{self, Admin},
     args::{Args, Common, Mesh, Mode},
-    bootstrap::{self, Bootstrap, convert},
+    bootstrap::{self, Bootstrap, convert, runtime},
     discovery::{Configuration, Setup},
     envoy::Envoy,
     overload::Limits,
@@ -99,19 +99,21 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         Start::File(file) => file.node.clone(),
         Start::Mesh(_, node) => (**node).clone(),
     };
+    let mut limits = match &start {
+        Start::File(file) => file.limits,
+        Start::Mesh(..) => Limits::default(),
+    };
+    limits.series = common.metric_series;
+    for (key, value) in &common.runtime {
+        runtime::set(&mut limits, key, value)?;
+    }
     let secrets = Secrets::new(Arc::new(TlsContexts::default()));
     let shared = Shared {
         snapshot: Arc::default(),
         local: Arc::new(local_workload(&node)?),
         mark: common.mark,
         principal: Arc::clone(&secrets.principal),
-        limits: Limits {
-            series: common.metric_series,
-            ..match &start {
-                Start::File(file) => file.limits,
-                Start::Mesh(..) => Limits::default(),
-            }
-        },
+        limits,
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
     };
     let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);

@@ -4,7 +4,11 @@ use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
 
 use anyhow::bail;
 
-use crate::{bootstrap::convert::Conversion, envoy::Envoy, overload::Limits};
+use crate::{
+    bootstrap::{convert::Conversion, runtime},
+    envoy::Envoy,
+    overload::Limits,
+};
 
 /// How to run the sidecar: from an Envoy bootstrap file, or as the sidecar of a mesh.
 #[derive(Clone, Debug, clap::Args)]
@@ -58,6 +62,12 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = Limits::default().series)]
     max_metric_series: usize,
 
+    /// Sets a limit, as a static layer of the bootstrap file's runtime would that comes after all others; may be given
+    /// several times. Keys: skysail.overload.under_way, skysail.overload.late_ms, skysail.overload.refuse_ms,
+    /// overload.premature_reset_total_stream_count.
+    #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
+    runtime: Vec<(String, String)>,
+
     /// Seconds that requests under way may take after SIGTERM.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     drain_seconds: u64,
@@ -93,6 +103,8 @@ pub(crate) struct Common {
     pub(crate) health_port: Option<u16>,
     pub(crate) metrics_port: Option<u16>,
     pub(crate) metric_series: usize,
+    /// Keys of the runtime with their values.
+    pub(crate) runtime: Vec<(String, String)>,
     pub(crate) drain: std::time::Duration,
 }
 
@@ -113,6 +125,7 @@ impl Args {
             health_port: self.health_port,
             metrics_port: self.metrics_port,
             metric_series: self.max_metric_series,
+            runtime: self.runtime,
             drain: std::time::Duration::from_secs(self.drain_seconds),
         };
         match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {
@@ -132,6 +145,13 @@ impl Args {
     }
 }
 
+/// A key of the runtime with its value, which are in order.
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("give a key and a number: KEY=NUMBER")?;
+    runtime::set(&mut Limits::default(), key, value).map_err(|error| format!("{error:#}"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 fn host_and_port(text: &str) -> anyhow::Result<(String, u16)> {
     let parsed = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match parsed {
@@ -141,5 +161,20 @@ fn host_and_port(text: &str) -> anyhow::Result<(String, u16)> {
         _ => {
             bail!("--discovery {text:?} must be of the form HOST:PORT, such as istiod.istio-system.svc:15012")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_may_be_set_on_the_command_line() {
+        let key = "skysail.overload.late_ms";
+        assert_eq!(setting(&format!("{key}=50")), Ok((key.to_owned(), "50".to_owned())));
+        let refused = |text: &str| setting(text).unwrap_err();
+        assert!(refused(key).contains("KEY=NUMBER"));
+        assert!(refused(&format!("{key}=fast")).contains("\"fast\" is not a whole number"));
+        assert!(refused("skysail.overload.latest_ms=1").contains("there is no skysail.overload.latest_ms"));
     }
 }

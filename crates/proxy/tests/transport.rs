@@ -15,12 +15,12 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use mesh::{Mesh, accepting, pair};
 use skysail_core::SpiffeId;
-use skysail_identity::{Acceptor, Authority, Connector, KeyAndCsr, Live, NameMatch, PeerCheck, TlsSpec};
+use skysail_identity::{Authority, Connector};
 use skysail_proxy::config::{
     Cluster, FilterChain, Listener,
     http::ServerHeader,
-    http::{ClientCertDetails, Does, Filter, ForwardClientCert, MetadataExchange},
-    listener::{ChainMatch, Direction, Inspect, Proxied, Terminal, Transport},
+    http::{ClientCertDetails, Does, Filter, ForwardClientCert},
+    listener::{ChainMatch, Inspect, Proxied, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},

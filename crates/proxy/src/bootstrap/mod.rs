@@ -1,7 +1,7 @@
 //! An Envoy bootstrap file: what is in it for us, and what we refuse.
 
 pub(crate) mod convert;
-mod runtime;
+pub(crate) mod runtime;
 
 use std::{net::SocketAddr, path::Path};
 

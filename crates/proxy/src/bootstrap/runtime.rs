@@ -19,22 +19,37 @@ pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
         let mut numbers = Vec::new();
         flatten("", values, &mut numbers);
         for (key, value) in numbers {
-            let number = || number(value).with_context(|| format!("{}: {key}", layer.name));
-            let millis = || number().map(|number| Duration::from_millis(number.into()));
-            match key.as_str() {
-                "overload.premature_reset_total_stream_count" => limits.resets = number()?,
-                "skysail.overload.under_way" => limits.under_way = number()?,
-                "skysail.overload.late_ms" => limits.late = millis()?,
-                "skysail.overload.refuse_ms" => limits.overloaded = millis()?,
-                own if own.starts_with("skysail.") => bail!(
-                    "{}: there is no {own}: use skysail.overload.under_way, .late_ms or .refuse_ms",
-                    layer.name
-                ),
-                _ => {}
+            if key == RESETS || key.starts_with("skysail.") {
+                let set =
+                    text(value).with_context(|| key.clone()).and_then(|value| set(&mut limits, &key, &value));
+                set.with_context(|| layer.name.clone())?;
             }
         }
     }
     Ok(limits)
+}
+
+/// Envoy's own name.
+const RESETS: &str = "overload.premature_reset_total_stream_count";
+
+/// Sets one limit.
+///
+/// # Errors
+/// There is no such key, or the value is no number.
+pub(crate) fn set(limits: &mut Limits, key: &str, value: &str) -> anyhow::Result<()> {
+    let number = || {
+        let range = format!("{key}: {value:?} is not a whole number from 0 to {}", u32::MAX);
+        value.parse::<u32>().context(range)
+    };
+    let millis = || number().map(|number| Duration::from_millis(number.into()));
+    match key {
+        RESETS => limits.resets = number()?,
+        "skysail.overload.under_way" => limits.under_way = number()?,
+        "skysail.overload.late_ms" => limits.late = millis()?,
+        "skysail.overload.refuse_ms" => limits.overloaded = millis()?,
+        _ => bail!("there is no {key}: use {RESETS}, or skysail.overload.under_way, .late_ms or .refuse_ms"),
+    }
+    Ok(())
 }
 
 /// All values with their keys; those of an object within another are under both keys with a dot between them.
@@ -49,11 +64,10 @@ fn flatten<'a>(prefix: &str, values: &'a Struct, all: &mut Vec<(String, &'a Valu
 }
 
 /// A number, which may be written as a text.
-fn number(value: &Value) -> anyhow::Result<u32> {
-    let text = match &value.kind {
-        Some(Kind::NumberValue(number)) => number.to_string(),
-        Some(Kind::StringValue(text)) => text.clone(),
+fn text(value: &Value) -> anyhow::Result<String> {
+    match &value.kind {
+        Some(Kind::NumberValue(number)) => Ok(number.to_string()),
+        Some(Kind::StringValue(text)) => Ok(text.clone()),
         _ => bail!("must be a number"),
-    };
-    text.parse().with_context(|| format!("{text:?} is not a whole number from 0 to {}", u32::MAX))
+    }
 }
