@@ -217,8 +217,9 @@ async fn proxy_header(
     }
 }
 
-/// Waits for the first bytes, if they could make a difference, and looks at them. While there are none, `dial` begins to
-/// look for a server, `early`, that speaks first.
+/// Waits for the first bytes and looks at them: for TLS wherever that is asked for, as policies, logs and services that are
+/// asked want to know the server name, for HTTP if it could make a difference. While there are none, `dial` looks for a
+/// server, `early`, that speaks first.
 async fn inspect(
     stream: &mut Stream,
     timer: &mut Timer,
@@ -233,13 +234,10 @@ async fn inspect(
         let port = destination.port();
         inspect.as_ref().is_some_and(|inspect| !inspect.except.iter().any(|ports| ports.contains(&port)))
     };
-    if !chains::needs_findings(listener, destination) {
-        return Ok(findings);
-    }
     let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
     type LookAt = fn(&[u8], &mut Findings) -> inspect::Look;
-    let steps: [(bool, LookAt); 2] =
-        [(wanted(&listener.inspect_tls), inspect::tls), (wanted(&listener.inspect_http), inspect::http)];
+    let http = wanted(&listener.inspect_http) && chains::needs_findings(listener, destination);
+    let steps: [(bool, LookAt); 2] = [(wanted(&listener.inspect_tls), inspect::tls), (http, inspect::http)];
     for (wanted, look) in steps {
         if !wanted || findings.transport == Some(Transport::Tls) {
             continue;
