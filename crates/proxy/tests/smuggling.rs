@@ -19,6 +19,8 @@ mod answers;
 mod envoy;
 #[path = "support/envoy.rs"]
 mod process;
+#[path = "smuggling/replies.rs"]
+mod replies;
 #[path = "smuggling/requests.rs"]
 mod requests;
 #[path = "smuggling/server.rs"]

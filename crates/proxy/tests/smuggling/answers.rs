@@ -68,13 +68,13 @@ const ANSWERS: &[Answer] = &[
 ];
 
 /// How a failure of the server's is told.
-const PROTOCOL: &str =
+pub(crate) const PROTOCOL: &str =
     "upstream connect error or disconnect/reset before headers. reset reason: protocol error";
 
 /// For the end of an answer. One of Envoy's has none, whatever is said.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-async fn ask(address: SocketAddr, method: &str) -> (u16, String) {
+pub(crate) async fn ask(address: SocketAddr, method: &str) -> (u16, String) {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     let request = format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -111,7 +111,7 @@ async fn no_answer_reaches_those_whom_it_is_not_for() {
 #[tokio::test]
 async fn envoy_decides_as_the_table_says() {
     let (server, address) = Server::start().await;
-    let (_running, envoy) = envoy::start(address).await;
+    let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();
     for (what, _, method, answer, _, _, status) in ANSWERS {
         server.answer(answer);

@@ -15,9 +15,10 @@ pub(crate) enum Envoy {
     Forwards(usize),
 }
 
-/// One with a listener in front of a server, and where that is.
-pub(crate) async fn start(server: SocketAddr) -> (Running, SocketAddr) {
-    let running = Running::start(&BOOTSTRAP.replace("SERVER_PORT", &server.port().to_string())).await;
+/// One with a listener in front of a server of either version, and where that is.
+pub(crate) async fn start(server: SocketAddr, http2: bool) -> (Running, SocketAddr) {
+    let text = BOOTSTRAP.replace("SERVER_PORT", &server.port().to_string());
+    let running = Running::start(&if http2 { text + HTTP2 } else { text }).await;
     let address = running.listener("cases").await;
     (running, address)
 }
@@ -56,4 +57,11 @@ static_resources:
       endpoints:
       - lb_endpoints:
         - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: SERVER_PORT}}}
+"#;
+
+const HTTP2: &str = r#"
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
 "#;

@@ -419,7 +419,7 @@ async fn what_could_be_read_in_two_ways_is_refused_and_all_else_arrives_as_it_is
 #[tokio::test]
 async fn envoy_decides_as_the_tables_say() {
     let (server, address) = Server::start().await;
-    let (_running, envoy) = envoy::start(address).await;
+    let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();
     let refused = REFUSED.iter().map(|(what, _, sends, status, envoy)| {
         (what, sends, if let Same = envoy { Refuses(*status) } else { *envoy })

@@ -10,6 +10,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
+use skysail_proxy::config::Cluster;
+
 use crate::support::{Proxy, cluster, http, listener};
 
 /// What stands in every request that the proxy sends on, beside what the client sent.
@@ -103,9 +105,14 @@ fn message(input: &[u8]) -> Option<usize> {
 
 /// A proxy in front of it.
 pub(crate) async fn proxy(server: SocketAddr) -> Proxy {
+    before(cluster(&[server], None)).await
+}
+
+/// A proxy in front of this.
+pub(crate) async fn before(cluster: Cluster) -> Proxy {
     let terminal = http(|manager, _| {
         manager.generate_request_id = false;
         manager.stream_idle_timeout = None;
     });
-    Proxy::start(listener(terminal, None), vec![cluster(&[server], None)]).await
+    Proxy::start(listener(terminal, None), vec![cluster]).await
 }

@@ -17,7 +17,7 @@ use crate::{
     support::within,
 };
 
-type Fields = &'static [(&'static str, &'static str)];
+pub(crate) type Fields = &'static [(&'static str, &'static str)];
 
 /// What is sent (fields that follow those of a POST, or all, if they begin with a pseudo-header; frames of content), why
 /// the stream is reset with PROTOCOL_ERROR and comes to no end at the server, and what Envoy does.
@@ -144,25 +144,36 @@ const PROTOCOL_ERROR: u32 = 1;
 /// An answer with status 200 begins with it.
 const OK: u8 = 0x88;
 
-async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&str]) -> Outcome {
-    let mut stream = within(TcpStream::connect(address)).await.unwrap();
-    let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+/// The frames of a head, and of content that ends the stream.
+pub(crate) fn message<'a>(
+    stream: u8,
+    fields: impl IntoIterator<Item = &'a (&'static str, &'static str)>,
+    content: &[&str],
+) -> Vec<u8> {
     let mut block = Vec::new();
-    let whole = fields.first().is_some_and(|(name, _)| name.starts_with(':'));
-    for (name, value) in if whole { &[] } else { POST }.iter().chain(fields) {
+    for (name, value) in fields {
         block.extend([0, name.len() as u8]);
         block.extend(name.as_bytes());
         block.push(value.len() as u8);
         block.extend(value.as_bytes());
     }
+    let mut out = Vec::new();
     let mut frame = |kind: u8, flags: u8, payload: &[u8]| {
-        out.extend([0, 0, payload.len() as u8, kind, flags, 0, 0, 0, 1]);
+        out.extend([0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream]);
         out.extend(payload);
     };
     frame(1, if content.is_empty() { 5 } else { 4 }, &block);
     for (i, piece) in content.iter().enumerate() {
         frame(0, u8::from(i + 1 == content.len()), piece.as_bytes());
     }
+    out
+}
+
+async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&str]) -> Outcome {
+    let mut stream = within(TcpStream::connect(address)).await.unwrap();
+    let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let whole = fields.first().is_some_and(|(name, _)| name.starts_with(':'));
+    out.extend(message(1, if whole { &[] } else { POST }.iter().chain(fields), content));
     let _ = stream.write_all(&out).await;
     let said = tokio::time::timeout(PATIENCE, said(&mut stream)).await.unwrap_or(Said::Nothing);
     drop(stream);
@@ -229,7 +240,7 @@ async fn what_http1_could_not_carry_is_refused_and_all_else_arrives_as_it_is_mea
 #[tokio::test]
 async fn envoy_decides_as_the_tables_say() {
     let (server, address) = Server::start().await;
-    let (_running, envoy) = envoy::start(address).await;
+    let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();
     let refused = REFUSED.iter().map(|(what, _, fields, content, envoy)| {
         (what, fields, content, if let Same = envoy { Refuses(0) } else { *envoy })
