@@ -120,13 +120,16 @@ impl Story<'_> {
         self.meet();
         let elapsed = now.saturating_duration_since(self.started).as_millis();
         hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
+        self.told.status = self.response.status();
+        self.told.details = Cow::Borrowed("via_upstream");
+        // What has come so far; all of it is added up at the end.
+        self.told.received = body.bytes;
         self.response_ops();
+        self.told.received = 0;
         for cookie in cookies {
             self.response.append("set-cookie", cookie.as_bytes());
         }
         self.finish(now);
-        self.told.status = self.response.status();
-        self.told.details = Cow::Borrowed("via_upstream");
         if switched {
             return self.tunnel(&way, idle_timeout).await;
         }

@@ -473,7 +473,9 @@ impl<'a> Story<'a> {
     pub(crate) fn change_response(&mut self, ops: &[HeaderOp]) {
         if !ops.is_empty() {
             let mut response = std::mem::take(self.response);
-            headers::apply_response(ops, &mut response, Some(self.head), &self.record());
+            let mut record = self.record();
+            record.grpc_status = self.grpc_status(&response);
+            headers::apply_response(ops, &mut response, Some(self.head), &record);
             *self.response = response;
         }
     }
@@ -546,16 +548,19 @@ impl<'a> Story<'a> {
         self.snapshot.clusters.get(forward.cluster(found.target, self.head)?)
     }
 
+    /// How a call of gRPC has ended, by this answer: as it says, else as its status means.
+    fn grpc_status(&self, response: &ResponseHead) -> Option<u32> {
+        let said = self.told.grpc_status.or_else(|| grpc_status(response));
+        let meant = || (self.told.status > 0).then(|| error::grpc_status(self.told.status));
+        said.or_else(meant).filter(|_| self.grpc)
+    }
+
     /// Tells metrics and logs.
     fn report(&mut self) {
         self.end_try(None, false);
         let mut record = self.record();
         record.duration = self.started.elapsed();
-        if self.grpc {
-            let said = self.told.grpc_status.or_else(|| grpc_status(self.response));
-            let meant = || (record.status > 0).then(|| error::grpc_status(record.status));
-            record.grpc_status = said.or_else(meant);
-        }
+        record.grpc_status = self.grpc_status(self.response);
         if record.status >= 500
             && let Some(host) = &self.told.host
         {

@@ -6,6 +6,7 @@
 use std::{
     io::Write as _,
     net::SocketAddr,
+    sync::LazyLock,
     time::{Duration, SystemTime},
 };
 
@@ -78,6 +79,10 @@ pub fn known(name: &str, argument: Option<&str>) -> bool {
         Some(argument) => WITH_ARGUMENT.contains(&name) && !argument.is_empty(),
     }
 }
+
+/// This machine's name.
+static HOSTNAME: LazyLock<Option<String>> =
+    LazyLock::new(|| nix::unistd::gethostname().ok()?.into_string().ok());
 
 /// What an operator gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +191,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         }
         "ROUTE_NAME" => text(Some(record.route_name), out),
         "REQUESTED_SERVER_NAME" => text(record.server_name, out),
-        "HOSTNAME" => text(std::env::var("HOSTNAME").ok().as_deref(), out),
+        "HOSTNAME" => text(HOSTNAME.as_deref(), out),
         "TRACE_ID" => text(record.span.map(SpanContext::trace_id).as_deref(), out),
         "SPAN_ID" => text(record.span.map(SpanContext::span_id).as_deref(), out),
         "UPSTREAM_CLUSTER" | "UPSTREAM_CLUSTER_RAW" => {
@@ -224,7 +229,8 @@ fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Given
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
         ("DOWNSTREAM_DIRECT_REMOTE_", record.downstream_direct),
         ("UPSTREAM_LOCAL_", record.upstream_local),
-        ("UPSTREAM_REMOTE_", record.upstream_address()),
+        // Only where there is a connection.
+        ("UPSTREAM_REMOTE_", record.upstream_local.and_then(|_| record.upstream_address())),
     ];
     if name == "UPSTREAM_HOST" {
         return address(record.upstream_address(), "ADDRESS", out);
