@@ -11,14 +11,16 @@
 mod collector;
 #[path = "support/envoy.rs"]
 mod envoy;
+#[path = "support/logged.rs"]
+mod logged;
 #[path = "support/program.rs"]
 mod program;
 mod support;
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::collections::BTreeMap;
 
 use collector::{Collector, Told};
-use envoy::Running;
+use logged::{BOOTSTRAP, Either, HTTP, HTTP_ALS, REQUESTS, TCP_ALS, bootstrap};
 use program::Program;
 use prost::Message as _;
 use skysail_xds::{
@@ -32,127 +34,8 @@ use skysail_xds::{
     },
     otlp::{ExportLogsServiceRequest, ResourceLogs},
 };
-use support::{Client, server};
+use support::Client;
 use tokio::net::{TcpListener, TcpStream};
-
-const BOOTSTRAP: &str = r#"
-node: {id: here, cluster: there, locality: {zone: z}}
-admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
-static_resources:
-  listeners:
-  - name: http
-    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
-    filter_chains:
-    - filters:
-      - name: h
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: h
-          server_name: s
-          http2_protocol_options: {}
-          access_log: [ACCESS_LOG]
-          route_config:
-            validate_clusters: false
-            virtual_hosts:
-            - name: v
-              domains: ["*"]
-              routes:
-              - {name: direct, match: {prefix: /direct}, direct_response: {status: 410, body: {inline_string: gone}}}
-              - {name: refused, match: {prefix: /refused}, route: {cluster: refused}}
-              - {name: missing, match: {prefix: /missing}, route: {cluster: missing}}
-              - {name: rewritten, match: {prefix: /rewritten}, route: {cluster: upstream, prefix_rewrite: /other}}
-              - name: plain
-                match: {prefix: /plain}
-                route: {cluster: upstream}
-                request_headers_to_add: [{header: {key: x-added, value: a}}]
-          http_filters:
-          - name: router
-            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
-  - name: tcp
-    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
-    filter_chains:
-    - filters:
-      - name: t
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
-          stat_prefix: t
-          cluster: upstream
-          access_log: [TCP_LOG]
-  - name: tcp-refused
-    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
-    filter_chains:
-    - filters:
-      - name: t
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
-          stat_prefix: t
-          cluster: refused
-          access_log: [TCP_LOG]
-  clusters:
-  - name: upstream
-    type: STATIC
-    load_assignment:
-      cluster_name: upstream
-      endpoints:
-      - lb_endpoints:
-        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: UPSTREAM}}}
-  - name: refused
-    type: STATIC
-    load_assignment:
-      cluster_name: refused
-      endpoints:
-      - lb_endpoints:
-        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 1}}}
-  - name: collector
-    type: STATIC
-    typed_extension_protocol_options:
-      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {}}
-    load_assignment:
-      cluster_name: collector
-      endpoints:
-      - lb_endpoints:
-        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: COLLECTOR}}}
-"#;
-
-const HTTP_ALS: &str = r#"{
-name: als, typed_config: {
-  "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig,
-  common_config: {
-    log_name: http-log, transport_api_version: V3, buffer_flush_interval: 0.05s,
-    grpc_service: {envoy_grpc: {cluster_name: collector, authority: who}, initial_metadata: [{key: x-who, value: me}]}},
-  additional_request_headers_to_log: [X-A, x-missing, x-added, ":path"],
-  additional_response_headers_to_log: [x-b]}}"#;
-const TCP_ALS: &str = r#"{
-name: als, typed_config: {
-  "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.TcpGrpcAccessLogConfig,
-  common_config: {
-    log_name: tcp-log, transport_api_version: V3, buffer_flush_interval: 0.05s,
-    grpc_service: {envoy_grpc: {cluster_name: collector}}}}}"#;
-
-/// Answers as the path says.
-async fn upstream() -> SocketAddr {
-    server(|_, mut client| async move {
-        while let Some((head, _)) = client.message_if_any().await {
-            let status = if head.contains("/404") { "404 Not Found" } else { "200 OK" };
-            let answer =
-                format!("HTTP/1.1 {status}\r\ncontent-length: 5\r\nx-b: one\r\nx-b: two\r\n\r\nhello");
-            client.send(&answer).await;
-        }
-    })
-    .await
-}
-
-const REQUESTS: &[&str] = &[
-    "GET /plain?a=b HTTP/1.1\r\nhost: a.b:81\r\nuser-agent: u\r\nreferer: http://r/\r\nx-forwarded-for: 1.2.3.4\r\nx-a: one\r\nx-a: two\r\n\r\n",
-    "POST /plain/404 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
-    "PURGE /rewritten/x HTTP/1.1\r\nhost: a\r\n\r\n",
-    "GET /direct HTTP/1.1\r\nhost: a\r\n\r\n",
-    "GET /refused HTTP/1.1\r\nhost: a\r\n\r\n",
-    "GET /missing HTTP/1.1\r\nhost: a\r\n\r\n",
-    "GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n",
-];
 
 /// The same in OpenTelemetry's words.
 const OTLP: &str = r#"{
@@ -280,36 +163,6 @@ fn assert_same<T: std::fmt::Debug>(results: &[T]) {
     }
 }
 
-/// A proxy, ours or Envoy.
-enum Either {
-    Envoy(Running),
-    Skysail { program: Program, _folder: tempfile::TempDir },
-}
-
-impl Either {
-    async fn both(bootstrap: &str) -> [Self; 2] {
-        let folder = tempfile::tempdir().unwrap();
-        let program = Program::start(folder.path(), bootstrap).await;
-        [Self::Envoy(Running::start(bootstrap).await), Self::Skysail { program, _folder: folder }]
-    }
-
-    async fn listener(&self, name: &str) -> SocketAddr {
-        match self {
-            Self::Envoy(envoy) => envoy.listener(name).await,
-            Self::Skysail { program, .. } => program.listener(name).await,
-        }
-    }
-}
-
-/// The bootstrap file with these access logs.
-async fn bootstrap(collector: &Collector, http: &str, tcp: &str) -> String {
-    BOOTSTRAP
-        .replace("COLLECTOR", &collector.address.port().to_string())
-        .replace("UPSTREAM", &upstream().await.port().to_string())
-        .replace("ACCESS_LOG", http)
-        .replace("TCP_LOG", tcp)
-}
-
 /// Sends all requests to a proxy and gives what the collector is told, so many messages of each.
 async fn told(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec<Told> {
     let address = proxy.listener("http").await;
@@ -410,9 +263,6 @@ async fn until_metric(program: &Program, line: &str) {
     .await;
 }
 
-const HTTP: &str = "name: als, typed_config: {\"@type\": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig, \
-    common_config: {log_name: l, transport_api_version: V3, SIZE, grpc_service: {envoy_grpc: {cluster_name: collector}, timeout: 0.2s}}}";
-
 #[tokio::test]
 async fn a_collector_that_is_down_holds_up_nothing_and_gets_what_comes_later() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -489,100 +339,4 @@ async fn what_waits_is_told_before_the_end() {
         let told = entries(&collector.next().await);
         assert_eq!(told.len(), wanted, "{told:?}");
     }
-}
-
-/// Expressions of all kinds of attributes; some fail for some requests, one for all.
-const EXPRESSIONS: &[&str] = &[
-    "response.code >= 400 || connection.mtls == false",
-    "response.code >= 400 && response.code < 500",
-    "request.headers['x-a'] == 'one,two'",
-    "request.headers['x-a'] != 'one,two'",
-    "'x-a' in request.headers",
-    "request.url_path.startsWith('/plain') && request.query == 'a=b'",
-    "request.method == 'POST' && request.size == 3",
-    "request.host == 'a.b:81' && request.scheme == 'http' && request.protocol == 'HTTP/1.1'",
-    "request.useragent == 'u' || request.referer == 'none'",
-    "response.flags == 0",
-    "response.flags == 256 || response.flags == 32",
-    "response.code_details == 'via_upstream' && response.size == 5",
-    "response.code_details.matches('^(route|cluster)_not_found$')",
-    "xds.route_name == 'direct' || xds.cluster_name == 'refused'",
-    "upstream.address.startsWith('127.0.0.1:') && upstream.port > 1",
-    "source.address.startsWith('1.2.3.4') || destination.port == 1",
-    "request.duration < duration('100s') && request.time > timestamp('2020-01-01T00:00:00Z')",
-    "response.headers['x-b'].contains('two') && size(request.headers) > 5",
-    "request.total_size > 190",
-    "request.path > 5",
-    "response.grpc_status == 14",
-    "response.grpc_status == 2",
-    "connection.requested_server_name == ''",
-    "connection.termination_details == ''",
-    "upstream.transport_failure_reason == ''",
-    "upstream.request_attempt_count == 0",
-    "request.referer == ''",
-    "request.query == ''",
-    "xds.cluster_name == '' || xds.route_name == ''",
-    "xds.cluster_name == 'missing'",
-    "connection.subject_peer_certificate == ''",
-    "upstream.local_address == ''",
-    "metadata.filter_metadata['none']['a'] == 'b'",
-    "connection.uri_san_peer_certificate == 'x' ? true : request.method == 'GET'",
-];
-
-#[tokio::test]
-async fn expressions_let_pass_what_they_let_pass_in_envoy() {
-    const END: &str = "GET /direct/end HTTP/1.1\r\nhost: a\r\n\r\n";
-    let mut collector = Collector::start().await;
-    let mut logs = String::new();
-    for (number, expression) in EXPRESSIONS.iter().enumerate() {
-        let log = HTTP
-            .replace("SIZE", "buffer_flush_interval: 0.05s")
-            .replace("log_name: l", &format!("log_name: l{number}"));
-        let filter = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter";
-        logs += &format!(
-            "{{{log}, filter: {{extension_filter: {{name: cel, typed_config: {{\"@type\": type.googleapis.com/{filter}, \
-             expression: \"request.url_path == '/direct/end' || ({expression})\"}}}}}}}},"
-        );
-    }
-    let text = bootstrap(&collector, &logs, TCP_ALS).await;
-    let mut results = Vec::new();
-    for proxy in Either::both(&text).await {
-        let address = proxy.listener("http").await;
-        for request in REQUESTS.iter().chain([&END]) {
-            let mut client = Client::new(TcpStream::connect(address).await.unwrap());
-            client.send(request).await;
-            client.message().await;
-        }
-        // What is logged by each, up to what all log.
-        let mut passed = BTreeMap::<String, Vec<String>>::new();
-        let (mut names, mut ended) = (BTreeMap::new(), 0);
-        while ended < EXPRESSIONS.len() {
-            let told = collector.next().await;
-            let message = StreamAccessLogsMessage::decode(told.message).unwrap();
-            if let Some(identifier) = message.identifier {
-                names.insert(told.call, identifier.log_name);
-            }
-            let Some(LogEntries::HttpLogs(logs)) = message.log_entries else { panic!("no requests") };
-            for entry in logs.log_entry {
-                let request = entry.request.unwrap();
-                let path =
-                    if request.original_path.is_empty() { request.path } else { request.original_path };
-                ended += usize::from(path == "/direct/end");
-                passed.entry(names[&told.call].clone()).or_default().push(path);
-            }
-        }
-        results.push(passed);
-    }
-    let all = REQUESTS.len() + 1;
-    // They tell requests from each other, most of them.
-    assert!(
-        results[0].values().filter(|passed| (2..all).contains(&passed.len())).count() > 12,
-        "{results:?}"
-    );
-    let different = EXPRESSIONS.iter().enumerate().filter_map(|(number, expression)| {
-        let [envoy, skysail] = [0, 1].map(|which: usize| &results[which][&format!("l{number}")]);
-        (envoy != skysail).then(|| format!("{expression}: Envoy {envoy:?}, ours {skysail:?}\n"))
-    });
-    let different: String = different.collect();
-    assert!(different.is_empty(), "{different}");
 }
