@@ -247,7 +247,9 @@ async fn inspect(
                 inspect::Look::Known => break,
                 inspect::Look::Broken => return Err(io::Error::other("the TLS client hello cannot be read")),
                 inspect::Look::More if stream.input.len() >= MAX_INSPECTED => break,
-                inspect::Look::More => {}
+                inspect::Look::More if stream.input.is_empty() => {}
+                // It has begun as something else than bytes.
+                inspect::Look::More => *early = None,
             }
             if stream.input.is_full() {
                 stream.input.grow(MAX_INSPECTED);
@@ -261,8 +263,12 @@ async fn inspect(
                     if is_silent && early.as_mut().is_some_and(|early| early.poll(cx).is_ready()) {
                         return Poll::Ready(Ok(Spoken::Server));
                     }
-                    let waits = is_silent && dial.is_some();
-                    let due = waits.then(|| *quiet.get_or_insert_with(|| Instant::now() + early::QUIET));
+                    let due = match &early {
+                        _ if !is_silent => None,
+                        Some(early) => early.due(),
+                        None if dial.is_none() => None,
+                        None => Some(*quiet.get_or_insert_with(|| Instant::now() + early::QUIET)),
+                    };
                     ready!(timer.poll(cx, earlier(deadline, due)));
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return Poll::Ready(Ok(Spoken::Nobody));

@@ -31,51 +31,8 @@ pub(crate) enum Look {
 /// A first line that goes on for longer is HTTP's if it begins as one: nothing may evade what is configured for HTTP by a
 /// long path.
 const MAX_LINE: usize = 8 * 1024;
-/// What a request may begin with; in HTTP/1 methods of one's own would make any text a beginning of a request. Source:
-/// IANA's registry of methods, with those that Envoy knows besides.
-const METHODS: [&str; 41] = [
-    "ACL",
-    "BASELINE-CONTROL",
-    "BIND",
-    "CHECKIN",
-    "CHECKOUT",
-    "CONNECT",
-    "COPY",
-    "DELETE",
-    "GET",
-    "HEAD",
-    "LABEL",
-    "LINK",
-    "LOCK",
-    "M-SEARCH",
-    "MERGE",
-    "MKACTIVITY",
-    "MKCALENDAR",
-    "MKCOL",
-    "MKWORKSPACE",
-    "MOVE",
-    "NOTIFY",
-    "OPTIONS",
-    "ORDERPATCH",
-    "PATCH",
-    "POST",
-    "PROPFIND",
-    "PROPPATCH",
-    "PURGE",
-    "PUT",
-    "QUERY",
-    "REBIND",
-    "REPORT",
-    "SEARCH",
-    "SOURCE",
-    "SUBSCRIBE",
-    "TRACE",
-    "UNBIND",
-    "UNLINK",
-    "UNLOCK",
-    "UNSUBSCRIBE",
-    "UPDATE",
-];
+/// Longer words are no methods.
+const MAX_METHOD: usize = 32;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Looks for a client hello.
@@ -121,22 +78,12 @@ pub(crate) fn http(bytes: &[u8], findings: &mut Findings) -> Look {
         findings.protocols = vec![(*b"h2c").into()];
         return Look::Known;
     }
-    // An empty line before the first is nothing (RFC 9112, 2.2).
-    let bytes = match bytes {
-        [b'\r'] => &[],
-        [b'\r', b'\n', rest @ ..] | [b'\n', rest @ ..] => rest,
-        _ => bytes,
-    };
-    let line_end = memchr::memchr(b'\n', bytes);
-    let line = bytes[..line_end.unwrap_or(bytes.len())].trim_ascii_end();
-    // Servers take a tab for a space, so that this must not make another protocol of it.
-    let is_blank = |b: &u8| matches!(b, b' ' | b'\t');
-    let method = &line[..line.iter().position(is_blank).unwrap_or(line.len())];
-    if line_end.is_none() {
-        let is_whole = method.len() < line.len();
-        let begins =
-            |known: &&str| known.as_bytes().starts_with(method) && (!is_whole || known.len() == method.len());
-        if !METHODS.iter().any(|known| begins(&known)) {
+    // Servers pass over empty lines, and blanks, before the first line, and take any white space in it for a space. None of
+    // that must make another protocol of it.
+    let start = bytes.iter().position(|b| !is_white(*b)).unwrap_or(bytes.len());
+    let text = &bytes[start..];
+    let Some(end) = memchr::memchr(b'\n', text) else {
+        if !may_begin(text) {
             return Look::Known;
         }
         if bytes.len() < MAX_LINE {
@@ -144,14 +91,46 @@ pub(crate) fn http(bytes: &[u8], findings: &mut Findings) -> Look {
         }
         findings.protocols = vec![(*b"http/1.1").into()];
         return Look::Known;
-    }
-    let is_method = !method.is_empty() && method.iter().all(|b| crate::http1::parse::is_token(*b));
-    for (name, version) in [(b"http/1.1", b"HTTP/1.1"), (b"http/1.0", b"HTTP/1.0")] {
-        if is_method && line.strip_suffix(version).and_then(<[u8]>::last).is_some_and(is_blank) {
-            findings.protocols = vec![(*name).into()];
+    };
+    let mut words = text[..end].split(|b| is_white(*b)).filter(|word| !word.is_empty());
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let is_method = method.iter().all(|b| crate::http1::parse::is_token(*b));
+    match words.next_back().unwrap_or_default() {
+        _ if !is_method => {}
+        b"HTTP/1.0" => findings.protocols = vec![(*b"http/1.0").into()],
+        version if version.starts_with(b"HTTP/") => findings.protocols = vec![(*b"http/1.1").into()],
+        // As long ago, without a version.
+        _ if method == b"GET" && target.starts_with(b"/") => {
+            findings.protocols = vec![(*b"http/1.1").into()];
         }
+        _ => {}
     }
     Look::Known
+}
+
+/// Whether this may be the beginning of a request's first line. A word alone is told by its case: where methods are defined
+/// they are in upper case, and a client that sends a word in lower case may wait for an answer.
+fn may_begin(text: &[u8]) -> bool {
+    let end = text.iter().position(|b| is_white(*b));
+    let method = &text[..end.unwrap_or(text.len())];
+    if method.len() > MAX_METHOD || !method.iter().all(|b| crate::http1::parse::is_token(*b)) {
+        return false;
+    }
+    let rest = end.map_or(&[][..], |end| &text[end..]);
+    let target = &rest[rest.iter().position(|b| !is_white(*b)).unwrap_or(rest.len())..];
+    match target {
+        [] => !method.iter().any(u8::is_ascii_lowercase),
+        [b'/' | b'*', ..] => true,
+        _ if method == b"CONNECT" => true,
+        _ => {
+            let shared = target.len().min(4);
+            target[..shared].eq_ignore_ascii_case(&b"http"[..shared])
+        }
+    }
+}
+
+fn is_white(b: u8) -> bool {
+    matches!(b, b' ' | b'\t'..=b'\r')
 }
 
 #[cfg(test)]
@@ -205,15 +184,39 @@ mod tests {
         assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
         assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
         // What cannot become a request is known at once, as its sender may wait for an answer.
-        for text in ["hello", "EHLO", "GETX", "GET1", "\r\nhello", "GETX /"] {
+        for text in ["hello", "ruok", "EHLO me", "GET key", "\r\nhello", "get", "{\"a\"", "OPTIONS rtsp:"] {
             assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
         }
-        assert_eq!(look(b"\r"), (Look::More, None));
-        assert_eq!(look(b"\r\nGET /"), (Look::More, None));
-        assert_eq!(look(b"\r\nGET / HTTP/1.1\r\n"), known("http/1.1"));
-        assert_eq!(look(b"GET\t/\tHTTP/1.1\r\n"), known("http/1.1"));
-        assert_eq!(look(b"OWN / HTTP/1.1\r\n"), known("http/1.1"));
+        for text in [
+            "",
+            "\r",
+            "\r\n\r\n",
+            "OWN",
+            "OWN ",
+            "OWN /a",
+            "own /a",
+            "VERSION-CONTROL",
+            "OPTIONS *",
+            "GET h",
+            "GET HTTP://a",
+        ] {
+            assert_eq!(look(text.as_bytes()), (Look::More, None), "{text}");
+        }
+        for line in [
+            "\r\nGET / HTTP/1.1\r\n",
+            "\n\n GET / HTTP/1.1\n",
+            "GET\t/\tHTTP/1.1\r\n",
+            "GET\x0b/\rHTTP/1.1\x0b\n",
+            "OWN / HTTP/1.1\r\n",
+            "GET /a b HTTP/1.1\r\n",
+            "GET / HTTP/1.2\r\n",
+            "GET / HTTP/2.0\r\n",
+            "GET /\r\n",
+        ] {
+            assert_eq!(look(line.as_bytes()), known("http/1.1"), "{line}");
+        }
         assert_eq!(look(b"GET key\r\n"), (Look::Known, None));
+        assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (Look::Known, None));
         let long = format!("GET /{}", "a".repeat(MAX_LINE));
         assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (Look::More, None));
         assert_eq!(look(long.as_bytes()), known("http/1.1"));

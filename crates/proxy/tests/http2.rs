@@ -20,6 +20,7 @@ use skysail_proxy::config::{
     Cluster,
     cluster::UpstreamProtocol,
     http::{Http2Options, Keepalive},
+    listener::Direction,
     route::{RetryOn, RetryPolicy},
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
@@ -569,9 +570,27 @@ async fn answer(stream: &mut TcpStream, id: u8) -> String {
     }
 }
 
+/// For clients of the workload itself.
+async fn outbound() -> Proxy {
+    let mut listener = listener(http(|_, _| ()), None);
+    listener.direction = Direction::Outbound;
+    Proxy::start(listener, vec![cluster(&[echo().await], None)]).await
+}
+
+/// A proxy in front might have passed it on without knowing what it does.
+#[tokio::test]
+async fn clients_of_others_stay_with_http1() {
+    let proxy = proxy(cluster(&[echo().await], None)).await;
+    let mut client = proxy.connect().await;
+    let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
+    client.send(&format!("GET / HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n\r\n")).await;
+    let (head, _) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+}
+
 #[tokio::test]
 async fn a_connection_of_http1_may_become_one_of_http2() {
-    let proxy = proxy(cluster(&[echo().await], None)).await;
+    let proxy = outbound().await;
     let mut stream = within(TcpStream::connect(proxy.address)).await.unwrap();
     let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
     let request = format!("GET /first HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n\r\n");
@@ -595,7 +614,7 @@ async fn a_connection_of_http1_may_become_one_of_http2() {
 /// Such a request is answered in HTTP/1.1.
 #[tokio::test]
 async fn what_asks_for_http2_in_the_wrong_way_is_passed_over() {
-    let proxy = proxy(cluster(&[echo().await], None)).await;
+    let proxy = outbound().await;
     for fields in [
         "Connection: Upgrade\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
         "Connection: Upgrade, HTTP2-Settings",

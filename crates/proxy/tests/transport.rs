@@ -261,6 +261,55 @@ async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     assert!(told.try_recv().is_err());
 }
 
+/// A server of HTTP/2 says its settings unasked. What is configured for HTTP holds for clients that take their time, too.
+#[tokio::test]
+async fn a_server_of_http_does_not_decide() {
+    let mesh = Mesh::new();
+    let (dropped, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let server = server(move |number, mut client| {
+        let dropped = dropped.clone();
+        async move {
+            if number == 0 {
+                client.send("\0\0\0\x04\0\0\0\0\0").await;
+                client.rest().await;
+                return dropped.send(()).unwrap();
+            }
+            client.head().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
+        }
+    })
+    .await;
+    let inbound =
+        Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
+    let mut client = inbound.connect().await;
+    within(told.recv()).await.unwrap();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (head, body) = client.message().await;
+    assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");
+}
+
+/// What a sidecar there says of itself comes before, and goes no further.
+#[tokio::test]
+async fn a_server_behind_another_sidecar_may_speak_first() {
+    let mesh = Mesh::new();
+    let server = server(|_, mut client| async move {
+        client.send("220 ready\r\n").await;
+        let line = client.until("\n").await;
+        client.send(&line.to_uppercase()).await;
+    })
+    .await;
+    let mut inbound = listener(tcp(), Some(mesh.server("server", "client")));
+    Arc::get_mut(&mut inbound.chains[0]).unwrap().metadata_exchange = true;
+    let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
+    let mut upstream = cluster(&[inbound.address], Some(&mesh.client("client", "server")));
+    upstream.metadata_exchange = true;
+    let outbound = Proxy::start(permissive(mesh.server("none", "none")), vec![upstream]).await;
+    let mut client = outbound.connect().await;
+    assert_eq!(client.until("\n").await, "220 ready\r\n");
+    client.send("quit\r\n").await;
+    assert_eq!(client.until("\n").await, "QUIT\r\n");
+}
+
 /// What the configuration says of a port is not found out from bytes.
 #[tokio::test]
 async fn declared_ports_are_not_sniffed() {

@@ -1,11 +1,14 @@
 //! From HTTP/1.1 to HTTP/2 on the same connection: `upgrade: h2c` (RFC 7540, section 3.2). RFC 9113 has dropped it and Envoy
 //! passes it over, but clients such as curl still ask. It is never passed on, and what is not wholly in order is passed over:
 //! the request is then answered in HTTP/1.1.
+//!
+//! Only the workload's own client gets it. A proxy in front of other listeners may pass such a request on without knowing what
+//! it does, and would then check none of what follows on the connection.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 
 use crate::{
-    config::{HttpManager, http::Codec},
+    config::{HttpManager, http::Codec, listener::Direction},
     downstream::Downstream,
     head::RequestHead,
     http1::Framing,
@@ -31,7 +34,13 @@ pub(crate) fn settings(
     framing: Framing,
 ) -> Option<Vec<u8>> {
     let is_plain = matches!(&downstream.wire, Wire::Http1(stream) if stream.is_plain());
-    if manager.codec != Codec::Auto || !is_plain || framing != Framing::None || head.method() == "CONNECT" {
+    let is_own = downstream.origin.listener.direction == Direction::Outbound;
+    if manager.codec != Codec::Auto
+        || !is_plain
+        || !is_own
+        || framing != Framing::None
+        || head.method() == "CONNECT"
+    {
         return None;
     }
     let only = |name| {

@@ -186,8 +186,10 @@ struct Uses {
 #[derive(Debug)]
 struct Asked {
     field: &'static str,
-    /// What of it is asked for by name; `None` if that is not all.
-    keys: Option<Vec<String>>,
+    /// What of it is asked for by name.
+    keys: Vec<String>,
+    /// All of it is asked for, too.
+    all: bool,
 }
 
 impl Expression {
@@ -358,9 +360,12 @@ impl Uses {
         });
         let Some((_, fields)) = self.attributes.get_mut(at) else { return };
         match (fields.iter_mut().find(|asked| asked.field == field), key) {
-            (Some(Asked { keys: Some(keys), .. }), Some(key)) => keys.push(key.to_owned()),
-            (Some(asked), _) => asked.keys = None,
-            (None, key) => fields.push(Asked { field, keys: key.map(|key| vec![key.to_owned()]) }),
+            (Some(asked), Some(key)) => asked.keys.push(key.to_owned()),
+            (Some(asked), None) => asked.all = true,
+            (None, key) => {
+                let keys = key.map(str::to_owned).into_iter().collect();
+                fields.push(Asked { field, keys, all: key.is_none() });
+            }
         }
     }
 }
@@ -421,12 +426,14 @@ fn request(head: &RequestHead, asked: &Asked, record: &Record<'_>) -> Option<Val
         "scheme" => head.scheme().into(),
         "method" => head.method().into(),
         "headers" => {
-            let is_asked = |name| asked.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| key == name));
-            let mut all = headers(head.headers(), asked);
-            for name in APART.into_iter().filter(|name| is_asked(*name)) {
-                all.extend(head.apart(name).map(|value| (name.to_owned(), value.to_owned())));
+            let mut found = headers(head.headers(), asked);
+            for name in APART {
+                let keys = asked.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
+                for key in keys.chain(asked.all.then_some(name)) {
+                    found.extend(head.apart(name).map(|value| (key.to_owned(), value.to_owned())));
+                }
             }
-            all.into()
+            found.into()
         }
         "referer" => header("referer")?,
         "useragent" => header("user-agent")?,
@@ -495,24 +502,15 @@ fn workload(of: &Workload) -> Value {
     fields.map(|(name, value)| (name, Value::from(&**value))).into_iter().collect::<HashMap<_, _>>().into()
 }
 
-/// Those that are asked for, by the names by which they are, for which case does not count; otherwise all.
+/// Those that are asked for by name, for which case does not count, under that name; all under their own.
 fn headers(of: &Headers, asked: &Asked) -> HashMap<String, String> {
-    let mut all: HashMap<String, String> = HashMap::new();
-    if let Some(keys) = &asked.keys {
-        let value = |key: &String| {
-            let name = key.to_ascii_lowercase();
-            let values: Vec<_> = of.header_values(&name).collect();
-            (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
-        };
-        return keys.iter().filter_map(|key| Some((key.clone(), value(key)?))).collect();
-    }
-    for (name, value) in of.iter() {
-        let value = String::from_utf8_lossy(value);
-        all.entry(String::from_utf8_lossy(name).into_owned())
-            .and_modify(|known| *known = format!("{known},{value}"))
-            .or_insert_with(|| value.into_owned());
-    }
-    all
+    let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| asked.all);
+    let value = |name: &str| {
+        let values: Vec<_> = of.header_values(name).collect();
+        (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
+    };
+    let names = own.chain(asked.keys.iter().cloned());
+    names.filter_map(|name| value(&name.to_ascii_lowercase()).map(|value| (name, value))).collect()
 }
 
 fn size(of: &Headers) -> usize {

@@ -30,6 +30,7 @@ fn attributes_have_the_values_of_envoy() {
     for text in [
         "response.code >= 400 || connection.mtls == false",
         "request.headers['X-A'] == 'one,two' && request.headers[':path'] == '/p?q=r'",
+        "request.headers['X-A'] == 'one,two' && 'x-a' in request.headers && request.headers != {}",
         "'x-a' in request.headers && !('x-z' in request.headers)",
         "request.path == '/p?q=r' && request.url_path == '/p' && request.query == 'q=r'",
         "request.method + request.host + request.scheme + request.protocol == 'GETa.bhttpHTTP/1.1'",
@@ -74,8 +75,9 @@ fn only_what_is_asked_for_is_put_together() {
     let uses = |text: &str| {
         let mut told = Vec::new();
         for (root, fields) in Expression::compile(text).unwrap().uses.attributes {
-            for Asked { field, keys } in fields {
-                told.push(format!("{root}.{field} {}", keys.map_or("*".to_owned(), |keys| keys.join(","))));
+            for Asked { field, mut keys, all } in fields {
+                keys.extend(all.then(|| "*".to_owned()));
+                told.push(format!("{root}.{field} {}", keys.join(",")));
             }
         }
         told
@@ -86,8 +88,8 @@ fn only_what_is_asked_for_is_put_together() {
     assert!(uses("[1].all(request, request > 0)").is_empty());
     let by_name = "'b' in request.headers ? request.headers['a'] : request.headers.c";
     assert_eq!(uses(by_name), ["request.headers b,a,c"]);
-    assert_eq!(uses("request.headers['a'] == '' || size(request.headers) > 1"), ["request.headers *"]);
-    assert_eq!(uses("size(request.headers) > 1 || request.headers['a'] == ''"), ["request.headers *"]);
+    assert_eq!(uses("request.headers['a'] == '' || size(request.headers) > 1"), ["request.headers a,*"]);
+    assert_eq!(uses("size(request.headers) > 1 || request.headers['a'] == ''"), ["request.headers a,*"]);
 }
 
 #[test]
