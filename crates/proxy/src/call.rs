@@ -178,7 +178,7 @@ impl Stream {
 
     /// Whether a new one would not lead elsewhere, or the worker ends anyway.
     pub(crate) fn is_wanted(&self, worker: &Worker) -> bool {
-        worker.is_draining() || self.link.is_good()
+        worker.is_ending() || self.link.is_good()
     }
 
     /// Sends a message with its frame.

@@ -24,8 +24,9 @@ use crate::{
         listener::{Inspect, Proxied, Terminal, Transport},
         tls::ServerTls,
     },
-    context::{Registered, Worker},
+    context::Worker,
     downstream::Origin,
+    drain::{Registered, Side},
     early::{self, Early},
     inspect::{self, Findings},
     peer::Peer,
@@ -46,16 +47,24 @@ pub(crate) struct Connection {
     pub(crate) origin: Rc<Origin>,
     /// Its server, if that was dialled before the client spoke.
     pub(crate) early: Option<Box<Early>>,
-    /// Known to the worker as long as this lives.
+    /// Known to its side as long as this lives.
     pub(crate) registered: Registered,
 }
 
 /// Serves a connection from its beginning to its end.
-pub(crate) async fn serve(worker: Rc<Worker>, entry: Arc<str>, tcp: TcpStream, source: SocketAddr) {
-    let registered = worker.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
+pub(crate) async fn serve(
+    worker: Rc<Worker>,
+    side: Rc<Side>,
+    entry: Arc<str>,
+    tcp: TcpStream,
+    source: SocketAddr,
+) {
+    let registered = side.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
     // Boxed: the story of a request is far larger than what waits for a first byte.
-    let Some(connection) = Box::pin(begin(&worker, entry, tcp, source, registered)).await else { return };
+    let Some(connection) = Box::pin(begin(&worker, (side, registered), entry, tcp, source)).await else {
+        return;
+    };
     drop(begins);
     let listener = worker.shard.listener(&connection.origin.listener.name);
     listener.cx_total.inc();
@@ -70,10 +79,10 @@ pub(crate) async fn serve(worker: Rc<Worker>, entry: Arc<str>, tcp: TcpStream, s
 /// Finds out what a connection is. `None`: it has been refused or has failed, which is told on the debug log.
 async fn begin(
     worker: &Rc<Worker>,
+    (side, registered): (Rc<Side>, Registered),
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
-    registered: Registered,
 ) -> Option<Box<Connection>> {
     let snapshot = worker.snapshot();
     let local = tcp.local_addr().ok()?;
@@ -84,7 +93,7 @@ async fn begin(
     if let Some(proxied) = &listener.proxy_protocol
         && !proxied.except.iter().any(|ports| ports.contains(&destination.port()))
     {
-        match proxy_header(&mut stream, &mut timer, proxied, listener.inspect_timeout).await {
+        match proxy_header(&mut stream, &mut timer, &side, proxied, listener.inspect_timeout).await {
             Ok(None) => {}
             // The client dialled another address, for which there may be another listener.
             Ok(Some(ends)) => {
@@ -109,6 +118,7 @@ async fn begin(
             snapshot: snapshot.clone(),
             findings: Rc::new(findings),
             entry: entry.clone(),
+            side: side.clone(),
         };
     let dial = || {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
@@ -116,7 +126,8 @@ async fn begin(
         Early::new(worker, origin(&listener, chain, findings, Peer::plain()))
     };
     let mut early = None;
-    let findings = match inspect(&mut stream, &mut timer, &listener, destination, dial, &mut early).await {
+    let inspected = inspect(&mut stream, &mut timer, &side, &listener, destination, dial, &mut early);
+    let findings = match inspected.await {
         Ok(findings) => findings,
         Err(error) => {
             debug!("a connection from {source} to {destination} ended before it was known: {error}");
@@ -186,6 +197,7 @@ fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
 async fn proxy_header(
     stream: &mut Stream,
     timer: &mut Timer,
+    side: &Side,
     proxied: &Proxied,
     timeout: Option<Duration>,
 ) -> io::Result<Option<Ends>> {
@@ -209,7 +221,7 @@ async fn proxy_header(
         if stream.input.is_full() {
             stream.input.grow(proxy_protocol::MAX);
         }
-        match fill_until(stream, timer, deadline).await? {
+        match fill_until(stream, timer, side, deadline).await? {
             Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Some(_) => {}
             None => return Err(io::ErrorKind::TimedOut.into()),
@@ -223,6 +235,7 @@ async fn proxy_header(
 async fn inspect(
     stream: &mut Stream,
     timer: &mut Timer,
+    side: &Side,
     listener: &Listener,
     destination: SocketAddr,
     dial: impl FnOnce() -> Option<Early>,
@@ -254,6 +267,7 @@ async fn inspect(
             if stream.input.is_full() {
                 stream.input.grow(MAX_INSPECTED);
             }
+            let mut farewell = None;
             let speaks = poll_fn(|cx| {
                 loop {
                     if let Poll::Ready(filled) = stream.poll_fill(cx) {
@@ -269,8 +283,13 @@ async fn inspect(
                         None if dial.is_none() => None,
                         None => Some(*quiet.get_or_insert_with(|| Instant::now() + early::QUIET)),
                     };
-                    ready!(timer.poll(cx, earlier(deadline, due)));
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    // Who says nothing and reaches nobody is not waited for when the side drains.
+                    if is_silent && dial.is_none() && early.is_none() && farewell.is_none() {
+                        farewell = side.farewell().map(|farewell| Instant::now() + farewell);
+                    }
+                    let last = earlier(deadline, farewell);
+                    ready!(timer.poll(cx, earlier(last, due)));
+                    if last.is_some_and(|last| Instant::now() >= last) {
                         return Poll::Ready(Ok(Spoken::Nobody));
                     }
                     if let Some(dial) = dial.take() {
@@ -301,17 +320,22 @@ enum Spoken {
     Nobody,
 }
 
-/// Reads more; `None` when the deadline passes first.
+/// Reads more; `None` when the deadline passes first, which comes soon for who has said nothing when the side drains.
 async fn fill_until(
     stream: &mut Stream,
     timer: &mut Timer,
+    side: &Side,
     deadline: Option<Instant>,
 ) -> io::Result<Option<usize>> {
+    let mut farewell = None;
     poll_fn(|cx| {
         if let Poll::Ready(filled) = stream.poll_fill(cx) {
             return Poll::Ready(filled.map(Some));
         }
-        timer.poll(cx, deadline).map(|()| Ok(None))
+        if farewell.is_none() && stream.input.is_empty() {
+            farewell = side.farewell().map(|farewell| Instant::now() + farewell);
+        }
+        timer.poll(cx, earlier(deadline, farewell)).map(|()| Ok(None))
     })
     .await
 }
@@ -353,7 +377,8 @@ mod tests {
     #[test]
     #[allow(unreachable_code, reason = "only the types count")]
     fn a_connection_that_waits_is_small() {
-        let task = size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
+        let task =
+            size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http1 =
             size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http2 =

@@ -5,15 +5,14 @@ use std::{
     cell::{Cell, RefCell},
     rc::Rc,
     sync::Arc,
-    task::Waker,
     time::{Duration, Instant},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tokio::sync::Notify;
 
 use crate::{
-    config::{Map, Snapshot},
+    config::{Snapshot, listener::Direction},
+    drain::Side,
     overload::{Limits, Overload},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
@@ -55,17 +54,9 @@ pub(crate) struct Worker {
     pub(crate) overload: Overload,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
-    connections: RefCell<Map<u64, Waker>>,
-    next_connection: Cell<u64>,
-    draining: Cell<bool>,
-    /// Told when the last connection ends.
-    pub(crate) quiet: Notify,
-}
-
-/// A downstream connection that the worker knows of.
-pub(crate) struct Registered {
-    worker: Rc<Worker>,
-    id: u64,
+    /// By [`Direction`].
+    sides: [Rc<Side>; Direction::ALL.len()],
+    ending: Cell<bool>,
 }
 
 impl Worker {
@@ -85,10 +76,8 @@ impl Worker {
             exporters: Exporters::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
-            draining: Cell::new(false),
-            quiet: Notify::new(),
+            sides: Default::default(),
+            ending: Cell::new(false),
         })
     }
 
@@ -114,31 +103,20 @@ impl Worker {
         *self.snapshot.borrow_mut() = Rc::new(snapshot);
     }
 
-    /// Whether no new work is taken.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.get()
+    /// The connections that come in by listeners of this direction.
+    pub(crate) fn side(&self, direction: Direction) -> &Rc<Side> {
+        &self.sides[direction as usize]
     }
 
-    /// Tells every connection that the end is near.
-    pub(crate) fn drain(&self) {
-        self.draining.set(true);
-        for waker in self.connections.borrow().values() {
-            waker.wake_by_ref();
-        }
+    /// Whether the worker serves what it has and nothing after that.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.get()
+    }
+
+    /// Connections to upstreams end with what they serve.
+    pub(crate) fn end(&self) {
+        self.ending.set(true);
         self.clusters.clear();
-    }
-
-    /// How many downstream connections there are.
-    pub(crate) fn connections(&self) -> usize {
-        self.connections.borrow().len()
-    }
-
-    /// Takes down a connection. `waker` is its task's, to be woken when the worker drains.
-    pub(crate) fn register(self: &Rc<Self>, waker: Waker) -> Registered {
-        let id = self.next_connection.get();
-        self.next_connection.set(id + 1);
-        self.connections.borrow_mut().insert(id, waker);
-        Registered { worker: self.clone(), id }
     }
 
     /// Appends the date as headers have it; worked out once a second.
@@ -149,15 +127,5 @@ impl Worker {
             date.0 = Some(now);
         }
         with(&date.1)
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        let mut connections = self.worker.connections.borrow_mut();
-        connections.remove(&self.id);
-        if connections.is_empty() {
-            self.worker.quiet.notify_waiters();
-        }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     chains::{self, Facts},
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
     context::Worker,
+    drain::Side,
     inspect::Findings,
     matching,
     peer::Peer,
@@ -42,6 +43,8 @@ pub(crate) struct Origin {
     pub(crate) findings: Rc<Findings>,
     /// The listener whose socket it came in by.
     pub(crate) entry: Arc<str>,
+    /// That listener's connections.
+    pub(crate) side: Rc<Side>,
 }
 
 impl Origin {

@@ -471,7 +471,7 @@ impl Story<'_> {
             Framing::UntilClose => Framing::Chunked,
             framing => framing,
         };
-        self.keep &= out_framing != Framing::UntilClose && !self.worker.is_draining();
+        self.keep &= out_framing != Framing::UntilClose && !self.downstream.origin.side.is_draining();
         // An answer that comes before all of the request may end before it, too. The client must know beforehand.
         self.keep &= request.has_arrived(&self.downstream.wire);
         let persistence = self.persistence();

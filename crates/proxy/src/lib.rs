@@ -89,6 +89,7 @@ pub mod telemetry;
 // What all of these share.
 pub mod config;
 pub mod context;
+pub(crate) mod drain;
 pub mod head;
 pub mod overload;
 pub mod peer;

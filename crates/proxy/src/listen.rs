@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::TcpListener;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
-use crate::{connection, context::Worker, timer};
+use crate::{connection, context::Worker, drain::Side, timer};
 
 /// Connections that may wait to be accepted, on each worker: more than come while a worker is merely held up, but not so many
 /// that after a surge most have been given up by their clients, and to find that out takes long.
@@ -46,13 +46,13 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
         sockets.push(listener);
     }
     for socket in &sockets {
-        socket2::SockRef::from(socket).listen(BACKLOG)?;
+        SockRef::from(socket).listen(BACKLOG)?;
     }
     Ok(sockets)
 }
 
 /// Takes connections until the task is ended.
-pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpListener>) {
+pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, listener: Rc<TcpListener>) {
     loop {
         // The kernel keeps those that come meanwhile.
         while !worker.overload.takes(Instant::now()) {
@@ -60,7 +60,8 @@ pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpL
         }
         match listener.accept().await {
             Ok((tcp, source)) => {
-                tokio::task::spawn_local(connection::serve(worker.clone(), name.clone(), tcp, source));
+                let serve = connection::serve(worker.clone(), side.clone(), name.clone(), tcp, source);
+                tokio::task::spawn_local(serve);
             }
             // The client gave up while it waited.
             Err(error) if is_the_clients(&error) => {
@@ -72,6 +73,22 @@ pub(crate) async fn accept(worker: Rc<Worker>, name: Arc<str>, listener: Rc<TcpL
                 );
                 timer::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+}
+
+/// A connection that waits to be accepted; the event loop may not know of it yet.
+pub(crate) fn waiting(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+    loop {
+        match SockRef::from(listener).accept() {
+            Ok((socket, source)) => {
+                let tcp = socket.set_nonblocking(true).and_then(|()| TcpStream::from_std(socket.into()));
+                if let (Ok(tcp), Some(source)) = (tcp, source.as_socket()) {
+                    return Some((tcp, source));
+                }
+            }
+            Err(error) if is_the_clients(&error) => {}
+            Err(_) => return None,
         }
     }
 }

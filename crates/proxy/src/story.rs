@@ -425,7 +425,7 @@ impl<'a> Story<'a> {
     /// Sends an answer of our own.
     pub(crate) async fn answer(&mut self, content: &[u8], body: &mut Flow) -> Result<(), Error> {
         // Only what is here already is read of a request that was answered without it.
-        self.keep &= !self.worker.is_draining();
+        self.keep &= !self.downstream.origin.side.is_draining();
         if !body.is_read() && !body.skip(&mut self.downstream.wire) {
             self.keep = false;
         }

@@ -25,8 +25,9 @@ use tokio::{
 };
 
 use crate::{
-    config::{Listener, Snapshot},
+    config::{Listener, Snapshot, listener::Direction},
     context::Worker,
+    drain::Side,
     export, listen, overload, pool,
     telemetry::ShardSnapshot,
     timer,
@@ -64,7 +65,20 @@ enum Command {
     Publish(Box<Publish>),
     Scrape(oneshot::Sender<ShardSnapshot>),
     Clusters(oneshot::Sender<Vec<HostStats>>),
-    Drain(Duration, oneshot::Sender<usize>),
+    Drain(Drain, oneshot::Sender<()>),
+    Quiet(&'static [Direction], Duration, oneshot::Sender<()>),
+    End(Duration, oneshot::Sender<usize>),
+}
+
+/// What is drained, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Drain {
+    /// Of which listeners.
+    pub directions: &'static [Direction],
+    /// Whether they take no more connections.
+    pub close: bool,
+    /// How much time connections have. Those without a request end after a second, or a quarter of it.
+    pub patience: Duration,
 }
 
 struct Publish {
@@ -174,10 +188,24 @@ impl Workers {
         self.ask(Command::Clusters).await.into_iter().flatten().collect()
     }
 
+    /// Tells clients to go, by `connection: close` or GOAWAY; connections end once they have. Returns when
+    /// all workers have begun.
+    pub async fn begin_drain(&self, drain: Drain) {
+        self.ask(|begun| Command::Drain(drain, begun)).await;
+    }
+
     /// Closes listeners and idle connections, lets requests under way finish for at most so long, and
     /// returns how many connections were cut off.
+    ///
+    /// Outbound listeners serve on until nothing that came in is left on any worker: who answers that may need them.
     pub async fn drain(&self, patience: Duration) -> usize {
-        self.ask(|done| Command::Drain(patience, done)).await.into_iter().sum()
+        const FIRST: &[Direction] = &[Direction::Inbound, Direction::Unspecified];
+        let begun = Instant::now();
+        self.begin_drain(Drain { directions: FIRST, close: true, patience }).await;
+        self.ask(|quiet| Command::Quiet(FIRST, patience, quiet)).await;
+        let left = patience.saturating_sub(begun.elapsed());
+        self.begin_drain(Drain { directions: Direction::ALL, close: true, patience: left }).await;
+        self.ask(|done| Command::End(left, done)).await.into_iter().sum()
     }
 
     /// Ends the threads. Call [`Self::drain`] first.
@@ -271,14 +299,26 @@ async fn obey(
             Command::Clusters(answer) => {
                 let _ = answer.send(worker.clusters.stats());
             }
-            Command::Drain(patience, answer) => {
-                for (_, socket) in sockets.drain() {
-                    close(worker, socket);
-                }
-                worker.drain();
-                let cut = wait_until_quiet(worker, patience).await;
-                export::finish(&worker.exporters, LAST_WORDS).await;
-                let _ = answer.send(cut);
+            Command::Drain(drain, answer) => {
+                begin_drain(worker, sockets, drain);
+                let _ = answer.send(());
+            }
+            // What waits holds up no other command: outbound listeners need the newest endpoints to the last.
+            Command::Quiet(directions, patience, answer) => {
+                let worker = worker.clone();
+                spawn_local(async move {
+                    quiet(&worker, directions, patience).await;
+                    let _ = answer.send(());
+                });
+            }
+            Command::End(patience, answer) => {
+                let worker = worker.clone();
+                spawn_local(async move {
+                    worker.end();
+                    let cut = quiet(&worker, Direction::ALL, patience).await;
+                    export::finish(&worker.exporters, LAST_WORDS).await;
+                    let _ = answer.send(cut);
+                });
             }
         }
     }
@@ -287,6 +327,7 @@ async fn obey(
 /// A listening socket on one worker.
 struct Socket {
     name: Arc<str>,
+    side: Rc<Side>,
     listener: Rc<TcpListener>,
     task: Task<()>,
 }
@@ -298,14 +339,24 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
             close(worker, socket);
         }
     }
+    let snapshot = worker.snapshot();
     for (name, address, socket) in publish.open {
+        let Some(listener) = snapshot.listeners.by_name.get(&name) else { continue };
+        let side = worker.side(listener.direction);
+        // What is drained gets no new listeners.
+        if side.is_closed() {
+            continue;
+        }
         match TcpListener::from_std(socket) {
             Ok(listener) => {
                 let listener = Rc::new(listener);
-                let (of, called, own) = (worker.clone(), name.clone(), listener.clone());
-                let accept = async move || listen::accept(of.clone(), called.clone(), own.clone()).await;
+                let (of, by, called, own) = (worker.clone(), side.clone(), name.clone(), listener.clone());
+                let accept = async move || {
+                    listen::accept(of.clone(), by.clone(), called.clone(), own.clone()).await;
+                };
                 let task = spawn_local(steadily(accept));
-                sockets.insert((name.clone(), address), Socket { name, listener, task });
+                let socket = Socket { name: name.clone(), side: side.clone(), listener, task };
+                sockets.insert((name, address), socket);
             }
             Err(error) => tracing::error!("listener {name} on {address} cannot be watched: {error}"),
         }
@@ -313,12 +364,28 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
     let _ = publish.done.send(());
 }
 
+fn begin_drain(
+    worker: &Rc<Worker>,
+    sockets: &mut HashMap<(Arc<str>, SocketAddr), Socket>,
+    Drain { directions, close: closes, patience }: Drain,
+) {
+    for side in directions.iter().map(|direction| worker.side(*direction)) {
+        if closes {
+            side.close();
+        }
+        side.drain(patience);
+    }
+    for (_, socket) in sockets.extract_if(|_, socket| socket.side.is_closed()) {
+        close(worker, socket);
+    }
+}
+
 /// Takes the connections that wait on a socket already, so that none is reset, and closes it.
 fn close(worker: &Rc<Worker>, socket: Socket) {
     socket.task.abort();
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    while let std::task::Poll::Ready(Ok((tcp, source))) = socket.listener.poll_accept(&mut cx) {
-        spawn_local(crate::connection::serve(worker.clone(), socket.name.clone(), tcp, source));
+    while let Some((tcp, source)) = listen::waiting(&socket.listener) {
+        let (side, name) = (socket.side.clone(), socket.name.clone());
+        spawn_local(crate::connection::serve(worker.clone(), side, name, tcp, source));
     }
 }
 
@@ -331,18 +398,16 @@ async fn sweep(worker: Rc<Worker>) {
     }
 }
 
-async fn wait_until_quiet(worker: &Worker, patience: Duration) -> usize {
-    let quiet = async {
-        loop {
-            let told = worker.quiet.notified();
-            if worker.connections() == 0 {
-                return;
-            }
-            told.await;
+/// Waits until no connection is left, and says how many are if that takes too long.
+async fn quiet(worker: &Worker, directions: &[Direction], patience: Duration) -> usize {
+    let sides = || directions.iter().map(|direction| worker.side(*direction));
+    let emptied = async {
+        for side in sides() {
+            side.emptied().await;
         }
     };
-    timer::timeout(patience, quiet).await;
-    worker.connections()
+    timer::timeout(patience, emptied).await;
+    sides().map(|side| side.connections()).sum()
 }
 
 #[cfg(test)]

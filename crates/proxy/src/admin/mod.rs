@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
@@ -30,10 +30,14 @@ use skysail_xds::envoy::pb::envoy::config::{bootstrap::v3::Bootstrap, core::v3::
 use tokio::{net::TcpListener, sync::Notify};
 
 use crate::{
+    config::listener::Direction,
     discovery::Configuration,
     telemetry,
-    worker::{Shared, Workers},
+    worker::{Drain, Shared, Workers},
 };
+
+/// For so long connections are taken on when they are drained gracefully (`--drain-time-s` of Envoy).
+const DRAIN_TIME: Duration = Duration::from_secs(600);
 
 /// What the pages show.
 pub(crate) struct Admin {
@@ -63,7 +67,7 @@ const HELP: &str = "\
 /certs                    certificates in use and when they end
 /clusters                 clusters and their endpoints (?format=json)
 /config_dump              configuration in force (?resource=, ?mask=, ?name_regex=, ?include_eds)
-/drain_listeners          (POST) take no new connections, finish those there are
+/drain_listeners          (POST) take no new connections, finish those there are (?inboundonly, ?graceful, ?skip_exit)
 /healthz/ready            200 when ready
 /listeners                addresses listened on (?format=json)
 /logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
@@ -293,11 +297,26 @@ async fn quit(State(admin): State<Arc<Admin>>) -> &'static str {
     "OK\n"
 }
 
-async fn drain_listeners(State(admin): State<Arc<Admin>>) -> &'static str {
+/// Envoy's, where parameters count by being there. Answers when all workers have begun.
+async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
+    const KNOWN: [&str; 3] = ["inboundonly", "graceful", "skip_exit"];
+    if let Some(unknown) = options.keys().find(|name| !KNOWN.contains(&name.as_str())) {
+        let reason = format!("there is no parameter {unknown:?}, only {}\n", KNOWN.join(", "));
+        return (StatusCode::BAD_REQUEST, reason).into_response();
+    }
+    let [inbound_only, graceful, skip_exit] = KNOWN.map(|name| options.contains_key(name));
     admin.drain();
-    let workers = Arc::clone(&admin.workers);
-    tokio::spawn(async move { workers.drain(std::time::Duration::from_secs(600)).await });
-    "OK\n"
+    let directions = if inbound_only { &[Direction::Inbound] } else { Direction::ALL };
+    let drain = Drain { directions, close: !graceful && !skip_exit, patience: DRAIN_TIME };
+    admin.workers.begin_drain(drain).await;
+    if graceful && !skip_exit {
+        let workers = Arc::clone(&admin.workers);
+        tokio::spawn(async move {
+            tokio::time::sleep(DRAIN_TIME).await;
+            workers.begin_drain(Drain { close: true, ..drain }).await;
+        });
+    }
+    "OK\n".into_response()
 }
 
 fn wants_json(options: &HashMap<String, String>) -> bool {

@@ -80,7 +80,7 @@ pub struct HttpManager {
     pub request_headers_timeout: Option<Duration>,
     /// The whole request must have come in within; `None` for no limit.
     pub request_timeout: Option<Duration>,
-    /// How long a draining connection may go on.
+    /// A client of HTTP/2 that has been told to go may open streams for at most so long (less if it says that it knows).
     pub drain_timeout: Duration,
     /// Where requests are logged.
     pub access_logs: Vec<Arc<AccessLog>>,

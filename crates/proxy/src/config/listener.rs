@@ -37,7 +37,7 @@ pub struct Listener {
     pub inspect_timeout: Option<Duration>,
     /// After the timeout go on with what is known (else close).
     pub continue_on_timeout: bool,
-    /// Inbound or outbound, for metrics.
+    /// Inbound or outbound, for metrics and the order of a drain.
     pub direction: Direction,
     /// In the order of the configuration; the most specific match wins, by Envoy's order of criteria.
     pub chains: Vec<Arc<FilterChain>>,
@@ -45,7 +45,7 @@ pub struct Listener {
     pub default_chain: Option<Arc<FilterChain>>,
 }
 
-/// Which way a listener's traffic goes, for metrics and for the peer's role.
+/// Which way a listener's traffic goes, for metrics, for the peer's role, and for what is drained first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// To the workload. Metrics say `reporter="destination"`.
@@ -54,6 +54,11 @@ pub enum Direction {
     Outbound,
     /// Unsaid: a plain Envoy bootstrap. Metrics as for outbound.
     Unspecified,
+}
+
+impl Direction {
+    /// All there are.
+    pub const ALL: &[Self] = &[Self::Inbound, Self::Outbound, Self::Unspecified];
 }
 
 /// How connections begin that come by another proxy. Source: `envoy.extensions.filters.listener.proxy_protocol.v3`.

@@ -106,9 +106,19 @@ impl Driver {
         self.session.borrow_mut().fail(Reason::CALM);
     }
 
-    /// Takes no more streams.
+    /// Asks the peer to open no more streams; those on their way are taken.
     pub(crate) fn leave(&self) {
         self.session.borrow_mut().leave();
+    }
+
+    /// Whether the peer has been told so, and has not said that it knows.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.session.borrow().is_leaving()
+    }
+
+    /// Takes no more streams.
+    pub(crate) fn refuse(&self) {
+        self.session.borrow_mut().refuse();
     }
 
     /// Why the connection ended.

@@ -161,7 +161,7 @@ enum Leaving {
     No,
     /// The peer has been told, and may not know yet.
     Told,
-    /// It knows which stream was the last.
+    /// It has been told which stream was the last.
     Known,
 }
 
@@ -404,6 +404,20 @@ impl Session {
             self.leaving = Leaving::Told;
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
             frame::ping(&mut self.out, 0, LEAVING);
+        }
+    }
+
+    /// Whether the peer has been told, and may not know yet.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving == Leaving::Told
+    }
+
+    /// Takes none of a peer's streams after those that have come, which it is told.
+    pub(crate) fn refuse(&mut self) {
+        if self.is_leaving() {
+            self.leaving = Leaving::Known;
+            let last = if self.role == Role::Server { self.last } else { 0 };
+            frame::go_away(&mut self.out, last, Reason::NONE);
         }
     }
 

@@ -15,8 +15,9 @@ use super::{
 use crate::{
     config::HttpManager,
     connection::Connection as Accepted,
-    context::{Registered, Worker},
+    context::Worker,
     downstream::{self, Downstream},
+    drain::Registered,
     error::Flags,
     export,
     head::{RequestHead, ResponseHead, Version},
@@ -104,6 +105,7 @@ async fn requests(
                 return Stop::Close;
             }
             Next::Pause => return Stop::Pause,
+            Next::Close => return Stop::Close,
             Next::End => return Stop::End,
         };
         *unsure = false;
@@ -113,7 +115,8 @@ async fn requests(
             return Stop::Http2(Some(Box::new(Begun { head, settings })));
         }
         // A connection that the newest configuration would not have may finish this request by the old.
-        let last = !downstream::refresh(&mut downstream.origin, worker) || worker.is_draining();
+        let last =
+            !downstream::refresh(&mut downstream.origin, worker) || downstream.origin.side.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
         }
@@ -137,9 +140,9 @@ async fn requests(
     }
 }
 
-/// Waits in a pause for what comes next; false when it is the end.
+/// Waits in a pause for what comes next, or for a drain; false when it is the end.
 async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Option<Duration>) -> bool {
-    let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return false };
+    let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
     let idle = idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
     poll_fn(|cx| {
         if worker.overload.is_busy() {
@@ -151,8 +154,8 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Opt
             return Poll::Ready(matches!(filled, Ok(1..)));
         }
         stream.rest();
-        if worker.is_draining() {
-            return Poll::Ready(false);
+        if origin.side.is_draining() {
+            return Poll::Ready(true);
         }
         timer.poll(cx, idle).map(|()| false)
     })
@@ -174,6 +177,8 @@ enum Next {
     Refused(Malformed),
     /// Nothing so far.
     Pause,
+    /// Nothing, and the connection is to end.
+    Close,
     /// Nothing any more.
     End,
 }
@@ -189,9 +194,9 @@ async fn next(
     let limits = hop::limits(manager);
     let mut scan = Scan::default();
     // Between requests a connection may idle for long, but a head that has begun must come to its end.
-    let (mut idle, mut pause, mut begun) = (None, None, None);
+    let (mut idle, mut pause, mut begun, mut farewell) = (None, None, None, None);
     let mut place = None;
-    let Downstream { wire: Wire::Http1(stream), timer, .. } = downstream else { return Next::End };
+    let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return Next::End };
     poll_fn(|cx| {
         loop {
             if unsure && stream.input.bytes().starts_with(HTTP2_LINE) {
@@ -230,9 +235,6 @@ async fn next(
         }
         if stream.input.is_empty() {
             stream.rest();
-            if worker.is_draining() {
-                return Poll::Ready(Next::End);
-            }
         }
         let now = Instant::now();
         let after = |timeout: Option<Duration>| timeout.map(|timeout| now + timeout);
@@ -243,13 +245,19 @@ async fn next(
         if begun.is_none() && !stream.input.is_empty() {
             begun = after(head_timeout(manager));
         }
-        // A head that has begun is no pause.
-        let pause = pause.filter(|_| stream.input.is_empty());
-        let over = earlier(idle, begun);
+        // A request may be on its way to a connection that is to end.
+        if farewell.is_none() {
+            farewell = after(origin.side.farewell());
+        }
+        // A head that has begun is no pause, and comes to its end.
+        let farewell = farewell.filter(|_| stream.input.is_empty());
+        let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
+        let over = earlier(earlier(idle, begun), farewell);
         ready!(timer.poll(cx, earlier(over, pause)));
         let passed = |deadline: Option<Instant>| deadline.is_some_and(|deadline| Instant::now() >= deadline);
         Poll::Ready(match manager.request_headers_timeout {
             Some(_) if passed(begun) => Next::Refused(Malformed::new(408, "request_header_timeout")),
+            _ if passed(farewell) => Next::Close,
             _ if passed(over) => Next::End,
             _ => Next::Pause,
         })

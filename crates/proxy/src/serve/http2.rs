@@ -16,6 +16,7 @@ use crate::{
     connection::Connection as Accepted,
     context::Worker,
     downstream::{self, Downstream, Origin},
+    drain::FAREWELL,
     head::ResponseHead,
     http1::{Connection as Persistence, Framing},
     http2::{self, Bounds, Connection, Driver, Duplex, Kind, Limits, Lost, Request, Role},
@@ -26,8 +27,6 @@ use crate::{
 
 /// A client that says nothing at first is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A client without requests that has been told that no more are taken may say so long that it knows.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Serves a connection, on which a request of HTTP/1.1 may have `begun` HTTP/2.
 pub(crate) async fn run(
@@ -46,14 +45,21 @@ pub(crate) async fn run(
     }
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    let (mut ending, mut idle, mut partial) = (false, None, None);
+    // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
+    let mut ending = None;
+    let (mut idle, mut partial) = (None, None);
+    // Who comes while others go may ask for one thing before it is told.
+    let mut newcomer = origin.side.is_draining();
     let begun = Instant::now();
     loop {
+        let leave = |driver: &Driver| {
+            driver.leave();
+            Some(Instant::now() + manager.drain_timeout)
+        };
         let next = poll_fn(|cx| {
             loop {
-                if worker.is_draining() && !ending {
-                    (ending, idle) = (true, None);
-                    driver.leave();
+                if ending.is_none() && !newcomer && origin.side.is_draining() {
+                    (ending, idle) = (leave(&driver), None);
                 }
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
                     return Poll::Ready(next);
@@ -61,7 +67,8 @@ pub(crate) async fn run(
                 if driver.is_busy() {
                     idle = None;
                 } else if idle.is_none() {
-                    let patience = if ending { Some(FAREWELL) } else { manager.idle_timeout };
+                    let farewell = origin.side.farewell().or(ending.map(|_| FAREWELL));
+                    let patience = farewell.or(manager.idle_timeout);
                     idle = patience.map(|patience| Instant::now() + patience);
                 }
                 partial = match manager.request_headers_timeout.or(manager.stream_idle_timeout) {
@@ -70,25 +77,31 @@ pub(crate) async fn run(
                     }
                     _ => None,
                 };
-                let deadline = if driver.is_settled() { idle } else { Some(begun + PATIENCE) };
-                if timer.poll(cx, earlier(deadline, partial)).is_pending() {
+                let waits = driver.is_settled() || origin.side.is_draining();
+                let quiet = if waits { idle } else { Some(begun + PATIENCE) };
+                let last = ending.filter(|_| driver.is_leaving());
+                if timer.poll(cx, earlier(earlier(quiet, partial), last)).is_pending() {
                     return Poll::Pending;
                 }
-                if partial.is_some_and(|partial| Instant::now() >= partial) {
+                let passed = |deadline: Option<Instant>| deadline.is_some_and(|it| Instant::now() >= it);
+                if passed(last) {
+                    driver.refuse();
+                    continue;
+                }
+                if passed(partial) {
                     driver.fail();
                     return Poll::Ready(None);
                 }
-                if ending || !driver.is_settled() {
+                if ending.is_some() || !driver.is_settled() {
                     return Poll::Ready(None);
                 }
-                (ending, idle) = (true, None);
-                driver.leave();
+                (ending, idle) = (leave(&driver), None);
             }
         });
         let Some(request) = next.await else { break };
-        if !downstream::refresh(&mut origin, worker) && !ending {
-            ending = true;
-            driver.leave();
+        newcomer = false;
+        if !downstream::refresh(&mut origin, worker) && ending.is_none() {
+            ending = leave(&driver);
         }
         if let Some(newest) = newest(&origin, &manager) {
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);

@@ -1,6 +1,6 @@
 //! Frames that are about the connection, or about how a stream goes on.
 
-use super::{ALIVE, LEAVING, Leaving, Lost, ROOM, Role, Session, receive::Fatal};
+use super::{ALIVE, LEAVING, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, Head, Kind, MAX_FRAME, MAX_WINDOW, Reason};
 
 impl Session {
@@ -143,10 +143,8 @@ impl Session {
             self.answered = true;
             return Ok(());
         }
-        if self.leaving == Leaving::Told && content == LEAVING {
-            self.leaving = Leaving::Known;
-            let last = if self.role == Role::Server { self.last } else { 0 };
-            frame::go_away(&mut self.out, last, Reason::NONE);
+        if content == LEAVING {
+            self.refuse();
         }
         self.chat()
     }

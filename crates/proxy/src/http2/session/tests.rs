@@ -418,6 +418,23 @@ fn those_who_leave_finish_what_they_have() {
 }
 
 #[test]
+fn who_does_not_say_that_it_knows_is_not_waited_for() {
+    let (mut client, mut server) = (client(), server());
+    let first = client.request(&request(), true, false).unwrap().unwrap();
+    talk(&mut client, &mut server);
+    server.leave();
+    assert!(server.is_leaving());
+    server.refuse();
+    assert!(!server.is_leaving());
+    let second = client.request(&request(), true, false).unwrap().unwrap();
+    talk(&mut client, &mut server);
+    assert_eq!(server.accept().unwrap().stream, first);
+    assert!(server.accept().is_none());
+    let mut answer = |id| client.poll_answer(&cx(), id, &mut ResponseHead::default());
+    assert!(answer(first).is_pending() && matches!(answer(second), Poll::Ready(Err(Lost::Unprocessed))));
+}
+
+#[test]
 fn what_a_server_has_not_looked_at_is_told_apart() {
     let mut client = client();
     let ids: Vec<_> = (0..3).map(|_| client.request(&request(), true, false).unwrap().unwrap()).collect();
