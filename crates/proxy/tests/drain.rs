@@ -11,6 +11,7 @@ mod program;
 mod support;
 
 use std::{
+    io::Write as _,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -152,6 +153,31 @@ async fn a_request_on_its_way_when_the_drain_begins_is_answered() {
     started.wait().await;
     assert_eq!(within(proxy.workers().drain(HOUR)).await, 0);
     within(clients.join_all()).await;
+}
+
+#[tokio::test]
+async fn who_waits_to_be_accepted_is_served() {
+    let upstream = echo().await;
+    for _ in 0..40 {
+        let proxy = proxy_to(upstream).await;
+        // Nothing else happens between this and the drain.
+        let connect = || {
+            let mut stream = std::net::TcpStream::connect(proxy.address).unwrap();
+            stream.write_all(GET.as_bytes()).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            Client::new(TcpStream::from_std(stream).unwrap())
+        };
+        let mut clients = [connect(), connect(), connect()];
+        let story = async move {
+            for client in &mut clients {
+                let (head, _) = client.message().await;
+                assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+            }
+        };
+        let (cut_off, ()) =
+            within(Box::pin(async { tokio::join!(proxy.workers().drain(HOUR), story) })).await;
+        assert_eq!(cut_off, 0);
+    }
 }
 
 #[tokio::test]
