@@ -171,10 +171,15 @@ fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> 
     match &predicate.rule {
         Some(Rule::DestinationPortRange(range)) => {
             // The end is exclusive.
-            let (Ok(start), Ok(last)) = (u16::try_from(range.start), u16::try_from(range.end - 1)) else {
-                return Err(Reject::new("must be ports").at_field("destination_port_range"));
-            };
-            ranges.push(start..=last);
+            let (start, last) = (u16::try_from(range.start), u16::try_from(range.end.saturating_sub(1)));
+            match (start, last) {
+                (Ok(start), Ok(last)) if start <= last => ranges.push(start..=last),
+                _ => {
+                    let (start, end) = (range.start, range.end);
+                    let reason = format!("{start} to below {end} is no range of ports, or an empty one");
+                    return Err(Reject::new(reason).at_field("destination_port_range"));
+                }
+            }
             Ok(())
         }
         Some(Rule::OrMatch(set)) => {
