@@ -16,6 +16,7 @@ use crate::{
     exchange,
     flow::Flow,
     head::{Headers, RequestHead, ResponseHead, Version},
+    hop,
     http1::{Framing, write::Persistence},
     http2::{Answered, Duplex},
     outlier::Outcome,
@@ -85,8 +86,9 @@ async fn exchange(
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
     let is_connect = head.method() == "CONNECT";
-    let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method()).await?;
-    let mut answer = Flow::new(answer, answer, exchange::RESPONSE_LIMITS, true);
+    let limits = hop::answer_limits(&pool.cluster);
+    let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method(), &limits).await?;
+    let mut answer = Flow::new(answer, answer, limits, true);
     poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, MOST))
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;

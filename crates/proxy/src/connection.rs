@@ -29,11 +29,13 @@ use crate::{
     drain::{Registered, Side},
     early::{self, Early},
     inspect::{self, Findings},
+    notice::{self, Limit},
     peer::Peer,
     proxy_protocol::{self, Ends, Look},
     serve,
     socket::Stream,
     tcp,
+    telemetry::stats::Counter,
     timer::{Timer, earlier},
 };
 
@@ -101,7 +103,12 @@ async fn begin(
                 listener = chains::listener(&snapshot, &listener, destination);
             }
             Err(error) => {
-                worker.shard.listener(&listener.name).proxy_errors.inc();
+                let counters = worker.shard.listener(&listener.name);
+                if error.kind() == io::ErrorKind::TimedOut {
+                    late(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
+                } else {
+                    counters.proxy_errors.inc();
+                }
                 debug!("a connection from {source} on {} is closed: {error}", listener.name);
                 return None;
             }
@@ -130,6 +137,10 @@ async fn begin(
     let findings = match inspected.await {
         Ok(findings) => findings,
         Err(error) => {
+            if error.kind() == io::ErrorKind::TimedOut {
+                let counters = worker.shard.listener(&listener.name);
+                late(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
+            }
             debug!("a connection from {source} to {destination} ended before it was known: {error}");
             return None;
         }
@@ -155,7 +166,11 @@ async fn begin(
                 counters.tls_resumed.add(resumed.into());
             }
             Err(error) => {
-                counters.tls_errors.inc();
+                if error.kind() == io::ErrorKind::TimedOut {
+                    late(&counters.tls_timeout, Limit::Handshake, &listener, source);
+                } else {
+                    counters.tls_errors.inc();
+                }
                 debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
                 return None;
             }
@@ -170,6 +185,12 @@ async fn begin(
     }
     // Boxed, because futures keep room for everything that is ever handed to them.
     Some(Box::new(Connection { stream, timer, origin, early, registered }))
+}
+
+/// Counts and tells of a client that was too slow.
+fn late(counter: &Counter, limit: Limit, listener: &Listener, source: SocketAddr) {
+    counter.inc();
+    notice::tell(limit, format_args!("listener {}, client {source}", listener.name));
 }
 
 /// The listener that a connection belongs to, and where its client dialled.

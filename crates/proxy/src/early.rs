@@ -128,7 +128,7 @@ fn dial(
     proxy: Arc<TcpProxy>,
 ) -> Pin<Box<dyn Future<Output = Option<Server>>>> {
     Box::pin(async move {
-        let dialled = tcp::connect(&worker, &origin, &proxy, &mut None).await;
+        let dialled = tcp::connect(&worker, &origin, None, &proxy, &mut None).await;
         let failed = |error: &_| debug!("no server for {}, which is silent: {error}", origin.source);
         dialled.inspect_err(failed).ok()
     })

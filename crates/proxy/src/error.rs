@@ -38,6 +38,8 @@ pub enum Kind {
     UpstreamRefused,
     /// The upstream does not speak HTTP.
     UpstreamProtocol,
+    /// The head of the upstream's answer is larger than allowed.
+    AnswerTooLarge,
     /// The route's time is over.
     ResponseTimeout,
     /// The time of one try is over.
@@ -46,8 +48,8 @@ pub enum Kind {
     Overflow,
     /// Nothing moved on the stream for too long; `true` once the request was complete.
     StreamIdle(bool),
-    /// The whole exchange took too long.
-    StreamDuration,
+    /// The whole exchange took too long; `true` once the request was complete.
+    StreamDuration(bool),
     /// The request did not come in whole within its time.
     RequestTimeout,
     /// The worker has more to do than it can.
@@ -62,10 +64,6 @@ pub enum Kind {
     DownstreamClosed,
     /// The client does not speak HTTP as it must.
     DownstreamProtocol,
-    /// The request's head is larger than allowed.
-    HeadTooLarge,
-    /// The request has more headers than allowed.
-    TooManyHeaders,
     /// The request's body is larger than can be kept.
     BodyTooLarge,
     /// No `Host`.
@@ -204,18 +202,17 @@ impl Error {
             | Kind::UpstreamReset
             | Kind::UpstreamRefused
             | Kind::UpstreamProtocol
+            | Kind::AnswerTooLarge
             | Kind::ResponseTimeout
             | Kind::TryTimeout => Side::Upstream,
             Kind::DownstreamClosed
             | Kind::DownstreamProtocol
-            | Kind::HeadTooLarge
-            | Kind::TooManyHeaders
             | Kind::BodyTooLarge
             | Kind::MissingHost
             | Kind::BadPath
             | Kind::UpgradeRefused
             | Kind::StreamIdle(_)
-            | Kind::StreamDuration
+            | Kind::StreamDuration(_)
             | Kind::RequestTimeout
             | Kind::Denied(_) => Side::Downstream,
             Kind::RouteNotFound
@@ -257,7 +254,7 @@ impl Error {
             Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),
             Kind::UpstreamReset => self.reset(503, Flags::UR, "remote reset"),
             Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
-            Kind::UpstreamProtocol => self.reset(502, Flags::UPE, "protocol error"),
+            Kind::UpstreamProtocol | Kind::AnswerTooLarge => self.reset(502, Flags::UPE, "protocol error"),
             Kind::Overflow => self.reset(503, Flags::UO, "overflow"),
             Kind::Overloaded => plain(503, Flags::OM, "overload", "envoy overloaded"),
             Kind::ResponseTimeout => plain(504, Flags::UT, "response_timeout", "upstream request timeout"),
@@ -268,9 +265,14 @@ impl Error {
                 "stream_idle_timeout",
                 "stream timeout",
             ),
-            Kind::StreamDuration => Answer {
+            Kind::StreamDuration(request_complete) => Answer {
                 grpc: 4,
-                ..plain(408, Flags::DT, "max_duration_timeout", "downstream duration timeout")
+                ..plain(
+                    if *request_complete { 504 } else { 408 },
+                    Flags::NONE,
+                    "max_duration_timeout",
+                    "downstream duration timeout",
+                )
             },
             Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
             Kind::Denied(details) => Answer {
@@ -284,8 +286,6 @@ impl Error {
             }
             Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
             Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
-            Kind::HeadTooLarge => plain(431, Flags::DPE, "http1.headers_too_large", ""),
-            Kind::TooManyHeaders => plain(431, Flags::DPE, "http1.too_many_headers", ""),
             Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),
             Kind::MissingHost => plain(400, Flags::NONE, "missing_host_header", ""),
             Kind::BadPath => plain(400, Flags::NONE, "path_normalization_failed", ""),

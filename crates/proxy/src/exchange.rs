@@ -16,15 +16,12 @@ use crate::{
     error::{Error, Kind},
     flow::{Broken, Flow},
     head::ResponseHead,
-    http1::{Connection, Framing, Limits, Scan, parse},
+    http1::{Connection, Framing, Limits, Malformed, Scan, parse},
     http2::{Answered, Duplex},
     socket::Stream,
     timer::{Timer, earlier},
     wire::Wire,
 };
-
-/// Heads of answers may be as large as Envoy takes them.
-pub(crate) const RESPONSE_LIMITS: Limits = Limits { max_head: 60 * 1024, max_headers: 100 };
 
 /// When an exchange must be over, at each of its stages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,7 +119,7 @@ impl Deadlines {
             } else if passed(this_try) {
                 Kind::TryTimeout
             } else if passed(self.whole) {
-                Kind::StreamDuration
+                Kind::StreamDuration(complete)
             } else if passed(request) {
                 Kind::RequestTimeout
             } else {
@@ -170,6 +167,7 @@ impl<'a> Client<'a> {
         &mut self,
         upstream: &mut Wire,
         method: &str,
+        limits: &Limits,
         head: &mut ResponseHead,
     ) -> Result<(Framing, Connection), Error> {
         let mut scan = Scan::default();
@@ -178,7 +176,7 @@ impl<'a> Client<'a> {
             self.poll_request(cx, upstream)?;
             loop {
                 let answer = match upstream {
-                    Wire::Http1(stream) => poll_head(cx, stream, &mut scan, method, head),
+                    Wire::Http1(stream) => poll_head(cx, stream, (&mut scan, limits), method, head),
                     Wire::Http2(duplex) => poll_answer(cx, duplex, method, head),
                 };
                 match answer {
@@ -263,11 +261,12 @@ impl<'a> Client<'a> {
 pub(crate) async fn answer(
     upstream: &mut Wire,
     method: &str,
+    limits: &Limits,
 ) -> Result<(ResponseHead, Framing, Connection), Error> {
     let (mut scan, mut head) = (Scan::default(), ResponseHead::default());
     loop {
         let answer = poll_fn(|cx| match upstream {
-            Wire::Http1(stream) => poll_head(cx, stream, &mut scan, method, &mut head),
+            Wire::Http1(stream) => poll_head(cx, stream, (&mut scan, limits), method, &mut head),
             Wire::Http2(duplex) => poll_answer(cx, duplex, method, &mut head),
         });
         if let Some((framing, connection)) = answer.await? {
@@ -283,21 +282,23 @@ type Answer = Result<Option<(Framing, Connection)>, Error>;
 fn poll_head(
     cx: &mut Context<'_>,
     stream: &mut Stream,
-    scan: &mut Scan,
+    (scan, limits): (&mut Scan, &Limits),
     method: &str,
     head: &mut ResponseHead,
 ) -> Poll<Answer> {
-    let malformed = || Error::new(Kind::UpstreamProtocol);
+    let malformed = |why: Malformed| {
+        Error::new(if why.status == 431 { Kind::AnswerTooLarge } else { Kind::UpstreamProtocol })
+    };
     loop {
-        if let Some(end) = scan.end(stream.input.bytes(), &RESPONSE_LIMITS).map_err(|_| malformed())? {
-            let parsed = parse::response(&stream.input.bytes()[..end], &RESPONSE_LIMITS, method, head);
+        if let Some(end) = scan.end(stream.input.bytes(), limits).map_err(malformed)? {
+            let parsed = parse::response(&stream.input.bytes()[..end], limits, method, head);
             stream.input.consume(end);
-            let parsed = parsed.map_err(|_| malformed())?;
+            let parsed = parsed.map_err(malformed)?;
             let interim = matches!(head.status(), 100 | 102..=199);
             return Poll::Ready(Ok(if interim { None } else { Some(parsed) }));
         }
         if stream.input.is_full() {
-            stream.input.grow(RESPONSE_LIMITS.max_head);
+            stream.input.grow(limits.max_head);
         }
         match ready!(stream.poll_fill(cx)) {
             Ok(1..) => {}

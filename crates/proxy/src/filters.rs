@@ -387,6 +387,10 @@ impl<'a> Story<'a> {
             }
             body.poll_collect(cx, wire, most)
         });
+        let late = match self.manager.request_timeout {
+            Some(_) => Kind::RequestTimeout,
+            None => Kind::StreamIdle(false),
+        };
         let limit = self.manager.request_timeout.or(self.manager.stream_idle_timeout);
         let read = match limit {
             Some(limit) => timer::timeout(limit, read).await,
@@ -396,7 +400,7 @@ impl<'a> Story<'a> {
             Some(Ok(())) => Ok(()),
             Some(Err(Broken::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
             Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
-            None => Err(Error::new(Kind::RequestTimeout)),
+            None => Err(Error::new(late)),
         }
     }
 

@@ -12,11 +12,11 @@ use crate::{
     balance::{Want, key},
     config::{
         listener::Direction,
-        route::{Forward, HostRewrite, RetryPolicy, Rewrite, RouteMatch},
+        route::{Forward, HostRewrite, Rewrite, RouteMatch},
     },
     downstream::Downstream,
     error::{self, Error, Flags, Kind},
-    exchange::{Client, Deadlines, RESPONSE_LIMITS},
+    exchange::{Client, Deadlines},
     flow::Flow,
     grpc,
     head::{self, ResponseHead, Version},
@@ -306,7 +306,7 @@ impl Story<'_> {
             tried.push(host.endpoint.address);
             (self.told.upstream, self.told.busy) = (None, None);
             deadlines.next_try();
-            let pause = self.backoff(retry);
+            let pause = retry::backoff(retry, self.told.attempts, &mut self.worker.dice.borrow_mut());
             self.pause(pause, body, deadlines).await?;
             self.told.attempts += 1;
             self.tell_timeout(way);
@@ -380,7 +380,8 @@ impl Story<'_> {
         let persistence = if way.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
         client.body.begin_again();
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
-        let answer = client.request(&mut upstream.wire, self.head.method(), self.response).await;
+        let limits = hop::answer_limits(&pool.cluster);
+        let answer = client.request(&mut upstream.wire, self.head.method(), &limits, self.response).await;
         let complete = client.complete;
         // HTTP/2 counts content alone, and its head is on its way at once.
         let sent = matches!(upstream.wire, Wire::Http2(_)) || upstream.wire.sent() > before.0;
@@ -408,13 +409,6 @@ impl Story<'_> {
             Offer::http(&way.pool.cluster, self.head.version, self.manager.istio_alpn)
         };
         offer.of(&self.downstream.origin)
-    }
-
-    /// How long to wait before the next try: full jitter over a span that doubles.
-    fn backoff(&self, retry: &RetryPolicy) -> Duration {
-        let doubled = retry.backoff_base.saturating_mul(1 << self.told.attempts.saturating_sub(1).min(16));
-        let most = u64::try_from(doubled.min(retry.backoff_max).as_micros()).unwrap_or(u64::MAX);
-        Duration::from_micros(self.worker.dice.borrow_mut().u64(..=most))
     }
 
     /// Takes from the answer what a sidecar says about itself, and says to the client's who we are.
@@ -477,7 +471,8 @@ impl Story<'_> {
         let persistence = self.persistence();
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
-        let mut body = Flow::new(framing, out_framing, RESPONSE_LIMITS, false);
+        let limits = hop::answer_limits(&upstream.link.pool().cluster);
+        let mut body = Flow::new(framing, out_framing, limits, false);
         if let Some(through) = through.flatten() {
             body.lead(through);
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    config::{HttpManager, http::ServerHeader},
+    config::{Cluster, HttpManager, http::ServerHeader},
     context::Worker,
     head::{Headers, Names, ResponseHead},
     http1::Limits,
@@ -17,6 +17,11 @@ use crate::{
 /// What a request's head may be at most.
 pub(crate) fn limits(manager: &HttpManager) -> Limits {
     Limits { max_head: manager.max_head, max_headers: manager.max_headers }
+}
+
+/// What an answer's head may be at most.
+pub(crate) fn answer_limits(cluster: &Cluster) -> Limits {
+    Limits { max_head: cluster.max_head, max_headers: cluster.max_headers }
 }
 
 /// Fields that concern one connection alone, whatever its `connection` field says.

@@ -84,6 +84,7 @@ pub mod matching;
 
 // What is told about it.
 pub mod error;
+pub(crate) mod notice;
 pub mod telemetry;
 
 // What all of these share.

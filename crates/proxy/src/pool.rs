@@ -288,7 +288,7 @@ impl Pool {
             let current = connection.is_usable()
                 && multiplexed.link.uses(config)
                 && !multiplexed.link.is_old(Instant::now)
-                && multiplexed.link.served.get() < self.most();
+                && multiplexed.begun() < self.most() as usize;
             if current && found.is_none() && multiplexed.requests() < connection.capacity().min(streams) {
                 multiplexed.link.idle_since.set(Instant::now());
                 let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
@@ -340,13 +340,17 @@ impl Pool {
                 return false;
             }
             let mut idle = host.idle.take();
-            let recent = |link: &Link| now - link.idle_since.get() < timeout && !link.is_old(|| now);
+            let recent = |link: &Link| {
+                let idle = now - link.idle_since.get() >= timeout;
+                self.stats.cx_idle_timeout.add(idle.into());
+                !idle && !link.is_old(|| now)
+            };
             idle.retain_mut(|upstream| recent(&upstream.link) && upstream.is_quiet());
             *host.idle.borrow_mut() = idle;
             let mut shared = host.shared.take();
             shared.retain(|multiplexed| {
                 let link = &multiplexed.link;
-                recent(link) || multiplexed.requests() > 0 && !link.is_old(|| now)
+                if multiplexed.requests() > 0 { !link.is_old(|| now) } else { recent(link) }
             });
             *host.shared.borrow_mut() = shared;
             !dynamic || host.connections.get() > 0 || host.requests.get() > 0
@@ -408,6 +412,11 @@ impl Multiplexed {
     fn requests(&self) -> usize {
         Rc::strong_count(&self.link) - 1
     }
+
+    /// Requests that it has served, and those under way.
+    fn begun(&self) -> usize {
+        self.link.served.get() as usize + self.requests()
+    }
 }
 
 impl Link {
@@ -450,6 +459,9 @@ impl Upstream {
     pub(crate) fn give_back(mut self) {
         let link = &self.link;
         link.served.set(link.served.get() + 1);
+        if Some(link.served.get()) == link.pool().cluster.max_requests_per_connection {
+            link.pool().stats.cx_max_requests.inc();
+        }
         link.idle_since.set(Instant::now());
         let Wire::Http1(stream) = &mut self.wire else {
             // There may be room for another stream now.

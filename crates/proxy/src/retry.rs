@@ -167,6 +167,13 @@ fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
         }
 }
 
+/// How long to wait before the next try, after so many: full jitter over a span that doubles.
+pub(crate) fn backoff(policy: &RetryPolicy, tries: u32, dice: &mut fastrand::Rng) -> Duration {
+    let doubled = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16));
+    let most = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(dice.u64(..=most))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +282,22 @@ mod tests {
         for (head, expected) in cases {
             assert_eq!(wanted(&policy, Outcome::Answered(&head)), expected, "{head:?}");
         }
+    }
+
+    #[test]
+    fn the_time_between_tries_doubles_up_to_the_limit() {
+        let ms = Duration::from_millis;
+        let policy = RetryPolicy { backoff_base: ms(10), backoff_max: ms(45), ..policy(RetryOn::default()) };
+        let mut dice = fastrand::Rng::with_seed(5);
+        for (tries, most) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
+            let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut dice)).collect();
+            let (least, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
+            // All of the span is used, and no more.
+            assert!(*longest <= ms(most) && *longest > ms(most) * 9 / 10, "{tries}: {longest:?}");
+            assert!(*least < ms(most) / 10, "{tries}: {least:?}");
+        }
+        let endless = RetryPolicy { backoff_base: Duration::MAX, backoff_max: Duration::MAX, ..policy };
+        backoff(&endless, u32::MAX, &mut dice);
     }
 
     fn policy(on: RetryOn) -> RetryPolicy {

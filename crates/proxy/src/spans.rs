@@ -352,7 +352,7 @@ fn reason(kind: &Kind) -> Option<&'static str> {
         Kind::UpstreamClosed => "connection termination",
         Kind::UpstreamReset => "remote reset",
         Kind::UpstreamRefused => "remote refused stream reset",
-        Kind::UpstreamProtocol => "protocol error",
+        Kind::UpstreamProtocol | Kind::AnswerTooLarge => "protocol error",
         Kind::Overflow => "overflow",
         _ => return None,
     })

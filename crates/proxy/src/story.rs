@@ -36,6 +36,7 @@ use crate::{
     hop,
     http1::{Connection, Framing, write::Persistence},
     matching,
+    notice::{self, Limit},
     overload::{UnderWay, Welcome},
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
@@ -395,18 +396,12 @@ impl<'a> Story<'a> {
 
     /// Answers a failure, if the client can still get an answer.
     async fn fail(&mut self, error: &Error, body: &mut Flow) {
+        self.count(&error.kind);
         let answer = error.answer();
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
         self.told.failure = error.cause.clone().unwrap_or_default();
-        if let Some(pool) = &self.told.pool {
-            match error.kind {
-                Kind::ResponseTimeout => pool.stats.rq_timeout.inc(),
-                Kind::TryTimeout => pool.stats.rq_per_try_timeout.inc(),
-                _ => {}
-            }
-        }
         if error.response_started || answer.status == 0 {
             // Only the end of the connection can tell the client that what it has is not all.
             self.downstream.wire.break_off();
@@ -419,7 +414,27 @@ impl<'a> Story<'a> {
         if self.told.attempts > 1 {
             words = words.replace("reset reason:", "retried and the latest reset reason:").into();
         }
-        _ = self.reply(answer.status, grpc.as_slice(), words.as_bytes(), body).await;
+        if let Err(error) = self.reply(answer.status, grpc.as_slice(), words.as_bytes(), body).await {
+            self.count(&error.kind);
+        }
+    }
+
+    /// Counts a failure that comes of a limit.
+    fn count(&self, kind: &Kind) {
+        let counters = self.counters;
+        let (counter, limit) = match kind {
+            Kind::StreamIdle(_) => (&counters.rq_idle_timeout, Limit::StreamIdle),
+            Kind::RequestTimeout => (&counters.rq_timeout, Limit::RequestTime),
+            Kind::StreamDuration(_) => (&counters.rq_max_duration, Limit::StreamDuration),
+            Kind::BodyTooLarge => (&counters.rq_too_large, Limit::Content),
+            Kind::ResponseTimeout => {
+                return self.told.pool.iter().for_each(|pool| pool.stats.rq_timeout.inc());
+            }
+            _ => return,
+        };
+        counter.inc();
+        let source = self.downstream.origin.source;
+        notice::tell(limit, format_args!("{}, client {source}", self.manager.stat_prefix));
     }
 
     /// Sends an answer of our own.
@@ -448,15 +463,13 @@ impl<'a> Story<'a> {
         wire.respond(self.response, framing, self.head.method(), persistence)?;
         let deadline = self.manager.stream_idle_timeout.map(|timeout| Instant::now() + timeout);
         let written = poll_fn(|cx| match content.poll_send(cx, wire) {
-            Poll::Ready(result) => Poll::Ready(result.is_ok()),
+            Poll::Ready(result) => Poll::Ready(result.map_err(|_| Kind::DownstreamClosed)),
             // A client that reads nothing gets no more time than while a request is under way.
-            Poll::Pending => timer.poll(cx, deadline).map(|()| false),
+            Poll::Pending => timer.poll(cx, deadline).map(|()| Err(Kind::StreamIdle(true))),
         });
-        if written.await {
-            return Ok(());
-        }
-        self.keep = false;
-        Err(Error::new(Kind::DownstreamClosed).after_response_started())
+        let written = written.await;
+        self.keep &= written.is_ok();
+        written.map_err(|kind| Error::new(kind).after_response_started())
     }
 
     /// The route's operations on the answer, in Envoy's order.

@@ -5,6 +5,7 @@
 use std::{
     future::poll_fn,
     io,
+    pin::pin,
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -17,7 +18,7 @@ use crate::{
     connection::Connection,
     context::Worker,
     downstream::Origin,
-    error::{Error, Flags, Kind},
+    error::{Error, Flags, Kind, Side},
     export,
     outlier::Outcome,
     peer::greeting::{self, Greeting},
@@ -39,46 +40,18 @@ const REPORT: Duration = Duration::from_secs(5);
 
 /// A connection to a server.
 pub(crate) type Server = (Stream, Rc<Link>);
+/// The endpoint that was to be connected to.
+type Tried = Option<(Rc<Pool>, Rc<Host>)>;
 
 /// Serves a connection.
 pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
     let mut tried = None;
-    let early = match downstream.early.take() {
-        Some(early) => early.server().await,
-        None => None,
-    };
-    let connected = match early {
-        Some(server) => Ok(server),
-        None => Box::pin(connect(worker, &downstream.origin, &proxy, &mut tried)).await,
-    };
+    let connected = reach(worker, &mut downstream, &mut timer, began, &proxy, &mut tried).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
-        Err(error) => {
-            let answer = error.answer();
-            let mut record = record(&downstream.origin, None, start);
-            record.flags = answer.flags;
-            if let Some((pool, host)) = &tried {
-                record.cluster = Some(&pool.cluster);
-                record.endpoint = Some(&host.endpoint);
-                record.attempts = 1;
-                // There is no other try.
-                record.flags.insert(Flags::URX);
-            }
-            record.details = &answer.details;
-            record.upstream_failure = error.cause.as_deref().unwrap_or_default();
-            record.duration = began.elapsed();
-            log(worker, &proxy, &record);
-            if let Some(stats) = &proxy.stats {
-                worker.shard.connection(
-                    stats,
-                    &record,
-                    TcpCounts { opened: 1, closed: 1, ..TcpCounts::default() },
-                );
-            }
-            return;
-        }
+        Err(error) => return tell_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began)),
     };
     // A connection may last long, and needs no more of the configuration it began with.
     Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
@@ -128,12 +101,19 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
             worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
             (opened, counted) = (true, now);
         }
+        let counters = || worker.shard.listener(&origin.listener.name);
         if last.is_some_and(|last| Instant::now() >= last) {
+            counters().tcp_max_duration.inc();
             flags = Flags::DT;
             break;
         }
-        if matches!(ended, Ended::Closed | Ended::Idle) {
-            break;
+        match ended {
+            Ended::Closed => break,
+            Ended::Idle => {
+                counters().tcp_idle_timeout.inc();
+                break;
+            }
+            Ended::Reported | Ended::Met => {}
         }
     }
     let mut record = record(origin, Some(&link), start);
@@ -149,12 +129,117 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     log(worker, &proxy, &record);
 }
 
-/// Connects to an endpoint of the cluster; `tried` is the one that it tried.
-pub(crate) async fn connect(
+/// The server of a connection, which may have been dialled already.
+async fn reach(
+    worker: &Rc<Worker>,
+    downstream: &mut Connection,
+    timer: &mut Timer,
+    began: Instant,
+    proxy: &TcpProxy,
+    tried: &mut Tried,
+) -> Result<Server, Error> {
+    let Connection { stream, origin, early, .. } = downstream;
+    let mut client = Waiting { stream, timer, began };
+    if let Some(early) = early.take()
+        && let Some(server) = client.wait(proxy, async { Ok(early.server().await) }).await?
+    {
+        return Ok(server);
+    }
+    Box::pin(connect(worker, origin, Some(client), proxy, tried)).await
+}
+
+/// Tells of a connection that has found no server.
+fn tell_failure(
     worker: &Rc<Worker>,
     origin: &Origin,
     proxy: &TcpProxy,
-    tried: &mut Option<(Rc<Pool>, Rc<Host>)>,
+    error: &Error,
+    tried: Tried,
+    (start, began): (SystemTime, Instant),
+) {
+    let answer = error.answer();
+    let mut record = record(origin, None, start);
+    record.flags = answer.flags;
+    if let Some((pool, host)) = &tried {
+        record.cluster = Some(&pool.cluster);
+        record.endpoint = Some(&host.endpoint);
+        record.attempts = 1;
+        // There is no other try.
+        if error.side() != Side::Downstream {
+            record.flags.insert(Flags::URX);
+        }
+    }
+    let counters = worker.shard.listener(&origin.listener.name);
+    match error.kind {
+        Kind::StreamIdle(_) => counters.tcp_idle_timeout.inc(),
+        Kind::StreamDuration(_) => {
+            counters.tcp_max_duration.inc();
+            record.flags = Flags::DT;
+        }
+        _ => {}
+    }
+    record.details = &answer.details;
+    record.upstream_failure = error.cause.as_deref().unwrap_or_default();
+    record.duration = began.elapsed();
+    log(worker, proxy, &record);
+    if let Some(stats) = &proxy.stats {
+        worker.shard.connection(stats, &record, TcpCounts { opened: 1, closed: 1, ..TcpCounts::default() });
+    }
+}
+
+/// A client that waits for a connection to an endpoint.
+pub(crate) struct Waiting<'a> {
+    stream: &'a mut Stream,
+    timer: &'a mut Timer,
+    began: Instant,
+}
+
+impl Waiting<'_> {
+    /// Waits for a place among the cluster's connections, unless the client goes away or has waited for too long.
+    async fn wait<T>(
+        &mut self,
+        proxy: &TcpProxy,
+        place: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let mut place = pin!(place);
+        let idle = proxy.idle_timeout.map(|timeout| (self.began + timeout, Kind::StreamIdle(true)));
+        let last = proxy.max_duration.map(|duration| (self.began + duration, Kind::StreamDuration(true)));
+        let over = [idle, last].into_iter().flatten().min_by_key(|(deadline, _)| *deadline);
+        poll_fn(|cx| {
+            if let Poll::Ready(result) = place.as_mut().poll(cx) {
+                return Poll::Ready(result);
+            }
+            if self.is_gone(cx) {
+                return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
+            }
+            let Some((deadline, kind)) = &over else { return Poll::Pending };
+            self.timer.poll(cx, Some(*deadline)).map(|()| Err(Error::new(kind.clone())))
+        })
+        .await
+    }
+
+    /// Whether nobody waits any more. Who has said something before the end may wait for what is said to that.
+    fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        while !self.stream.input.is_full() {
+            match self.stream.poll_fill(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(1..)) => {}
+                Poll::Ready(Ok(_)) => return self.stream.input.is_empty(),
+                Poll::Ready(Err(_)) => return true,
+            }
+        }
+        false
+    }
+}
+
+/// Connects to an endpoint of the cluster; `tried` is the one that it tried. If it has to wait for a place there, the client is
+/// watched.
+pub(crate) async fn connect(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    client: Option<Waiting<'_>>,
+    proxy: &TcpProxy,
+    tried: &mut Tried,
 ) -> Result<Server, Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let name = match &proxy.targets {
@@ -171,7 +256,11 @@ pub(crate) async fn connect(
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
     let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
     let (pool, host) = tried.insert((pool, host));
-    let got = upstream::get(pool, host, Offer::BYTES.of(origin), &worker.shared, true).await;
+    let place = match client {
+        Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
+        None => upstream::place(pool, host).await?,
+    };
+    let got = upstream::bytes(pool, host, Offer::BYTES.of(origin), &worker.shared, place).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);

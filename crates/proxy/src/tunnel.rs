@@ -8,9 +8,8 @@ use std::{
 };
 
 use crate::{
-    exchange::RESPONSE_LIMITS,
     flow::{Broken, Flow},
-    http1::Framing,
+    http1::{Framing, Limits},
     timer::Timer,
     wire::Wire,
 };
@@ -23,10 +22,9 @@ struct Way {
 
 impl Way {
     fn new() -> Self {
-        Self {
-            flow: Flow::new(Framing::UntilClose, Framing::UntilClose, RESPONSE_LIMITS, false),
-            done: false,
-        }
+        // There are no trailers.
+        let limits = Limits { max_head: 0, max_headers: 0 };
+        Self { flow: Flow::new(Framing::UntilClose, Framing::UntilClose, limits, false), done: false }
     }
 
     /// Ready at the end, of which the other side has been told.

@@ -133,9 +133,7 @@ pub(crate) async fn get(
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
                 Ok(place) => return Box::pin(open(pool, host, offer, config, shared, place)).await,
-                Err(Full) if waiting.is_none() => {
-                    waiting = Some(pool.pending().ok_or_else(|| Error::new(Kind::Overflow))?);
-                }
+                Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
                 Err(Full) => {}
             }
         }
@@ -147,6 +145,32 @@ pub(crate) async fn get(
             return Ok(upstream);
         }
     }
+}
+
+/// A place for a connection to an endpoint, which is waited for if there are as many as there may be.
+pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Place, Error> {
+    let mut waiting = None;
+    loop {
+        let room = pool.room.notified();
+        match pool.admit(host) {
+            Ok(place) => return Ok(place),
+            Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
+            Err(Full) => {}
+        }
+        room.await;
+    }
+}
+
+/// A connection for bytes, at a place of its own.
+pub(crate) async fn bytes(
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    offer: Offer,
+    shared: &Shared,
+    place: Place,
+) -> Result<Upstream, Error> {
+    let config = client_config(host.endpoint.tls.as_deref(), offer)?;
+    open(pool, host, offer, config, shared, place).await
 }
 
 async fn open(
@@ -203,8 +227,9 @@ impl Drop for Connecting<'_> {
 
 /// Begins HTTP/2 on a connection, which requests share unless it is one's own.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
-    let options = link.pool().cluster.http2;
-    let limits = http2::Limits { head: http2::ANSWER, options };
+    let cluster = &link.pool().cluster;
+    let head = http2::Bounds { size: cluster.max_head, fields: cluster.max_headers };
+    let limits = http2::Limits { head, options: cluster.http2 };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).

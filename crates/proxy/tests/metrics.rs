@@ -123,3 +123,21 @@ async fn metrics_of_who_has_gone_expire() {
     let requests = until(&program, "istio_requests_total{", 1).await;
     assert!(requests[0].ends_with("} 1"), "{requests:?}");
 }
+
+#[tokio::test]
+async fn there_are_as_many_series_as_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let bootstrap = bootstrap("metrics: [{name: requests_total, dimensions: {method: request.method}}]");
+    let mut program = Program::with(folder.path(), &bootstrap, &["--max-metric-series", "3"]).await;
+    // One for the metrics without methods, and two of the four methods.
+    for method in ["A", "B", "C", "A", "D"] {
+        ask(&program, method).await;
+    }
+    until(&program, "skysail_metric_series_dropped_total{} 2", 1).await;
+    let requests = until(&program, "istio_requests_total{", 2).await;
+    assert!(
+        requests[0].ends_with("method=\"A\"} 2") && requests[1].ends_with("method=\"B\"} 1"),
+        "{requests:?}"
+    );
+    program.until("there are 3 series of metrics, as many as may be").await;
+}

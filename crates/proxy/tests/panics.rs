@@ -11,14 +11,18 @@
 
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{process::Command, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
-use skysail_proxy::config::{
-    http::{Does, Filter},
-    route::Fault,
-    text::{HeaderMatch, HeaderTest},
+use skysail_core::logging;
+use skysail_proxy::{
+    config::{
+        http::{Does, Filter},
+        route::Fault,
+        text::{HeaderMatch, HeaderTest},
+    },
+    telemetry,
 };
 use support::{Proxy, cluster, echo, http, listener, within};
 use tokio::net::TcpStream;
@@ -80,4 +84,33 @@ async fn a_request_of_http2_is_reset_and_its_neighbours_go_on() {
     connection.abort();
     let _ = connection.await;
     assert_eq!(within(proxy.workers().drain(Duration::from_hours(1))).await, 0);
+}
+
+/// What says that this process is the one that panics, since the log is a process's.
+const INNER: &str = "SKYSAIL_TEST_PANICS";
+
+#[tokio::test]
+async fn each_is_counted_and_told_by_the_log() {
+    if std::env::var_os(INNER).is_none() {
+        let mut inner = Command::new(std::env::current_exe().unwrap());
+        inner.args(["--exact", "each_is_counted_and_told_by_the_log", "--nocapture"]).env(INNER, "1");
+        let output = inner.env("NO_COLOR", "1").env_remove("SKYSAIL_LOG").output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        let mut told =
+            log.lines().filter(|line| line.contains("a mistake in this program, please report it"));
+        let first = told.next().expect("nothing is told");
+        assert!(first.contains("ERROR") && first.contains("place="), "{first}");
+        assert_eq!(told.count(), 1, "{log}");
+        return;
+    }
+    logging::init(logging::Format::Text);
+    let proxy = proxy().await;
+    for count in 1..=2 {
+        let mut unlucky = proxy.connect().await;
+        unlucky.send("GET / HTTP/1.1\r\nhost: a\r\nx-panic: 1\r\n\r\n").await;
+        assert_eq!(unlucky.rest().await, "");
+        let page = telemetry::collect(proxy.workers().scrape().await, &proxy.local, None);
+        assert!(page.contains(&format!("skysail_panics_total{{}} {count}\n")), "{page}");
+    }
 }

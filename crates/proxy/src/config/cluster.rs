@@ -18,6 +18,11 @@ use super::{
 };
 use crate::proxy_protocol::Version;
 
+/// Largest head in bytes where nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
+pub const MAX_HEAD: usize = 60 << 10;
+/// Most fields of a head where nothing is configured (`max_headers_count`).
+pub const MAX_HEADERS: usize = 100;
+
 /// Somewhere to send to.
 #[derive(Debug)]
 pub struct Cluster {
@@ -57,6 +62,10 @@ pub struct Cluster {
     pub sources: Vec<IpAddr>,
     /// A pooled connection is closed after so long without a request; `None`: an hour.
     pub idle_timeout: Option<Duration>,
+    /// Largest head of an answer in bytes.
+    pub max_head: usize,
+    /// Most fields in an answer's head, those of HTTP/2's own among them.
+    pub max_headers: usize,
     /// A connection serves at most so many requests; `None` for any number.
     pub max_requests_per_connection: Option<u32>,
     /// A connection that has been open for so long serves no further request; `None` for any time.
@@ -94,6 +103,8 @@ impl Cluster {
             protocol: UpstreamProtocol::Http1,
             sources: Vec::new(),
             idle_timeout: None,
+            max_head: MAX_HEAD,
+            max_headers: MAX_HEADERS,
             max_requests_per_connection: None,
             max_connection_duration: None,
             keepalive: None,

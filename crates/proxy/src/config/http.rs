@@ -68,7 +68,7 @@ pub struct HttpManager {
     pub default_host: Option<Box<str>>,
     /// Largest request head in bytes.
     pub max_head: usize,
-    /// Most headers in a request.
+    /// Most fields in a request's head, those of HTTP/2's own among them.
     pub max_headers: usize,
     /// What is agreed on with clients of HTTP/2.
     pub http2: Http2Options,
@@ -76,7 +76,10 @@ pub struct HttpManager {
     pub idle_timeout: Option<Duration>,
     /// A stream on which nothing moves is ended after; `None` never.
     pub stream_idle_timeout: Option<Duration>,
-    /// A request's head must have come in within, from its first byte; `None`: [`Self::stream_idle_timeout`].
+    /// A connection takes at most so many requests; `None` for any number.
+    pub max_requests_per_connection: Option<u32>,
+    /// A request's head must have come in within, from its first byte; besides [`Self::stream_idle_timeout`] and
+    /// [`Self::request_timeout`].
     pub request_headers_timeout: Option<Duration>,
     /// The whole request must have come in within; `None` for no limit.
     pub request_timeout: Option<Duration>,

@@ -126,6 +126,11 @@ impl Driver {
         self.session.borrow().lost().cloned()
     }
 
+    /// How many streams were refused since this was last asked, because there were too many at once.
+    pub(crate) fn refused(&self) -> u32 {
+        std::mem::take(&mut self.session.borrow_mut().refused)
+    }
+
     /// What the peer sent too often, if it was that.
     pub(crate) fn culprit(&self) -> Option<Kind> {
         self.session.borrow().culprit

@@ -228,6 +228,7 @@ impl fmt::Display for Lost {
             Self::Reset(reason) => write!(f, "the peer gave the stream up: {reason}"),
             Self::Unprocessed => f.write_str("the peer takes no more streams on this connection"),
             Self::Broken(reason) => write!(f, "the peer does not keep to HTTP/2: {reason}"),
+            Self::Oversized => f.write_str("the head of the answer is larger than allowed"),
             Self::Silent => f.write_str("the peer does not answer pings"),
             Self::Dropped => f.write_str("the stream was given up"),
             Self::Closed(why) => write!(f, "the connection is lost: {why}"),
@@ -241,6 +242,7 @@ fn upstream_error(lost: Lost) -> Error {
         Lost::Reset(Reason::PROTOCOL) => return Error::new(Kind::UpstreamProtocol),
         Lost::Reset(_) | Lost::Dropped => return Error::new(Kind::UpstreamReset),
         Lost::Unprocessed => return Error::new(Kind::UpstreamRefused),
+        Lost::Oversized => return Error::new(Kind::AnswerTooLarge),
         Lost::Broken(_) => Kind::UpstreamProtocol,
         Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
     };

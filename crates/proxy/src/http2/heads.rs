@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Bounds {
     /// Bytes of names and values, with 32 more for each field.
     pub(crate) size: usize,
-    /// Fields.
+    /// Fields, those of HTTP/2's own among them, as in Envoy.
     pub(crate) fields: usize,
 }
 
@@ -22,7 +22,10 @@ pub(crate) struct Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Malformed,
+    /// More bytes than allowed.
     TooLarge,
+    /// More fields than allowed.
+    TooMany,
 }
 
 /// Where fields go.
@@ -78,9 +81,8 @@ impl<'a> Reading<'a> {
     }
 
     fn take(&mut self, name: &[u8], value: &[u8]) -> Result<(), Fault> {
-        let size = self.left.size.checked_sub(name.len() + value.len() + 32);
-        let fields = self.left.fields.checked_sub(usize::from(!name.starts_with(b":")));
-        let (Some(size), Some(fields)) = (size, fields) else { return Err(Fault::TooLarge) };
+        let size = self.left.size.checked_sub(name.len() + value.len() + 32).ok_or(Fault::TooLarge)?;
+        let fields = self.left.fields.checked_sub(1).ok_or(Fault::TooMany)?;
         self.left = Bounds { size, fields };
         if let Some(name) = name.strip_prefix(b":") {
             return self.pseudo(name, value).ok_or(Fault::Malformed);
@@ -409,7 +411,7 @@ mod tests {
             let read = request(&[GET[0], GET[1], GET[2], (":path", path)]);
             assert_eq!(read.unwrap_err(), Fault::Malformed, "{path:?}");
         }
-        assert_eq!(with(&[("a", ""); 11]).unwrap_err(), Fault::TooLarge);
+        assert_eq!(with(&[("a", ""); 11]).unwrap_err(), Fault::TooMany);
         let long = "a".repeat(1000);
         let mut all = GET.to_vec();
         all.push(("a", &long));

@@ -14,13 +14,10 @@ mod session;
 pub(crate) use driver::Driver;
 pub(crate) use duplex::{Answered, Connection, Duplex};
 pub(crate) use frame::Kind;
-pub(crate) use heads::{Bounds, framing};
+pub(crate) use heads::{Bounds, Fault, framing};
 pub(crate) use session::{Limits, Lost, Request, Role};
 #[cfg(feature = "fuzzing")]
 pub(crate) use {
     hpack::{Decoder, Encoder},
     session::Session,
 };
-
-/// What a server may send as the head of an answer, as HTTP/1.1 has it.
-pub(crate) const ANSWER: Bounds = Bounds { size: 60 * 1024, fields: 100 };

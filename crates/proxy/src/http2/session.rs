@@ -18,7 +18,7 @@ use std::{
 
 use super::{
     frame::{self, FIRST_WINDOW, MAX_FRAME, Reason},
-    heads::Bounds,
+    heads::{Bounds, Fault},
     hpack::{Decoder, Encoder},
 };
 use crate::{
@@ -67,6 +67,8 @@ pub(crate) enum Lost {
     Unprocessed,
     /// What the peer sent on it, or on the connection, is not allowed.
     Broken(Reason),
+    /// The peer's answer has a larger head than allowed.
+    Oversized,
     /// We gave it up.
     Dropped,
     /// The peer does not answer pings.
@@ -86,6 +88,8 @@ pub(crate) struct Request {
     pub(crate) end: bool,
     /// What follows is another protocol's, if it is granted: CONNECT.
     pub(crate) upgrade: bool,
+    /// The head is larger than allowed, and not all of it is here.
+    pub(crate) oversized: Option<Fault>,
 }
 
 /// The state of one connection.
@@ -130,6 +134,8 @@ pub(crate) struct Session {
     peer_leaves: bool,
     /// The connection is no more.
     lost: Option<Lost>,
+    /// Streams that were refused because there were too many at once, and that nobody has counted yet.
+    pub(crate) refused: u32,
     /// What frame was one too many.
     pub(crate) culprit: Option<frame::Kind>,
     /// The last ping has been answered.
@@ -313,6 +319,7 @@ impl Session {
             leaving: Leaving::No,
             peer_leaves: false,
             lost: None,
+            refused: 0,
             culprit: None,
             answered: true,
             resets: Budget::new(limits.options.resets),

@@ -13,6 +13,7 @@ use crate::{
         health::{Cause, Outlier, Track},
     },
     error::Kind,
+    notice::Limit,
     outlier::{self, Outcome, Verdict},
     timer,
 };
@@ -30,11 +31,23 @@ impl Pool {
 
     /// The same where a connection or a request failed. Not every failure is the endpoint's.
     pub(crate) fn note_failure(&self, endpoint: &Endpoint, kind: &Kind, dice: &RefCell<fastrand::Rng>) {
+        match kind {
+            Kind::TryTimeout => self.stats.rq_per_try_timeout.inc(),
+            Kind::UpstreamProtocol => self.stats.cx_protocol_error.inc(),
+            Kind::AnswerTooLarge => {
+                self.stats.cx_protocol_error.inc();
+                self.stats.head_too_large.inc();
+                self.tell(Limit::AnswerHead);
+            }
+            _ => {}
+        }
         let outcome = match kind {
             Kind::ConnectFailed | Kind::ConnectTimeout => Outcome::Failed { connected: false },
-            Kind::UpstreamClosed | Kind::UpstreamReset | Kind::UpstreamRefused | Kind::UpstreamProtocol => {
-                Outcome::Failed { connected: true }
-            }
+            Kind::UpstreamClosed
+            | Kind::UpstreamReset
+            | Kind::UpstreamRefused
+            | Kind::UpstreamProtocol
+            | Kind::AnswerTooLarge => Outcome::Failed { connected: true },
             Kind::ResponseTimeout | Kind::TryTimeout => Outcome::Late,
             _ => return,
         };

@@ -9,7 +9,11 @@ use std::{
 };
 
 use super::{Host, Pool, bump};
-use crate::config::cluster::Limits;
+use crate::{
+    config::cluster::Limits,
+    error::{Error, Kind},
+    notice::{self, Limit},
+};
 
 /// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
 pub(crate) struct Place {
@@ -69,7 +73,8 @@ impl Pool {
     pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
         let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
         if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
-            self.stats.rq_pending_overflow.inc();
+            self.stats.rq_active_overflow.inc();
+            self.tell(Limit::Requests);
             return None;
         }
         host.requests.set(host.requests.get() + 1);
@@ -88,12 +93,32 @@ impl Pool {
             let share = requests * u64::from(budget.share) / 1_000_000;
             u32::try_from(share).unwrap_or(u32::MAX).max(budget.least)
         });
-        self.counted(limit, |pool| &pool.cluster.usage.retries)
+        let retry = self.counted(limit, |pool| &pool.cluster.usage.retries);
+        if retry.is_none() {
+            self.stats.rq_retry_overflow.inc();
+            self.tell(Limit::Retries);
+        }
+        retry
     }
 
-    /// Counts a request that waits for a connection; `None` when there are too many.
-    pub(crate) fn pending(self: &Rc<Self>) -> Option<Counted> {
-        self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending)
+    /// Counts a request that waits for a connection, as there are as many as there may be.
+    ///
+    /// # Errors
+    /// Too many wait.
+    pub(crate) fn pending(self: &Rc<Self>) -> Result<Counted, Error> {
+        self.stats.cx_overflow.inc();
+        self.tell(Limit::Connections);
+        let pending = self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending);
+        if pending.is_none() {
+            self.stats.rq_pending_overflow.inc();
+            self.tell(Limit::Pending);
+        }
+        pending.ok_or_else(|| Error::new(Kind::Overflow))
+    }
+
+    /// Says in the log that a limit has been reached.
+    pub(super) fn tell(&self, limit: Limit) {
+        notice::tell(limit, format_args!("cluster {}", self.cluster.name));
     }
 
     fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {

@@ -5,12 +5,12 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Poll, ready},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use super::{
     h2c::{self, Begun},
-    newest,
+    newest, refuse,
 };
 use crate::{
     config::HttpManager,
@@ -18,16 +18,13 @@ use crate::{
     context::Worker,
     downstream::{self, Downstream},
     drain::Registered,
-    error::Flags,
-    export,
     head::{RequestHead, ResponseHead, Version},
     hop,
     http1::{
         Connection, Framing, Malformed, Scan, parse,
-        write::{self, Persistence, reason},
+        write::{self, Persistence},
     },
     story::{Story, Terms},
-    telemetry::{self, Record},
     timer::earlier,
     wire::Wire,
 };
@@ -41,12 +38,12 @@ pub(crate) async fn run(
 ) -> Option<(Box<Accepted>, Option<Begun>)> {
     let (mut downstream, registered) = split(*connection);
     let mut manager = manager.clone();
-    let mut unsure = unsure;
+    let (mut unsure, mut served) = (unsure, 0);
     loop {
         // Boxed, and let go of in a pause, so that an idle connection holds little.
-        match Box::pin(requests(worker, &mut downstream, &mut manager, &mut unsure)).await {
+        match Box::pin(requests(worker, &mut downstream, &mut manager, &mut unsure, &mut served)).await {
             Stop::Pause => {
-                if !resumes(worker, &mut downstream, manager.idle_timeout).await {
+                if !resumes(worker, &mut downstream, &manager).await {
                     return None;
                 }
             }
@@ -92,6 +89,7 @@ async fn requests(
     downstream: &mut Downstream,
     manager: &mut Arc<HttpManager>,
     unsure: &mut bool,
+    served: &mut u32,
 ) -> Stop {
     let counters = worker.shard.manager(&manager.stat_prefix);
     let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
@@ -115,10 +113,15 @@ async fn requests(
             return Stop::Http2(Some(Box::new(Begun { head, settings })));
         }
         // A connection that the newest configuration would not have may finish this request by the old.
-        let last =
+        let mut last =
             !downstream::refresh(&mut downstream.origin, worker) || downstream.origin.side.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
+        }
+        *served = served.saturating_add(1);
+        if manager.max_requests_per_connection.is_some_and(|most| *served >= most) {
+            counters.cx_max_requests.inc();
+            last = true;
         }
         counters.rq_total.inc();
         counters.rq_active.inc();
@@ -141,9 +144,9 @@ async fn requests(
 }
 
 /// Waits in a pause for what comes next, or for a drain; false when it is the end.
-async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Option<Duration>) -> bool {
+async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
-    let idle = idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
+    let idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
     poll_fn(|cx| {
         if worker.overload.is_busy() {
             // Before it has its turn nothing is read.
@@ -157,7 +160,9 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, idle_timeout: Opt
         if origin.side.is_draining() {
             return Poll::Ready(true);
         }
-        timer.poll(cx, idle).map(|()| false)
+        ready!(timer.poll(cx, idle));
+        worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
+        Poll::Ready(false)
     })
     .await
 }
@@ -237,38 +242,35 @@ async fn next(
             stream.rest();
         }
         let now = Instant::now();
-        let after = |timeout: Option<Duration>| timeout.map(|timeout| now + timeout);
         if idle.is_none() {
-            idle = after(manager.idle_timeout);
+            idle = manager.idle_timeout.map(|timeout| now + timeout);
             pause = Some(now + PAUSE);
         }
         if begun.is_none() && !stream.input.is_empty() {
-            begun = after(head_timeout(manager));
+            begun = refuse::head_timeout(manager).map(|(timeout, why)| (now + timeout, why));
         }
         // A request may be on its way to a connection that is to end.
         if farewell.is_none() {
-            farewell = after(origin.side.farewell());
+            farewell = origin.side.farewell().map(|time| now + time);
         }
-        // A head that has begun is no pause, and comes to its end.
+        // A head that has begun is no pause, and comes to its end; nor is a connection idle then.
         let farewell = farewell.filter(|_| stream.input.is_empty());
         let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
-        let over = earlier(earlier(idle, begun), farewell);
+        let idle = idle.filter(|_| begun.is_none());
+        let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), farewell);
         ready!(timer.poll(cx, earlier(over, pause)));
-        let passed = |deadline: Option<Instant>| deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        Poll::Ready(match manager.request_headers_timeout {
-            Some(_) if passed(begun) => Next::Refused(Malformed::new(408, "request_header_timeout")),
-            _ if passed(farewell) => Next::Close,
-            _ if passed(over) => Next::End,
+        let now = Instant::now();
+        Poll::Ready(match begun {
+            Some((deadline, why)) if now >= deadline => Next::Refused(why),
+            _ if farewell.is_some_and(|farewell| now >= farewell) => Next::Close,
+            _ if idle.is_some_and(|idle| now >= idle) => {
+                worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
+                Next::End
+            }
             _ => Next::Pause,
         })
     })
     .await
-}
-
-/// How long a head may take from its first byte.
-fn head_timeout(manager: &HttpManager) -> Option<Duration> {
-    let idle = manager.request_headers_timeout.or(manager.stream_idle_timeout);
-    earlier(idle, manager.request_timeout)
 }
 
 fn refuse_malformed(
@@ -277,37 +279,17 @@ fn refuse_malformed(
     manager: &HttpManager,
     malformed: Malformed,
 ) {
-    let mut response = ResponseHead::build(malformed.status, &[]);
-    // As Envoy's: what can be read, but goes nowhere, is refused without words.
-    let content = match malformed.reason {
-        "request_header_timeout" => "request header timeout",
-        "low_version" => reason(malformed.status),
-        known if known.starts_with("http1.") => reason(malformed.status),
-        _ => "",
-    };
+    let mut response = refuse::answer(worker, manager, malformed);
+    let content = refuse::content(malformed);
     if !content.is_empty() {
         response.append("content-type", b"text/plain");
     }
-    hop::finish_response(worker, manager, &mut response, Instant::now());
+    let length = content.len() as u64;
     // Nothing has been written yet that this could come between.
     if let Wire::Http1(stream) = &mut downstream.wire {
-        let framing = Framing::Length(content.len() as u64);
-        write::response(&mut stream.output, &response, framing, "GET", Persistence::Close);
+        write::response(&mut stream.output, &response, Framing::Length(length), "GET", Persistence::Close);
         stream.output.extend(content.as_bytes());
     }
-    let origin = &downstream.origin;
-    let mut record = Record::new(origin.listener.direction, SystemTime::now());
-    record.status = malformed.status;
-    let is_understood = matches!(malformed.reason, "request_header_timeout" | "missing_host_header");
-    record.flags = if is_understood { Flags::NONE } else { Flags::DPE };
-    record.bytes_sent = content.len() as u64;
-    record.details = malformed.reason;
-    record.downstream = Some(&origin.peer);
-    record.downstream_local = Some(origin.destination);
-    record.downstream_remote = Some(origin.source);
-    record.downstream_direct = Some(origin.direct);
-    // Of a head that cannot be read only the version is told.
-    let request = Some(&RequestHead::default());
-    let context = telemetry::Context { record: &record, request, response: Some(&response) };
-    export::log(worker, &manager.access_logs, &context);
+    let answered = Some((&response, length));
+    refuse::note(worker, &downstream.origin, manager, malformed, Version::Http11, answered);
 }

@@ -10,16 +10,17 @@ use std::{
 
 use tracing::{debug, warn};
 
-use super::{h2c::Begun, newest};
+use super::{h2c::Begun, newest, refuse};
 use crate::{
     config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
     context::Worker,
     downstream::{self, Downstream, Origin},
     drain::FAREWELL,
-    head::ResponseHead,
-    http1::{Connection as Persistence, Framing},
-    http2::{self, Bounds, Connection, Driver, Duplex, Kind, Limits, Lost, Request, Role},
+    head::{ResponseHead, Version},
+    http1::{Connection as Persistence, Framing, Malformed},
+    http2::{self, Bounds, Connection, Driver, Duplex, Fault, Kind, Limits, Lost, Request, Role},
+    notice::{self, Limit},
     story::{Story, Terms},
     timer::{Timer, earlier},
     wire::Wire,
@@ -47,14 +48,15 @@ pub(crate) async fn run(
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
     let mut ending = None;
-    let (mut idle, mut partial) = (None, None);
+    let (mut idle, mut partial, mut served) = (None, None, 0_u32);
     // Who comes while others go may ask for one thing before it is told.
     let mut newcomer = origin.side.is_draining();
     let begun = Instant::now();
     loop {
+        let farewell = manager.drain_timeout;
         let leave = |driver: &Driver| {
             driver.leave();
-            Some(Instant::now() + manager.drain_timeout)
+            Some(Instant::now() + farewell)
         };
         let next = poll_fn(|cx| {
             loop {
@@ -64,6 +66,7 @@ pub(crate) async fn run(
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
                     return Poll::Ready(next);
                 }
+                note_refused(worker, &origin, &manager, driver.refused());
                 if driver.is_busy() {
                     idle = None;
                 } else if idle.is_none() {
@@ -71,30 +74,33 @@ pub(crate) async fn run(
                     let patience = farewell.or(manager.idle_timeout);
                     idle = patience.map(|patience| Instant::now() + patience);
                 }
-                partial = match manager.request_headers_timeout.or(manager.stream_idle_timeout) {
-                    Some(timeout) if driver.is_partial() => {
-                        Some(partial.unwrap_or_else(|| Instant::now() + timeout))
+                partial = match (driver.is_partial(), partial) {
+                    (false, _) => None,
+                    (true, None) => {
+                        refuse::head_timeout(&manager).map(|(timeout, why)| (Instant::now() + timeout, why))
                     }
-                    _ => None,
+                    (true, known) => known,
                 };
                 let waits = driver.is_settled() || origin.side.is_draining();
                 let quiet = if waits { idle } else { Some(begun + PATIENCE) };
                 let last = ending.filter(|_| driver.is_leaving());
-                if timer.poll(cx, earlier(earlier(quiet, partial), last)).is_pending() {
+                let head = partial.map(|(deadline, _)| deadline);
+                if timer.poll(cx, earlier(earlier(quiet, head), last)).is_pending() {
                     return Poll::Pending;
                 }
-                let passed = |deadline: Option<Instant>| deadline.is_some_and(|it| Instant::now() >= it);
-                if passed(last) {
+                if last.is_some_and(|last| Instant::now() >= last) {
                     driver.refuse();
                     continue;
                 }
-                if passed(partial) {
+                if let Some((_, why)) = partial.filter(|(deadline, _)| Instant::now() >= *deadline) {
+                    refuse::note(worker, &origin, &manager, why, Version::Http2, None);
                     driver.fail();
                     return Poll::Ready(None);
                 }
                 if ending.is_some() || !driver.is_settled() {
                     return Poll::Ready(None);
                 }
+                worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
                 (ending, idle) = (leave(&driver), None);
             }
         });
@@ -108,6 +114,15 @@ pub(crate) async fn run(
             manager = newest;
         }
         let connection = driver.connection();
+        if let Some(fault) = request.oversized {
+            refuse_head(worker, &origin, &manager, (connection, request), fault);
+            continue;
+        }
+        served = served.saturating_add(1);
+        if manager.max_requests_per_connection.is_some_and(|most| served >= most) && ending.is_none() {
+            worker.shard.manager(&manager.stat_prefix).cx_max_requests.inc();
+            ending = leave(&driver);
+        }
         let task = tell(
             worker.clone(),
             manager.clone(),
@@ -118,11 +133,40 @@ pub(crate) async fn run(
         );
         tokio::task::spawn_local(task);
     }
+    note_refused(worker, &origin, &manager, driver.refused());
     if let Some(lost) = driver.lost() {
         report(worker, &origin, &manager, &lost, driver.culprit());
     }
     driver.close().await;
     drop(registered);
+}
+
+/// Counts and tells of streams that were refused because there were too many at once.
+fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: u32) {
+    if count > 0 {
+        worker.shard.manager(&manager.stat_prefix).http2_refused.add(count.into());
+        notice::tell(Limit::Streams, format_args!("{}, client {}", manager.stat_prefix, origin.source));
+    }
+}
+
+/// Answers a request whose head is larger than allowed. Nobody reads its content.
+fn refuse_head(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    manager: &HttpManager,
+    (connection, request): (Connection, Request),
+    fault: Fault,
+) {
+    let reason = match fault {
+        Fault::TooMany => "http2.too_many_headers",
+        Fault::TooLarge | Fault::Malformed => "http2.header_list_size_too_large",
+    };
+    let why = Malformed::new(431, reason);
+    let response = refuse::answer(worker, manager, why);
+    // A client that is gone is told nothing.
+    let _ = Duplex::accepted(connection, &request).respond(&response, true);
+    request.head.recycle();
+    refuse::note(worker, origin, manager, why, Version::Http2, Some((&response, 0)));
 }
 
 /// Tells why a connection ended before its time.

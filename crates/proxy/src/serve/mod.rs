@@ -3,6 +3,7 @@
 pub(crate) mod h2c;
 pub(crate) mod http1;
 pub(crate) mod http2;
+mod refuse;
 
 use std::{rc::Rc, sync::Arc};
 

@@ -41,7 +41,8 @@ use super::{
 use crate::config::{
     Cluster, Endpoints,
     cluster::{
-        Discovery, Family, Keepalive, Limits, RetryBudget, Service, TransportMatch, UpstreamProtocol, Usage,
+        Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service, TransportMatch,
+        UpstreamProtocol, Usage,
     },
     http::Http2Options,
     tls::ClientTls,
@@ -89,6 +90,8 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         http2: http.http2,
         sources: sources(&proto)?,
         idle_timeout: http.idle_timeout,
+        max_head: http.max_head,
+        max_headers: http.max_headers,
         max_requests_per_connection: http.max_requests,
         max_connection_duration: http.max_duration,
         keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
@@ -311,6 +314,8 @@ struct Http {
     /// Whether the server's certificate must be for the host asked for.
     validates_host: bool,
     idle_timeout: Option<Duration>,
+    max_head: usize,
+    max_headers: usize,
     max_requests: Option<u32>,
     max_duration: Option<Duration>,
 }
@@ -328,7 +333,9 @@ impl Http {
             http2: http::http2_options(options, u32::MAX).at("http2_protocol_options")?,
             validates_host: false,
             idle_timeout: None,
-            max_requests: number(proto.max_requests_per_connection),
+            max_head: MAX_HEAD,
+            max_headers: MAX_HEADERS,
+            max_requests: number(proto.max_requests_per_connection).filter(|most| *most > 0),
             max_duration: None,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
@@ -379,6 +386,12 @@ impl Http {
             // Zero switches the timeout off.
             let time = duration(time).at("idle_timeout")?;
             self.idle_timeout = Some(if time.is_zero() { Duration::MAX } else { time });
+        }
+        if options.max_response_headers_kb.is_some() {
+            self.max_head = http::max_head(options.max_response_headers_kb).at("max_response_headers_kb")?;
+        }
+        if options.max_headers_count.is_some() {
+            self.max_headers = http::max_headers(Some(options))?;
         }
         self.max_duration = timeout(options.max_connection_duration.as_ref(), self.max_duration)
             .at("max_connection_duration")?;

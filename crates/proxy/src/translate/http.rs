@@ -6,7 +6,8 @@ use skysail_xds::{
     envoy::pb::{
         envoy::{
             config::core::v3::{
-                Http2ProtocolOptions, KeepaliveSettings, config_source::ConfigSourceSpecifier,
+                Http2ProtocolOptions, HttpProtocolOptions, KeepaliveSettings,
+                config_source::ConfigSourceSpecifier,
             },
             extensions::filters::{
                 http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, rbac::v3::Rbac},
@@ -20,7 +21,7 @@ use skysail_xds::{
                 },
             },
         },
-        google::protobuf::{Any, Struct, value::Kind},
+        google::protobuf::{Any, Struct, UInt32Value, value::Kind},
     },
     istio::HTTP_PEER_METADATA,
 };
@@ -29,6 +30,7 @@ use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, flag, jwt, limit,
     number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
+use crate::config::cluster::{MAX_HEAD, MAX_HEADERS};
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
     Keepalive, MetadataExchange, Routes, ServerHeader,
@@ -40,8 +42,6 @@ use crate::config::trace::RequestIdUse;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-const MAX_HEAD_KIB: u32 = 60;
-const MAX_HEADERS: u32 = 100;
 const MAX_STREAMS: u32 = 1024;
 
 /// Translates a connection manager.
@@ -56,7 +56,6 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
     }
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
     let http1 = proto.http_protocol_options.as_ref();
-    let kib = number(proto.max_request_headers_kb).unwrap_or(MAX_HEAD_KIB) as usize;
     let mut manager = HttpManager {
         stat_prefix: proto.stat_prefix.as_str().into(),
         codec: match proto.codec_type() {
@@ -98,9 +97,11 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             .map(|options| options.default_host_for_http_10.as_str())
             .filter(|host| !host.is_empty())
             .map(Into::into),
-        max_head: kib << 10,
-        max_headers: common.and_then(|common| number(common.max_headers_count)).unwrap_or(MAX_HEADERS)
-            as usize,
+        max_head: max_head(proto.max_request_headers_kb).at("max_request_headers_kb")?,
+        max_headers: max_headers(common).at("common_http_protocol_options")?,
+        max_requests_per_connection: common
+            .and_then(|common| number(common.max_requests_per_connection))
+            .filter(|most| *most > 0),
         http2: http2_options(proto.http2_protocol_options.as_ref(), MAX_STREAMS)
             .at("http2_protocol_options")?,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
@@ -124,6 +125,24 @@ fn request_id(proto: &Proto) -> Result<RequestIdUse> {
     any.map(|any| trace::request_id(any).at("request_id_extension"))
         .transpose()
         .map(Option::unwrap_or_default)
+}
+
+/// The largest head in bytes, on either side.
+pub(super) fn max_head(kib: Option<UInt32Value>) -> Result<usize> {
+    match number(kib) {
+        None => Ok(MAX_HEAD),
+        Some(kib @ 1..=8192) => Ok((kib as usize) << 10),
+        Some(kib) => Err(Reject::new(format!("{kib} is not between 1 and 8192"))),
+    }
+}
+
+/// The most fields of a head, on either side.
+pub(super) fn max_headers(common: Option<&HttpProtocolOptions>) -> Result<usize> {
+    match common.and_then(|common| number(common.max_headers_count)) {
+        None => Ok(MAX_HEADERS),
+        Some(0) => Err(Reject::new("must be at least 1").at_field("max_headers_count")),
+        Some(most) => Ok(most as usize),
+    }
 }
 
 /// What is agreed on by HTTP/2, on either side.

@@ -325,6 +325,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        max_requests_per_connection: None,
         request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::from_secs(5),

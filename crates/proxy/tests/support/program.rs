@@ -21,9 +21,15 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) async fn start(folder: &Path, bootstrap: &str) -> Self {
+        Self::with(folder, bootstrap, &[]).await
+    }
+
+    /// The same with further arguments.
+    pub(crate) async fn with(folder: &Path, bootstrap: &str, more: &[&str]) -> Self {
         let file = folder.join("bootstrap.yaml");
         fs::write(&file, bootstrap).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
+            .args(more)
             .args(["--concurrency", "1", "--admin-port", "0", "--bootstrap"])
             .arg(file)
             .env("NO_COLOR", "1")

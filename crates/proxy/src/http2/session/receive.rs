@@ -6,7 +6,7 @@ use crate::{
     head::{Headers, RequestHead, ResponseHead, Version},
     http2::{
         frame::{self, ACK, END_HEADERS, END_STREAM, HEAD, Head, Kind, MAX_FRAME, PADDED, PREFACE, Reason},
-        heads::{self, Fault, Reading, Target},
+        heads::{Fault, Reading, Target},
     },
 };
 
@@ -326,7 +326,8 @@ impl Session {
         self.open += 1;
         let stream = Stream { headed: true, received: true, ..self.stream() };
         self.streams.insert(1, stream);
-        self.accepted.push_back(Request { stream: 1, head, length: None, end: true, upgrade: false });
+        let (stream, length, end) = (1, None, true);
+        self.accepted.push_back(Request { stream, head, length, end, upgrade: false, oversized: None });
         Ok(())
     }
 
@@ -342,28 +343,28 @@ impl Session {
         let most = self.limits.options.max_streams;
         if self.open >= most || held >= u64::from(most) * 2 + 64 {
             self.read(Target::Nothing, block)?.ok();
+            self.refused += 1;
             return self.break_stream(id, Reason::REFUSED);
         }
         let mut head = RequestHead::spare();
         let read = self.read(Target::Request(&mut head), block)?;
-        let length = match read {
+        let (length, oversized) = match read {
             Ok(Some(1..)) if end => return self.break_stream(id, Reason::PROTOCOL),
-            Ok(length) => length,
+            Ok(length) => (length, None),
             Err(Fault::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
-            Err(Fault::TooLarge) => {
-                self.block.clear();
-                self.encoder.begin(&mut self.block);
-                heads::status(&mut self.encoder, &mut self.block, 431);
-                frame::headers(&mut self.out, id, true, &self.block, self.peer.frame);
-                return if end { self.reply() } else { self.break_stream(id, Reason::NONE) };
+            Err(fault) => {
+                self.reply()?;
+                (None, Some(fault))
             }
         };
         let stream = Stream { headed: true, received: end, left: length, ..self.stream() };
         self.streams.insert(id, stream);
         self.open += 1;
         let upgrade = head.method() == "CONNECT" || head.has("upgrade");
-        self.accepted.push_back(Request { stream: id, head, length, end, upgrade });
-        self.chatter.give(1);
+        self.accepted.push_back(Request { stream: id, head, length, end, upgrade, oversized });
+        if oversized.is_none() {
+            self.chatter.give(1);
+        }
         Ok(())
     }
 
@@ -373,7 +374,14 @@ impl Session {
         let interim = matches!(head.status(), 100..=199);
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         let silent = stream.head_only || matches!(head.status(), 204 | 304);
-        let Ok(length) = read else { return self.break_stream(id, Reason::PROTOCOL) };
+        let length = match read {
+            Ok(length) => length,
+            Err(Fault::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
+            Err(Fault::TooLarge | Fault::TooMany) => {
+                self.lose_stream(id, Lost::Oversized);
+                return self.break_stream(id, Reason::CALM);
+            }
+        };
         if interim {
             if end || head.status() == 101 || stream.interim.len() >= INTERIM {
                 return self.break_stream(id, Reason::PROTOCOL);

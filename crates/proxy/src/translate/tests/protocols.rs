@@ -5,10 +5,13 @@ use skysail_xds::envoy::pb::{
         config::{
             cluster::v3::cluster::TransportSocketMatch,
             core::v3::{
-                Http2ProtocolOptions, KeepaliveSettings, ProxyProtocolConfig, TransportSocket,
-                transport_socket,
+                Http2ProtocolOptions, HttpProtocolOptions, KeepaliveSettings, ProxyProtocolConfig,
+                TransportSocket, transport_socket,
             },
-            listener::v3::{ListenerFilter, listener_filter},
+            listener::v3::{
+                ListenerFilter, ListenerFilterChainMatchPredicate as Predicate, listener_filter,
+                listener_filter_chain_match_predicate::Rule,
+            },
         },
         extensions::{
             filters::listener::{
@@ -19,6 +22,7 @@ use skysail_xds::envoy::pb::{
                 proxy_protocol::v3::ProxyProtocolUpstreamTransport, raw_buffer::v3::RawBuffer,
             },
         },
+        r#type::v3::Int32Range,
     },
     google::protobuf::UInt32Value,
 };
@@ -54,6 +58,49 @@ fn what_is_not_done_of_the_proxy_protocol_is_refused() {
     // Taken, up to what the listener lacks.
     let reason = outcome(vec![packed(&ProxyProtocol::default()), packed(&TlsInspector::default())]);
     assert!(reason.contains("needs a filter chain"), "{reason}");
+}
+
+#[test]
+fn ports_without_a_filter_are_ports() {
+    let outcome = |start, end| {
+        let range = Rule::DestinationPortRange(Int32Range { start, end });
+        let filter = ListenerFilter {
+            config_type: Some(listener_filter::ConfigType::TypedConfig(packed(&TlsInspector::default()))),
+            filter_disabled: Some(Predicate { rule: Some(range) }),
+            ..ListenerFilter::default()
+        };
+        let proto = ListenerProto {
+            name: "l".to_owned(),
+            address: Some(address_proto("127.0.0.1", 1)),
+            listener_filters: vec![filter],
+            ..ListenerProto::default()
+        };
+        with(false, |translator| translator.listener(&proto.encode_to_vec())).unwrap_err().to_string()
+    };
+    for (start, end) in [(80, 81), (0, 65_536), (65_535, 65_536)] {
+        let reason = outcome(start, end);
+        assert!(reason.contains("needs a filter chain"), "{start} {end}: {reason}");
+    }
+    for (start, end) in
+        [(80, 80), (81, 80), (0, i32::MIN), (-1, 5), (0, 0), (0, 65_537), (i32::MIN, i32::MAX)]
+    {
+        let reason = outcome(start, end);
+        let place = "listener_filters[0].filter_disabled.destination_port_range: ";
+        assert!(reason.starts_with(place) && reason.contains("no range of ports"), "{reason}");
+    }
+}
+
+#[test]
+fn limits_of_heads_are_taken() {
+    use crate::translate::http::{max_head, max_headers};
+    let some = |value| Some(UInt32Value { value });
+    assert_eq!(max_head(None).unwrap(), 60 << 10);
+    assert_eq!(max_head(some(8192)).unwrap(), 8 << 20);
+    assert!(max_head(some(0)).is_err() && max_head(some(8193)).is_err());
+    assert_eq!(max_headers(None).unwrap(), 100);
+    let common = |value| HttpProtocolOptions { max_headers_count: some(value), ..Default::default() };
+    assert_eq!(max_headers(Some(&common(7))).unwrap(), 7);
+    assert!(max_headers(Some(&common(0))).is_err());
 }
 
 #[test]
