@@ -21,6 +21,7 @@ use crate::{
     http1::{Connection as Persistence, Framing, Malformed},
     http2::{self, Bounds, Connection, Driver, Duplex, Fault, Kind, Limits, Lost, Request, Role},
     notice::{self, Limit},
+    socket::Stream,
     story::{Story, Terms},
     timer::{Timer, earlier},
     wire::Wire,
@@ -37,13 +38,7 @@ pub(crate) async fn run(
     begun: Option<Begun>,
 ) {
     let Accepted { stream, mut timer, mut origin, registered, .. } = connection;
-    let head = Bounds { size: manager.max_head, fields: manager.max_headers };
-    let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
-    let limits = Limits { head, options };
-    let mut driver = Driver::new(*stream, Role::Server, limits);
-    if let Some(begun) = begun {
-        driver.begin(&begun.settings, begun.head);
-    }
+    let mut driver = start(worker, *stream, manager, begun);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
@@ -139,6 +134,16 @@ pub(crate) async fn run(
     }
     driver.close().await;
     drop(registered);
+}
+
+fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
+    let head = Bounds { size: manager.max_head, fields: manager.max_headers };
+    let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
+    let driver = Driver::new(stream, Role::Server, Limits { head, options });
+    if let Some(begun) = begun {
+        driver.begin(&begun.settings, begun.head);
+    }
+    driver
 }
 
 /// Counts and tells of streams that were refused because there were too many at once.
