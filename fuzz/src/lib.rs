@@ -238,6 +238,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         accept_http10: false,
         default_host: None,
         max_head: 60 * 1024,
+        max_requests_per_connection: None,
         max_headers: 100,
         http2: Http2Options::new(100),
         idle_timeout: None,
