@@ -26,7 +26,7 @@ use skysail_proxy::config::{
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
 use skysail_proxy::{overload::Limits, proxy_protocol::Version};
-use support::{Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
+use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
 async fn two_proxies_speak_mutual_tls() {
@@ -172,20 +172,21 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
     listener
 }
 
+/// Answers HTTP, and any other line with itself in capitals.
+async fn answer(mut client: Client) {
+    let line = client.until("\n").await;
+    if line.contains("HTTP") {
+        client.head().await;
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
+    } else {
+        client.send(&line.to_uppercase()).await;
+    }
+}
+
 #[tokio::test]
 async fn first_bytes_decide_what_a_connection_is() {
     let mesh = Mesh::new();
-    let server = server(|_, mut client| async move {
-        // Whatever comes, up to its first line's end.
-        let line = client.until("\n").await;
-        if line.contains("HTTP") {
-            client.head().await;
-            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
-        } else {
-            client.send(&line.to_uppercase()).await;
-        }
-    })
-    .await;
+    let server = server(|_, client| answer(client)).await;
     let inbound =
         Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
     let mut plain = inbound.connect().await;
@@ -231,17 +232,11 @@ async fn a_server_may_speak_first() {
 async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     let mesh = Mesh::new();
     let (dialled, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let server = server(move |_, mut client| {
+    let server = server(move |_, client| {
         let dialled = dialled.clone();
         async move {
             dialled.send(()).unwrap();
-            let line = client.until("\n").await;
-            if line.contains("HTTP") {
-                client.head().await;
-                client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
-            } else {
-                client.send(&line.to_uppercase()).await;
-            }
+            answer(client).await;
         }
     })
     .await;
