@@ -78,7 +78,7 @@ async fn exchange(
     head: &RequestHead,
     content: &[u8],
 ) -> Result<Answer, Error> {
-    let mut upstream = connection(worker, pool, host, head.version).await?;
+    let mut upstream = connection(worker, pool, host, head).await?;
     let framing = Framing::Length(content.len() as u64);
     upstream.wire.request(head, framing, Persistence::Keep)?;
     let mut body = Flow::whole(content, framing, None);
@@ -106,14 +106,14 @@ async fn connection(
     worker: &Worker,
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    version: Version,
+    head: &RequestHead,
 ) -> Result<Upstream, Error> {
-    let offer = Offer::http(&pool.cluster, version, false);
+    let offer = Offer::http(&pool.cluster, head, false);
     // One that the server has closed meanwhile is of no use.
-    let pooled = upstream::take(pool, host, offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
+    let pooled = upstream::take(pool, host, &offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
     match pooled {
         Some(pooled) => Ok(pooled),
-        None => upstream::get(pool, host, offer, &worker.shared, true).await,
+        None => upstream::get(pool, host, &offer, &worker.shared, true).await,
     }
 }
 
@@ -140,7 +140,7 @@ impl Stream {
     ) -> Result<Self, Error> {
         let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
         let (host, busy) = place(worker, &pool)?;
-        let opened = connection(worker, &pool, &host, head.version).await;
+        let opened = connection(worker, &pool, &host, head).await;
         if let Err(error) = &opened {
             pool.note_failure(&host.endpoint, &error.kind, &worker.dice);
         }

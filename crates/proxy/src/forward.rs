@@ -328,12 +328,12 @@ impl Story<'_> {
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
         let offer = self.offer(way);
-        let connecting = upstream::get(pool, host, offer, &self.worker.shared, fresh);
+        let connecting = upstream::get(pool, host, &offer, &self.worker.shared, fresh);
         let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
         let (safe, started) = (hop::is_idempotent(self.head.method()), self.started);
         // What cannot be sent twice goes over no connection that the server has closed meanwhile.
-        let pooled = upstream::take(pool, host, offer)?.and_then(|mut pooled| {
+        let pooled = upstream::take(pool, host, &offer)?.and_then(|mut pooled| {
             let usable = !fresh && (safe || !pooled.may_be_stale(started) || pooled.is_quiet_now());
             usable.then_some(pooled)
         });
@@ -406,7 +406,7 @@ impl Story<'_> {
         let offer = if way.ends_connect {
             Offer::BYTES
         } else {
-            Offer::http(&way.pool.cluster, self.head.version, self.manager.istio_alpn)
+            Offer::http(&way.pool.cluster, self.head, self.manager.istio_alpn)
         };
         offer.of(&self.downstream.origin)
     }

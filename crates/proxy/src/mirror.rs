@@ -57,13 +57,16 @@ pub(crate) fn send(
         tokio::task::spawn_local(async move {
             let _busy = busy;
             let sent = async {
-                let offer = Offer::http(&pool.cluster, head.version, true);
+                let offer = Offer::http(&pool.cluster, &head, true);
                 // Requests of HTTP/2 need no connection of their own.
-                let shared =
-                    if offer.protocol == Spoken::Http2 { upstream::take(&pool, &host, offer)? } else { None };
+                let shared = if offer.protocol == Spoken::Http2 {
+                    upstream::take(&pool, &host, &offer)?
+                } else {
+                    None
+                };
                 let upstream = match shared {
                     Some(upstream) => upstream,
-                    None => upstream::get(&pool, &host, offer, &worker.shared, true).await?,
+                    None => upstream::get(&pool, &host, &offer, &worker.shared, true).await?,
                 };
                 let mut wire = upstream.wire;
                 wire.request(&head, framing, Persistence::Close)?;

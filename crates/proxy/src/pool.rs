@@ -116,8 +116,7 @@ pub struct HostStats {
 pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
-    /// The TLS configuration it was made with.
-    config: Option<Arc<Connector>>,
+    tls: Option<Terms>,
     opened: Instant,
     /// Requests it has served.
     pub(crate) served: Cell<u32>,
@@ -128,6 +127,14 @@ pub(crate) struct Link {
     pub(crate) remote: SocketAddr,
     idle_since: Cell<Instant>,
     place: Place,
+}
+
+/// How a connection begins TLS.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) config: Arc<Connector>,
+    /// The host that the server is asked for, where it depends on the request (`auto_sni`).
+    pub(crate) host: Option<Box<str>>,
 }
 
 /// A connection to an upstream, or a share of one, for one request.
@@ -269,27 +276,51 @@ impl Pool {
     }
 
     /// An idle connection that can be used.
-    pub(crate) fn take(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
+    pub(crate) fn take(&self, host: &Host, tls: Option<&Terms>) -> Option<Upstream> {
         loop {
-            let mut upstream = host.idle.borrow_mut().pop()?;
-            if upstream.link.uses(config) && !upstream.link.is_old(Instant::now) && upstream.is_quiet() {
+            let mut idle = host.idle.borrow_mut();
+            let index = idle.iter().rposition(|upstream| upstream.link.asks_as(tls))?;
+            let mut upstream = idle.remove(index);
+            drop(idle);
+            if upstream.link.uses(tls) && !upstream.link.is_old(Instant::now) && upstream.is_quiet() {
                 return Some(upstream);
             }
         }
     }
 
+    /// Closes a connection to an endpoint that nobody uses; `false` if there is none.
+    pub(crate) fn make_room(&self, host: &Host) -> bool {
+        let mut idle = host.idle.borrow_mut();
+        let oldest = (!idle.is_empty()).then(|| idle.remove(0));
+        drop(idle);
+        if oldest.is_some() {
+            return true;
+        }
+        let mut shared = host.shared.borrow_mut();
+        let unused = shared.iter().position(|multiplexed| multiplexed.requests() == 0);
+        let unused = unused.map(|index| shared.remove(index));
+        // The borrow ends first: a connection's end looks at its host.
+        drop(shared);
+        unused.is_some()
+    }
+
     /// A share of a connection of HTTP/2.
-    pub(crate) fn share(&self, host: &Host, config: Option<&Arc<Connector>>) -> Option<Upstream> {
+    pub(crate) fn share(&self, host: &Host, tls: Option<&Terms>) -> Option<Upstream> {
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
         let streams = self.cluster.http2.max_streams as usize;
         shared.retain(|multiplexed| {
             let connection = &multiplexed.connection;
+            let asked = multiplexed.link.asks_as(tls);
             let current = connection.is_usable()
-                && multiplexed.link.uses(config)
+                && (!asked || multiplexed.link.uses(tls))
                 && !multiplexed.link.is_old(Instant::now)
                 && multiplexed.begun() < self.most() as usize;
-            if current && found.is_none() && multiplexed.requests() < connection.capacity().min(streams) {
+            if current
+                && asked
+                && found.is_none()
+                && multiplexed.requests() < connection.capacity().min(streams)
+            {
                 multiplexed.link.idle_since.set(Instant::now());
                 let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
                 found = Some(Upstream { wire, link: multiplexed.link.clone() });
@@ -307,12 +338,7 @@ impl Pool {
     }
 
     /// A new connection, at the place that [`Self::admit`] gave.
-    pub(crate) fn opened(
-        place: Place,
-        stream: &Stream,
-        peer: Peer,
-        config: Option<Arc<Connector>>,
-    ) -> Rc<Link> {
+    pub(crate) fn opened(place: Place, stream: &Stream, peer: Peer, tls: Option<Terms>) -> Rc<Link> {
         bump(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
         place.pool.stats.cx_active.inc();
@@ -321,7 +347,7 @@ impl Pool {
             remote: stream.remote_address().unwrap_or(place.host.endpoint.address),
             host: place.host.clone(),
             peer,
-            config,
+            tls,
             opened: Instant::now(),
             served: Cell::new(0),
             introduced: Cell::new(false),
@@ -421,12 +447,18 @@ impl Multiplexed {
 
 impl Link {
     /// Whether it was made with this TLS configuration.
-    fn uses(&self, config: Option<&Arc<Connector>>) -> bool {
-        match (&self.config, config) {
+    fn uses(&self, tls: Option<&Terms>) -> bool {
+        match (&self.tls, tls) {
             (None, None) => true,
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (Some(a), Some(b)) => Arc::ptr_eq(&a.config, &b.config),
             _ => false,
         }
+    }
+
+    /// Whether its server was asked for by the same host, if it was by any.
+    fn asks_as(&self, tls: Option<&Terms>) -> bool {
+        let own = self.tls.as_ref().and_then(|own| own.host.as_deref());
+        own == tls.and_then(|tls| tls.host.as_deref())
     }
 
     /// Whether it has been open for as long as it may. The clock is asked only where there is such a limit.

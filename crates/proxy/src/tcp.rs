@@ -23,7 +23,7 @@ use crate::{
     outlier::Outcome,
     peer::greeting::{self, Greeting},
     pick,
-    pool::{Host, Link, Pool, Upstream},
+    pool::{Full, Host, Link, Pool, Upstream},
     route,
     socket::Stream,
     splice::Pipe,
@@ -232,8 +232,8 @@ impl Waiting<'_> {
     }
 }
 
-/// Connects to an endpoint of the cluster; `tried` is the one that it tried. If it has to wait for a place there, the client is
-/// watched.
+/// Connects to an endpoint of the cluster; `tried` is the one that it tried. The client is watched while it has to wait for a
+/// place there; nothing waits without one.
 pub(crate) async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
@@ -258,9 +258,10 @@ pub(crate) async fn connect(
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
-        None => upstream::place(pool, host).await?,
+        // Nobody has asked for it yet, so nobody is made to wait for it.
+        None => pool.admit(host).map_err(|Full| Error::new(Kind::Overflow))?,
     };
-    let got = upstream::bytes(pool, host, Offer::BYTES.of(origin), &worker.shared, place).await;
+    let got = upstream::bytes(pool, host, &Offer::BYTES.of(origin), &worker.shared, place).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);

@@ -4,7 +4,7 @@
 use std::{
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -23,17 +23,18 @@ use tokio::{
 use crate::{
     config::{
         Cluster, Endpoint,
-        cluster::{Keepalive, UpstreamProtocol},
+        cluster::{AutoSni, Keepalive, UpstreamProtocol},
         tls::{ClientConfigs, ClientTls},
     },
     context::Shared,
     downstream::Origin,
     error::{Error, Kind},
-    head::Version,
+    head::{RequestHead, Version},
     http2,
     peer::Peer,
-    pool::{Full, Host, Link, Place, Pool, Upstream, bump},
+    pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump},
     proxy_protocol::{self, Ends},
+    route,
     socket::Stream,
     timer::{self, Timer},
     wire::Wire,
@@ -43,13 +44,15 @@ use crate::{
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// What will be spoken on a connection, which decides what TLS offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) protocol: Spoken,
     /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
     pub(crate) istio: bool,
     /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
     pub(crate) ends: Option<Ends>,
+    /// The host that a server is asked for over TLS, where the cluster goes by it (`auto_sni`).
+    host: Option<Box<str>>,
 }
 
 /// What is spoken where TLS does not settle it.
@@ -65,16 +68,18 @@ pub(crate) enum Spoken {
 
 impl Offer {
     /// For connections passed on as bytes.
-    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None };
+    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None, host: None };
 
-    /// For a request of this version to a cluster.
-    pub(crate) fn http(cluster: &Cluster, version: Version, istio: bool) -> Self {
+    /// For a request, as it will be sent, to a cluster.
+    pub(crate) fn http(cluster: &Cluster, head: &RequestHead, istio: bool) -> Self {
         let http2 = match cluster.protocol {
             UpstreamProtocol::Http2 => true,
-            UpstreamProtocol::AsDownstream => version == Version::Http2,
+            UpstreamProtocol::AsDownstream => head.version == Version::Http2,
             UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
         };
-        Self { protocol: if http2 { Spoken::Http2 } else { Spoken::Http1 }, istio, ends: None }
+        let protocol = if http2 { Spoken::Http2 } else { Spoken::Http1 };
+        let host = cluster.auto_sni.as_ref().and_then(|auto| asked_host(auto, head)).map(Into::into);
+        Self { protocol, istio, ends: None, host }
     }
 
     /// The same for a connection of this client's.
@@ -83,7 +88,7 @@ impl Offer {
     }
 
     /// Of the configurations, the one that offers this.
-    fn config(self, configs: &ClientConfigs) -> &Arc<Connector> {
+    fn config<'a>(&self, configs: &'a ClientConfigs) -> &'a Arc<Connector> {
         match (self.protocol, self.istio) {
             (Spoken::Http1, true) => &configs.istio_http1,
             (Spoken::Http2, true) => &configs.istio_h2,
@@ -94,9 +99,9 @@ impl Offer {
 }
 
 /// A connection to an endpoint that is there and can be used, or a share of one.
-pub(crate) fn take(pool: &Pool, host: &Host, offer: Offer) -> Result<Option<Upstream>, Error> {
-    let config = client_config(host.endpoint.tls.as_deref(), offer)?;
-    Ok(reuse(pool, host, offer, config.as_ref()))
+pub(crate) fn take(pool: &Pool, host: &Host, offer: &Offer) -> Result<Option<Upstream>, Error> {
+    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    Ok(reuse(pool, host, offer, tls.as_ref()))
 }
 
 /// Whether a connection is for one request alone, as it says whose it is.
@@ -104,15 +109,15 @@ fn is_own(pool: &Pool) -> bool {
     pool.cluster.proxy_protocol.is_some()
 }
 
-fn reuse(pool: &Pool, host: &Host, offer: Offer, config: Option<&Arc<Connector>>) -> Option<Upstream> {
+fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&Terms>) -> Option<Upstream> {
     if is_own(pool) {
         return None;
     }
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
         Spoken::Bytes => None,
-        Spoken::Http1 => pool.take(host, config).or_else(|| pool.share(host, config)),
-        Spoken::Http2 => pool.share(host, config).or_else(|| pool.take(host, config)),
+        Spoken::Http1 => pool.take(host, tls).or_else(|| pool.share(host, tls)),
+        Spoken::Http2 => pool.share(host, tls).or_else(|| pool.take(host, tls)),
     }
 }
 
@@ -120,11 +125,11 @@ fn reuse(pool: &Pool, host: &Host, offer: Offer, config: Option<&Arc<Connector>>
 pub(crate) async fn get(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: Offer,
+    offer: &Offer,
     shared: &Shared,
     fresh: bool,
 ) -> Result<Upstream, Error> {
-    let config = client_config(host.endpoint.tls.as_deref(), offer)?;
+    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
     let mut waiting = None;
     loop {
         let (freed, room) = (host.freed.notified(), pool.room.notified());
@@ -132,7 +137,9 @@ pub(crate) async fn get(
         if !soon {
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
-                Ok(place) => return Box::pin(open(pool, host, offer, config, shared, place)).await,
+                Ok(place) => return Box::pin(open(pool, host, offer, tls, shared, place)).await,
+                // Those that are idle were made for other hosts.
+                Err(Full) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
                 Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
                 Err(Full) => {}
             }
@@ -141,7 +148,7 @@ pub(crate) async fn get(
             () = freed => {}
             () = room => {}
         }
-        if !fresh && let Some(upstream) = reuse(pool, host, offer, config.as_ref()) {
+        if !fresh && let Some(upstream) = reuse(pool, host, offer, tls.as_ref()) {
             return Ok(upstream);
         }
     }
@@ -165,30 +172,30 @@ pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Place, Err
 pub(crate) async fn bytes(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: Offer,
+    offer: &Offer,
     shared: &Shared,
     place: Place,
 ) -> Result<Upstream, Error> {
-    let config = client_config(host.endpoint.tls.as_deref(), offer)?;
-    open(pool, host, offer, config, shared, place).await
+    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    open(pool, host, offer, tls, shared, place).await
 }
 
 async fn open(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: Offer,
-    config: Option<Arc<Connector>>,
+    offer: &Offer,
+    tls: Option<Terms>,
     shared: &Shared,
     place: Place,
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(pool, &host.endpoint, config.clone(), offer.ends, shared).await?;
+        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, shared).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == Spoken::Http2,
         };
-        let link = Pool::opened(place, &stream, peer, config);
+        let link = Pool::opened(place, &stream, peer, tls);
         if http2 && offer.protocol != Spoken::Bytes {
             multiplex(host, stream, link).await
         } else {
@@ -259,7 +266,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
 async fn establish(
     pool: &Pool,
     endpoint: &Endpoint,
-    config: Option<Arc<Connector>>,
+    tls: Option<&Terms>,
     ends: Option<Ends>,
     shared: &Shared,
 ) -> Result<(Stream, Peer), Error> {
@@ -271,11 +278,11 @@ async fn establish(
         tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
     }
     let mut stream = Stream::new(tcp);
-    let Some(config) = config else { return Ok((stream, Peer::plain())) };
-    let name = server_name(endpoint);
+    let Some(Terms { config, host }) = tls else { return Ok((stream, Peer::plain())) };
+    let name = server_name(endpoint, host.as_deref())?;
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
-    stream.connect_tls(&config, name, endpoint.address).await.map_err(failed)?;
+    stream.connect_tls(config, name, endpoint.address).await.map_err(failed)?;
     let peer = stream.peer(shared.principal());
     Ok((stream, peer))
 }
@@ -350,21 +357,38 @@ fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
     keepalive
 }
 
-fn client_config(tls: Option<&ClientTls>, offer: Offer) -> Result<Option<Arc<Connector>>, Error> {
+fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<Terms>, Error> {
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {
         let cause = "TLS error: the certificates for this cluster have not arrived yet";
         return Err(Error::caused(Kind::ConnectFailed, cause));
     };
-    Ok(Some(offer.config(configs).clone()))
+    Ok(Some(Terms { config: offer.config(configs).clone(), host: offer.host.clone() }))
 }
 
-/// The name to ask for: the configured one, else the host's, else its address, which TLS does not send.
-fn server_name(endpoint: &Endpoint) -> ServerName<'static> {
+/// The name of the host that a request asks for; `None` if it is an address, which TLS does not send (RFC 6066, section 3).
+fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
+    let header = auto.header.as_deref().and_then(|name| head.header(name));
+    let said = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
+    let host = route::without_port(said.unwrap_or_else(|| head.authority()));
+    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
+    (!is_address).then_some(host)
+}
+
+/// The name to ask for: the request's host where it is to be, else the configured one, else the endpoint's, else its
+/// address.
+fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'static>, Error> {
+    if let Some(asked) = asked {
+        let refused = |_| {
+            let cause = format_args!("TLS error: the host asked for, {asked:?}, can be no server's name");
+            Error::caused(Kind::ConnectFailed, cause)
+        };
+        return ServerName::try_from(asked.to_owned()).map_err(refused);
+    }
     let configured = endpoint.tls.as_ref().and_then(|tls| tls.sni.clone());
     let host = || ServerName::try_from(endpoint.hostname.as_deref()?.to_owned()).ok();
-    configured.or_else(host).unwrap_or_else(|| ServerName::from(endpoint.address.ip()))
+    Ok(configured.or_else(host).unwrap_or_else(|| ServerName::from(endpoint.address.ip())))
 }
 
 /// What the system or rustls says, without the number in brackets that `io::Error` adds.

@@ -9,6 +9,8 @@
 
 #[path = "support/collector.rs"]
 mod collector;
+#[path = "support/either.rs"]
+mod either;
 #[path = "support/envoy.rs"]
 mod envoy;
 #[path = "support/logged.rs"]
@@ -20,7 +22,8 @@ mod support;
 use std::collections::BTreeMap;
 
 use collector::{Collector, Told};
-use logged::{BOOTSTRAP, Either, HTTP, HTTP_ALS, REQUESTS, TCP_ALS, bootstrap};
+use either::Either;
+use logged::{BOOTSTRAP, HTTP, HTTP_ALS, REQUESTS, TCP_ALS, bootstrap};
 use program::Program;
 use prost::Message as _;
 use skysail_xds::{

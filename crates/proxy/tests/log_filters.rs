@@ -9,6 +9,8 @@
 
 #[path = "support/collector.rs"]
 mod collector;
+#[path = "support/either.rs"]
+mod either;
 #[path = "support/envoy.rs"]
 mod envoy;
 #[path = "support/logged.rs"]
@@ -20,7 +22,8 @@ mod support;
 use std::collections::BTreeMap;
 
 use collector::Collector;
-use logged::{Either, HTTP, REQUESTS, TCP_ALS, bootstrap};
+use either::Either;
+use logged::{HTTP, REQUESTS, TCP_ALS, bootstrap};
 use prost::Message as _;
 use skysail_xds::envoy::pb::envoy::service::accesslog::v3::{
     StreamAccessLogsMessage, stream_access_logs_message::LogEntries,

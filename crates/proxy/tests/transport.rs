@@ -18,6 +18,7 @@ use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Connector};
 use skysail_proxy::config::{
     Cluster, FilterChain, Listener,
+    cluster::Limits,
     http::ServerHeader,
     http::{ClientCertDetails, Does, Filter, ForwardClientCert},
     listener::{ChainMatch, Inspect, Proxied, Terminal, Transport},
@@ -25,7 +26,7 @@ use skysail_proxy::config::{
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::{overload::Limits, proxy_protocol::Version};
+use skysail_proxy::{overload::Limits as Taken, proxy_protocol::Version};
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
@@ -256,6 +257,32 @@ async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     assert!(told.try_recv().is_err());
 }
 
+/// A server that nobody may want takes no place that others wait for, nor waits for one.
+#[tokio::test]
+async fn a_server_that_may_speak_first_is_dialled_where_there_is_a_place() {
+    let mesh = Mesh::new();
+    let server = server(|_, mut client| async move {
+        client.send("220 ready\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let mut narrow = cluster(&[server], None);
+    narrow.limits = Limits { connections: 1, pending: 0, ..Limits::NONE };
+    let inbound = Proxy::start(permissive(mesh.server("server", "client")), vec![narrow]).await;
+    let mut first = inbound.connect().await;
+    assert_eq!(first.until("\n").await, "220 ready\r\n");
+    let mut second = inbound.connect().await;
+    // Whatever the second is silent for, its server is not dialled; a third that speaks is told that there is no place.
+    let mut third = inbound.connect().await;
+    third.send("hello\n").await;
+    assert_eq!(third.rest().await, "");
+    drop(first);
+    assert_eq!(second.until("\n").await, "220 ready\r\n");
+    let overflow = "envoy_cluster_upstream_rq_pending_overflow{cluster_name=\"upstream\"} 1\n";
+    let metrics = inbound.metrics().await;
+    assert!(metrics.contains(overflow), "{metrics}");
+}
+
 /// A server of HTTP/2 says its settings unasked. What is configured for HTTP holds for clients that take their time, too.
 #[tokio::test]
 async fn a_server_of_http_does_not_decide() {
@@ -408,7 +435,7 @@ async fn bytes_pass_and_either_side_may_end_first() {
 #[tokio::test]
 async fn requests_in_records_of_any_size_take_their_turns() {
     let mesh = Mesh::new();
-    let always = Limits { under_way: 0, late: Duration::MAX, overloaded: Duration::MAX, ..Limits::default() };
+    let always = Taken { under_way: 0, late: Duration::MAX, overloaded: Duration::MAX, ..Taken::default() };
     let inbound = listener(http(|_, _| ()), Some(mesh.server("server", "client")));
     let inbound = Proxy::limited(inbound, vec![cluster(&[echo().await], None)], always).await;
     let tls = mesh.client("client", "server");

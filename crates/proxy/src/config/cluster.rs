@@ -53,6 +53,8 @@ pub struct Cluster {
     pub transport_matches: Vec<TransportMatch>,
     /// TLS where none of the matches holds.
     pub tls: Option<Arc<ClientTls>>,
+    /// Servers are asked for, over TLS, by the host of each request instead of one name.
+    pub auto_sni: Option<AutoSni>,
     /// Which HTTP is spoken.
     pub protocol: UpstreamProtocol,
     /// What is agreed on with servers of HTTP/2.
@@ -100,6 +102,7 @@ impl Cluster {
             usage: Usage::default(),
             transport_matches: Vec::new(),
             tls: None,
+            auto_sni: None,
             protocol: UpstreamProtocol::Http1,
             sources: Vec::new(),
             idle_timeout: None,
@@ -316,6 +319,13 @@ pub struct RetryBudget {
     pub share: u32,
     /// But always so many.
     pub least: u32,
+}
+
+/// Source: `envoy.config.core.v3.UpstreamHttpProtocolOptions`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AutoSni {
+    /// A header that says the host, where a request has it (`override_auto_sni_header`).
+    pub header: Option<Box<str>>,
 }
 
 /// Source: `envoy.config.core.v3.TcpKeepalive`. What is not given is as the system has it.

@@ -41,8 +41,8 @@ use super::{
 use crate::config::{
     Cluster, Endpoints,
     cluster::{
-        Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service, TransportMatch,
-        UpstreamProtocol, Usage,
+        AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
+        TransportMatch, UpstreamProtocol, Usage,
     },
     http::Http2Options,
     tls::ClientTls,
@@ -86,6 +86,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         usage: Usage::default(),
         transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
+        auto_sni: http.auto_sni,
         protocol: http.protocol,
         http2: http.http2,
         sources: sources(&proto)?,
@@ -313,6 +314,7 @@ struct Http {
     http2: Http2Options,
     /// Whether the server's certificate must be for the host asked for.
     validates_host: bool,
+    auto_sni: Option<AutoSni>,
     idle_timeout: Option<Duration>,
     max_head: usize,
     max_headers: usize,
@@ -332,6 +334,7 @@ impl Http {
             protocol,
             http2: http::http2_options(options, u32::MAX).at("http2_protocol_options")?,
             validates_host: false,
+            auto_sni: None,
             idle_timeout: None,
             max_head: MAX_HEAD,
             max_headers: MAX_HEADERS,
@@ -351,8 +354,12 @@ impl Http {
         }
         let options: HttpProtocolOptions = unpack(any)?;
         self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
-        let upstream = options.upstream_http_protocol_options;
-        self.validates_host = upstream.is_some_and(|upstream| upstream.auto_san_validation);
+        if let Some(upstream) = options.upstream_http_protocol_options {
+            self.validates_host = upstream.auto_san_validation;
+            let header = Some(upstream.override_auto_sni_header).filter(|name| !name.is_empty());
+            let header = header.map(|name| name.to_ascii_lowercase().into());
+            self.auto_sni = upstream.auto_sni.then_some(AutoSni { header });
+        }
         let http2 = match &options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {
                 Some(ProtocolConfig::Http2ProtocolOptions(http2)) => Some(http2),

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use crate::{collector::Collector, envoy::Running, program::Program, support::server};
+use crate::{collector::Collector, support::server};
 
 pub(crate) const BOOTSTRAP: &str = r#"
 node: {id: here, cluster: there, locality: {zone: z}}
@@ -135,27 +135,6 @@ pub(crate) const REQUESTS: &[&str] = &[
     "GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /plain/grpc HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n\r\n",
 ];
-
-/// A proxy, ours or Envoy.
-pub(crate) enum Either {
-    Envoy(Running),
-    Skysail { program: Program, _folder: tempfile::TempDir },
-}
-
-impl Either {
-    pub(crate) async fn both(bootstrap: &str) -> [Self; 2] {
-        let folder = tempfile::tempdir().unwrap();
-        let program = Program::start(folder.path(), bootstrap).await;
-        [Self::Envoy(Running::start(bootstrap).await), Self::Skysail { program, _folder: folder }]
-    }
-
-    pub(crate) async fn listener(&self, name: &str) -> SocketAddr {
-        match self {
-            Self::Envoy(envoy) => envoy.listener(name).await,
-            Self::Skysail { program, .. } => program.listener(name).await,
-        }
-    }
-}
 
 /// The bootstrap file with these access logs.
 pub(crate) async fn bootstrap(collector: &Collector, http: &str, tcp: &str) -> String {
