@@ -105,12 +105,18 @@ pub(crate) fn memory(pids: &[i32]) -> Memory {
 /// The resident memory of these processes together, in kilobytes: less exact than [`memory`], which walks through all of
 /// it and holds the process up meanwhile.
 pub(crate) fn resident(pids: &[i32]) -> u64 {
-    let one = |pid: &i32| resident_of(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?);
+    let one = |pid: &i32| kilobytes(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:");
     pids.iter().filter_map(one).sum()
 }
 
-fn resident_of(status: &str) -> Option<u64> {
-    status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok())
+/// The most memory that a process has had resident at once, in kilobytes.
+pub(crate) fn peak(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    kilobytes(&status, "VmHWM:").unwrap_or_default()
+}
+
+fn kilobytes(status: &str, field: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.parse().ok())
 }
 
 /// The machine's ticks now.
@@ -176,7 +182,9 @@ mod tests {
                       Private_Clean:  100 kB\nPrivate_Dirty:  200 kB\nSwap: 1 kB\n";
         let expected = Memory { rss_kb: 2048, pss_kb: 1024, private_kb: 300, threads: 0 };
         assert_eq!(memory_of(rollup), expected);
-        assert_eq!(resident_of("Name:\tx\nVmRSS:\t   5508 kB\nVmSwap:\t 1 kB\n"), Some(5_508));
+        let status = "Name:\tx\nVmHWM:\t   6508 kB\nVmRSS:\t   5508 kB\nVmSwap:\t 1 kB\n";
+        assert_eq!(kilobytes(status, "VmRSS:"), Some(5_508));
+        assert_eq!(kilobytes(status, "VmHWM:"), Some(6_508));
         let ticks = ticks_of("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n");
         assert_eq!(ticks, Ticks { busy: 81, all: 531, stolen: 8 });
     }

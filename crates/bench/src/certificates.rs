@@ -38,27 +38,65 @@ pub(crate) struct Certificates {
 impl Certificates {
     /// Makes them in this folder.
     pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, "skysail bench");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let authority =
-            CertifiedIssuer::self_signed(params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?;
+        let authority = authority()?;
         let root = folder.join("root.pem");
         fs::write(&root, authority.pem()).with_context(|| format!("writing {}", root.display()))?;
         Ok(Self {
             root,
-            client: identity("client", &authority, folder)?,
-            server: identity("server", &authority, folder)?,
+            client: workload("client", &authority, folder)?,
+            server: workload("server", &authority, folder)?,
         })
     }
 }
 
-fn identity(name: &str, authority: &CertifiedIssuer<'_, KeyPair>, folder: &Path) -> anyhow::Result<Identity> {
+/// An authority in the folder, as a control plane keeps its own, and what the holder of each of these SPIFFE ids needs to ask
+/// for that control plane by its DNS name.
+pub(crate) fn of_control_plane(
+    folder: &Path,
+    ids: impl IntoIterator<Item = String>,
+    dns: &str,
+) -> anyhow::Result<Vec<Certificates>> {
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let authority = authority()?;
+    let root = folder.join("root-cert.pem");
+    for (path, text) in [
+        (root.clone(), authority.pem()),
+        (folder.join("ca-cert.pem"), authority.pem()),
+        (folder.join("ca-key.pem"), authority.key().serialize_pem()),
+    ] {
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    let of = |(number, id): (usize, String)| {
+        let client = identity(&format!("client-{number}"), id, dns, &authority, folder)?;
+        Ok(Certificates { root: root.clone(), server: client.clone(), client })
+    };
+    ids.into_iter().enumerate().map(of).collect()
+}
+
+fn authority() -> anyhow::Result<CertifiedIssuer<'static, KeyPair>> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "skysail bench");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(CertifiedIssuer::self_signed(params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?)
+}
+
+fn workload(name: &str, authority: &CertifiedIssuer<'_, KeyPair>, folder: &Path) -> anyhow::Result<Identity> {
+    let id = format!("spiffe://cluster.local/ns/default/sa/{name}");
+    identity(name, id, &format!("{name}.mesh.local"), authority, folder)
+}
+
+fn identity(
+    name: &str,
+    id: String,
+    dns: &str,
+    authority: &CertifiedIssuer<'_, KeyPair>,
+    folder: &Path,
+) -> anyhow::Result<Identity> {
     let identity = Identity {
-        id: format!("spiffe://cluster.local/ns/default/sa/{name}"),
-        dns: format!("{name}.mesh.local"),
+        id,
+        dns: dns.to_owned(),
         certificate: folder.join(format!("{name}.crt")),
         key: folder.join(format!("{name}.key")),
         bundle: folder.join(format!("{name}.pem")),

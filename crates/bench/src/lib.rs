@@ -1,6 +1,6 @@
 //! `skysail bench`: what a mesh costs on this machine, beside other proxies in the same run.
 //!
-//! [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
+//! [`control`] drives a control plane; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
 //! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
 //! ([`accounting`]). [`report`] makes the result file and the tables of it.
 
@@ -8,6 +8,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod compare;
+mod control;
 mod instructions;
 mod latency;
 // Those below are used by those above.
@@ -52,6 +53,11 @@ enum Benchmark {
     /// A fixed set of experiments, every peer in turn, round after round; tables, a result file and, if wanted, a page
     /// with plots.
     Compare(compare::Args),
+    /// What a control plane costs: memory, CPU, sidecars configured a second, and how soon a change is at all of them.
+    ///
+    /// One process acts as thousands of sidecars towards a control plane that it starts: they connect, take what they
+    /// subscribe to and acknowledge it, are told of changes, go and come back.
+    Control(control::Args),
     /// Instructions that a sidecar executes for a request, counted by valgrind: the same whatever else the machine does.
     ///
     /// For CI: a change that makes requests dearer fails against a file that is kept beside the source.
@@ -73,6 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),
         Benchmark::Compare(args) => compare::run(args),
+        Benchmark::Control(args) => control::run(&args),
         Benchmark::Instructions(args) => instructions::run(args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),

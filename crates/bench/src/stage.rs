@@ -123,7 +123,8 @@ impl Stage {
     }
 }
 
-fn machine(no_realtime: Option<&str>, network: &io::Result<()>) -> Machine {
+/// What is known of the machine; `no_realtime` says why there is no real-time scheduling.
+pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>) -> Machine {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = text("/proc/cpuinfo");
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

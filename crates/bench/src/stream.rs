@@ -29,8 +29,8 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// As the client of these certificates; `resume` offers the server its own tickets on later connections.
-    pub(crate) fn new(certificates: &Certificates, resume: bool) -> anyhow::Result<Self> {
+    /// As the client of these certificates, for this protocol; `resume` offers the server its own tickets on later connections.
+    pub(crate) fn new(certificates: &Certificates, protocol: &[u8], resume: bool) -> anyhow::Result<Self> {
         /// Tickets kept: more than any load has connections under way.
         const TICKETS: usize = 4_096;
         let mut roots = RootCertStore::empty();
@@ -46,7 +46,7 @@ impl Tls {
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots)
             .with_client_auth_cert(chain?, PrivateKeyDer::from_pem_file(&own.key)?)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         config.resumption =
             if resume { Resumption::in_memory_sessions(TICKETS) } else { Resumption::disabled() };
         let server = ServerName::try_from(certificates.server.dns.clone())?;

@@ -221,7 +221,7 @@ impl Standing {
     /// What the client speaks, if that is TLS.
     pub(crate) fn tls(&self, setup: &Setup, resume: bool) -> anyhow::Result<Option<Tls>> {
         let wanted = self.shape.topology == Topology::ServerMtls;
-        wanted.then(|| Tls::new(&setup.certificates, resume)).transpose()
+        wanted.then(|| Tls::new(&setup.certificates, b"http/1.1", resume)).transpose()
     }
 
     /// Runs a client on a thread of its own, where clients belong.

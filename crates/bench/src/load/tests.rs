@@ -202,7 +202,7 @@ fn every_request_can_have_a_connection_of_its_own_that_resumes_only_if_asked_to(
     let target = tls_server(&certificates);
     for resume in [false, true] {
         let traffic = Traffic::NewConnections { resume };
-        let tls = Some(Tls::new(&certificates, resume).unwrap());
+        let tls = Some(Tls::new(&certificates, b"http/1.1", resume).unwrap());
         let outcome = drive(&Load { schedule: None, traffic, tls, ..load(target) }, |_| ()).unwrap();
         assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
         assert!(outcome.requests > 3, "{}", outcome.requests);

@@ -1,0 +1,521 @@
+//! `skysail bench control`: what a control plane costs, driven as many sidecars would drive it.
+//!
+//! [`mesh`] writes the configuration and changes it, [`fleet`] is all the sidecars on one thread: [`connection`] is the little
+//! of HTTP/2 that they need, [`message`] the few messages, [`sidecar`] what each asks for, [`learn`] the names that the
+//! first one finds out for all.
+
+mod connection;
+mod fleet;
+mod learn;
+mod mesh;
+mod message;
+mod sidecar;
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::Serialize;
+use skysail_core::stdio;
+
+use self::{
+    fleet::Fleet,
+    mesh::{Change, Mesh},
+    message::{Form, Kind},
+    sidecar::{Plan, Subscription},
+};
+use crate::{
+    accounting, certificates,
+    child::{Running, Scheduling},
+    clock, namespace,
+    report::Machine,
+    stage::{self, Output, seconds},
+    stream::Tls,
+};
+
+/// Whom sidecars ask for.
+const AUTHORITY: &str = "istiod.istio-system.svc:15012";
+/// How long anything may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// After sidecars came or went, and before memory is looked at.
+const SETTLE: Duration = Duration::from_secs(1);
+/// After a change, for what follows from it.
+const AFTERMATH: Duration = Duration::from_millis(300);
+/// Files that are open besides connections.
+const OTHER_FILES: u64 = 100;
+
+/// What to measure, and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Sidecars, each a stream of its own.
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
+    sidecars: u32,
+
+    /// Services, in ten namespaces.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    services: u32,
+
+    /// Endpoints of each service, which are pods.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=250))]
+    endpoints: u32,
+
+    /// What sidecars subscribe to.
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Subscription::Mesh)]
+    subscribe: Subscription,
+
+    /// Services that each workload uses, with `--subscribe used`.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    used: u32,
+
+    /// The form of the protocol.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Delta)]
+    form: Form,
+
+    /// Mutual TLS, with a certificate of each workload's identity; plain text otherwise.
+    #[arg(long)]
+    tls: bool,
+
+    /// Sidecars on one connection: two, where a process may not have a file for each.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    streams: u32,
+
+    /// Sidecars that are on their way at the same time.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    at_once: u32,
+
+    /// What is changed, each `--repeat` times, once all are configured.
+    #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', value_enum, default_values = ["endpoint", "route", "policy", "service"])]
+    changes: Vec<Change>,
+
+    /// How often each change is made.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+
+    /// So much of all sidecars goes and comes back again and again, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
+    churn: u32,
+
+    /// For how long they do.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    seconds: Duration,
+
+    /// Another build of skysail to measure instead of this one.
+    #[arg(long, value_name = "FILE")]
+    skysail: Option<PathBuf>,
+
+    /// Where the result goes, as JSON.
+    #[arg(long, value_name = "FILE", default_value = "skysail-bench-control.json")]
+    result: PathBuf,
+
+    /// What is printed at the end.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// The result file. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize)]
+struct Report {
+    format: u32,
+    benchmark: &'static str,
+    version: &'static str,
+    /// Seconds since 1970.
+    started: u64,
+    machine: Machine,
+    settings: Settings,
+    /// Seconds from the start of the process until it serves.
+    start_seconds: f64,
+    /// Resident megabytes before anybody is connected.
+    idle_mb: f64,
+    connect: Connect,
+    changes: Vec<Told>,
+    churn: Option<Churn>,
+    /// Resident megabytes once all have left.
+    left_mb: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    sidecars: u32,
+    services: u32,
+    endpoints: u32,
+    subscribe: Subscription,
+    used: u32,
+    form: Form,
+    tls: bool,
+    streams: u32,
+    at_once: u32,
+}
+
+/// All sidecars come.
+#[derive(Debug, Serialize)]
+struct Connect {
+    seconds: f64,
+    /// Sidecars connected and configured a second.
+    per_second: f64,
+    /// Of the control plane, a sidecar.
+    cpu_ms_each: f64,
+    /// Of this driver, a sidecar.
+    driver_cpu_ms_each: f64,
+    /// From a sidecar's first packet until it has all.
+    ms: Spread,
+    kilobytes_each: f64,
+    resources_each: f64,
+    /// Resident megabytes of the control plane once it is quiet, and at most so far.
+    resident_mb: f64,
+    peak_mb: f64,
+}
+
+/// A change is told.
+#[derive(Debug, Serialize)]
+struct Told {
+    change: Change,
+    sidecars: usize,
+    /// From the change of the file until a sidecar has it: of all changes together.
+    ms: Spread,
+    /// The control plane's CPU time for a change, the median.
+    cpu_ms: f64,
+    bytes_each: f64,
+}
+
+/// Sidecars go and come.
+#[derive(Debug, Serialize)]
+struct Churn {
+    percent: u32,
+    seconds: f64,
+    per_second: f64,
+    cpu_ms_each: f64,
+    ms: Spread,
+    resident_mb: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Spread {
+    p50: f64,
+    p99: f64,
+    last: f64,
+}
+
+/// Measures, writes the result file and prints the result.
+pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+    stage::check_writable("--result", &args.result)?;
+    let files = raise_files()?;
+    let connections = u64::from(args.sidecars.div_ceil(args.streams));
+    ensure!(
+        connections + OTHER_FILES <= files,
+        "{connections} connections need as many files, of which a process may have {files} here: put more sidecars on each with --streams"
+    );
+    let network = namespace::enter();
+    if let Err(error) = &network {
+        stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
+    }
+    let machine = stage::machine(Some("not asked for"), &network);
+    let folder =
+        tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(args, folder.path(), machine))?;
+    let json = serde_json::to_string_pretty(&report)?;
+    fs::write(&args.result, format!("{json}\n"))
+        .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
+    match args.output {
+        Output::Table => stdio::print(report.table())?,
+        Output::Json => stdio::print(json)?,
+    }
+    Ok(true)
+}
+
+/// Lets this process and those it starts have as many files as they may.
+fn raise_files() -> anyhow::Result<u64> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    Ok(most)
+}
+
+async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+    let (sidecars, services) = (args.sidecars as usize, args.services as usize);
+    let config = folder.join("config");
+    let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
+    let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    let ca = folder.join("ca");
+    let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
+    let tls: Vec<Tls> = if args.tls {
+        certificates.iter().map(|one| Tls::new(one, b"h2", false)).collect::<Result<_, _>>()?
+    } else {
+        Vec::new()
+    };
+
+    stdio::tell(format_args!("starting a control plane with {services} services"));
+    let mut server = Server::start(args, folder, &config, &ca).await?;
+    let idle_mb = server.resident();
+    stdio::tell(format_args!("it serves after {:.2} s with {idle_mb:.0} MB", server.start.as_secs_f64()));
+
+    let mut plan = Plan {
+        form: args.form,
+        subscription: args.subscribe,
+        services,
+        used: args.used as usize,
+        endpoint_names: Vec::new(),
+        route_names: Vec::new(),
+    };
+    if args.subscribe == Subscription::Mesh {
+        learn::learn(&mut plan, server.target, tls.first(), PATIENCE)?;
+    }
+    let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
+    let connect = connect(&mut fleet, &mut server, sidecars, args.at_once as usize)?;
+    stdio::tell(format_args!(
+        "{sidecars} sidecars in {:.2} s: {:.0} a second, {:.2} ms of CPU each, {:.0} MB",
+        connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
+    ));
+    let mut changes = Vec::new();
+    for change in &args.changes {
+        let told = tell(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?;
+        stdio::tell(format_args!(
+            "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
+            told.sidecars, told.ms.last, told.cpu_ms
+        ));
+        changes.push(told);
+    }
+    let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, args)).transpose()?;
+    drop(fleet);
+    tokio::time::sleep(SETTLE).await;
+    let left_mb = server.resident();
+    let start_seconds = server.start.as_secs_f64();
+    server.running.stop().await;
+    Ok(Report {
+        format: 1,
+        benchmark: "control",
+        version: env!("CARGO_PKG_VERSION"),
+        started: stage::now(),
+        machine,
+        settings: Settings {
+            sidecars: args.sidecars,
+            services: args.services,
+            endpoints: args.endpoints,
+            subscribe: args.subscribe,
+            used: args.used,
+            form: args.form,
+            tls: args.tls,
+            streams: args.streams,
+            at_once: args.at_once,
+        },
+        start_seconds,
+        idle_mb,
+        connect,
+        changes,
+        churn,
+        left_mb,
+    })
+}
+
+fn connect(
+    fleet: &mut Fleet<'_>,
+    server: &mut Server,
+    sidecars: usize,
+    at_once: usize,
+) -> anyhow::Result<Connect> {
+    let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
+    fleet.connect(sidecars, at_once, PATIENCE * 5).with_context(|| server.running.last_words())?;
+    let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
+    let told = std::mem::take(&mut fleet.told);
+    fleet.rest(SETTLE)?;
+    let each = |amount: f64| amount / sidecars as f64;
+    Ok(Connect {
+        seconds: took,
+        per_second: sidecars as f64 / took,
+        cpu_ms_each: each((server.cpu() - cpu) as f64 / 1e6),
+        driver_cpu_ms_each: each(own as f64 / 1e6),
+        ms: Spread::of(told.configured),
+        kilobytes_each: each(told.bytes as f64 / 1e3),
+        resources_each: each(told.resources as f64),
+        resident_mb: server.resident(),
+        peak_mb: server.peak(),
+    })
+}
+
+fn tell(
+    fleet: &mut Fleet<'_>,
+    server: &mut Server,
+    mesh: &mut Mesh,
+    change: Change,
+    repeat: u32,
+) -> anyhow::Result<Told> {
+    let (mut moments, mut cpu, mut bytes, mut told) = (Vec::new(), Vec::new(), 0, 0);
+    let kind = match change {
+        Change::Endpoint => Kind::Endpoint,
+        Change::Route => Kind::Route,
+        Change::Policy => Kind::Listener,
+        // On demand nobody asks for a service that nobody uses.
+        Change::Service => Kind::Cluster,
+    };
+    for _ in 0..repeat {
+        told = fleet.expect(kind, |plan, sidecar| match change {
+            Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
+            Change::Service => plan.subscription == Subscription::Mesh,
+            Change::Endpoint => sidecar.uses_changed(plan),
+            Change::Route => true,
+        });
+        let before = server.cpu();
+        let began = clock::now();
+        mesh.change(change)?;
+        fleet.wait(told, PATIENCE).with_context(|| format!("{change:?}: {}", server.running.last_words()))?;
+        // What follows is part of it: acknowledgements, and what else the change brings.
+        fleet.rest(AFTERMATH)?;
+        cpu.push(server.cpu() - before);
+        moments.extend(fleet.told.changed.iter().map(|at| at - began));
+        bytes += fleet.told.bytes;
+    }
+    cpu.sort_unstable();
+    Ok(Told {
+        change,
+        sidecars: told,
+        ms: Spread::of(moments),
+        cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
+        bytes_each: bytes as f64 / f64::from(repeat) / told.max(1) as f64,
+    })
+}
+
+fn churn(fleet: &mut Fleet<'_>, server: &mut Server, args: &Args) -> anyhow::Result<Churn> {
+    fleet.told = Default::default();
+    let (cpu, start) = (server.cpu(), Instant::now());
+    let back = fleet.churn(f64::from(args.churn) / 100.0, args.seconds, args.at_once as usize)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let told = std::mem::take(&mut fleet.told);
+    let made = told.configured.len() as f64;
+    Ok(Churn {
+        percent: args.churn,
+        seconds,
+        per_second: back as f64 / args.seconds.as_secs_f64(),
+        cpu_ms_each: (server.cpu() - cpu) as f64 / 1e6 / made,
+        ms: Spread::of(told.configured),
+        resident_mb: server.resident(),
+    })
+}
+
+/// The control plane under measurement.
+struct Server {
+    running: Running,
+    target: SocketAddr,
+    /// How long it took to serve.
+    start: Duration,
+}
+
+impl Server {
+    async fn start(args: &Args, folder: &Path, config: &Path, ca: &Path) -> anyhow::Result<Self> {
+        let program = args.skysail.clone().map_or_else(std::env::current_exe, Ok)?;
+        // The namespace is our own, and without one these are as good as any.
+        let (tls_port, plain_port, admin_port) = (15_012, 15_010, 15_014);
+        let mut command = vec![program.into_os_string(), "control".into()];
+        for (option, value) in [
+            ("--config", config.as_os_str()),
+            ("--ca-dir", ca.as_os_str()),
+            ("--listen", "127.0.0.1".as_ref()),
+            ("--tls-port", tls_port.to_string().as_ref()),
+            ("--plain-port", plain_port.to_string().as_ref()),
+            ("--admin-port", admin_port.to_string().as_ref()),
+        ] {
+            command.extend([option.into(), value.to_owned()]);
+        }
+        let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+        let start = Instant::now();
+        let mut running = Running::start("control", &command, folder, scheduling)?;
+        running.ready(plain_port).await?;
+        let port = if args.tls { tls_port } else { plain_port };
+        Ok(Self { running, target: ([127, 0, 0, 1], port).into(), start: start.elapsed() })
+    }
+
+    fn cpu(&self) -> u64 {
+        accounting::cpu(&[self.running.pid()]).nanoseconds
+    }
+
+    fn resident(&self) -> f64 {
+        accounting::resident(&[self.running.pid()]) as f64 / 1_024.0
+    }
+
+    fn peak(&self) -> f64 {
+        accounting::peak(self.running.pid()) as f64 / 1_024.0
+    }
+}
+
+impl Spread {
+    /// Of nanoseconds, in milliseconds.
+    fn of(mut values: Vec<u64>) -> Self {
+        values.sort_unstable();
+        let at = |share: f64| {
+            let index = ((values.len() as f64 * share).ceil() as usize).max(1) - 1;
+            values.get(index).copied().unwrap_or_default() as f64 / 1e6
+        };
+        Self { p50: at(0.5), p99: at(0.99), last: at(1.0) }
+    }
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let Self { settings, connect, .. } = self;
+        let mut rows = vec![
+            ("start to serving".to_owned(), format!("{:.2} s, {:.0} MB", self.start_seconds, self.idle_mb)),
+            (
+                format!("{} sidecars connected and configured", settings.sidecars),
+                format!("{:.0} a second; each after {}", connect.per_second, connect.ms.text()),
+            ),
+            (
+                "CPU for each".to_owned(),
+                format!("{:.2} ms (this driver: {:.2} ms)", connect.cpu_ms_each, connect.driver_cpu_ms_each),
+            ),
+            (
+                "sent to each".to_owned(),
+                format!("{:.1} kB, {:.0} resources", connect.kilobytes_each, connect.resources_each),
+            ),
+            (
+                "resident memory".to_owned(),
+                format!(
+                    "{:.0} MB (at most {:.0}; {:.1} kB a sidecar)",
+                    connect.resident_mb,
+                    connect.peak_mb,
+                    (connect.resident_mb - self.idle_mb) * 1e3 / f64::from(settings.sidecars)
+                ),
+            ),
+        ];
+        for told in &self.changes {
+            rows.push((
+                format!("{:?} changes, at {} sidecars", told.change, told.sidecars),
+                format!(
+                    "{}; CPU {:.1} ms; {:.0} bytes to each",
+                    told.ms.text(),
+                    told.cpu_ms,
+                    told.bytes_each
+                ),
+            ));
+        }
+        if let Some(churn) = &self.churn {
+            rows.push((
+                format!("{} % go and come back", churn.percent),
+                format!(
+                    "{:.0} a second; CPU {:.2} ms each; each after {}; {:.0} MB",
+                    churn.per_second,
+                    churn.cpu_ms_each,
+                    churn.ms.text(),
+                    churn.resident_mb
+                ),
+            ));
+        }
+        rows.push(("resident memory once all have left".to_owned(), format!("{:.0} MB", self.left_mb)));
+        let mut table = Table::new();
+        table.load_style(ASCII_MARKDOWN);
+        table.set_header(["", "skysaild"]);
+        for (what, value) in rows {
+            table.add_row([what, value]);
+        }
+        table.to_string()
+    }
+}
+
+impl Spread {
+    fn text(&self) -> String {
+        format!("P50 {:.1} ms, P99 {:.1}, the last {:.1}", self.p50, self.p99, self.last)
+    }
+}

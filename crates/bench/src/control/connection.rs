@@ -1,0 +1,318 @@
+//! One connection of HTTP/2 to a control plane, as little of the protocol as its sidecars need (RFC 9113).
+//!
+//! The server's heads are not looked at, only that a stream goes on: no table of fields is kept (its size is announced as
+//! nothing). Windows towards us are as large as can be; the server's are heeded.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use anyhow::{bail, ensure};
+
+use super::message::{Form, Response, Scanner};
+use crate::stream::Stream;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME: usize = 16_384;
+/// The largest window (section 6.9.1).
+const WINDOW: u32 = (1 << 31) - 1;
+/// A stream's and a connection's window to begin with.
+const FIRST_WINDOW: u32 = 65_535;
+/// So many bytes may come before the server is told that more may.
+const RENEWED: u64 = 1 << 30;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+
+/// The connection, and the streams on it.
+pub(crate) struct Connection {
+    stream: Stream,
+    form: Form,
+    output: Vec<u8>,
+    written: usize,
+    /// What the server takes on the connection, and on a new stream.
+    window: i64,
+    first_window: i64,
+    calls: Vec<Call>,
+    /// The head of the frame that is under way, then the content of one that is not data.
+    head: Vec<u8>,
+    content: Vec<u8>,
+    frame: Option<Frame>,
+    /// Bytes that came since the window was renewed.
+    taken: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Frame {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    left: usize,
+}
+
+struct Call {
+    scanner: Scanner,
+    window: i64,
+    /// What waits for the server's window.
+    waiting: Vec<u8>,
+}
+
+impl Connection {
+    /// On a connection that is or will be there. `authority` is whom the server is asked for as, `keeps` that resources are
+    /// to be read.
+    pub(crate) fn new(stream: Stream, form: Form, calls: usize, authority: &str, keeps: bool) -> Self {
+        let mut output = PREFACE.to_vec();
+        let settings = [(1u16, 0u32), (2, 0), (4, WINDOW)];
+        let settings: Vec<u8> = settings
+            .iter()
+            .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat())
+            .collect();
+        put_frame(&mut output, SETTINGS, 0, 0, &settings);
+        put_frame(&mut output, WINDOW_UPDATE, 0, 0, &(WINDOW - FIRST_WINDOW).to_be_bytes());
+        let fields = head(form, authority);
+        for number in 0..calls {
+            put_frame(&mut output, HEADERS, END_HEADERS, id_of(number), &fields);
+        }
+        let call = || Call { scanner: Scanner::new(keeps), window: FIRST_WINDOW.into(), waiting: Vec::new() };
+        Self {
+            stream,
+            form,
+            output,
+            written: 0,
+            window: FIRST_WINDOW.into(),
+            first_window: FIRST_WINDOW.into(),
+            calls: (0..calls).map(|_| call()).collect(),
+            head: Vec::with_capacity(9),
+            content: Vec::new(),
+            frame: None,
+            taken: 0,
+        }
+    }
+
+    /// Sends a message on a call, as far as the server takes it.
+    pub(crate) fn send(&mut self, call: usize, message: &[u8]) {
+        self.calls[call].waiting.extend_from_slice(message);
+        self.pass(call);
+    }
+
+    fn pass(&mut self, number: usize) {
+        let call = &mut self.calls[number];
+        loop {
+            let most = usize::try_from(call.window.min(self.window)).unwrap_or_default();
+            let length = call.waiting.len().min(most).min(FRAME);
+            if length == 0 {
+                return;
+            }
+            put_frame(&mut self.output, DATA, 0, id_of(number), &call.waiting[..length]);
+            call.waiting.drain(..length);
+            call.window -= length as i64;
+            self.window -= length as i64;
+        }
+    }
+
+    /// Writes what there is to write; `true` once all of it is the kernel's.
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        while self.written < self.output.len() {
+            match self.stream.write(&self.output[self.written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(length) => self.written += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        self.output.shrink_to(1_024);
+        self.written = 0;
+        if self.stream.holds_output() {
+            match self.stream.flush() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                other => other?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads what there is, and tells the responses with their calls. Fails when the server ends the connection or a call.
+    pub(crate) fn read(
+        &mut self,
+        scratch: &mut [u8],
+        mut tell: impl FnMut(&mut Self, usize, Response),
+    ) -> anyhow::Result<()> {
+        loop {
+            let length = match self.stream.read(scratch) {
+                Ok(0) => bail!("the control plane closed the connection"),
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
+            self.taken += length as u64;
+            let mut bytes = &scratch[..length];
+            while !bytes.is_empty() {
+                if let Some((call, response)) = self.take(&mut bytes)? {
+                    tell(self, call, response);
+                }
+            }
+            if self.taken > RENEWED {
+                let more = u32::try_from(self.taken)?;
+                put_frame(&mut self.output, WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+                for number in 0..self.calls.len() {
+                    put_frame(&mut self.output, WINDOW_UPDATE, 0, id_of(number), &more.to_be_bytes());
+                }
+                self.taken = 0;
+            }
+            // A full read is likely to have more behind it; TLS gives one record at a time.
+            if length < scratch.len() && matches!(self.stream, Stream::Plain(_)) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &mut &[u8]) -> anyhow::Result<Option<(usize, Response)>> {
+        let Some(mut frame) = self.frame else {
+            let wanted = (9 - self.head.len()).min(bytes.len());
+            self.head.extend_from_slice(&bytes[..wanted]);
+            *bytes = &bytes[wanted..];
+            if let [a, b, c, kind, flags, id @ ..] = &self.head[..]
+                && let Ok(id) = <[u8; 4]>::try_from(id)
+            {
+                let left = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+                let stream = u32::from_be_bytes(id) & WINDOW;
+                let frame = Frame { kind: *kind, flags: *flags, stream, left };
+                self.head.clear();
+                self.content.clear();
+                self.frame = Some(frame);
+                if left == 0 {
+                    self.end(frame)?;
+                }
+            }
+            return Ok(None);
+        };
+        let (mut piece, after) = bytes.split_at(frame.left.min(bytes.len()));
+        let mut told = None;
+        if frame.kind == DATA {
+            ensure!(frame.flags & PADDED == 0, "the control plane pads its frames");
+            let number = call_of(frame.stream)?;
+            let form = self.form;
+            let call = self.calls.get_mut(number).ok_or_else(|| anyhow::anyhow!("data of no call"))?;
+            let before = piece.len();
+            told = call.scanner.feed(form, &mut piece)?.map(|response| (number, response));
+            let used = before - piece.len();
+            frame.left -= used;
+            *bytes = &bytes[used..];
+        } else {
+            self.content.extend_from_slice(piece);
+            frame.left -= piece.len();
+            *bytes = after;
+        }
+        self.frame = Some(frame);
+        if frame.left == 0 {
+            self.end(frame)?;
+        }
+        Ok(told)
+    }
+
+    /// All of a frame has come.
+    fn end(&mut self, frame: Frame) -> anyhow::Result<()> {
+        self.frame = None;
+        let content = std::mem::take(&mut self.content);
+        let number = |at: usize| -> anyhow::Result<u32> {
+            let bytes = content.get(at..at + 4).ok_or_else(|| anyhow::anyhow!("a frame is cut short"))?;
+            Ok(u32::from_be_bytes(bytes.try_into()?))
+        };
+        match frame.kind {
+            DATA | HEADERS if frame.flags & END_STREAM != 0 => bail!("the control plane ended a stream"),
+            SETTINGS if frame.flags & ACK == 0 => {
+                for setting in content.chunks_exact(6) {
+                    if setting[..2] == [0, 4] {
+                        let first =
+                            i64::from(u32::from_be_bytes([setting[2], setting[3], setting[4], setting[5]]));
+                        let more = first - self.first_window;
+                        self.calls.iter_mut().for_each(|call| call.window += more);
+                        self.first_window = first;
+                    }
+                }
+                put_frame(&mut self.output, SETTINGS, ACK, 0, &[]);
+                (0..self.calls.len()).for_each(|call| self.pass(call));
+            }
+            PING if frame.flags & ACK == 0 => put_frame(&mut self.output, PING, ACK, 0, &content),
+            WINDOW_UPDATE => {
+                let more = i64::from(number(0)?);
+                match frame.stream {
+                    0 => self.window += more,
+                    id => {
+                        let call = call_of(id)?;
+                        if let Some(call) = self.calls.get_mut(call) {
+                            call.window += more;
+                        }
+                    }
+                }
+                (0..self.calls.len()).for_each(|call| self.pass(call));
+            }
+            RESET => bail!("the control plane reset a stream with code {}", number(0)?),
+            GOAWAY => bail!("the control plane goes away with code {}", number(4)?),
+            _ => {}
+        }
+        self.content = content;
+        Ok(())
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// The number of a call's stream: clients' are odd.
+fn id_of(call: usize) -> u32 {
+    u32::try_from(2 * call + 1).unwrap_or(u32::MAX)
+}
+
+fn call_of(stream: u32) -> anyhow::Result<usize> {
+    ensure!(stream % 2 == 1, "a frame is of stream {stream}, which is not ours");
+    Ok((stream / 2) as usize)
+}
+
+fn put_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, content: &[u8]) {
+    out.extend_from_slice(&(content.len() as u32).to_be_bytes()[1..]);
+    out.extend_from_slice(&[kind, flags]);
+    out.extend_from_slice(&stream.to_be_bytes());
+    out.extend_from_slice(content);
+}
+
+/// The head of a call: fields without a table and without Huffman's code (RFC 7541, section 6.2.2).
+fn head(form: Form, authority: &str) -> Vec<u8> {
+    let method = match form {
+        Form::Delta => "DeltaAggregatedResources",
+        Form::Sotw => "StreamAggregatedResources",
+    };
+    let path = format!("/envoy.service.discovery.v3.AggregatedDiscoveryService/{method}");
+    // POST and http, of the static table.
+    let mut head = vec![0x83, 0x86];
+    for (index, name, value) in [
+        (4, "", path.as_str()),
+        (1, "", authority),
+        (0, "content-type", "application/grpc"),
+        (0, "te", "trailers"),
+    ] {
+        head.push(index);
+        for text in [name, value].into_iter().filter(|text| !text.is_empty()) {
+            // All are shorter than 127 bytes.
+            head.push(text.len() as u8);
+            head.extend_from_slice(text.as_bytes());
+        }
+    }
+    head
+}

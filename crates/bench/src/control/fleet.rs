@@ -1,0 +1,265 @@
+//! Thousands of sidecars on one thread.
+
+use std::{net::SocketAddr, os::fd::AsFd as _, time::Duration};
+
+use anyhow::{Context as _, bail};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::{
+    AUTHORITY,
+    connection::Connection,
+    mesh,
+    message::{Kind, Response},
+    sidecar::{Plan, Sidecar},
+};
+use crate::{
+    clock,
+    schedule::nanoseconds,
+    stream::{Stream, Tls},
+};
+
+/// Bytes that are read at once.
+const SCRATCH: usize = 256 * 1_024;
+
+/// All sidecars, and what they were told.
+pub(crate) struct Fleet<'a> {
+    target: SocketAddr,
+    tls: Vec<Tls>,
+    pub(crate) plan: &'a Plan,
+    /// Sidecars on one connection.
+    streams: usize,
+    epoll: Epoll,
+    slots: Vec<Option<Slot>>,
+    scratch: Vec<u8>,
+    message: Vec<u8>,
+    pub(crate) told: Told,
+}
+
+struct Slot {
+    connection: Connection,
+    began: u64,
+    sidecars: Vec<Sidecar>,
+    /// It waits until the kernel takes more.
+    blocked: bool,
+}
+
+/// What happened since it was last asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Nanoseconds from the beginning of a connection until each sidecar was configured.
+    pub(crate) configured: Vec<u64>,
+    /// When each sidecar was told of the kind that is waited for, and what it was told.
+    pub(crate) changed: Vec<u64>,
+    pub(crate) bytes: u64,
+    pub(crate) resources: u64,
+    pub(crate) responses: u64,
+    /// What is waited for, and by whom it has come.
+    wanted: Option<(Kind, Vec<bool>)>,
+}
+
+impl<'a> Fleet<'a> {
+    /// `tls` has an entry for each namespace, or none for plain text.
+    pub(crate) fn new(
+        target: SocketAddr,
+        tls: Vec<Tls>,
+        plan: &'a Plan,
+        streams: usize,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            target,
+            tls,
+            plan,
+            streams,
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            slots: Vec::new(),
+            scratch: vec![0; SCRATCH],
+            message: Vec::new(),
+            told: Told::default(),
+        })
+    }
+
+    /// All sidecars that are connected or on their way.
+    pub(crate) fn sidecars(&self) -> impl Iterator<Item = Sidecar> {
+        self.slots.iter().flatten().flat_map(|slot| slot.sidecars.iter().copied())
+    }
+
+    /// Connects the sidecars up to this number, no more than `at_once` at a time, and waits until all are configured.
+    pub(crate) fn connect(&mut self, until: usize, at_once: usize, patience: Duration) -> anyhow::Result<()> {
+        let numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
+        let deadline = clock::now() + nanoseconds(patience);
+        let mut next = numbers.chunks(self.streams);
+        let mut expected = self.told.configured.len();
+        let wanted = expected + numbers.len();
+        while self.told.configured.len() < wanted {
+            while expected - self.told.configured.len() < at_once
+                && let Some(numbers) = next.next()
+            {
+                self.slots.push(None);
+                self.open(self.slots.len() - 1, numbers)?;
+                expected += numbers.len();
+            }
+            self.turn(deadline).with_context(|| {
+                format!("{} of {wanted} sidecars are configured", self.told.configured.len())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Closes some connections at the front and opens them anew, in turn, for as long as said. Tells how many sidecars came
+    /// back.
+    pub(crate) fn churn(&mut self, share: f64, length: Duration, at_once: usize) -> anyhow::Result<usize> {
+        let (start, patience) = (clock::now(), Duration::from_secs(60));
+        let end = start + nanoseconds(length);
+        let moving = ((self.slots.len() as f64 * share) as usize).max(1);
+        let (first, mut under_way, mut next) = (self.told.configured.len(), 0, 0);
+        while clock::now() < end {
+            under_way = under_way.max(self.told.configured.len() - first);
+            while under_way - (self.told.configured.len() - first) < at_once.min(moving * self.streams) {
+                let at = next % moving;
+                let numbers: Vec<usize> = self.slots[at]
+                    .take()
+                    .map(|slot| slot.sidecars.iter().map(|one| one.number).collect())
+                    .unwrap_or_default();
+                under_way += numbers.len();
+                self.open(at, &numbers)?;
+                next += 1;
+            }
+            self.turn(end + nanoseconds(patience))?;
+        }
+        let back = self.told.configured.len() - first;
+        while self.told.configured.len() - first < under_way {
+            self.turn(end + nanoseconds(patience))?;
+        }
+        Ok(back)
+    }
+
+    /// Begins to wait for a response of this kind at all sidecars that will have one.
+    pub(crate) fn expect(&mut self, kind: Kind, by: impl Fn(&Plan, Sidecar) -> bool) -> usize {
+        let waiting: Vec<bool> = self
+            .slots
+            .iter()
+            .flatten()
+            .flat_map(|slot| &slot.sidecars)
+            .map(|one| by(self.plan, *one))
+            .collect();
+        let count = waiting.iter().filter(|waits| **waits).count();
+        let mut by_number = vec![false; waiting.len()];
+        for (sidecar, waits) in self.sidecars().zip(&waiting) {
+            by_number[sidecar.number] = *waits;
+        }
+        self.told = Told { wanted: Some((kind, by_number)), ..Told::default() };
+        count
+    }
+
+    /// Goes on until so many have been told what they wait for.
+    pub(crate) fn wait(&mut self, count: usize, patience: Duration) -> anyhow::Result<()> {
+        let deadline = clock::now() + nanoseconds(patience);
+        while self.told.changed.len() < count {
+            self.turn(deadline)
+                .with_context(|| format!("{} of {count} sidecars were told", self.told.changed.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Goes on for a while.
+    pub(crate) fn rest(&mut self, length: Duration) -> anyhow::Result<()> {
+        let end = clock::now() + nanoseconds(length);
+        while clock::now() < end {
+            self.events(end)?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, at: usize, numbers: &[usize]) -> anyhow::Result<()> {
+        let began = clock::now();
+        let service = numbers.first().copied().unwrap_or_default() % self.plan.services;
+        let tls = (!self.tls.is_empty()).then(|| &self.tls[service % mesh::NAMESPACES % self.tls.len()]);
+        let stream = match tls {
+            None => Stream::begin(self.target)?,
+            Some(tls) => {
+                let stream = Stream::open(self.target, Some(tls))?;
+                stream.socket().set_nonblocking(true)?;
+                stream
+            }
+        };
+        let mut connection = Connection::new(stream, self.plan.form, numbers.len(), AUTHORITY, false);
+        let sidecars: Vec<Sidecar> = numbers.iter().copied().map(Sidecar::new).collect();
+        for (call, sidecar) in sidecars.iter().enumerate() {
+            self.message.clear();
+            sidecar.begin(self.plan, &mut self.message);
+            connection.send(call, &self.message);
+        }
+        let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT, at as u64);
+        self.epoll.add(&connection, event)?;
+        self.slots[at] = Some(Slot { connection, began, sidecars, blocked: true });
+        Ok(())
+    }
+
+    /// Waits for something to happen, and lets it. Fails at the deadline.
+    fn turn(&mut self, deadline: u64) -> anyhow::Result<()> {
+        self.events(deadline)?;
+        if clock::now() >= deadline {
+            bail!("the time is up");
+        }
+        Ok(())
+    }
+
+    fn events(&mut self, deadline: u64) -> anyhow::Result<()> {
+        let left = deadline.saturating_sub(clock::now()) / 1_000_000;
+        let timeout = EpollTimeout::from(u16::try_from(left + 1).unwrap_or(1_000).min(1_000));
+        let mut events = [EpollEvent::empty(); 256];
+        let count = match self.epoll.wait(&mut events, timeout) {
+            Err(nix::errno::Errno::EINTR) => 0,
+            other => other?,
+        };
+        for event in &events[..count] {
+            let at = event.data() as usize;
+            self.serve(at).with_context(|| format!("sidecar {}", at * self.streams))?;
+        }
+        Ok(())
+    }
+
+    /// Reads, answers and writes on one connection.
+    fn serve(&mut self, at: usize) -> anyhow::Result<()> {
+        let Some(Slot { connection, began, sidecars, blocked }) =
+            self.slots.get_mut(at).and_then(Option::as_mut)
+        else {
+            return Ok(());
+        };
+        let (plan, told, message) = (self.plan, &mut self.told, &mut self.message);
+        connection.read(&mut self.scratch, |connection, call, response| {
+            let sidecar = &mut sidecars[call];
+            let was = sidecar.is_configured();
+            message.clear();
+            sidecar.answer(plan, &response, message);
+            connection.send(call, message);
+            told.note(*sidecar, was, *began, response);
+        })?;
+        let written = connection.flush()?;
+        if written == *blocked {
+            let mut flags = EpollFlags::EPOLLIN;
+            flags.set(EpollFlags::EPOLLOUT, !written);
+            self.epoll.modify(connection.as_fd(), &mut EpollEvent::new(flags, at as u64))?;
+            *blocked = !written;
+        }
+        Ok(())
+    }
+}
+
+impl Told {
+    fn note(&mut self, sidecar: Sidecar, was_configured: bool, began: u64, response: Response) {
+        self.bytes += response.bytes;
+        self.resources += u64::from(response.resources + response.removed);
+        self.responses += 1;
+        if sidecar.is_configured() && !was_configured {
+            self.configured.push(clock::now() - began);
+        }
+        if let Some((kind, waiting)) = &mut self.wanted
+            && response.kind == Some(*kind)
+            && let Some(waits) = waiting.get_mut(sidecar.number).filter(|waits| **waits)
+        {
+            *waits = false;
+            self.changed.push(clock::now());
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The mesh that a control plane is given: services, their pods and endpoints, and what changes in it, as files.
+//!
+//! Service `i` is `svc-i` in one of [`NAMESPACES`] namespaces, with an HTTP port 80. Files are replaced as a whole, so
+//! that nobody reads half of one.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+/// Namespaces that services are spread over.
+pub(crate) const NAMESPACES: usize = 10;
+/// Services in one file.
+const PER_FILE: usize = 100;
+/// What changes is about this service.
+pub(crate) const CHANGED: usize = 0;
+
+/// Something that changes while sidecars are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Change {
+    /// An endpoint of a service comes or goes.
+    Endpoint,
+    /// A route of a service gets another timeout.
+    Route,
+    /// A policy of one workload allows something else.
+    Policy,
+    /// A service comes or goes.
+    Service,
+}
+
+/// The folder, and what stands in it.
+pub(crate) struct Mesh {
+    folder: PathBuf,
+    services: usize,
+    endpoints: usize,
+    /// How often something was changed.
+    version: usize,
+}
+
+impl Mesh {
+    /// Writes so many services with so many endpoints each.
+    pub(crate) fn write(folder: &Path, services: usize, endpoints: usize) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let mesh = Self { folder: folder.to_owned(), services, endpoints, version: 0 };
+        let namespaces = (0..NAMESPACES.min(services)).map(|number| {
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("ns-{number}")}})
+        });
+        mesh.put("namespaces", namespaces)?;
+        for first in (0..services).step_by(PER_FILE) {
+            let numbers = first..(first + PER_FILE).min(services);
+            mesh.put(&format!("services-{first:06}"), numbers.clone().map(service))?;
+            let pods = numbers.clone().flat_map(|number| (0..endpoints).map(move |index| pod(number, index)));
+            mesh.put(&format!("pods-{first:06}"), pods)?;
+            let slices = numbers.filter(|number| *number != CHANGED);
+            mesh.put(&format!("slices-{first:06}"), slices.map(|number| slice(number, endpoints)))?;
+        }
+        mesh.put("endpoint", [slice(CHANGED, endpoints)])?;
+        mesh.put("route", [route(0)])?;
+        mesh.put("policy", [policy(0)])?;
+        Ok(mesh)
+    }
+
+    /// Changes something, once more.
+    pub(crate) fn change(&mut self, change: Change) -> anyhow::Result<()> {
+        self.version += 1;
+        let odd = self.version % 2 == 1;
+        match change {
+            Change::Endpoint => {
+                let more = self.endpoints + usize::from(odd);
+                self.put("endpoint", [slice(CHANGED, more)])
+            }
+            Change::Route => self.put("route", [route(self.version)]),
+            Change::Policy => self.put("policy", [policy(self.version)]),
+            Change::Service => {
+                self.put("service", odd.then(|| service(self.services)).into_iter().collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn put(&self, name: &str, objects: impl IntoIterator<Item = Value>) -> anyhow::Result<()> {
+        let mut text = String::new();
+        for object in objects {
+            writeln!(text, "---\n{object}")?;
+        }
+        let (part, whole) =
+            (self.folder.join(format!(".{name}.part")), self.folder.join(format!("{name}.yaml")));
+        fs::write(&part, text)
+            .and_then(|()| fs::rename(&part, &whole))
+            .with_context(|| format!("cannot write {}", whole.display()))
+    }
+}
+
+/// The namespace of a service.
+pub(crate) fn namespace(service: usize) -> String {
+    format!("ns-{}", service % NAMESPACES)
+}
+
+/// A service's host.
+pub(crate) fn host(service: usize) -> String {
+    format!("svc-{service}.{}.svc.cluster.local", namespace(service))
+}
+
+/// The address of a service's pod.
+pub(crate) fn address(service: usize, pod: usize) -> Ipv4Addr {
+    let [high, low] = u16::try_from(service).unwrap_or(u16::MAX).to_be_bytes();
+    Ipv4Addr::new(10, u8::try_from(pod).unwrap_or(u8::MAX), high, low)
+}
+
+fn service(number: usize) -> Value {
+    let [high, low] = u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes();
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": format!("svc-{number}"), "namespace": namespace(number)},
+        "spec": {
+            "clusterIP": format!("172.16.{high}.{low}"),
+            "selector": {"app": format!("svc-{number}")},
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
+        },
+    })
+}
+
+fn pod(service: usize, index: usize) -> Value {
+    let app = format!("svc-{service}");
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": format!("{app}-{index}"), "namespace": namespace(service),
+            "labels": {"app": app, "version": "v1", "security.istio.io/tlsMode": "istio"},
+        },
+        "spec": {
+            "serviceAccountName": "default", "nodeName": "node-0",
+            "containers": [{"name": "app", "image": "app", "ports": [{"containerPort": 8080}]}],
+        },
+        "status": {
+            "phase": "Running", "podIP": address(service, index).to_string(),
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    })
+}
+
+/// The endpoints of a service.
+fn slice(service: usize, endpoints: usize) -> Value {
+    let name = format!("svc-{service}");
+    let endpoint = |pod: usize| {
+        let address = address(service, pod).to_string();
+        let target = json!({"kind": "Pod", "name": format!("{name}-{pod}"), "namespace": namespace(service)});
+        json!({"addresses": [address], "conditions": {"ready": true}, "targetRef": target})
+    };
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{name}-1"), "namespace": namespace(service),
+            "labels": {"kubernetes.io/service-name": name},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": (0..endpoints).map(endpoint).collect::<Vec<_>>(),
+    })
+}
+
+fn route(version: usize) -> Value {
+    json!({
+        "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+        "metadata": {"name": "changed", "namespace": namespace(CHANGED)},
+        "spec": {
+            "hosts": [host(CHANGED)],
+            "http": [{"timeout": format!("{}s", 10 + version), "route": [{"destination": {"host": host(CHANGED)}}]}],
+        },
+    })
+}
+
+fn policy(version: usize) -> Value {
+    json!({
+        "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+        "metadata": {"name": "changed", "namespace": namespace(CHANGED)},
+        "spec": {
+            "selector": {"matchLabels": {"app": format!("svc-{CHANGED}")}},
+            "action": "DENY",
+            "rules": [{"to": [{"operation": {"paths": [format!("/private/{version}")]}}]}],
+        },
+    })
+}

@@ -1,0 +1,145 @@
+//! What one sidecar asks for and acknowledges, as a stream's other end: sans IO.
+//!
+//! With the whole mesh it goes as Envoy does: clusters, then their endpoints, then listeners, then their routes, each asked
+//! for once the one before is there. On demand it asks at once, by name, for what its workload uses.
+
+use super::{
+    mesh,
+    message::{Ask, Field, Form, Kind, Response, names, object, put},
+};
+
+/// What sidecars subscribe to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Subscription {
+    /// Everything, as Envoy does.
+    Mesh,
+    /// What the workload uses, by name.
+    Used,
+}
+
+/// What all sidecars have in common.
+pub(crate) struct Plan {
+    pub(crate) form: Form,
+    pub(crate) subscription: Subscription,
+    pub(crate) services: usize,
+    /// Services that each workload uses, where it asks for no more.
+    pub(crate) used: usize,
+    /// The names of all endpoints and routes, encoded, once the first sidecar has learnt them.
+    pub(crate) endpoint_names: Vec<u8>,
+    pub(crate) route_names: Vec<u8>,
+}
+
+/// Kinds of which a first response has come.
+type Kinds = u8;
+
+/// A sidecar's state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sidecar {
+    pub(crate) number: usize,
+    come: Kinds,
+}
+
+impl Sidecar {
+    pub(crate) fn new(number: usize) -> Self {
+        Self { number, come: 0 }
+    }
+
+    /// A response of each kind has come.
+    pub(crate) fn is_configured(self) -> bool {
+        self.come == (1 << Kind::ALL.len()) - 1
+    }
+
+    /// What it says first.
+    pub(crate) fn begin(self, plan: &Plan, out: &mut Vec<u8>) {
+        let node = self.node(plan);
+        let mut node = node.as_slice();
+        let kinds = match plan.subscription {
+            Subscription::Mesh => &[Kind::Cluster][..],
+            Subscription::Used => &Kind::ALL,
+        };
+        for kind in kinds {
+            Ask { form: plan.form, kind: *kind, node, nonce: b"", names: &self.names(plan, *kind) }.put(out);
+            node = b"";
+        }
+    }
+
+    /// What it says to a response.
+    pub(crate) fn answer(&mut self, plan: &Plan, response: &Response, out: &mut Vec<u8>) {
+        let Some(kind) = response.kind else { return };
+        let bit = 1 << kind as u8;
+        let is_first = self.come & bit == 0;
+        self.come |= bit;
+        let named = if plan.form == Form::Sotw { self.names(plan, kind) } else { Vec::new() };
+        Ask { form: plan.form, kind, node: b"", nonce: &response.nonce, names: &named }.put(out);
+        if is_first
+            && plan.subscription == Subscription::Mesh
+            && let Some(next) = Kind::ALL.get(kind as usize + 1)
+        {
+            Ask { form: plan.form, kind: *next, node: b"", nonce: b"", names: &self.names(plan, *next) }
+                .put(out);
+        }
+    }
+
+    /// Whether it has the service that changes.
+    pub(crate) fn uses_changed(self, plan: &Plan) -> bool {
+        plan.subscription == Subscription::Mesh || self.used(plan).any(|service| service == mesh::CHANGED)
+    }
+
+    /// Whether its workload is this service's.
+    pub(crate) fn is_of(self, plan: &Plan, service: usize) -> bool {
+        self.service(plan) == service
+    }
+
+    /// Its own service.
+    fn service(self, plan: &Plan) -> usize {
+        self.number % plan.services
+    }
+
+    /// The services that its workload uses: those next to its own.
+    fn used(self, plan: &Plan) -> impl Iterator<Item = usize> {
+        let (own, all) = (self.service(plan), plan.services);
+        (0..plan.used.min(all)).map(move |next| (own + next) % all)
+    }
+
+    fn names(self, plan: &Plan, kind: Kind) -> Vec<u8> {
+        match (plan.subscription, kind) {
+            (Subscription::Mesh, Kind::Cluster | Kind::Listener) => Vec::new(),
+            (Subscription::Mesh, Kind::Endpoint) => plan.endpoint_names.clone(),
+            (Subscription::Mesh, Kind::Route) => plan.route_names.clone(),
+            (Subscription::Used, Kind::Cluster | Kind::Endpoint) => {
+                let clusters: Vec<String> =
+                    self.used(plan).map(|service| format!("outbound|80||{}", mesh::host(service))).collect();
+                names(clusters.iter().map(String::as_str))
+            }
+            (Subscription::Used, Kind::Listener) => {
+                names(["virtualInbound", "virtualOutbound", "0.0.0.0_80"])
+            }
+            (Subscription::Used, Kind::Route) => names(["80"]),
+        }
+    }
+
+    /// Who it is: `envoy.config.core.v3.Node`.
+    fn node(self, plan: &Plan) -> Vec<u8> {
+        let service = self.service(plan);
+        let (app, namespace) = (format!("svc-{service}"), mesh::namespace(service));
+        let pod = self.number / plan.services;
+        let address = mesh::address(service, pod).to_string();
+        let labels = object(&[("app", Field::Text(&app)), ("version", Field::Text("v1"))]);
+        let metadata = object(&[
+            ("CLUSTER_ID", Field::Text("Kubernetes")),
+            ("INSTANCE_IPS", Field::Text(&address)),
+            ("LABELS", Field::Object(labels)),
+            ("MESH_ID", Field::Text("cluster.local")),
+            ("NAMESPACE", Field::Text(&namespace)),
+            ("SERVICE_ACCOUNT", Field::Text("default")),
+            ("WORKLOAD_NAME", Field::Text(&app)),
+        ]);
+        let mut node = Vec::new();
+        let id = format!("sidecar~{address}~{app}-{pod}.{namespace}~{namespace}.svc.cluster.local");
+        put(&mut node, 1, id.as_bytes());
+        put(&mut node, 2, format!("{app}.{namespace}").as_bytes());
+        put(&mut node, 3, &metadata);
+        node
+    }
+}
