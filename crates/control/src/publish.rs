@@ -1,8 +1,9 @@
 //! From changed files to what each connected proxy is sent.
 //!
-//! One lock holds the World, the compiled views and who is connected, so each sees the others as of one moment.
-//! A change is applied, each view compiled once whatever the number of proxies that share it, and what came out
-//! equal is shared with what was there: an apply without effect pushes nothing.
+//! One lock holds the World, what was made of it and who is connected, so each sees the others as of one moment. What
+//! services are to proxies is made once for all that have the same surroundings ([`Scope`]), part by part, and anew only
+//! where a change may have an effect; what depends on the workload is made for each [`View`]. What came out equal is no
+//! change: an apply without effect pushes nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,8 +13,11 @@ use std::{
 
 use serde::Serialize;
 use skysail_core::fingerprint;
-use skysail_model::{Diagnostic, Files, ProxyNode, ProxyView, Severity, World, compile};
-use skysail_xds::{Kind, Resources, client::Form, server::Event};
+use skysail_model::{
+    Diagnostic, Files, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World, compile_own,
+    compile_part, parts,
+};
+use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -38,7 +42,12 @@ struct State {
     unreadable: BTreeMap<String, String>,
     /// What is wrong with the World, apart from views.
     findings: Vec<Diagnostic>,
-    views: HashMap<ProxyView, Compiled>,
+    /// Changes so far.
+    generation: u64,
+    /// Shared resources depend on their clients' labels.
+    regards_labels: bool,
+    scopes: HashMap<Surroundings, Scope>,
+    views: HashMap<Arc<ProxyView>, View>,
     clients: BTreeMap<u64, Client>,
     /// What has been logged and still holds.
     said: BTreeSet<Diagnostic>,
@@ -46,17 +55,27 @@ struct State {
     closed: bool,
 }
 
-/// What a view is sent.
-struct Compiled {
-    resources: Arc<Resources>,
+/// What proxies share that have the same surroundings.
+#[derive(Default)]
+struct Scope {
+    layer: Arc<Layer>,
+    /// The resources of each part.
+    parts: HashMap<Part, Vec<(Kind, Arc<str>)>>,
+    /// How many views are of it.
+    views: usize,
+}
+
+/// What proxies are sent that are alike.
+struct View {
+    surroundings: Surroundings,
+    sender: watch::Sender<Snapshot>,
     findings: Vec<Diagnostic>,
     clients: usize,
 }
 
 /// A connected proxy.
 struct Client {
-    view: ProxyView,
-    sender: watch::Sender<Arc<Resources>>,
+    view: Arc<ProxyView>,
     status: SharedStatus,
 }
 
@@ -131,7 +150,7 @@ impl Publisher {
         let mut state = self.lock();
         let changed = state.apply_files(changes);
         if changed {
-            state.compile_all();
+            state.publish();
         }
         state.log_findings();
         let (views, clients) = (state.views.len(), state.clients.len());
@@ -147,16 +166,15 @@ impl Publisher {
     pub(crate) fn connect(
         self: &Arc<Self>,
         mut client: NewClient,
-    ) -> Option<(watch::Receiver<Arc<Resources>>, Connected)> {
+    ) -> Option<(watch::Receiver<Snapshot>, Connected)> {
         let mut state = self.lock();
         if state.closed {
             return None;
         }
         state.world.place(&mut client.node);
-        let view = client.node.view.clone();
+        let view = Arc::new(client.node.view);
         let views = state.views.len();
-        let resources = state.enter(&view);
-        let (sender, receiver) = watch::channel(resources);
+        let (view, receiver) = state.enter(view);
         state.next_client += 1;
         let id = state.next_client;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -173,7 +191,7 @@ impl Publisher {
             types: BTreeMap::new(),
         };
         let status = Arc::new(Mutex::new(status));
-        state.clients.insert(id, Client { view, sender, status: Arc::clone(&status) });
+        state.clients.insert(id, Client { view, status: Arc::clone(&status) });
         if state.views.len() > views {
             state.log_findings();
         }
@@ -187,6 +205,7 @@ impl Publisher {
         state.closed = true;
         state.clients.clear();
         state.views.clear();
+        state.scopes.clear();
     }
 
     /// The mesh's trust domain.
@@ -259,46 +278,105 @@ impl State {
         changed
     }
 
-    /// Compiles every view that somebody uses, and tells them.
-    fn compile_all(&mut self) {
-        for (view, compiled) in &mut self.views {
-            let (resources, findings) = compile(&self.world, view);
-            compiled.resources = Arc::new(resources.sharing(&compiled.resources));
-            compiled.findings = findings;
+    /// Makes anew what may have changed, and tells those whom it concerns.
+    fn publish(&mut self) {
+        self.generation += 1;
+        let mut touched = self.world.take_touched();
+        let regards_labels = self.world.regards_labels();
+        if self.regards_labels != regards_labels {
+            self.regards_labels = regards_labels;
+            self.regroup();
+            touched.everything = true;
         }
-        for client in self.clients.values() {
-            let Some(compiled) = self.views.get(&client.view) else { continue };
-            let differs = |kind| !client.sender.borrow().same(&compiled.resources, kind);
-            if Kind::ALL.into_iter().any(differs) {
-                client.sender.send_replace(Arc::clone(&compiled.resources));
+        for (surroundings, scope) in &mut self.scopes {
+            scope.update(&self.world, surroundings, &touched, self.generation);
+        }
+        for (view, state) in &mut self.views {
+            let mut snapshot = state.sender.borrow().clone();
+            if touched.touches_workloads_in(&view.namespace) {
+                let (made, findings) = compile_own(&self.world, view);
+                Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
+                state.findings = findings;
             }
+            if let Some(scope) = self.scopes.get(&state.surroundings) {
+                snapshot.shared = Arc::clone(&scope.layer);
+            }
+            state.sender.send_if_modified(|now| {
+                let changed = now.generation() != snapshot.generation();
+                *now = snapshot;
+                changed
+            });
         }
     }
 
-    /// A view's resources, compiled now if nobody used it so far.
-    fn enter(&mut self, view: &ProxyView) -> Arc<Resources> {
-        if let Some(compiled) = self.views.get_mut(view) {
-            compiled.clients += 1;
-            return Arc::clone(&compiled.resources);
+    /// Puts views into other scopes, as other things count as surroundings. To their proxies everything there was is news
+    /// or gone.
+    fn regroup(&mut self) {
+        let before = std::mem::take(&mut self.scopes);
+        for (view, state) in &mut self.views {
+            let surroundings = Surroundings::of(view, self.regards_labels);
+            let scope = self.scopes.entry(surroundings.clone()).or_default();
+            scope.views += 1;
+            if let Some(before) = before.get(&state.surroundings) {
+                scope.inherit(before, self.generation);
+            }
+            state.surroundings = surroundings;
         }
-        let (resources, findings) = compile(&self.world, view);
-        // Most of what two views are sent is the same.
-        let resources = match self.views.values().next() {
-            Some(other) => resources.sharing(&other.resources),
-            None => resources,
-        };
-        let resources = Arc::new(resources);
-        let compiled = Compiled { resources: Arc::clone(&resources), findings, clients: 1 };
-        self.views.insert(view.clone(), compiled);
-        resources
+    }
+
+    /// What a view is sent, made now if nobody used it so far.
+    fn enter(&mut self, view: Arc<ProxyView>) -> (Arc<ProxyView>, watch::Receiver<Snapshot>) {
+        if let Some((view, state)) = self.views.get_key_value(&view) {
+            let entered = (Arc::clone(view), state.sender.subscribe());
+            if let Some(state) = self.views.get_mut(&entered.0) {
+                state.clients += 1;
+            }
+            return entered;
+        }
+        let surroundings = Surroundings::of(&view, self.regards_labels);
+        let generation = self.generation;
+        let shared = self.scope(&surroundings);
+        let (made, findings) = compile_own(&self.world, &view);
+        let mut own = Layer::default();
+        own.replace(generation, &made);
+        let (sender, receiver) = watch::channel(Snapshot { own: Arc::new(own), shared });
+        self.views.insert(Arc::clone(&view), View { surroundings, sender, findings, clients: 1 });
+        (view, receiver)
+    }
+
+    /// What these surroundings are sent, for one more view.
+    fn scope(&mut self, surroundings: &Surroundings) -> Arc<Layer> {
+        if !self.scopes.contains_key(surroundings) {
+            let mut scope = Scope::default();
+            scope.update(
+                &self.world,
+                surroundings,
+                &Touched { everything: true, ..Touched::default() },
+                self.generation,
+            );
+            // Most of what two scopes are sent is the same, and kept once.
+            if let Some(other) = self.scopes.values().next() {
+                Arc::make_mut(&mut scope.layer).share(&other.layer);
+            }
+            self.scopes.insert(surroundings.clone(), scope);
+        }
+        let scope = self.scopes.entry(surroundings.clone()).or_default();
+        scope.views += 1;
+        Arc::clone(&scope.layer)
     }
 
     fn leave(&mut self, id: u64) {
         let Some(client) = self.clients.remove(&id) else { return };
-        if let Some(compiled) = self.views.get_mut(&client.view) {
-            compiled.clients -= 1;
-            if compiled.clients == 0 {
-                self.views.remove(&client.view);
+        let Some(view) = self.views.get_mut(&client.view) else { return };
+        view.clients -= 1;
+        if view.clients > 0 {
+            return;
+        }
+        let Some(view) = self.views.remove(&client.view) else { return };
+        if let Some(scope) = self.scopes.get_mut(&view.surroundings) {
+            scope.views -= 1;
+            if scope.views == 0 {
+                self.scopes.remove(&view.surroundings);
             }
         }
     }
@@ -329,6 +407,57 @@ impl State {
             }
         }
         self.said = now;
+    }
+}
+
+impl Scope {
+    /// Takes in what those have who were of another scope.
+    fn inherit(&mut self, before: &Self, generation: u64) {
+        let layer = Arc::make_mut(&mut self.layer);
+        for (part, names) in &before.parts {
+            if !self.parts.contains_key(part) {
+                let resources = names.iter().filter_map(|(kind, name)| before.layer.get(*kind, name));
+                resources.for_each(|resource| {
+                    layer.set(generation, Arc::clone(resource));
+                });
+                self.parts.insert(part.clone(), names.clone());
+            }
+        }
+    }
+
+    /// Makes anew the parts that may have changed.
+    fn update(&mut self, world: &World, surroundings: &Surroundings, touched: &Touched, generation: u64) {
+        let mut anew: BTreeSet<Part> = BTreeSet::new();
+        if touched.everything {
+            anew.extend(self.parts.keys().cloned());
+            anew.extend(parts(world, surroundings));
+        }
+        let services = touched.services.iter().cloned();
+        anew.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
+        anew.extend(touched.routes.then_some(Part::Routes));
+        anew.extend(touched.names.then_some(Part::Names));
+        if anew.is_empty() {
+            return;
+        }
+        let layer = Arc::make_mut(&mut self.layer);
+        for part in anew {
+            let made = compile_part(world, surroundings, &part);
+            let before = self.parts.remove(&part).unwrap_or_default();
+            let is_gone = |(kind, name): &&(Kind, Arc<str>)| {
+                made.iter().all(|resource| resource.kind != *kind || resource.name != *name)
+            };
+            for (kind, name) in before.iter().filter(is_gone) {
+                layer.remove(generation, *kind, name);
+            }
+            let names =
+                made.iter().map(|resource: &Arc<Resource>| (resource.kind, Arc::clone(&resource.name)));
+            if !made.is_empty() {
+                self.parts.insert(part, names.collect());
+            }
+            for resource in made {
+                layer.set(generation, resource);
+            }
+        }
     }
 }
 

@@ -14,9 +14,9 @@ pub mod view;
 pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};
-pub use compile::compile;
+pub use compile::{Part, compile, compile_own, compile_part, parts};
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use parse::{Parsed, parse};
-pub use view::{ProxyNode, ProxyView, Role};
-pub use world::{Endpoint, Origin, World};
+pub use view::{ProxyNode, ProxyView, Role, Surroundings};
+pub use world::{Endpoint, Origin, Touched, World};

@@ -52,6 +52,43 @@ pub struct ProxyView {
     pub plain_envoy: bool,
 }
 
+/// What shared resources depend on: the part of a view that many workloads have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Surroundings {
+    /// Sidecar or gateway.
+    pub role: Role,
+    /// The namespace.
+    pub namespace: String,
+    /// The cluster.
+    pub cluster_id: String,
+    /// The locality.
+    pub locality: Locality,
+    /// The pod's labels, where anything regards them ([`World::regards_labels`](crate::World::regards_labels)).
+    pub labels: Labels,
+    /// It has IPv4 addresses.
+    pub ipv4: bool,
+    /// It has IPv6 addresses.
+    pub ipv6: bool,
+    /// An Envoy without Istio's own filters.
+    pub plain_envoy: bool,
+}
+
+impl Surroundings {
+    /// Those of a proxy, with or without its labels.
+    pub fn of(view: &ProxyView, with_labels: bool) -> Self {
+        Self {
+            role: view.role,
+            namespace: view.namespace.clone(),
+            cluster_id: view.cluster_id.clone(),
+            locality: view.locality.clone(),
+            labels: if with_labels { view.labels.clone() } else { Labels::new() },
+            ipv4: view.ipv4,
+            ipv6: view.ipv6,
+            plain_envoy: view.plain_envoy,
+        }
+    }
+}
+
 /// What a proxy is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {

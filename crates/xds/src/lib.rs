@@ -4,17 +4,19 @@
 //! and to the proxy that applies them. [`server`] serves them to any xDS client, [`client`] takes them from any
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
-//! Modules in the order of the data: [`resource`] (what is served), [`istio`] and [`otlp`] (messages Envoy's API lacks),
+//! Modules in the order of the data: [`resource`] (what is served), [`layer`] (and what changed of it), [`istio`] and [`otlp`] (messages Envoy's API lacks),
 //! `wire` (responses as bytes), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
 pub mod certificates;
 pub mod client;
 mod fingerprint;
 pub mod istio;
+pub mod layer;
 pub mod otlp;
 pub mod resource;
 pub mod server;
 mod wire;
 
 pub use envoy_types as envoy;
+pub use layer::{Layer, Snapshot};
 pub use resource::{Kind, Resource, Resources};

@@ -113,20 +113,16 @@ impl Resource {
     }
 }
 
-/// The resources of one kind by name.
-type ByName = BTreeMap<Arc<str>, Arc<Resource>>;
-
-/// All that one view of the mesh is served. Cloning shares everything.
+/// A plain set of resources, by kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    kinds: [Arc<ByName>; Kind::ALL.len()],
+    kinds: [BTreeMap<Arc<str>, Arc<Resource>>; Kind::ALL.len()],
 }
 
 impl Resources {
     /// Adds a resource; one of the same kind and name is replaced.
     pub fn insert(&mut self, resource: Arc<Resource>) {
-        let map = Arc::make_mut(&mut self.kinds[resource.kind as usize]);
-        map.insert(Arc::clone(&resource.name), resource);
+        self.kinds[resource.kind as usize].insert(Arc::clone(&resource.name), resource);
     }
 
     /// The resource of a kind and name.
@@ -146,45 +142,13 @@ impl Resources {
 
     /// True when there is nothing of any kind.
     pub fn is_empty(&self) -> bool {
-        self.kinds.iter().all(|map| map.is_empty())
+        self.kinds.iter().all(BTreeMap::is_empty)
     }
-
-    /// Shares with `earlier` whatever is equal, so that [`Self::same`] tells cheaply what did not change and
-    /// equal resources are held once.
-    #[must_use]
-    pub fn sharing(mut self, earlier: &Self) -> Self {
-        for (kind, before) in self.kinds.iter_mut().zip(&earlier.kinds) {
-            if kind.len() == before.len() && kind.iter().zip(before.iter()).all(|(a, b)| same_resource(a, b))
-            {
-                *kind = Arc::clone(before);
-                continue;
-            }
-            for resource in Arc::make_mut(kind).values_mut() {
-                if let Some(old) = before.get(&resource.name).filter(|old| old.version == resource.version) {
-                    *resource = Arc::clone(old);
-                }
-            }
-        }
-        self
-    }
-
-    /// True when both hold the very same map for a kind: nothing of it changed. See [`Self::sharing`].
-    pub fn same(&self, other: &Self, kind: Kind) -> bool {
-        Arc::ptr_eq(&self.kinds[kind as usize], &other.kinds[kind as usize])
-    }
-}
-
-fn same_resource(a: (&Arc<str>, &Arc<Resource>), b: (&Arc<str>, &Arc<Resource>)) -> bool {
-    a.0 == b.0 && a.1.version == b.1.version
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn resource(name: &str, body: &'static [u8]) -> Arc<Resource> {
-        Resource::from_body(Kind::Cluster, name, Bytes::from_static(body))
-    }
 
     #[test]
     fn urls_round_trip() {
@@ -193,26 +157,5 @@ mod tests {
             assert_eq!(kind as usize, index);
         }
         assert_eq!(Kind::from_url("type.googleapis.com/other"), None);
-    }
-
-    #[test]
-    fn what_did_not_change_is_shared() {
-        let mut before = Resources::default();
-        before.insert(resource("a", b"1"));
-        before.insert(resource("b", b"2"));
-        let mut equal = Resources::default();
-        equal.insert(resource("a", b"1"));
-        equal.insert(resource("b", b"2"));
-        assert!(equal.sharing(&before).same(&before, Kind::Cluster));
-
-        let mut changed = Resources::default();
-        changed.insert(resource("a", b"1"));
-        changed.insert(resource("b", b"3"));
-        let changed = changed.sharing(&before);
-        assert!(!changed.same(&before, Kind::Cluster));
-        assert!(changed.same(&before, Kind::Route));
-        let (old, new) = (before.get(Kind::Cluster, "a").unwrap(), changed.get(Kind::Cluster, "a").unwrap());
-        assert!(Arc::ptr_eq(old, new));
-        assert_eq!(changed.get(Kind::Cluster, "b").unwrap().body, Bytes::from_static(b"3"));
     }
 }

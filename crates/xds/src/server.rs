@@ -27,10 +27,11 @@ use tonic::{
 };
 use tracing::debug;
 
-use self::state::{Ask, Session};
+use self::state::{Ask, Behind, Session};
 pub use crate::wire::Form;
 use crate::{
-    resource::{Kind, Resources},
+    layer::Snapshot,
+    resource::Kind,
     wire::{self, Push, PushCodec},
 };
 
@@ -56,7 +57,7 @@ pub trait Views: Send + Sync + 'static {
 /// What one client sees, and who wants to know how it gets on.
 pub struct View {
     /// The resources of now. When its sender is dropped, the stream is ended.
-    pub resources: watch::Receiver<Arc<Resources>>,
+    pub resources: watch::Receiver<Snapshot>,
     /// Told what happens; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
 }
@@ -157,14 +158,17 @@ async fn serve<R: IntoAsk>(
     let mut next = Some(first);
     let mut held_until = None;
     loop {
+        let current = resources.borrow_and_update().clone();
         if let Some(request) = next.take() {
             match request.into_ask() {
-                Ok(ask) => session.ask(ask, &mut *report),
+                Ok(ask) => session.ask(ask, &current, &mut *report),
                 Err(url) => debug!(url, "asked for a kind that is not served"),
             }
         }
-        let current = Arc::clone(&resources.borrow_and_update());
-        for push in session.pushes(&current) {
+        let pushes = session.pushes(&current).map_err(|Behind| {
+            Status::aborted("changes came faster than they were taken; connect again with what you have")
+        })?;
+        for push in pushes {
             let Push { kind, nonce, .. } = push;
             let bytes = push.resources.iter().map(|resource| resource.body.len()).sum();
             let (count, removed) = (push.resources.len(), push.removed.len());

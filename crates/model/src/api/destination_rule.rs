@@ -25,6 +25,18 @@ pub struct DestinationRule {
     pub workload_selector: Option<WorkloadSelector>,
 }
 
+impl DestinationRule {
+    /// All settings of how endpoints are picked, of whichever port or subset.
+    pub fn balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
+        let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);
+        let policies = std::iter::once(&self.traffic_policy).chain(subsets).flatten();
+        policies.flat_map(|policy| {
+            let ports = policy.port_level_settings.iter().map(|port| &port.load_balancer);
+            std::iter::once(&policy.load_balancer).chain(ports).flatten()
+        })
+    }
+}
+
 /// A named part of a service.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -177,6 +189,15 @@ pub struct RingHash {
 pub struct Maglev {
     /// A prime.
     pub table_size: u64,
+}
+
+impl LoadBalancer {
+    /// Whether the client's labels decide which endpoints are near.
+    pub fn regards_labels(&self) -> bool {
+        let near = self.locality_lb_setting.as_ref().map(|setting| &setting.failover_priority);
+        let by_zone = self.zone_aware_lb_setting.as_ref().map(|setting| &setting.failover_priority);
+        near.into_iter().chain(by_zone).any(|labels| !labels.is_empty())
+    }
 }
 
 /// Prefers endpoints that are near.

@@ -1,8 +1,7 @@
 //! World × proxy view → xDS resources, as istiod would send them.
 //!
-//! Each module makes one kind of resource and declares what it depends on. Clusters and endpoints of a service depend
-//! on the client only by what a [`Scope`] holds, so they can be shared between all views of one scope; routes depend
-//! on the client's labels too (`sourceLabels`), listeners on the whole view.
+//! Clusters, endpoints and routes depend on the client only by its [`Surroundings`], and are shared by all clients that have the
+//! same; each [`Part`] of them is made by itself. Listeners depend on the whole view.
 //!
 //! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`], [`balance`] and [`locality`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
 //! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`].
@@ -30,46 +29,89 @@ use std::sync::Arc;
 use skysail_xds::{Kind, Resource, Resources};
 
 use crate::{
-    Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
+    Diagnostic, ObjectKey, ProxyView, Role, Severity, Surroundings, World,
     api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
 };
 
+/// What is made together, and made anew together when something of it changed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The clusters and endpoints of a service: namespace and name.
+    Service(String, String),
+    /// All routes.
+    Routes,
+    /// The name table.
+    Names,
+}
+
 /// Everything a proxy is to be sent, and what could not be made as it was written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
+    let (mut made, findings) = compile_own(world, view);
+    let surroundings = Surroundings::of(view, true);
+    for part in parts(world, &surroundings) {
+        compile_part(world, &surroundings, &part).into_iter().for_each(|resource| made.insert(resource));
+    }
+    (made, findings)
+}
+
+/// The parts of what proxies share that have these surroundings.
+pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
+    let scope = Scope::new(world, surroundings);
+    let of =
+        |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
+    scope.services().map(of).chain([Part::Routes, Part::Names]).collect()
+}
+
+/// A part of what proxies share that have these surroundings; nothing where there is no such part.
+pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> Vec<Arc<Resource>> {
+    let scope = Scope::new(world, surroundings);
+    match part {
+        Part::Service(namespace, name) => {
+            let service = world.service_named(namespace, name).filter(|service| scope.sees(service));
+            service.map(|service| of_service(&scope, service)).unwrap_or_default()
+        }
+        Part::Routes if scope.role == Role::Router => Vec::new(),
+        Part::Routes => {
+            let services: Vec<_> = scope.services().collect();
+            let named = listeners::named(&services);
+            let shared = named.shared.iter().map(|port| routes::shared(&scope, &services, *port));
+            let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
+            shared.chain(own).map(|routes| Resource::encode(Kind::Route, &routes.name, &routes)).collect()
+        }
+        Part::Names => {
+            let services: Vec<_> = scope.services().collect();
+            vec![Resource::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
+        }
+    }
+}
+
+/// What a proxy has that depends on its workload, and what could not be made as it was written.
+pub fn compile_own(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
     let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
-    let scope = Scope {
-        world,
-        namespace: &view.namespace,
-        cluster_id: &view.cluster_id,
-        locality: &view.locality,
-        labels: &view.labels,
-        sniffs: view.role == Role::Sidecar,
-        plain_envoy: view.plain_envoy,
-    };
-    let services: Vec<&Typed<Service>> = scope.services().collect();
-    for service in &services {
-        add_service(&mut made, &scope, service);
-    }
-    add(&mut made, Kind::NameTable, "", &nametable::compile(&scope, view.role, &services));
+    let surroundings = Surroundings::of(view, true);
+    let scope = Scope::new(world, &surroundings);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
-        Role::Sidecar => add_sidecar(&mut made, &scope, view, &services, &mut findings),
+        Role::Sidecar => add_sidecar(&mut made, &scope, view, &mut findings),
     }
     (made, findings.list)
 }
 
-/// What clusters and endpoints depend on beside the World.
+/// What shared resources depend on beside the World.
 struct Scope<'a> {
     world: &'a World,
+    role: Role,
     /// The client's namespace, which decides what it sees.
     namespace: &'a str,
     /// The cluster endpoints are in.
     cluster_id: &'a str,
     /// Where the client is.
     locality: &'a Locality,
-    /// The client's labels, by which endpoints can be near.
+    /// The client's labels, by which endpoints can be near and routes can hold.
     labels: &'a Labels,
+    ipv4: bool,
+    ipv6: bool,
     /// The client finds out what undeclared ports speak. Gateways know it from their own configuration.
     sniffs: bool,
     /// Istio's own filters must be left out.
@@ -77,13 +119,30 @@ struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
+    fn new(world: &'a World, surroundings: &'a Surroundings) -> Self {
+        Self {
+            world,
+            role: surroundings.role,
+            namespace: &surroundings.namespace,
+            cluster_id: &surroundings.cluster_id,
+            locality: &surroundings.locality,
+            labels: &surroundings.labels,
+            ipv4: surroundings.ipv4,
+            ipv6: surroundings.ipv6,
+            sniffs: surroundings.role == Role::Sidecar,
+            plain_envoy: surroundings.plain_envoy,
+        }
+    }
+
     /// The services a client of this scope may call.
     fn services(&self) -> impl Iterator<Item = &'a Typed<Service>> {
-        let (world, namespace) = (self.world, self.namespace);
-        let all = world.services().map(Arc::as_ref);
-        all.filter(move |service| {
-            service.spec.external_name.is_none() && world.service_visible(service, namespace)
-        })
+        let all = self.world.services().map(Arc::as_ref);
+        all.filter(|service| self.sees(service))
+    }
+
+    /// Whether a client of this scope may call a service.
+    fn sees(&self, service: &Typed<Service>) -> bool {
+        service.spec.external_name.is_none() && self.world.service_visible(service, self.namespace)
     }
 
     /// The rule a client of this scope follows towards a service.
@@ -112,28 +171,25 @@ impl Findings<'_> {
 }
 
 /// The clusters and endpoints of a service.
-fn add_service(made: &mut Resources, scope: &Scope<'_>, service: &Typed<Service>) {
+fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
+    let mut made = Vec::new();
     let rule = scope.rule(service);
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
         let clusters = clusters::outbound(scope, service, port, rule.as_deref());
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
-        clusters.iter().for_each(|cluster| add_cluster(made, cluster));
+        made.extend(clusters.iter().map(|cluster| Resource::encode(Kind::Cluster, &cluster.name, cluster)));
         if by_discovery {
-            for assignment in endpoints::assignments(scope, service, port, rule.as_deref()) {
-                add(made, Kind::Endpoint, &assignment.cluster_name, &assignment);
-            }
+            let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
+            made.extend(
+                assignments.iter().map(|one| Resource::encode(Kind::Endpoint, &one.cluster_name, one)),
+            );
         }
     }
+    made
 }
 
 /// What only a sidecar has.
-fn add_sidecar(
-    made: &mut Resources,
-    scope: &Scope<'_>,
-    view: &ProxyView,
-    services: &[&Typed<Service>],
-    findings: &mut Findings<'_>,
-) {
+fn add_sidecar(made: &mut Resources, scope: &Scope<'_>, view: &ProxyView, findings: &mut Findings<'_>) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {
@@ -150,15 +206,9 @@ fn add_sidecar(
     let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
     let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
     add(made, Kind::Listener, &inbound.name, &inbound);
-
-    let outbound = listeners::outbound(scope.world, view, services);
-    for listener in &outbound.listeners {
-        add(made, Kind::Listener, &listener.name, listener);
-    }
-    let shared = outbound.shared_ports.iter().map(|port| routes::shared(scope, view, services, *port));
-    let own = outbound.own_routes.iter().map(|(service, port)| routes::own(scope, view, service, *port));
-    for routes in shared.chain(own) {
-        add(made, Kind::Route, &routes.name, &routes);
+    let services: Vec<_> = scope.services().collect();
+    for listener in listeners::outbound(scope.world, view, &services) {
+        add(made, Kind::Listener, &listener.name, &listener);
     }
 }
 

@@ -9,8 +9,8 @@ use crate::{
 };
 
 /// The name table of a proxy. Gateways have no DNS of their own.
-pub(super) fn compile(scope: &Scope<'_>, role: Role, services: &[&Typed<Service>]) -> NameTable {
-    let table = match role {
+pub(super) fn compile(scope: &Scope<'_>, services: &[&Typed<Service>]) -> NameTable {
+    let table = match scope.role {
         Role::Router => Default::default(),
         Role::Sidecar => services
             .iter()

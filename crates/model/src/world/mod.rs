@@ -10,6 +10,7 @@ mod hosts;
 mod index;
 mod policy;
 mod store;
+mod touched;
 
 use std::sync::Arc;
 
@@ -18,13 +19,14 @@ pub use hosts::{fqdn, host_matches};
 use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
 pub use store::{Lines, Origin};
+pub use touched::Touched;
 
 use crate::{
     ProxyNode,
     api::{
         AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node,
-        Object, ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService, kube::Locality,
-        mesh_config, selects,
+        Object, ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService,
+        destination_rule::LoadBalancer, kube::Locality, mesh_config, selects,
     },
 };
 
@@ -58,6 +60,8 @@ pub struct World {
     virtual_service_hosts: HostIndex,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
+    /// What may be different since that was last asked for; everything if it never was.
+    touched: Option<Touched>,
 }
 
 impl World {
@@ -68,6 +72,23 @@ impl World {
 
     /// Adds an object or replaces the one of the same key. False if nothing changed.
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
+        let key = object.key();
+        let mut touched = self.touched_by(&key);
+        let changed = self.put(object, origin);
+        if changed {
+            touched.add(self.touched_by(&key));
+            self.touch(touched);
+        }
+        changed
+    }
+
+    fn touch(&mut self, more: Touched) {
+        if let Some(touched) = &mut self.touched {
+            touched.add(more);
+        }
+    }
+
+    fn put(&mut self, object: Object, origin: Origin) -> bool {
         match object {
             Object::Namespace(object) => self.namespaces.insert(object, origin),
             Object::Node(object) => self.nodes.insert(object, origin),
@@ -106,6 +127,15 @@ impl World {
 
     /// Takes an object out. False if it was not there.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
+        let touched = self.touched_by(key);
+        let deleted = self.take_out(key);
+        if deleted {
+            self.touch(touched);
+        }
+        deleted
+    }
+
+    fn take_out(&mut self, key: &ObjectKey) -> bool {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         self.unindex(key.kind, namespace, name);
         match key.kind {
@@ -145,6 +175,22 @@ impl World {
     /// All services, by namespace and name.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Typed<Service>>> {
         self.services.iter().map(|entry| &entry.object)
+    }
+
+    /// One service.
+    pub fn service_named(&self, namespace: &str, name: &str) -> Option<&Arc<Typed<Service>>> {
+        self.services.get(namespace, name).map(|entry| &entry.object)
+    }
+
+    /// Whether shared resources depend on their clients' labels: where routes are for some (`sourceLabels`), and where
+    /// endpoints are near by them (`failoverPriority`).
+    pub fn regards_labels(&self) -> bool {
+        let mut routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
+        let mut rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
+        let everywhere = self.mesh().locality_lb_setting.as_ref();
+        everywhere.is_some_and(|setting| !setting.failover_priority.is_empty())
+            || routes.any(|route| route.matches.iter().any(|found| !found.source_labels.is_empty()))
+            || rules.any(LoadBalancer::regards_labels)
     }
 
     /// All pods, by namespace and name.

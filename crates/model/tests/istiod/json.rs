@@ -103,7 +103,7 @@ fn envoy_types() -> std::path::PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let mut command = Command::new(cargo);
     command
-        .args(["metadata", "--format-version", "1", "--offline", "--filter-platform", "host-tuple"])
+        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", "host-tuple"])
         .arg("--manifest-path")
         .arg(manifest);
     let output = command.output().unwrap();

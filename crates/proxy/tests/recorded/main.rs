@@ -28,7 +28,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use skysail_identity::Authority;
 use skysail_xds::{
-    Kind, Resource, Resources,
+    Kind, Layer, Resource, Snapshot,
     client::Form,
     envoy::pb::envoy::{
         config::{
@@ -180,8 +180,8 @@ async fn serve(mesh: &Authority, account: &str, name: &'static str) -> SocketAdd
 }
 
 /// The recorded resources, with the addresses of this test.
-fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Resources {
-    let mut resources = Resources::default();
+fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Layer {
+    let mut resources = Layer::default();
     for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route] {
         let recorded = agent::unpacked(&proxy.join(format!("{}.sotw.pb.gz", kind.short())));
         for any in DiscoveryResponse::decode(recorded.as_slice()).unwrap().resources {
@@ -192,7 +192,7 @@ fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Resources {
             };
             // The others are found by the address a connection was for, which takes interception.
             if kind != Kind::Listener || name == LISTENER {
-                resources.insert(Resource::from_body(kind, &name, Bytes::from(body)));
+                resources.set(1, Resource::from_body(kind, &name, Bytes::from(body)));
             }
         }
     }
@@ -242,14 +242,11 @@ fn socket(address: &str, port: u16) -> Address {
 }
 
 /// Discovery and secrets on one port, in plain text.
-async fn discovery(
-    mesh: &Arc<Authority>,
-    resources: Resources,
-    refused: &Arc<Mutex<Vec<String>>>,
-) -> SocketAddr {
+async fn discovery(mesh: &Arc<Authority>, resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let one = OneView { resources: watch::channel(Arc::new(resources)).0, refused: Arc::clone(refused) };
+    let resources = Snapshot { shared: Arc::new(resources), ..Snapshot::default() };
+    let one = OneView { resources: watch::channel(resources).0, refused: Arc::clone(refused) };
     let router = tonic::transport::Server::builder()
         .add_service(DiscoveryService::new(Arc::new(one)))
         .add_service(SecretDiscoveryServiceServer::new(Agent(Arc::clone(mesh))));
@@ -261,7 +258,7 @@ async fn discovery(
 
 /// Gives everybody the same, and notes what is refused.
 struct OneView {
-    resources: watch::Sender<Arc<Resources>>,
+    resources: watch::Sender<Snapshot>,
     refused: Arc<Mutex<Vec<String>>>,
 }
 

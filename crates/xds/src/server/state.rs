@@ -8,15 +8,19 @@
 //!   a cluster that is not ready. Delta only; and not for ever, as some clients never ask for endpoints.
 //! - A name newly asked for is answered even if the client should have it, and even if it does not exist.
 //! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged.
+//!
+//! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
+//! that are to be answered out of turn are kept until they are.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
 use super::{Event, Form};
 use crate::{
-    resource::{Kind, Resource, Resources},
+    layer::Snapshot,
+    resource::{Kind, Resource},
     wire::Push,
 };
 
@@ -50,12 +54,9 @@ impl Default for Ask {
     }
 }
 
-/// What a client was last told about a name.
+/// Changes came faster than the client took them, and what is gone since is not known any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    Version(u64),
-    Missing,
-}
+pub(super) struct Behind;
 
 /// The state of one kind on one stream.
 #[derive(Debug, Default)]
@@ -63,10 +64,17 @@ struct Watched {
     /// The client has asked for this kind.
     open: bool,
     wildcard: bool,
-    names: BTreeSet<Arc<str>>,
-    told: BTreeMap<Arc<str>, Told>,
-    /// To be sent even if the client has them.
+    names: Names,
+    /// Everything that there is is news.
+    all: bool,
+    /// Changes up to this generation have been told, but for removals that must wait.
+    seen: u64,
+    /// Removals up to this generation have been told.
+    cleared: u64,
+    /// To be answered even if the client has them, or if there are none.
     again: BTreeSet<Arc<str>>,
+    /// What the client has from an earlier stream and is no more.
+    lost: Vec<Arc<str>>,
     /// To be answered even with nothing.
     answer: bool,
     /// The response that is neither acknowledged nor refused yet.
@@ -77,14 +85,37 @@ struct Watched {
     answer_next: bool,
 }
 
+/// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be.
+#[derive(Debug, Default, PartialEq)]
+struct Names(Vec<Arc<str>>);
+
+impl Names {
+    fn contains(&self, name: &str) -> bool {
+        self.0.binary_search_by(|known| (**known).cmp(name)).is_ok()
+    }
+
+    fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        self.0.extend(names);
+        self.0.sort_unstable();
+        self.0.dedup();
+        self.0.shrink_to_fit();
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Ok(index) = self.0.binary_search_by(|known| (**known).cmp(name)) {
+            self.0.remove(index);
+        }
+    }
+}
+
 /// The state of one stream.
 #[derive(Debug)]
 pub(super) struct Session {
     form: Form,
     nonce: u64,
     kinds: [Watched; Kind::ALL.len()],
-    /// What everything was last compared with, to skip kinds without change.
-    compared: Option<Resources>,
+    /// The generation that everything was last compared with, unless something was asked since.
+    compared: Option<u64>,
     /// New clusters whose endpoints the client does not have yet.
     holding: BTreeSet<Arc<str>>,
 }
@@ -95,7 +126,7 @@ impl Session {
     }
 
     /// Takes a request in.
-    pub(super) fn ask(&mut self, ask: Ask, report: &mut dyn FnMut(Event<'_>)) {
+    pub(super) fn ask(&mut self, ask: Ask, snapshot: &Snapshot, report: &mut dyn FnMut(Event<'_>)) {
         let watched = &mut self.kinds[ask.kind as usize];
         if !watched.open {
             report(Event::Asked { kind: ask.kind });
@@ -120,11 +151,11 @@ impl Session {
         // Something may be due that waited for this.
         self.compared = None;
         match self.form {
-            Form::Delta => watched.ask_delta(ask),
+            Form::Delta => watched.ask_delta(ask, snapshot),
             // A request that answers an older response than the last says
             // nothing; a client that saw the last one will repeat itself.
             Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => {}
-            Form::Sotw => watched.ask_sotw(ask, acknowledges),
+            Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
         }
     }
 
@@ -140,73 +171,79 @@ impl Session {
     }
 
     /// What is to be sent now.
-    pub(super) fn pushes(&mut self, resources: &Resources) -> Vec<Push> {
-        let before = self.compared.replace(resources.clone());
-        let unchanged = |kind| before.as_ref().is_some_and(|before| before.same(resources, kind));
-        if Kind::ALL.into_iter().all(unchanged) {
-            return Vec::new();
-        }
+    pub(super) fn pushes(&mut self, snapshot: &Snapshot) -> Result<Vec<Push>, Behind> {
         let mut pushes = Vec::new();
+        if self.compared.replace(snapshot.generation()) == Some(snapshot.generation()) {
+            return Ok(pushes);
+        }
         for kind in Kind::ALL {
-            if matches!(kind, Kind::Listener | Kind::Route) && self.holds(resources) {
+            if matches!(kind, Kind::Listener | Kind::Route) && self.holds(snapshot) {
                 continue;
             }
             let late = self.form == Form::Delta && matches!(kind, Kind::Cluster | Kind::Endpoint);
-            if !self.push(kind, resources, !late, &mut pushes) {
+            if !self.push(kind, snapshot, !late, &mut pushes)? {
                 // Later kinds may refer to what cannot be sent yet.
-                return pushes;
+                return Ok(pushes);
             }
         }
         let settled = |kind: Kind| self.kinds[kind as usize].in_flight.is_none();
         if self.form == Form::Delta && !self.is_holding() && settled(Kind::Listener) && settled(Kind::Route) {
             for kind in [Kind::Cluster, Kind::Endpoint] {
-                self.push(kind, resources, true, &mut pushes);
+                self.push(kind, snapshot, true, &mut pushes)?;
             }
         }
-        pushes
+        Ok(pushes)
     }
 
     /// Adds a kind's response if there is something to say; false if there is, but it must wait.
-    fn push(&mut self, kind: Kind, resources: &Resources, removals: bool, pushes: &mut Vec<Push>) -> bool {
+    fn push(
+        &mut self,
+        kind: Kind,
+        snapshot: &Snapshot,
+        removals: bool,
+        pushes: &mut Vec<Push>,
+    ) -> Result<bool, Behind> {
         let watched = &mut self.kinds[kind as usize];
         if !watched.open {
-            return true;
+            return Ok(true);
         }
-        let (send, removed) = watched.due(self.form, kind, resources, removals);
-        if send.is_empty() && removed.is_empty() && !watched.answer {
-            // In the state of the world a removal alone shows in a shorter response.
-            let shorter = self.form == Form::Sotw && kind.is_wildcard() && watched.shrunk(resources, kind);
-            if !shorter {
-                return true;
-            }
+        let Due { send, removed, shrunk } = watched.due(self.form, kind, snapshot, removals)?;
+        // In the state of the world a removal alone shows in a shorter response.
+        let shorter = self.form == Form::Sotw && kind.is_wildcard() && shrunk;
+        let removed = if self.form == Form::Delta { removed } else { Vec::new() };
+        if send.is_empty() && removed.is_empty() && !watched.answer && !shorter {
+            watched.told(snapshot, removals);
+            return Ok(true);
         }
         if watched.in_flight.is_some() {
-            return false;
+            return Ok(false);
         }
         self.nonce += 1;
         if kind == Kind::Cluster && self.form == Form::Delta {
-            let new = send.iter().filter(|resource| !watched.told.contains_key(&resource.name));
+            let new = send.iter().filter(|resource| watched.lacks(kind, snapshot, &resource.name));
             self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
         }
-        watched.sent(self.nonce, &send, &removed);
+        watched.told(snapshot, removals);
+        watched.answer = false;
+        watched.in_flight = Some(self.nonce);
+        watched.nonce = watched.in_flight;
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
         let send =
-            if self.form == Form::Sotw && kind.is_wildcard() { watched.whole(resources, kind) } else { send };
-        let removed = if self.form == Form::Delta { removed } else { Vec::new() };
+            if self.form == Form::Sotw && kind.is_wildcard() { watched.whole(snapshot, kind) } else { send };
         pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources: send, removed });
         if kind == Kind::Cluster {
             self.warm(&changed);
         }
-        true
+        Ok(true)
     }
 
     /// Whether endpoints of new clusters are still on their way.
-    fn holds(&mut self, resources: &Resources) -> bool {
+    fn holds(&mut self, snapshot: &Snapshot) -> bool {
         let endpoints = &self.kinds[Kind::Endpoint as usize];
-        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.told.contains_key(name);
+        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.has(name);
         // Clusters that find their endpoints otherwise have no resource of that name.
         let exists = |name: &Arc<str>| {
-            [Kind::Cluster, Kind::Endpoint].iter().all(|kind| resources.get(*kind, name).is_some())
+            [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())
         };
         self.holding.retain(|name| exists(name) && !arrived(name));
         self.is_holding()
@@ -217,7 +254,7 @@ impl Session {
         let endpoints = &mut self.kinds[Kind::Endpoint as usize];
         match self.form {
             Form::Delta => {
-                let known = clusters.iter().filter(|name| endpoints.names.contains(*name)).cloned();
+                let known = clusters.iter().filter(|name| endpoints.names.contains(name)).cloned();
                 endpoints.again.extend(known);
             }
             // Envoy repeats its request, which cannot be told from an acknowledgement.
@@ -226,139 +263,189 @@ impl Session {
     }
 }
 
+/// What is to be said of a kind.
+#[derive(Default)]
+struct Due {
+    send: Vec<Arc<Resource>>,
+    removed: Vec<Arc<str>>,
+    /// Something that the client has is gone, or may be.
+    shrunk: bool,
+}
+
 impl Watched {
-    fn ask_delta(&mut self, ask: Ask) {
+    fn ask_delta(&mut self, ask: Ask, snapshot: &Snapshot) {
         let Ask { kind, names, unsubscribe, have, .. } = ask;
-        if !self.open {
-            self.open = true;
-            // The older way to ask for everything: a first request without names.
-            self.wildcard = names.is_empty() && kind.is_wildcard();
-            self.answer = self.wildcard && have.is_empty();
-            for (name, version) in have {
-                // A version we never gave compares as different from all of ours.
-                let version = u64::from_str_radix(&version, 16).unwrap_or_default();
-                self.told.insert(name.into(), Told::Version(version));
-            }
-            self.subscribe(names, false);
+        if self.open {
+            self.subscribe(kind, names, snapshot, |_| true);
         } else {
-            self.subscribe(names, true);
+            // The older way to ask for everything: a first request without names.
+            let wildcard = names.is_empty() && kind.is_wildcard();
+            self.answer = wildcard && have.is_empty();
+            self.open(snapshot);
+            // A version we never gave is different from all of ours.
+            let versions: HashMap<&str, u64> = have
+                .iter()
+                .filter_map(|(name, version)| Some((name.as_str(), u64::from_str_radix(version, 16).ok()?)))
+                .collect();
+            let stale = |name: &str| {
+                let version = snapshot.get(kind, name).map(|resource| resource.version);
+                version.is_none() || version != versions.get(name).copied()
+            };
+            self.subscribe(kind, names, snapshot, stale);
+            self.wildcard |= wildcard;
+            self.all &= have.is_empty();
+            if self.wildcard && !have.is_empty() {
+                let all = snapshot.iter(kind).map(|resource| &resource.name);
+                self.again.extend(all.filter(|name| stale(name)).cloned());
+                let gone = have.keys().filter(|name| snapshot.get(kind, name).is_none());
+                self.lost = gone.map(|name| name.as_str().into()).collect();
+            }
         }
         for name in unsubscribe {
             if &*name == WILDCARD {
                 self.wildcard = false;
+                self.all = false;
+                self.lost.clear();
+                let names = &self.names;
+                self.again.retain(|name| names.contains(name));
+                continue;
             }
             self.names.remove(&name);
             self.again.remove(&name);
-            if !self.wildcard {
-                self.told.remove(&name);
+            if self.wildcard {
+                // The client has forgotten it, and is still to have it if there is one.
+                self.again.insert(name);
             }
-        }
-        if !self.wildcard {
-            let names = &self.names;
-            self.told.retain(|name, _| names.contains(name));
         }
     }
 
-    fn subscribe(&mut self, names: BTreeSet<Arc<str>>, again: bool) {
+    /// Begins with the client as up to date, but for what is noted otherwise.
+    fn open(&mut self, snapshot: &Snapshot) {
+        self.open = true;
+        self.all = true;
+        (self.seen, self.cleared) = (snapshot.generation(), snapshot.generation());
+    }
+
+    fn subscribe(
+        &mut self,
+        kind: Kind,
+        names: BTreeSet<Arc<str>>,
+        snapshot: &Snapshot,
+        news: impl Fn(&str) -> bool,
+    ) {
+        let mut named = Vec::new();
         for name in names {
             if &*name == WILDCARD {
+                self.all |= !self.wildcard;
                 self.wildcard = true;
                 continue;
             }
-            if again {
+            // The name that is there anyway.
+            let name = snapshot.get(kind, &name).map_or(name, |resource| Arc::clone(&resource.name));
+            if news(&name) {
                 self.again.insert(Arc::clone(&name));
             }
-            self.names.insert(name);
+            named.push(name);
+        }
+        if !named.is_empty() {
+            self.names.extend(named);
         }
     }
 
-    fn ask_sotw(&mut self, ask: Ask, acknowledges: bool) {
+    fn ask_sotw(&mut self, ask: Ask, acknowledges: bool, snapshot: &Snapshot) {
         let Ask { kind, mut names, .. } = ask;
         let wildcard = names.remove(WILDCARD) || (names.is_empty() && kind.is_wildcard());
+        let shared =
+            |name: Arc<str>| snapshot.get(kind, &name).map_or(name, |resource| Arc::clone(&resource.name));
+        let names: BTreeSet<Arc<str>> = names.into_iter().map(shared).collect();
         let first = !self.open;
-        let repeated = !first && !acknowledges && names == self.names;
+        let same = names.len() == self.names.0.len() && names.iter().all(|name| self.names.contains(name));
+        let repeated = !first && !acknowledges && same;
         if first || repeated || self.answer_next {
             self.answer = wildcard || !names.is_empty();
             self.again.extend(names.iter().cloned());
             self.answer_next = false;
         } else {
-            self.again.extend(names.difference(&self.names).cloned());
+            self.again.extend(names.iter().filter(|name| !self.names.contains(name)).cloned());
             self.answer |= wildcard && !self.wildcard;
         }
-        self.open = true;
+        if first {
+            self.open(snapshot);
+        }
+        self.all = wildcard && (self.all || !self.wildcard);
         self.wildcard = wildcard;
-        self.told.retain(|name, _| wildcard || names.contains(name));
         self.again.retain(|name| names.contains(name));
-        self.names = names;
+        if !same {
+            self.names = Names(names.into_iter().collect());
+        }
+    }
+
+    /// Whether the client takes part in what happens to a name.
+    fn watches(&self, name: &str) -> bool {
+        self.wildcard || self.names.contains(name)
+    }
+
+    /// Whether the client was told of a name, whatever there is to it.
+    fn has(&self, name: &str) -> bool {
+        self.open && !self.all && self.watches(name) && !self.again.contains(name)
+    }
+
+    /// Whether the client never had a resource that is to be sent.
+    fn lacks(&self, kind: Kind, snapshot: &Snapshot, name: &str) -> bool {
+        self.all || self.again.contains(name) || snapshot.is_new(kind, name, self.seen)
     }
 
     /// Resources the client lacks, and names it must be told are not there.
-    fn due(
-        &self,
-        form: Form,
-        kind: Kind,
-        resources: &Resources,
-        removals: bool,
-    ) -> (Vec<Arc<Resource>>, Vec<Arc<str>>) {
-        let lacks = |resource: &&Arc<Resource>| {
-            self.again.contains(&resource.name)
-                || self.told.get(&resource.name) != Some(&Told::Version(resource.version))
-        };
-        let mut send: Vec<Arc<Resource>> = Vec::new();
-        let mut removed = Vec::new();
-        if self.wildcard {
-            send.extend(resources.iter(kind).filter(lacks).cloned());
+    fn due(&self, form: Form, kind: Kind, snapshot: &Snapshot, removals: bool) -> Result<Due, Behind> {
+        let mut due = Due::default();
+        let news = snapshot.changes(kind, self.seen);
+        if self.all && self.wildcard {
+            due.send.extend(snapshot.iter(kind).cloned());
+        } else {
+            let watched = news.resources.into_iter().filter(|resource| self.watches(&resource.name));
+            due.send.extend(watched);
+            let again = self
+                .again
+                .iter()
+                .filter(|name| !self.watches(name) || !snapshot.is_changed(kind, name, self.seen));
+            due.send.extend(again.filter_map(|name| snapshot.get(kind, name)).cloned());
         }
-        for name in &self.names {
-            match resources.get(kind, name) {
-                Some(resource) if !self.wildcard && lacks(&resource) => send.push(Arc::clone(resource)),
-                Some(_) => {}
-                None => match self.told.get(name) {
-                    Some(Told::Missing) if !self.again.contains(name) => {}
-                    Some(Told::Version(_)) if !removals && !self.again.contains(name) => {}
-                    _ if form == Form::Sotw => {}
-                    _ => removed.push(Arc::clone(name)),
-                },
+        let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
+        if form == Form::Delta {
+            due.removed.extend(self.again.iter().filter(missing).cloned());
+        }
+        if removals {
+            let gone = snapshot.changes(kind, self.cleared).gone;
+            match gone {
+                Some(gone) => due.removed.extend(gone.into_iter().filter(|name| self.watches(name))),
+                None if form == Form::Delta && self.wildcard => return Err(Behind),
+                None => {
+                    due.removed.extend(self.names.0.iter().filter(missing).cloned());
+                    due.shrunk = true;
+                }
             }
+            due.removed.extend(self.lost.iter().filter(missing).cloned());
+            due.removed.sort_unstable();
+            due.removed.dedup();
+            due.shrunk |= !due.removed.is_empty();
         }
-        if self.wildcard && removals && form == Form::Delta {
-            let gone = |(name, told): &(&Arc<str>, &Told)| {
-                **told != Told::Missing && !self.names.contains(*name) && resources.get(kind, name).is_none()
-            };
-            removed.extend(self.told.iter().filter(gone).map(|(name, _)| Arc::clone(name)));
-        }
-        (send, removed)
+        Ok(due)
     }
 
-    /// State of the world: true if the client has something that is gone.
-    fn shrunk(&self, resources: &Resources, kind: Kind) -> bool {
-        self.told.keys().any(|name| resources.get(kind, name).is_none())
+    /// State of the world: all the client is to have of a kind that is always sent whole.
+    fn whole(&self, snapshot: &Snapshot, kind: Kind) -> Vec<Arc<Resource>> {
+        snapshot.iter(kind).filter(|resource| self.watches(&resource.name)).cloned().collect()
     }
 
-    /// State of the world: all the client is to have of a kind that is always sent whole. Forgets what is gone.
-    fn whole(&mut self, resources: &Resources, kind: Kind) -> Vec<Arc<Resource>> {
-        self.told.retain(|name, _| resources.get(kind, name).is_some());
-        let asked = |resource: &&Arc<Resource>| self.wildcard || self.names.contains(&resource.name);
-        resources.iter(kind).filter(asked).cloned().collect()
-    }
-
-    /// Records a response.
-    fn sent(&mut self, nonce: u64, send: &[Arc<Resource>], removed: &[Arc<str>]) {
-        for resource in send {
-            self.told.insert(Arc::clone(&resource.name), Told::Version(resource.version));
-            self.again.remove(&resource.name);
+    /// The client knows all there is, with or without what is gone.
+    fn told(&mut self, snapshot: &Snapshot, removals: bool) {
+        self.seen = snapshot.generation();
+        self.all = false;
+        self.again.clear();
+        if removals {
+            self.cleared = self.seen;
+            self.lost.clear();
         }
-        for name in removed {
-            self.again.remove(name);
-            if self.names.contains(name) {
-                self.told.insert(Arc::clone(name), Told::Missing);
-            } else {
-                self.told.remove(name);
-            }
-        }
-        self.answer = false;
-        self.in_flight = Some(nonce);
-        self.nonce = Some(nonce);
     }
 }
 

@@ -17,13 +17,13 @@ use tonic::transport::{Endpoint, server::TcpConnectInfo};
 
 use super::*;
 use crate::{
-    Resource,
+    Layer, Resource, Resources,
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
 };
 
 /// Gives every client the same view and records what it reports.
 struct OneView {
-    world: watch::Sender<Arc<Resources>>,
+    world: watch::Sender<Snapshot>,
     events: Arc<Mutex<Vec<String>>>,
     connects: AtomicUsize,
 }
@@ -41,6 +41,15 @@ impl Views for OneView {
     }
 }
 
+impl OneView {
+    fn becomes(&self, world: &Resources) {
+        self.world.send_modify(|now| {
+            let generation = now.generation() + 1;
+            Arc::make_mut(&mut now.shared).replace(generation, world);
+        });
+    }
+}
+
 struct Server {
     views: Arc<OneView>,
     address: SocketAddr,
@@ -49,8 +58,10 @@ struct Server {
 async fn serve(world: Resources, address: &str) -> Server {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
+    let mut layer = Layer::default();
+    layer.replace(1, &world);
     let views = Arc::new(OneView {
-        world: watch::channel(Arc::new(world)).0,
+        world: watch::channel(Snapshot { shared: Arc::new(layer), ..Snapshot::default() }).0,
         events: Arc::default(),
         connects: AtomicUsize::new(0),
     });
@@ -146,9 +157,9 @@ async fn both_forms_bring_everything_and_then_changes() {
         let server = serve(world(&[("a", 1), ("b", 1)]), "127.0.0.1:0").await;
         let mut taker = take(server.address, form, "client");
         taker.until(&["a", "b"]).await;
-        server.views.world.send_replace(Arc::new(world(&[("a", 1), ("b", 2), ("c", 1)])));
+        server.views.becomes(&world(&[("a", 1), ("b", 2), ("c", 1)]));
         taker.until(&["a", "b", "c"]).await;
-        server.views.world.send_replace(Arc::new(world(&[("c", 1)])));
+        server.views.becomes(&world(&[("c", 1)]));
         taker.until(&["c"]).await;
         taker.task.abort();
     }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub(super) use inbound::compile as inbound;
-pub(super) use outbound::compile as outbound;
+pub(super) use outbound::{compile as outbound, named};
 
 /// A port of the workload that services lead to.
 pub(super) struct InboundPort<'a> {

@@ -31,44 +31,49 @@ const HANDSHAKE_SECONDS: i64 = 15;
 /// What a client speaks when it speaks HTTP in plain text.
 const PLAIN_HTTP: [&str; 2] = ["http/1.1", "h2c"];
 
-/// The listeners and the route configurations they name.
+/// The route configurations that outbound listeners name.
 #[derive(Default)]
-pub(in crate::compile) struct Outbound<'a> {
-    pub(in crate::compile) listeners: Vec<listener::Listener>,
+pub(in crate::compile) struct Named<'a> {
     /// Ports whose routes are shared by all services that have them.
-    pub(in crate::compile) shared_ports: BTreeSet<u16>,
+    pub(in crate::compile) shared: BTreeSet<u16>,
     /// Service ports with routes of their own.
-    pub(in crate::compile) own_routes: Vec<(&'a Typed<Service>, u16)>,
+    pub(in crate::compile) own: Vec<(&'a Typed<Service>, u16)>,
+}
+
+/// The route configurations that the listeners for these services name.
+pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a> {
+    let mut named = Named::default();
+    for service in services {
+        for port in &service.spec.ports {
+            match port.protocol {
+                Protocol::Unknown => named.own.push((service, port.port)),
+                protocol if protocol.is_http() => drop(named.shared.insert(port.port)),
+                _ => {}
+            }
+        }
+    }
+    named
 }
 
 /// The outbound listeners of a sidecar.
-pub(in crate::compile) fn compile<'a>(
+pub(in crate::compile) fn compile(
     world: &World,
     view: &ProxyView,
-    services: &[&'a Typed<Service>],
-) -> Outbound<'a> {
+    services: &[&Typed<Service>],
+) -> Vec<listener::Listener> {
     let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false };
-    let mut made = Outbound::default();
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
     for service in services {
-        for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
-            if port.protocol.is_http() {
-                made.shared_ports.insert(port.port);
-                continue;
-            }
-            if port.protocol == Protocol::Unknown {
-                made.own_routes.push((service, port.port));
-            }
+        let ports = service.spec.ports.iter();
+        for port in ports.filter(|port| port.protocol != Protocol::Udp && !port.protocol.is_http()) {
             for addresses in places(world, view, service, port) {
                 let listener = of_addresses(world, setting, service, port, &addresses);
                 by_address.entry(listener.name.clone()).or_insert(listener);
             }
         }
     }
-    made.listeners = vec![catch_all(world, setting)];
-    made.listeners.extend(made.shared_ports.iter().map(|port| shared(world, setting, *port)));
-    made.listeners.extend(by_address.into_values());
-    made
+    let shared = named(services).shared.into_iter().map(|port| shared(world, setting, port));
+    std::iter::once(catch_all(world, setting)).chain(shared).chain(by_address.into_values()).collect()
 }
 
 /// The addresses clients use, those of one listener together: the service's own, or each of its pods' if it is headless.

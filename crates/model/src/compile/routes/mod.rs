@@ -17,7 +17,6 @@ use super::{
     pb::{boolean, host_of, route, seconds, timed_action, uint32},
 };
 use crate::{
-    ProxyView,
     api::{Protocol, Service, Typed, VirtualService, mesh_config::OutboundMode},
     world::{fqdn, host_matches},
 };
@@ -30,7 +29,6 @@ const WELL_KNOWN_PORT: u16 = 80;
 /// The routes of an HTTP port.
 pub(super) fn shared(
     scope: &Scope<'_>,
-    view: &ProxyView,
     services: &[&Typed<Service>],
     port: u16,
 ) -> route::RouteConfiguration {
@@ -39,11 +37,9 @@ pub(super) fn shared(
         port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
     };
     let services: Vec<&Typed<Service>> = services.iter().filter(routed).copied().collect();
-    let mut hosts: Vec<route::VirtualHost> = services
-        .iter()
-        .map(|service| of_service(scope, view, service, port, domains(scope, view, service)))
-        .collect();
-    hosts.extend(of_other_hosts(scope, view, &services, port));
+    let mut hosts: Vec<route::VirtualHost> =
+        services.iter().map(|service| of_service(scope, service, port, domains(scope, service))).collect();
+    hosts.extend(of_other_hosts(scope, &services, port));
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
     hosts.push(elsewhere(scope));
@@ -51,13 +47,8 @@ pub(super) fn shared(
 }
 
 /// The routes of a service port that has a listener of its own, where every host means the service.
-pub(super) fn own(
-    scope: &Scope<'_>,
-    view: &ProxyView,
-    service: &Typed<Service>,
-    port: u16,
-) -> route::RouteConfiguration {
-    let host = of_service(scope, view, service, port, vec!["*".into()]);
+pub(super) fn own(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> route::RouteConfiguration {
+    let host = of_service(scope, service, port, vec!["*".into()]);
     configuration(host.name.clone(), vec![host])
 }
 
@@ -79,26 +70,20 @@ fn virtual_host(name: String, domains: Vec<String>, routes: Vec<route::Route>) -
 
 fn of_service(
     scope: &Scope<'_>,
-    view: &ProxyView,
     service: &Typed<Service>,
     port: u16,
     domains: Vec<String>,
 ) -> route::VirtualHost {
     let host = service.fqdn();
     let rule = scope.world.virtual_service(&host, scope.namespace);
-    let routes = rule.map(|rule| virtual_service::routes(scope, view, rule, port)).unwrap_or_default();
+    let routes = rule.map(|rule| virtual_service::routes(scope, rule, port)).unwrap_or_default();
     let routes = if routes.is_empty() { vec![default_route(scope, &host, port)] } else { routes };
     virtual_host(format!("{host}:{port}"), domains, routes)
 }
 
 /// The hosts of VirtualServices that are no service with this port. They are found on port 80, and on the ports of
 /// the services the same VirtualService is for.
-fn of_other_hosts(
-    scope: &Scope<'_>,
-    view: &ProxyView,
-    services: &[&Typed<Service>],
-    port: u16,
-) -> Vec<route::VirtualHost> {
+fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let names: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
     for rule in scope.world.virtual_services(scope.namespace) {
@@ -116,7 +101,7 @@ fn of_other_hosts(
         if others.is_empty() {
             continue;
         }
-        let routes = virtual_service::routes(scope, view, rule, port);
+        let routes = virtual_service::routes(scope, rule, port);
         if !routes.is_empty() {
             made.extend(
                 others
@@ -180,7 +165,7 @@ fn every_path() -> route::RouteMatch {
 }
 
 /// The names a client of this namespace may call a service by.
-fn domains(scope: &Scope<'_>, view: &ProxyView, service: &Typed<Service>) -> Vec<String> {
+fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     let full = service.fqdn();
     let mut domains = vec![full.clone(), format!("{full}.")];
@@ -193,7 +178,7 @@ fn domains(scope: &Scope<'_>, view: &ProxyView, service: &Typed<Service>) -> Vec
         // Its pods have names under it.
         domains.extend(domains.clone().iter().map(|domain| format!("*.{domain}")));
     }
-    let reachable = |ip: &&IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
+    let reachable = |ip: &&IpAddr| if ip.is_ipv4() { scope.ipv4 } else { scope.ipv6 };
     domains.extend(service.spec.cluster_ips.iter().filter(reachable).map(|ip| host_of(*ip)));
     domains
 }

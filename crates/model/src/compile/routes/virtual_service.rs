@@ -7,7 +7,6 @@ use super::{
     action::{self, Port},
 };
 use crate::{
-    ProxyView,
     api::{
         StringMatch, selects,
         virtual_service::{HttpMatch, HttpRoute},
@@ -25,7 +24,7 @@ use route::{
 };
 
 /// The routes of a VirtualService on a port, for one client; none if nothing of it holds there.
-pub(super) fn routes(scope: &Scope<'_>, view: &ProxyView, rule: &Rule, port: u16) -> Vec<route::Route> {
+pub(super) fn routes(scope: &Scope<'_>, rule: &Rule, port: u16) -> Vec<route::Route> {
     let port = Port { scope, rule, number: port };
     let mut routes = Vec::new();
     for http in &rule.spec.http {
@@ -34,7 +33,7 @@ pub(super) fn routes(scope: &Scope<'_>, view: &ProxyView, rule: &Rule, port: u16
             // Nothing behind it could ever be reached.
             break;
         }
-        let holds = |found: &&HttpMatch| holds(view, rule, found, port.number);
+        let holds = |found: &&HttpMatch| holds(scope, rule, found, port.number);
         for found in http.matches.iter().filter(holds) {
             let Some(made) = route(&port, http, Some(found)) else { continue };
             let last = takes_everything(&made);
@@ -48,11 +47,14 @@ pub(super) fn routes(scope: &Scope<'_>, view: &ProxyView, rule: &Rule, port: u16
 }
 
 /// What only depends on who asks, and on which port, is decided here rather than for each request.
-fn holds(view: &ProxyView, rule: &Rule, found: &HttpMatch, port: u16) -> bool {
+fn holds(scope: &Scope<'_>, rule: &Rule, found: &HttpMatch, port: u16) -> bool {
     found.port.is_none_or(|wanted| wanted == u32::from(port))
         && found.is_for_mesh(&rule.spec)
-        && selects(&found.source_labels, &view.labels)
-        && found.source_namespace.as_ref().is_none_or(|wanted| wanted.is_empty() || *wanted == view.namespace)
+        && selects(&found.source_labels, scope.labels)
+        && found
+            .source_namespace
+            .as_ref()
+            .is_none_or(|wanted| wanted.is_empty() || *wanted == scope.namespace)
 }
 
 fn takes_everything(route: &route::Route) -> bool {

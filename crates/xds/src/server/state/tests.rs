@@ -3,13 +3,44 @@
 use bytes::Bytes;
 
 use super::*;
+use crate::{layer::Layer, resource::Resources};
 
-fn resources(all: &[(Kind, &str, &'static [u8])]) -> Resources {
-    let mut resources = Resources::default();
-    for (kind, name, body) in all {
-        resources.insert(Resource::from_body(*kind, name, Bytes::from_static(body)));
+/// Resources that change one by one.
+#[derive(Default)]
+struct World(Layer);
+
+impl World {
+    fn insert(&mut self, resource: Arc<Resource>) {
+        let generation = self.now().generation() + 1;
+        self.0.set(generation, resource);
     }
-    resources
+
+    /// Makes these all there are.
+    fn becomes(&mut self, all: &[(Kind, &str, &'static [u8])]) {
+        let mut resources = Resources::default();
+        for (kind, name, body) in all {
+            resources.insert(Resource::from_body(*kind, name, Bytes::from_static(body)));
+        }
+        let generation = self.now().generation() + 1;
+        self.0.replace(generation, &resources);
+    }
+
+    /// The same later on.
+    fn then(&self, all: &[(Kind, &str, &'static [u8])]) -> Self {
+        let mut later = Self(self.0.clone());
+        later.becomes(all);
+        later
+    }
+
+    fn now(&self) -> Snapshot {
+        Snapshot { shared: Arc::new(self.0.clone()), ..Snapshot::default() }
+    }
+}
+
+fn resources(all: &[(Kind, &str, &'static [u8])]) -> World {
+    let mut world = World::default();
+    world.becomes(all);
+    world
 }
 
 fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
@@ -22,15 +53,16 @@ fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
 }
 
 /// Takes a request in and says what goes out: kind, nonce, names sent, names removed.
-fn exchange(session: &mut Session, request: Ask, resources: &Resources) -> Vec<(Kind, u64, String, String)> {
-    session.ask(request, &mut |_| {});
-    out(session, resources)
+fn exchange(session: &mut Session, request: Ask, world: &World) -> Vec<(Kind, u64, String, String)> {
+    session.ask(request, &world.now(), &mut |_| {});
+    out(session, world)
 }
 
-fn out(session: &mut Session, resources: &Resources) -> Vec<(Kind, u64, String, String)> {
+fn out(session: &mut Session, world: &World) -> Vec<(Kind, u64, String, String)> {
     let join = |names: Vec<&str>| names.join(",");
     session
-        .pushes(resources)
+        .pushes(&world.now())
+        .unwrap()
         .iter()
         .map(|push| {
             let sent = join(push.resources.iter().map(|resource| &*resource.name).collect());
@@ -60,14 +92,14 @@ fn delta_sends_all_then_only_what_changed() {
     assert_eq!(out(&mut session, &world), []);
     assert_eq!(exchange(&mut session, ask(Cluster, 2, &[]), &world), one(Cluster, 3, "c", ""));
     exchange(&mut session, ask(Cluster, 3, &[]), &world);
-    let less = resources(&[(Cluster, "a", b"1")]);
+    let less = world.then(&[(Cluster, "a", b"1")]);
     assert_eq!(out(&mut session, &less), one(Cluster, 4, "", "b,c"));
 }
 
 #[test]
 fn delta_does_not_send_again_what_a_client_brings_along() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1"), (Endpoint, "a", b"1")]);
-    let version = |name| world.get(Cluster, name).unwrap().version_text();
+    let version = |name| world.now().get(Cluster, name).unwrap().version_text();
     let have = |pairs: &[(&str, String)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
 
     let mut session = Session::new(Form::Delta);
@@ -85,7 +117,7 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "", "gone"));
 
     let mut session = Session::new(Form::Delta);
-    let endpoint = world.get(Endpoint, "a").unwrap().version_text();
+    let endpoint = world.now().get(Endpoint, "a").unwrap().version_text();
     let named = Ask { have: have(&[("a", endpoint)]), ..ask(Endpoint, 0, &["a", "none"]) };
     assert_eq!(exchange(&mut session, named, &world), one(Endpoint, 1, "", "none"));
 }
@@ -103,7 +135,7 @@ fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
     exchange(&mut session, ask(Route, 3, &[]), &world);
     let unsubscribe = Ask { unsubscribe: [Arc::from("80")].into(), ..ask(Route, 0, &[]) };
     assert_eq!(exchange(&mut session, unsubscribe, &world), []);
-    let changed = resources(&[(Route, "80", b"2"), (Route, "none", b"1")]);
+    let changed = world.then(&[(Route, "80", b"2"), (Route, "none", b"1")]);
     assert_eq!(out(&mut session, &changed), one(Route, 4, "none", "90"));
 }
 
@@ -115,10 +147,10 @@ fn a_refused_version_is_not_sent_again_until_it_changes() {
         exchange(&mut session, ask(Cluster, 0, &[]), &world);
         let mut events = Vec::new();
         let nack = Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) };
-        session.ask(nack, &mut |event| events.push(format!("{event:?}")));
+        session.ask(nack, &world.now(), &mut |event| events.push(format!("{event:?}")));
         assert_eq!(events, [r#"Rejected { kind: Cluster, nonce: 1, reason: "no" }"#]);
         assert_eq!(out(&mut session, &world), []);
-        let fixed = resources(&[(Cluster, "a", b"2")]);
+        let fixed = world.then(&[(Cluster, "a", b"2")]);
         assert_eq!(out(&mut session, &fixed), one(Cluster, 2, "a", ""));
     }
 }
@@ -131,7 +163,7 @@ fn clusters_come_first_and_go_last() {
         (Listener, "l", b"1"),
         (Route, "r", b"1"),
     ]);
-    let after = resources(&[
+    let after = before.then(&[
         (Cluster, "new", b"1"),
         (Endpoint, "new", b"1"),
         (Listener, "l", b"1"),
@@ -176,7 +208,7 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
 #[test]
 fn a_changed_cluster_is_followed_by_its_endpoints() {
     let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1")]);
-    let changed = resources(&[(Cluster, "a", b"2"), (Endpoint, "a", b"1")]);
+    let changed = world.then(&[(Cluster, "a", b"2"), (Endpoint, "a", b"1")]);
     let mut session = Session::new(Form::Delta);
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, ask(Cluster, 1, &[]), &world);
@@ -209,7 +241,7 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &world), one(Endpoint, 2, "a,b", ""));
     assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a", "b"]), &world), []);
 
-    let changed = resources(&[
+    let changed = world.then(&[
         (Cluster, "a", b"1"),
         (Cluster, "b", b"2"),
         (Endpoint, "a", b"1"),
@@ -222,7 +254,7 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
     exchange(&mut session, ask(Endpoint, 4, &["a", "b"]), &changed);
     exchange(&mut session, ask(Endpoint, 5, &["a", "b"]), &changed);
 
-    let fewer = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Endpoint, "b", b"2")]);
+    let fewer = changed.then(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Endpoint, "b", b"2")]);
     assert_eq!(out(&mut session, &fewer), one(Cluster, 6, "a", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 6, &[]), &fewer), []);
     assert_eq!(out(&mut session, &fewer), []);
@@ -245,9 +277,46 @@ fn state_of_the_world_answers_new_names_and_clients_from_elsewhere() {
 fn an_empty_world_is_an_answer_too() {
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form);
-        let world = Resources::default();
+        let world = World::default();
         assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 1, "", ""));
         assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &world), []);
         assert_eq!(exchange(&mut session, ask(Endpoint, 0, &[]), &world), []);
     }
+}
+
+/// The client forgets what it unsubscribes from, also where it has everything, and is told what there is of it.
+#[test]
+fn what_is_unsubscribed_from_beside_everything_is_answered() {
+    let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*", "a"]), &world), one(Cluster, 1, "a,b", ""));
+    let unsubscribe = |names: &[&str]| Ask {
+        unsubscribe: names.iter().map(|name| Arc::from(*name)).collect(),
+        ..ask(Cluster, 1, &[])
+    };
+    assert_eq!(exchange(&mut session, unsubscribe(&["a", "none"]), &world), one(Cluster, 2, "a", "none"));
+    exchange(&mut session, ask(Cluster, 2, &["b"]), &world);
+    exchange(&mut session, ask(Cluster, 3, &[]), &world);
+    // What is left is what was asked for by name.
+    assert_eq!(exchange(&mut session, unsubscribe(&["*"]), &world), []);
+    let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
+    assert_eq!(out(&mut session, &changed), one(Cluster, 4, "b", ""));
+}
+
+#[test]
+fn who_falls_too_far_behind_is_told_to_connect_again() {
+    let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "gone", b"1")]);
+    let mut delta = Session::new(Form::Delta);
+    let mut sotw = Session::new(Form::Sotw);
+    exchange(&mut delta, ask(Cluster, 0, &[]), &world);
+    exchange(&mut sotw, ask(Cluster, 0, &[]), &world);
+    world = world.then(&[(Cluster, "a", b"1")]);
+    for count in 0..5_000 {
+        let body: &'static [u8] = if count % 2 == 0 { b"2" } else { b"3" };
+        world.insert(Resource::from_body(Cluster, "a", Bytes::from_static(body)));
+    }
+    delta.ask(ask(Cluster, 1, &[]), &world.now(), &mut |_| {});
+    assert_eq!(delta.pushes(&world.now()).unwrap_err(), Behind);
+    // The state of the world says what is gone by itself.
+    assert_eq!(exchange(&mut sotw, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
 }

@@ -1,0 +1,144 @@
+//! What a change may have an effect on, as far as it is known beforehand. Rather too much than too little.
+
+use std::collections::BTreeSet;
+
+use super::{World, hosts};
+use crate::{
+    ObjectKey,
+    api::{Kind, Pod, Typed, kube::SliceEndpoint},
+};
+
+/// What may be different since the World was last asked for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Everything.
+    pub everything: bool,
+    /// The clusters and endpoints of these services (namespace, name).
+    pub services: BTreeSet<(String, String)>,
+    /// Routes.
+    pub routes: bool,
+    /// The name table.
+    pub names: bool,
+    /// What all workloads have for themselves.
+    pub workloads: bool,
+    /// What the workloads of these namespaces have for themselves.
+    pub workloads_in: BTreeSet<String>,
+}
+
+impl Touched {
+    /// True if nothing is different.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a workload of this namespace may have something else for itself.
+    pub fn touches_workloads_in(&self, namespace: &str) -> bool {
+        self.everything || self.workloads || self.workloads_in.contains(namespace)
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.everything |= other.everything;
+        self.services.extend(other.services);
+        self.routes |= other.routes;
+        self.names |= other.names;
+        self.workloads |= other.workloads;
+        self.workloads_in.extend(other.workloads_in);
+    }
+
+    fn everything() -> Self {
+        Self { everything: true, ..Self::default() }
+    }
+
+    fn nothing() -> Self {
+        Self::default()
+    }
+}
+
+impl World {
+    /// What may be different since this was last asked for; everything at first.
+    pub fn take_touched(&mut self) -> Touched {
+        self.touched.replace(Touched::nothing()).unwrap_or_else(Touched::everything)
+    }
+
+    /// What depends on the object that has this key now.
+    pub(super) fn touched_by(&self, key: &ObjectKey) -> Touched {
+        if self.touched.as_ref().is_none_or(|touched| touched.everything) {
+            return Touched::nothing();
+        }
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        match key.kind {
+            // Only warnings depend on them.
+            Kind::ServiceAccount | Kind::Deployment => Touched::nothing(),
+            Kind::Namespace | Kind::Node | Kind::ConfigMap | Kind::PeerAuthentication => {
+                Touched::everything()
+            }
+            Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
+                Touched { workloads: true, ..Touched::default() }
+            }
+            Kind::AuthorizationPolicy => {
+                Touched { workloads_in: BTreeSet::from([namespace.to_owned()]), ..Touched::default() }
+            }
+            Kind::VirtualService => Touched { routes: true, ..Touched::default() },
+            Kind::Service => Touched {
+                services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
+                routes: true,
+                names: true,
+                workloads: true,
+                ..Touched::default()
+            },
+            Kind::EndpointSlice => {
+                let slice = self.slices.get(namespace, name).map(|entry| &entry.object.spec.service);
+                slice.map(|service| self.touched_endpoints(namespace, service)).unwrap_or_default()
+            }
+            Kind::DestinationRule => {
+                let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
+                let Some(rule) = rule else { return Touched::nothing() };
+                match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
+                    Some(service) => Touched {
+                        services: BTreeSet::from([(
+                            service.meta.namespace.clone(),
+                            service.meta.name.clone(),
+                        )]),
+                        routes: true,
+                        workloads: true,
+                        ..Touched::default()
+                    },
+                    None => Touched::everything(),
+                }
+            }
+            Kind::Pod => self.pod(namespace, name).map(|pod| self.touched_by_pod(pod)).unwrap_or_default(),
+        }
+    }
+
+    /// The services that lead to a pod.
+    fn touched_by_pod(&self, pod: &Typed<Pod>) -> Touched {
+        let namespace = pod.meta.namespace.as_str();
+        let mut touched = Touched::nothing();
+        for service in self.services_selecting(namespace, &pod.meta.labels) {
+            touched.add(self.touched_endpoints(namespace, &service.meta.name));
+        }
+        // A slice may be of a service that selects nothing, and of another namespace if it goes by address.
+        for slice in self.slices.iter().map(|entry| &entry.object) {
+            let near = slice.meta.namespace == namespace;
+            let leads = |endpoint: &SliceEndpoint| {
+                near && endpoint.pod == pod.meta.name || pod.spec.ips.contains(&endpoint.ip)
+            };
+            let service = (slice.meta.namespace.clone(), slice.spec.service.clone());
+            if !touched.services.contains(&service) && slice.spec.endpoints.iter().any(leads) {
+                touched.add(self.touched_endpoints(&service.0, &service.1));
+            }
+        }
+        touched
+    }
+
+    /// What depends on a service's endpoints. Those of a headless one are in listeners and names, too.
+    fn touched_endpoints(&self, namespace: &str, service: &str) -> Touched {
+        let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
+        Touched {
+            services: BTreeSet::from([(namespace.to_owned(), service.to_owned())]),
+            names: headless,
+            workloads: headless,
+            ..Touched::default()
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Resources as they are now, and which of them changed since when.
+//!
+//! All changes of all layers are counted in one row of generations, so one number says what a client was told: whatever
+//! changed in a later generation is news to it. Nothing is kept for a client and a resource.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use crate::resource::{Kind, Resource, Resources};
+
+/// How many changes of a kind are remembered by name. Who is further behind has everything looked through.
+const REMEMBERED: usize = 2_048;
+
+/// Resources that many clients share. Cloning shares everything.
+#[derive(Clone, Debug, Default)]
+pub struct Layer {
+    shelves: [Arc<Shelf>; Kind::ALL.len()],
+    /// The last change.
+    generation: u64,
+}
+
+/// The resources of one kind.
+#[derive(Clone, Debug, Default)]
+struct Shelf {
+    by_name: BTreeMap<Arc<str>, Entry>,
+    /// Generations and what changed in them, the oldest first.
+    changes: VecDeque<(u64, Arc<str>)>,
+    /// Changes up to this generation are forgotten.
+    forgotten: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    resource: Arc<Resource>,
+    /// Since when there has been a resource of this name, and since when it is as it is.
+    added: u64,
+    changed: u64,
+}
+
+impl Layer {
+    /// Adds a resource or replaces the one of its name. `false` if that was equal.
+    pub fn set(&mut self, generation: u64, resource: Arc<Resource>) -> bool {
+        let shelf = &mut self.shelves[resource.kind as usize];
+        let before = shelf.by_name.get(&resource.name);
+        if before.is_some_and(|entry| entry.resource.version == resource.version) {
+            return false;
+        }
+        let added = before.map_or(generation, |entry| entry.added);
+        let name =
+            before.map_or_else(|| Arc::clone(&resource.name), |entry| Arc::clone(&entry.resource.name));
+        let shelf = Arc::make_mut(shelf);
+        shelf.by_name.insert(Arc::clone(&name), Entry { resource, added, changed: generation });
+        shelf.note(generation, name);
+        self.generation = generation;
+        true
+    }
+
+    /// Takes a resource away. `false` if there was none.
+    pub fn remove(&mut self, generation: u64, kind: Kind, name: &str) -> bool {
+        let shelf = &mut self.shelves[kind as usize];
+        if !shelf.by_name.contains_key(name) {
+            return false;
+        }
+        let shelf = Arc::make_mut(shelf);
+        if let Some((name, _)) = shelf.by_name.remove_entry(name) {
+            shelf.note(generation, name);
+        }
+        self.generation = generation;
+        true
+    }
+
+    /// Makes these resources all there are. `false` if they were.
+    pub fn replace(&mut self, generation: u64, resources: &Resources) -> bool {
+        let mut changed = false;
+        for kind in Kind::ALL {
+            let names = self.shelves[kind as usize].by_name.keys();
+            let gone: Vec<_> = names.filter(|name| resources.get(kind, name).is_none()).cloned().collect();
+            for name in gone {
+                changed |= self.remove(generation, kind, &name);
+            }
+            for resource in resources.iter(kind) {
+                changed |= self.set(generation, Arc::clone(resource));
+            }
+        }
+        changed
+    }
+
+    /// The resource of a kind and name.
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
+        self.shelf(kind).by_name.get(name).map(|entry| &entry.resource)
+    }
+
+    /// Shares with another layer what is equal, so that it is held once.
+    pub fn share(&mut self, other: &Self) {
+        for (shelf, other) in self.shelves.iter_mut().zip(&other.shelves) {
+            for (name, entry) in &mut Arc::make_mut(shelf).by_name {
+                if let Some(equal) = other.by_name.get(name).filter(|other| other.resource == entry.resource)
+                {
+                    entry.resource = Arc::clone(&equal.resource);
+                }
+            }
+        }
+    }
+
+    fn shelf(&self, kind: Kind) -> &Shelf {
+        &self.shelves[kind as usize]
+    }
+}
+
+impl Shelf {
+    fn note(&mut self, generation: u64, name: Arc<str>) {
+        self.changes.push_back((generation, name));
+        if self.changes.len() > REMEMBERED
+            && let Some((generation, _)) = self.changes.pop_front()
+        {
+            self.forgotten = generation;
+        }
+    }
+}
+
+/// All that one client is served now: what is only for those like it, and what it shares with many more. A name stands in one
+/// of them.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// What depends on the workload.
+    pub own: Arc<Layer>,
+    /// What does not.
+    pub shared: Arc<Layer>,
+}
+
+/// What changed of a kind.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// What there is now of it.
+    pub(crate) resources: Vec<Arc<Resource>>,
+    /// What there is no more; absent if that is not known any more.
+    pub(crate) gone: Option<Vec<Arc<str>>>,
+}
+
+impl Snapshot {
+    /// The last change of anything in it.
+    pub fn generation(&self) -> u64 {
+        self.own.generation.max(self.shared.generation)
+    }
+
+    /// The resource of a kind and name.
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
+        self.entry(kind, name).map(|entry| &entry.resource)
+    }
+
+    /// All resources of a kind: those of the workload, then the shared ones, each sorted by name.
+    pub fn iter(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
+        self.shelves(kind).into_iter().flat_map(|shelf| shelf.by_name.values()).map(|entry| &entry.resource)
+    }
+
+    /// Whether there was none of this name in a generation.
+    pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
+        self.entry(kind, name).is_some_and(|entry| entry.added > since)
+    }
+
+    /// Whether a resource is not what it was in a generation.
+    pub(crate) fn is_changed(&self, kind: Kind, name: &str, since: u64) -> bool {
+        self.entry(kind, name).is_some_and(|entry| entry.changed > since)
+    }
+
+    /// What changed after a generation.
+    pub(crate) fn changes(&self, kind: Kind, since: u64) -> Changes {
+        let mut changes = Changes { gone: Some(Vec::new()), ..Changes::default() };
+        for shelf in self.shelves(kind) {
+            if since < shelf.forgotten {
+                let changed = shelf.by_name.values().filter(|entry| entry.changed > since);
+                changes.resources.extend(changed.map(|entry| Arc::clone(&entry.resource)));
+                changes.gone = None;
+                continue;
+            }
+            let first = shelf.changes.partition_point(|(generation, _)| *generation <= since);
+            let mut names: Vec<_> = shelf.changes.range(first..).map(|(_, name)| name).collect();
+            names.sort_unstable();
+            names.dedup();
+            for name in names {
+                match (self.get(kind, name), &mut changes.gone) {
+                    (Some(resource), _) => changes.resources.push(Arc::clone(resource)),
+                    (None, Some(gone)) => gone.push(Arc::clone(name)),
+                    (None, None) => {}
+                }
+            }
+        }
+        changes
+    }
+
+    fn shelves(&self, kind: Kind) -> [&Shelf; 2] {
+        [self.own.shelf(kind), self.shared.shelf(kind)]
+    }
+
+    fn entry(&self, kind: Kind, name: &str) -> Option<&Entry> {
+        self.shelves(kind).into_iter().find_map(|shelf| shelf.by_name.get(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn resource(name: &str, body: &'static [u8]) -> Arc<Resource> {
+        Resource::from_body(Kind::Cluster, name, Bytes::from_static(body))
+    }
+
+    fn snapshot(own: &Layer, shared: &Layer) -> Snapshot {
+        Snapshot { own: Arc::new(own.clone()), shared: Arc::new(shared.clone()) }
+    }
+
+    fn names(changes: &Changes) -> (Vec<&str>, Option<Vec<&str>>) {
+        let sent = changes.resources.iter().map(|resource| &*resource.name).collect();
+        (sent, changes.gone.as_ref().map(|gone| gone.iter().map(|name| &**name).collect()))
+    }
+
+    #[test]
+    fn changes_are_known_by_their_generation() {
+        let (mut own, mut shared) = (Layer::default(), Layer::default());
+        assert!(shared.set(1, resource("a", b"1")) && shared.set(1, resource("b", b"1")));
+        assert!(own.set(2, resource("inbound", b"1")));
+        assert!(!shared.set(3, resource("a", b"1")), "it is equal");
+        assert!(shared.set(4, resource("b", b"2")) && shared.remove(5, Kind::Cluster, "a"));
+        assert!(!shared.remove(6, Kind::Cluster, "a") && !shared.remove(6, Kind::Cluster, "none"));
+        let now = snapshot(&own, &shared);
+        assert_eq!(now.generation(), 5);
+        assert_eq!(names(&now.changes(Kind::Cluster, 0)), (vec!["inbound", "b"], Some(vec!["a"])));
+        assert_eq!(names(&now.changes(Kind::Cluster, 2)), (vec!["b"], Some(vec!["a"])));
+        assert_eq!(names(&now.changes(Kind::Cluster, 4)), (vec![], Some(vec!["a"])));
+        assert_eq!(names(&now.changes(Kind::Cluster, 5)), (vec![], Some(vec![])));
+        assert!(now.is_new(Kind::Cluster, "inbound", 1) && !now.is_new(Kind::Cluster, "b", 1));
+    }
+
+    #[test]
+    fn what_is_replaced_counts_only_where_it_differs() {
+        let mut layer = Layer::default();
+        let set = |all: &[(&str, &'static [u8])]| {
+            let mut set = Resources::default();
+            all.iter().for_each(|(name, body)| set.insert(resource(name, body)));
+            set
+        };
+        assert!(layer.replace(1, &set(&[("a", b"1"), ("b", b"1")])));
+        assert!(!layer.replace(2, &set(&[("a", b"1"), ("b", b"1")])));
+        assert!(layer.replace(3, &set(&[("b", b"2"), ("c", b"1")])));
+        let now = snapshot(&Layer::default(), &layer);
+        assert_eq!(names(&now.changes(Kind::Cluster, 1)), (vec!["b", "c"], Some(vec!["a"])));
+    }
+
+    #[test]
+    fn who_is_far_behind_is_given_what_changed_but_not_what_is_gone() {
+        let mut layer = Layer::default();
+        layer.set(1, resource("old", b"1"));
+        layer.set(1, resource("gone", b"1"));
+        layer.remove(2, Kind::Cluster, "gone");
+        for generation in 3..REMEMBERED as u64 + 10 {
+            layer.set(generation, resource("a", if generation % 2 == 0 { b"1" } else { b"2" }));
+        }
+        let now = snapshot(&Layer::default(), &layer);
+        assert_eq!(names(&now.changes(Kind::Cluster, 1)), (vec!["a"], None));
+        assert_eq!(names(&now.changes(Kind::Cluster, 100)), (vec!["a"], Some(vec![])));
+    }
+}
