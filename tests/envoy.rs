@@ -125,12 +125,13 @@ fn canary_is_met_by_both(mesh: &Mesh) {
     }
 }
 
-/// The control plane knows of all eleven proxies, and none has refused anything.
+/// The control plane knows of all eleven proxies, and none has refused anything. All of them take virtual hosts one by one.
 fn nothing_is_refused(mesh: &Mesh) {
     let proxies: Value = mesh.call("main", "http://10.244.0.1:15014/debug/syncz", &[]).json();
     let proxies = proxies.as_array().unwrap();
     assert_eq!(proxies.len(), 11, "{proxies:?}");
     for proxy in proxies {
+        assert!(proxy["types"]["vhds"]["acked"].as_u64() > Some(0), "{proxy}");
         for (kind, status) in proxy["types"].as_object().unwrap() {
             assert_eq!(status["nacked"], 0, "{kind} at {proxy}");
         }

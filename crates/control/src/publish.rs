@@ -6,7 +6,7 @@
 //! change: an apply without effect pushes nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Instant, SystemTime},
 };
@@ -172,6 +172,8 @@ impl Publisher {
             return None;
         }
         state.world.place(&mut client.node);
+        // There are no virtual hosts by themselves in the other form.
+        client.node.view.hosts_apart &= client.form == Form::Delta;
         let view = Arc::new(client.node.view);
         let views = state.views.len();
         let (view, receiver) = state.enter(view);
@@ -309,18 +311,25 @@ impl State {
         }
     }
 
-    /// Puts views into other scopes, as other things count as surroundings. To their proxies everything there was is news
-    /// or gone.
+    /// Puts views into other scopes, as other things count as surroundings. Where several become one, what there was is news
+    /// to their proxies, or gone.
     fn regroup(&mut self) {
         let before = std::mem::take(&mut self.scopes);
+        let mut origins: HashMap<Surroundings, HashSet<Surroundings>> = HashMap::new();
         for (view, state) in &mut self.views {
             let surroundings = Surroundings::of(view, self.regards_labels);
             let scope = self.scopes.entry(surroundings.clone()).or_default();
             scope.views += 1;
-            if let Some(before) = before.get(&state.surroundings) {
-                scope.inherit(before, self.generation);
+            let origin = std::mem::replace(&mut state.surroundings, surroundings.clone());
+            origins.entry(surroundings).or_default().insert(origin);
+        }
+        for (surroundings, scope) in &mut self.scopes {
+            let origins = origins.get(surroundings).into_iter().flatten();
+            let origins: Vec<&Scope> = origins.filter_map(|origin| before.get(origin)).collect();
+            match origins[..] {
+                [origin] => (scope.layer, scope.parts) = (Arc::clone(&origin.layer), origin.parts.clone()),
+                _ => origins.iter().for_each(|origin| scope.inherit(origin, self.generation)),
             }
-            state.surroundings = surroundings;
         }
     }
 
@@ -503,3 +512,6 @@ impl Drop for Connected {
         self.publisher.lock().leave(self.id);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,20 +4,22 @@
 //! misleading ones (editors rename, copy tools truncate first) do no harm. Two things need care. A file that is
 //! being written is half there, and taking it would remove what is still to come; so the look waits until the
 //! writer closes the file, up to a limit. And a folder can vanish and come back, so there is a look now and then
-//! without any event.
+//! without any event. A file is read again only if its metadata differ, or are so young that they may not tell.
 
 use std::{
     collections::{BTreeMap, HashSet},
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
 };
+use skysail_core::fingerprint;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -25,11 +27,13 @@ use tokio::{
 use tracing::{info, warn};
 
 /// Changes that follow each other within this time are one.
-const SETTLE: Duration = Duration::from_millis(15);
+const SETTLE: Duration = Duration::from_millis(5);
 /// How long a file may stay open for writing before it is taken as it is.
 const MAX_WAIT: Duration = Duration::from_millis(500);
 /// How often to look without an event.
 const LOOK: Duration = Duration::from_secs(10);
+/// Clocks of file systems are coarse: a file may change again within this time without a trace in its metadata.
+const COARSE: Duration = Duration::from_secs(2);
 
 /// A file's new state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +60,46 @@ pub(crate) enum FileState {
 /// Folders of files and what was last seen in them.
 pub(crate) struct Folders {
     folders: Vec<PathBuf>,
-    seen: BTreeMap<(usize, PathBuf), FileState>,
+    seen: Seen,
+}
+
+/// What was seen in each file, by folder and path.
+type Seen = BTreeMap<(usize, PathBuf), File>;
+
+/// What was last seen in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct File {
+    content: Content,
+    /// By which it is known not to have changed; absent where it may be too young for that.
+    stamp: Option<Stamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Content {
+    /// A text of this fingerprint.
+    Text(u64),
+    Unreadable(String),
+}
+
+/// Metadata of a file that differ when it was changed or replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    changed: (i64, i64),
+    length: u64,
+    device: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    /// Of metadata read at a time.
+    fn of(metadata: &fs::Metadata, at: SystemTime) -> Option<Self> {
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        let seconds = u64::try_from(changed.0).ok()?;
+        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds + 1))?;
+        let old = at.duration_since(time).is_ok_and(|age| age > COARSE);
+        let (length, device, inode) = (metadata.len(), metadata.dev(), metadata.ino());
+        old.then_some(Self { changed, length, device, inode })
+    }
 }
 
 impl Folders {
@@ -69,31 +112,30 @@ impl Folders {
             let wrong = |error: io::Error| {
                 io::Error::new(error.kind(), format!("configuration {}: {error}", folder.display()))
             };
-            collect(folder, 0, &mut BTreeMap::new()).map_err(wrong)?;
+            Look { before: &Seen::new(), now: Seen::new(), changes: Vec::new() }
+                .collect(folder, 0)
+                .map_err(wrong)?;
         }
-        Ok(Self { folders: folders.to_vec(), seen: BTreeMap::new() })
+        Ok(Self { folders: folders.to_vec(), seen: Seen::new() })
     }
 
     /// Looks at everything; gives what differs from the last time.
     pub(crate) fn look(&mut self) -> Vec<FileChange> {
-        let mut now = BTreeMap::new();
+        let mut look = Look { before: &self.seen, now: Seen::new(), changes: Vec::new() };
         for (layer, folder) in self.folders.iter().enumerate() {
-            if let Err(error) = collect(folder, layer, &mut now) {
+            if let Err(error) = look.collect(folder, layer) {
                 // A folder that is being replaced is not a request to remove everything.
                 warn!(folder = %folder.display(), %error, "configuration folder cannot be read; what was read of it stays");
                 let kept = self.seen.range((layer, PathBuf::new())..(layer + 1, PathBuf::new()));
-                now.extend(kept.map(|(key, state)| (key.clone(), state.clone())));
+                look.now.extend(kept.map(|(key, file)| (key.clone(), file.clone())));
+                look.changes.retain(|change| change.layer != layer);
             }
         }
-        let change = |(layer, path): &(usize, PathBuf), state: FileState| FileChange {
-            layer: *layer,
-            path: path.display().to_string(),
-            state,
-        };
-        let gone =
-            self.seen.keys().filter(|key| !now.contains_key(*key)).map(|key| change(key, FileState::Gone));
-        let differs = now.iter().filter(|(key, state)| self.seen.get(*key) != Some(*state));
-        let changes = gone.chain(differs.map(|(key, state)| change(key, state.clone()))).collect();
+        let Look { now, changes, .. } = look;
+        // First, as what is gone may stand elsewhere now.
+        let gone = self.seen.keys().filter(|key| !now.contains_key(*key));
+        let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Gone));
+        let changes = gone.chain(changes).collect();
         self.seen = now;
         changes
     }
@@ -201,33 +243,68 @@ fn note(event: notify::Result<Event>, writing: &mut HashSet<PathBuf>) {
     }
 }
 
-/// Reads one file that was named, or the configuration files of a folder and the folders in it. Hidden ones are not
-/// ours: editors' and Kubernetes' own (`..data`).
-fn collect(folder: &Path, layer: usize, files: &mut BTreeMap<(usize, PathBuf), FileState>) -> io::Result<()> {
-    if folder.is_file() {
-        files.insert((layer, folder.to_owned()), FileState::Text(fs::read_to_string(folder)?));
-        return Ok(());
-    }
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        if hidden {
-            continue;
+fn change(layer: usize, path: &Path, state: FileState) -> FileChange {
+    FileChange { layer, path: path.display().to_string(), state }
+}
+
+/// A look at everything.
+struct Look<'a> {
+    before: &'a Seen,
+    now: Seen,
+    /// What is there and differs from before.
+    changes: Vec<FileChange>,
+}
+
+impl Look<'_> {
+    /// Reads one file that was named, or the configuration files of a folder and the folders in it. Hidden ones are not
+    /// ours: editors' and Kubernetes' own (`..data`).
+    fn collect(&mut self, folder: &Path, layer: usize) -> io::Result<()> {
+        if folder.is_file() {
+            return self.file(folder, layer);
         }
-        if path.is_dir() {
-            collect(&path, layer, files)?;
-        } else if matches!(extension, Some("yaml" | "yml" | "json")) {
-            let state = match fs::read_to_string(&path) {
-                Ok(text) => FileState::Text(text),
-                // Removed between listing and reading.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => FileState::Unreadable(error.to_string()),
-            };
-            files.insert((layer, path), state);
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            if hidden {
+                continue;
+            }
+            if path.is_dir() {
+                self.collect(&path, layer)?;
+            } else if matches!(extension, Some("yaml" | "yml" | "json"))
+                && let Err(error) = self.file(&path, layer)
+                // Else it was removed between listing and reading.
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                let reason = error.to_string();
+                let content = Content::Unreadable(reason.clone());
+                if self.before.get(&(layer, path.clone())).is_none_or(|before| before.content != content) {
+                    self.changes.push(change(layer, &path, FileState::Unreadable(reason)));
+                }
+                self.now.insert((layer, path), File { content, stamp: None });
+            }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Reads a file unless it is known not to have changed.
+    fn file(&mut self, path: &Path, layer: usize) -> io::Result<()> {
+        let at = SystemTime::now();
+        let stamp = Stamp::of(&fs::metadata(path)?, at);
+        let key = (layer, path.to_owned());
+        let before = self.before.get(&key);
+        if let Some(before) = before.filter(|before| stamp.is_some() && before.stamp == stamp) {
+            self.now.insert(key, before.clone());
+            return Ok(());
+        }
+        let text = fs::read_to_string(path)?;
+        let content = Content::Text(fingerprint(&text));
+        if before.is_none_or(|before| before.content != content) {
+            self.changes.push(change(layer, path, FileState::Text(text)));
+        }
+        self.now.insert(key, File { content, stamp });
+        Ok(())
+    }
 }
 
 #[cfg(test)]

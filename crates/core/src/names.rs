@@ -21,6 +21,9 @@ pub const DISCOVERY_PLAIN_PORT: u16 = 15010;
 /// The control plane's admin page and metrics.
 pub const CONTROL_ADMIN_PORT: u16 = 15014;
 
+/// Metadata of a proxy's node by which it says that virtual hosts may come one by one (VHDS): `"true"`.
+pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
+
 /// The audience a service account token must carry to be good for the certificate authority.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";
 

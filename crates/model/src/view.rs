@@ -50,6 +50,8 @@ pub struct ProxyView {
     pub mesh_id: String,
     /// An Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`): it would refuse what configures them.
     pub plain_envoy: bool,
+    /// It takes virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`), and not within their route configuration.
+    pub hosts_apart: bool,
 }
 
 /// What shared resources depend on: the part of a view that many workloads have in common.
@@ -71,6 +73,8 @@ pub struct Surroundings {
     pub ipv6: bool,
     /// An Envoy without Istio's own filters.
     pub plain_envoy: bool,
+    /// It takes virtual hosts one by one.
+    pub hosts_apart: bool,
 }
 
 impl Surroundings {
@@ -85,6 +89,7 @@ impl Surroundings {
             ipv4: view.ipv4,
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
+            hosts_apart: view.hosts_apart,
         }
     }
 }
@@ -128,6 +133,7 @@ struct Metadata {
     mesh_id: String,
     node_name: String,
     skysail_plain_envoy: String,
+    skysail_vhds: String,
 }
 
 /// The containers' ports: JSON in a string, as the injector writes it, or as such.
@@ -217,6 +223,7 @@ impl ProxyNode {
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             mesh_id: metadata.mesh_id,
             plain_envoy: metadata.skysail_plain_envoy == "true",
+            hosts_apart: metadata.skysail_vhds == "true",
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }

@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::Arc};
 
 use anyhow::Context as _;
 use prost::Message as _;
-use skysail_core::{logging, shutdown};
+use skysail_core::{logging, names, shutdown};
 use skysail_xds::{
     Kind,
     client::{Form, Options},
@@ -222,8 +222,17 @@ fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> 
             .context("dynamic_resources.ads_config: initial_metadata")?;
         metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
     }
-    let options = Options { node, form: ads.form, wildcard };
+    let options = Options { node: taking_hosts_apart(node, ads.form), form: ads.form, wildcard };
     Ok(Box::pin(async move { configuration.follow(options, remote, || Ok(metadata.clone())).await }))
+}
+
+/// The node, saying to our own control plane that it may send virtual hosts one by one. Others do not know the word.
+fn taking_hosts_apart(mut node: Node, form: Form) -> Node {
+    if form == Form::Delta {
+        let metadata = node.metadata.get_or_insert_default();
+        metadata.fields.insert(names::TAKES_VIRTUAL_HOSTS.to_owned(), skysail_xds::istio::string("true"));
+    }
+    node
 }
 
 /// First the certificate, then discovery with it.
@@ -242,6 +251,7 @@ fn from_mesh(
         ca_root: mesh.ca_root,
         token: mesh.token.clone(),
     };
+    let node = taking_hosts_apart(node, Form::Delta);
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Cluster, Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());

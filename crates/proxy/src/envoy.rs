@@ -58,6 +58,9 @@ use crate::{
 /// Node metadata by which the control plane leaves out the filters that only Istio's build of Envoy has.
 const PLAIN: &str = "SKYSAIL_PLAIN_ENVOY";
 
+/// The first version of Envoy that takes virtual hosts over its aggregated stream.
+const FIRST_WITH_VIRTUAL_HOSTS: (u32, u32) = (1, 37);
+
 /// How often to see whether Envoy's clients have gone.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -86,7 +89,10 @@ impl Envoy {
         let served = tonic::transport::Server::builder()
             .add_service(secrets)
             .serve_with_incoming(UnixListenerStream::new(listener));
-        let node = node(&self.mesh.node)?;
+        let mut node = node(&self.mesh.node)?;
+        if takes_virtual_hosts(&self.program).await {
+            node["metadata"][names::TAKES_VIRTUAL_HOSTS] = "true".into();
+        }
         let bootstrap = folder.0.join("bootstrap.json");
         let text = serde_json::to_vec(&self.bootstrap(&node, &socket))?;
         std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
@@ -244,6 +250,19 @@ fn node(file: &Path) -> anyhow::Result<Value> {
     }
     node["metadata"][PLAIN] = "true".into();
     Ok(node)
+}
+
+/// Whether an Envoy takes virtual hosts one by one, by what it says of its version.
+async fn takes_virtual_hosts(program: &Path) -> bool {
+    let output = Command::new(program).arg("--version").output().await;
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    version(&text).is_some_and(|version| version >= FIRST_WITH_VIRTUAL_HOSTS)
+}
+
+/// The version in `envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split('/').nth(1)?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn address(host: &str, port: u16) -> Value {
@@ -438,6 +457,14 @@ fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_envoy_says_its_version() {
+        let text =
+            "\nenvoy  version: 88bb6ba8c06dc2e3db8fd5e5b9fbd2ff9e53b0f1/1.40.0/Clean/RELEASE/BoringSSL\n";
+        assert_eq!(version(text), Some((1, 40)));
+        assert_eq!(version("command not found"), None);
+    }
 
     #[test]
     fn connections_of_the_mesh_count() {

@@ -5,13 +5,18 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
-use crate::resource::{Kind, Resource, Resources};
+use crate::{
+    resource::{Kind, Resource, Resources},
+    wire::{Entries, Form},
+};
 
 /// How many changes of a kind are remembered by name. Who is further behind has everything looked through.
 const REMEMBERED: usize = 2_048;
+/// So few resources are not kept in their encoded form as well.
+const FEW: usize = 16;
 
 /// Resources that many clients share. Cloning shares everything.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +34,8 @@ struct Shelf {
     changes: VecDeque<(u64, Arc<str>)>,
     /// Changes up to this generation are forgotten.
     forgotten: u64,
+    /// All of it as it is sent, by form.
+    encoded: [OnceLock<Entries>; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -111,6 +118,7 @@ impl Layer {
 
 impl Shelf {
     fn note(&mut self, generation: u64, name: Arc<str>) {
+        self.encoded = Default::default();
         self.changes.push_back((generation, name));
         if self.changes.len() > REMEMBERED
             && let Some((generation, _)) = self.changes.pop_front()
@@ -132,11 +140,11 @@ pub struct Snapshot {
 
 /// What changed of a kind.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Changes {
+pub struct Changes {
     /// What there is now of it.
-    pub(crate) resources: Vec<Arc<Resource>>,
+    pub resources: Vec<Arc<Resource>>,
     /// What there is no more; absent if that is not known any more.
-    pub(crate) gone: Option<Vec<Arc<str>>>,
+    pub gone: Option<Vec<Arc<str>>>,
 }
 
 impl Snapshot {
@@ -155,6 +163,20 @@ impl Snapshot {
         self.shelves(kind).into_iter().flat_map(|shelf| shelf.by_name.values()).map(|entry| &entry.resource)
     }
 
+    /// Takes out of what is to be sent the last resources if they are all that is shared, as most are who come anew: they
+    /// are encoded once.
+    pub(crate) fn together(&self, kind: Kind, form: Form, send: &mut Vec<Arc<Resource>>) -> Entries {
+        let shelf = self.shared.shelf(kind);
+        let Some(first) = send.len().checked_sub(shelf.by_name.len()) else { return Entries::default() };
+        let shared = || shelf.by_name.values().map(|entry| &entry.resource);
+        let same = send[first..].iter().zip(shared()).all(|(one, other)| Arc::ptr_eq(one, other));
+        if shelf.by_name.len() < FEW || !same {
+            return Entries::default();
+        }
+        send.truncate(first);
+        shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared())).clone()
+    }
+
     /// Whether there was none of this name in a generation.
     pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
         self.entry(kind, name).is_some_and(|entry| entry.added > since)
@@ -166,7 +188,7 @@ impl Snapshot {
     }
 
     /// What changed after a generation.
-    pub(crate) fn changes(&self, kind: Kind, since: u64) -> Changes {
+    pub fn changes(&self, kind: Kind, since: u64) -> Changes {
         let mut changes = Changes { gone: Some(Vec::new()), ..Changes::default() };
         for shelf in self.shelves(kind) {
             if since < shelf.forgotten {

@@ -18,5 +18,5 @@ pub mod server;
 mod wire;
 
 pub use envoy_types as envoy;
-pub use layer::{Layer, Snapshot};
+pub use layer::{Changes, Layer, Snapshot};
 pub use resource::{Kind, Resource, Resources};

@@ -20,6 +20,8 @@ pub enum Kind {
     Listener,
     /// `envoy.config.route.v3.RouteConfiguration`
     Route,
+    /// `envoy.config.route.v3.VirtualHost`, named `ROUTE CONFIGURATION/NAME`.
+    VirtualHost,
     /// `envoy.extensions.transport_sockets.tls.v3.Secret`
     Secret,
     /// `envoy.config.core.v3.TypedExtensionConfig`
@@ -30,11 +32,12 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order they are to be sent: what is referred to before what refers to it.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Cluster,
         Self::Endpoint,
         Self::Listener,
         Self::Route,
+        Self::VirtualHost,
         Self::Secret,
         Self::ExtensionConfig,
         Self::NameTable,
@@ -47,6 +50,7 @@ impl Kind {
             Self::Endpoint => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
             Self::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
             Self::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+            Self::VirtualHost => "type.googleapis.com/envoy.config.route.v3.VirtualHost",
             Self::Secret => "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
             Self::ExtensionConfig => "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig",
             Self::NameTable => "type.googleapis.com/istio.networking.nds.v1.NameTable",
@@ -65,10 +69,23 @@ impl Kind {
             Self::Endpoint => "eds",
             Self::Listener => "lds",
             Self::Route => "rds",
+            Self::VirtualHost => "vhds",
             Self::Secret => "sds",
             Self::ExtensionConfig => "ecds",
             Self::NameTable => "nds",
         }
+    }
+
+    /// The name by which others of its kind are asked for together with this one: virtual hosts are by that of their route
+    /// configuration.
+    pub fn family(self, name: &str) -> Option<&str> {
+        let (family, _) = name.rsplit_once('/').filter(|_| self == Self::VirtualHost)?;
+        Some(family)
+    }
+
+    /// Whether a name stands for all resources that have it as their [`family`](Self::family).
+    pub(crate) fn is_family(self, name: &str) -> bool {
+        self == Self::VirtualHost && !name.contains('/')
     }
 
     /// True for kinds of which a client takes all unless it names some.

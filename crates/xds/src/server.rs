@@ -3,10 +3,12 @@
 //! Each stream is one task that owns its [`session`](state); nothing is shared between streams but the
 //! resources. The session decides what to send, here is only the carrying.
 
+mod body;
 mod state;
 
-use std::{collections::BTreeSet, convert::Infallible, pin::Pin, sync::Arc, task, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, future::Ready, sync::Arc, task, time::Duration};
 
+use bytes::Bytes;
 use envoy_types::pb::{
     envoy::{
         config::core::v3::Node,
@@ -18,27 +20,32 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Response, Status, Streaming,
+    Request, Status, Streaming,
     body::Body,
-    codegen::{BoxFuture, Service, http},
-    server::{Grpc, NamedService, StreamingService},
+    codegen::{Service, http},
+    metadata::MetadataMap,
+    server::NamedService,
 };
 use tracing::debug;
 
-use self::state::{Ask, Behind, Session};
+use self::{
+    body::Responses,
+    state::{Ask, Behind, Session},
+};
 pub use crate::wire::Form;
 use crate::{
     layer::Snapshot,
     resource::Kind,
-    wire::{self, Push, PushCodec},
+    wire::{self, Push, RequestDecoder},
 };
 
 /// A client must say who it is within this time.
 const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
+/// The longest request: the names of some ten thousand resources. In bytes.
+const MAX_REQUEST: usize = 4 << 20;
 /// At most one response of each kind is under way, so this is never full for long.
 const QUEUE: usize = Kind::ALL.len() + 1;
 
@@ -80,7 +87,7 @@ pub enum Event<'a> {
         resources: usize,
         /// How many it takes away.
         removed: usize,
-        /// How long the resources are together.
+        /// How long it is.
         bytes: usize,
     },
     /// The client took a response.
@@ -117,15 +124,14 @@ impl<V: Views> DiscoveryService<V> {
         Self(views)
     }
 
-    /// Reads the first request, asks whether the client may connect, and starts serving it.
-    async fn start<R: IntoAsk>(
-        self,
-        request: Request<Streaming<R>>,
-    ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
-        let (metadata, extensions, mut requests) = request.into_parts();
+    /// Begins a stream: a task reads the first request, asks whether the client may connect, and serves it.
+    fn start<R: IntoAsk>(&self, request: http::Request<Body>) -> http::Response<Body> {
+        let (head, body) = request.into_parts();
+        let mut requests: Streaming<R> =
+            Streaming::new_request(RequestDecoder::default(), body, None, Some(MAX_REQUEST));
         let (responses, queue) = mpsc::channel(QUEUE);
+        let views = Arc::clone(&self.0);
         tokio::spawn(async move {
-            let call = Request::from_parts(metadata, extensions, ());
             let served = async {
                 let mut first = tokio::time::timeout(FIRST_REQUEST, requests.message())
                     .await
@@ -134,7 +140,8 @@ impl<V: Views> DiscoveryService<V> {
                 let node = first
                     .take_node()
                     .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
-                let view = self.0.connect(node, R::FORM, call).await?;
+                let call = Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, ());
+                let view = views.connect(node, R::FORM, call).await?;
                 serve(view, first, requests, &responses).await
             };
             if let Err(status) = served.await {
@@ -142,7 +149,7 @@ impl<V: Views> DiscoveryService<V> {
                 let _ = responses.send(Err(status)).await;
             }
         });
-        Ok(Response::new(ReceiverStream::new(queue)))
+        body::response(Responses::new(queue))
     }
 }
 
@@ -151,7 +158,7 @@ async fn serve<R: IntoAsk>(
     view: View,
     first: R,
     mut requests: Streaming<R>,
-    responses: &mpsc::Sender<Result<Push, Status>>,
+    responses: &mpsc::Sender<Result<Vec<Bytes>, Status>>,
 ) -> Result<(), Status> {
     let View { mut resources, mut report } = view;
     let mut session = Session::new(R::FORM);
@@ -169,13 +176,12 @@ async fn serve<R: IntoAsk>(
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
         for push in pushes {
-            let Push { kind, nonce, .. } = push;
-            let bytes = push.resources.iter().map(|resource| resource.body.len()).sum();
-            let (count, removed) = (push.resources.len(), push.removed.len());
-            if responses.send(Ok(push)).await.is_err() {
+            let (pieces, bytes) = push.pieces();
+            if responses.send(Ok(pieces)).await.is_err() {
                 return Ok(());
             }
-            report(Event::Sent { kind, nonce, resources: count, removed, bytes });
+            let Push { kind, nonce, .. } = push;
+            report(Event::Sent { kind, nonce, resources: push.count(), removed: push.removed.len(), bytes });
         }
         if !session.is_holding() {
             held_until = None;
@@ -251,39 +257,21 @@ impl<V> NamedService for DiscoveryService<V> {
     const NAME: &'static str = wire::SERVICE;
 }
 
-impl<V: Views, R: IntoAsk> StreamingService<R> for Method<V> {
-    type Response = Push;
-    type ResponseStream = ReceiverStream<Result<Push, Status>>;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Self::ResponseStream>, Status>> + Send>>;
-
-    fn call(&mut self, request: Request<Streaming<R>>) -> Self::Future {
-        Box::pin(self.0.clone().start(request))
-    }
-}
-
-/// The service as the handler of one call.
-struct Method<V>(DiscoveryService<V>);
-
 impl<V: Views> Service<http::Request<Body>> for DiscoveryService<V> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
+    type Future = Ready<Result<http::Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
         task::Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let method = Method(self.clone());
-        match request.uri().path() {
-            wire::DELTA => Box::pin(async move {
-                Ok(Grpc::new(PushCodec::<DeltaDiscoveryRequest>::default()).streaming(method, request).await)
-            }),
-            wire::SOTW => Box::pin(async move {
-                Ok(Grpc::new(PushCodec::<DiscoveryRequest>::default()).streaming(method, request).await)
-            }),
-            _ => Box::pin(async { Ok(Status::unimplemented("no such method").into_http()) }),
-        }
+        std::future::ready(Ok(match request.uri().path() {
+            wire::DELTA => self.start::<DeltaDiscoveryRequest>(request),
+            wire::SOTW => self.start::<DiscoveryRequest>(request),
+            _ => Status::unimplemented("no such method").into_http(),
+        }))
     }
 }
 

@@ -1,19 +1,19 @@
 //! Discovery responses as bytes.
 //!
 //! Envoy's generated types would copy each resource's body into a vector, and its type URL and name into
-//! strings, for every stream it is sent on. Here a response refers to shared resources and is written straight
-//! into the stream's buffer; on the way in, bodies stay slices of what was received.
+//! strings, for every stream it is sent on. Here a response is made of pieces that all streams share, between a few bytes of
+//! its own; on the way in, bodies stay slices of what was received.
 
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
 use tonic::{
     Status,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codec::{DecodeBuf, Decoder},
 };
 
 use crate::resource::{Kind, Resource};
@@ -27,6 +27,12 @@ pub(crate) const SOTW: &str =
 pub(crate) const SERVICE: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 /// A whole mesh in one response must fit; the default of 4 MiB holds some 2,000 services.
 pub(crate) const MAX_MESSAGE: usize = 512 << 20;
+/// The first byte of a gRPC message.
+const NOT_COMPRESSED: u8 = 0;
+/// Bodies of this length are not copied. In bytes.
+const BY_REFERENCE: usize = 4 << 10;
+/// How long [`Resource::version_text`] is.
+const VERSION_LEN: usize = 16;
 
 /// Which form of the protocol a stream speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,38 +50,99 @@ pub(crate) struct Push {
     pub(crate) kind: Kind,
     pub(crate) nonce: u64,
     pub(crate) resources: Vec<Arc<Resource>>,
+    /// More resources, which others are sent as well.
+    pub(crate) together: Entries,
     /// Delta only.
     pub(crate) removed: Vec<Arc<str>>,
 }
 
-impl Push {
-    /// Writes the `DeltaDiscoveryResponse` or `DiscoveryResponse`.
-    pub(crate) fn encode(&self, out: &mut impl BufMut) {
-        let nonce = self.nonce.to_string();
-        text(1, &nonce, out);
-        for resource in &self.resources {
-            let any = any_len(resource);
-            match self.form {
-                Form::Sotw => header(2, any, out),
-                Form::Delta => {
-                    let version = resource.version_text();
-                    let entry = text_len(&version) + text_len(&resource.name) + nested_len(any);
-                    header(2, entry, out);
-                    text(1, &version, out);
-                    text(3, &resource.name, out);
-                    header(2, any, out);
-                }
-            }
-            text(1, resource.kind.url(), out);
-            header(2, resource.body.len(), out);
-            out.put_slice(&resource.body);
+/// A row of resources as it stands in a response: encoded once for all who are sent the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entries {
+    pub(crate) count: usize,
+    bytes: Bytes,
+}
+
+impl Entries {
+    pub(crate) fn encode<'a>(form: Form, resources: impl Iterator<Item = &'a Arc<Resource>> + Clone) -> Self {
+        let length = resources.clone().map(|resource| nested_len(entry_len(form, resource))).sum();
+        let mut bytes = BytesMut::with_capacity(length);
+        for resource in resources.clone() {
+            entry_start(form, resource, &mut bytes);
+            bytes.put_slice(&resource.body);
         }
-        text(4, self.kind.url(), out);
-        text(5, &nonce, out);
-        for name in &self.removed {
-            text(6, name, out);
-        }
+        Self { count: resources.count(), bytes: bytes.freeze() }
     }
+}
+
+impl Push {
+    /// How many resources it brings.
+    pub(crate) fn count(&self) -> usize {
+        self.resources.len() + self.together.count
+    }
+
+    /// The `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message, and its length. Of what is long no copy is
+    /// made.
+    pub(crate) fn pieces(&self) -> (Vec<Bytes>, usize) {
+        let nonce = self.nonce.to_string();
+        let url = self.kind.url();
+        let entries = self.resources.iter().map(|resource| nested_len(entry_len(self.form, resource)));
+        let removed = self.removed.iter().map(|name| text_len(name));
+        let length = entries.chain(removed).sum::<usize>()
+            + self.together.bytes.len()
+            + text_len(&nonce) * 2
+            + text_len(url);
+        let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
+        let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
+        let room = 256 + 160 * self.resources.len() + 64 * self.removed.len() + copies;
+        let mut open = BytesMut::with_capacity(room);
+        let mut pieces = Vec::new();
+        open.put_u8(NOT_COMPRESSED);
+        // Longer messages cannot be received by anybody.
+        open.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+        text(1, &nonce, &mut open);
+        text(4, url, &mut open);
+        text(5, &nonce, &mut open);
+        for resource in &self.resources {
+            entry_start(self.form, resource, &mut open);
+            if copied(&resource) {
+                open.put_slice(&resource.body);
+            } else {
+                pieces.extend([open.split().freeze(), resource.body.clone()]);
+            }
+        }
+        if self.together.count > 0 {
+            pieces.extend([open.split().freeze(), self.together.bytes.clone()]);
+        }
+        for name in &self.removed {
+            text(6, name, &mut open);
+        }
+        if !open.is_empty() {
+            pieces.push(open.freeze());
+        }
+        (pieces, length)
+    }
+}
+
+/// The length of a resource in a response, without its own key and length.
+fn entry_len(form: Form, resource: &Resource) -> usize {
+    let any = any_len(resource);
+    match form {
+        Form::Sotw => any,
+        Form::Delta => nested_len(VERSION_LEN) + text_len(&resource.name) + nested_len(any),
+    }
+}
+
+/// Writes a resource in a response up to its body.
+fn entry_start(form: Form, resource: &Resource, out: &mut BytesMut) {
+    header(2, entry_len(form, resource), out);
+    if form == Form::Delta {
+        text(1, &resource.version_text(), out);
+        text(3, &resource.name, out);
+        header(2, any_len(resource), out);
+    }
+    text(1, resource.kind.url(), out);
+    header(2, resource.body.len(), out);
 }
 
 /// The length of a resource's `Any`. An empty body is written too, which is as good as left out.
@@ -92,54 +159,24 @@ fn text_len(text: &str) -> usize {
     nested_len(text.len())
 }
 
-fn header(field: u32, length: usize, out: &mut impl BufMut) {
+fn header(field: u32, length: usize, out: &mut BytesMut) {
     encode_key(field, WireType::LengthDelimited, out);
     encode_varint(length as u64, out);
 }
 
-fn text(field: u32, text: &str, out: &mut impl BufMut) {
+fn text(field: u32, text: &str, out: &mut BytesMut) {
     header(field, text.len(), out);
     out.put_slice(text.as_bytes());
 }
 
-/// gRPC codec of the server: requests of type `R` in, pushes out.
-pub(crate) struct PushCodec<R>(std::marker::PhantomData<R>);
+/// gRPC's decoder of the server: requests of type `R`.
+pub(crate) struct RequestDecoder<R>(std::marker::PhantomData<R>);
 
-impl<R> Default for PushCodec<R> {
+impl<R> Default for RequestDecoder<R> {
     fn default() -> Self {
         Self(std::marker::PhantomData)
     }
 }
-
-impl<R: Message + Default + Send + 'static> Codec for PushCodec<R> {
-    type Encode = Push;
-    type Decode = R;
-    type Encoder = PushEncoder;
-    type Decoder = RequestDecoder<R>;
-
-    fn encoder(&mut self) -> PushEncoder {
-        PushEncoder
-    }
-
-    fn decoder(&mut self) -> RequestDecoder<R> {
-        RequestDecoder(std::marker::PhantomData)
-    }
-}
-
-pub(crate) struct PushEncoder;
-
-impl Encoder for PushEncoder {
-    type Item = Push;
-    type Error = Status;
-
-    fn encode(&mut self, push: Push, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(push.resources.iter().map(|resource| any_len(resource) + 64).sum::<usize>() + 128);
-        push.encode(buffer);
-        Ok(())
-    }
-}
-
-pub(crate) struct RequestDecoder<R>(std::marker::PhantomData<R>);
 
 impl<R: Message + Default> Decoder for RequestDecoder<R> {
     type Item = R;
@@ -221,47 +258,62 @@ mod tests {
 
     use super::*;
 
+    /// A push of three resources in each of the ways they can go: copied, by reference, and together.
     fn push(form: Form) -> (Push, Vec<Any>) {
-        let clusters =
-            ["a", "outbound|80||b"].map(|name| Cluster { name: name.into(), ..Cluster::default() });
-        let resources: Vec<_> =
+        let clusters = [("a", 1), ("outbound|80||b", BY_REFERENCE), ("c", 1)].map(|(name, length)| Cluster {
+            name: name.into(),
+            alt_stat_name: "x".repeat(length),
+            ..Cluster::default()
+        });
+        let mut resources: Vec<_> =
             clusters.iter().map(|cluster| Resource::encode(Kind::Cluster, &cluster.name, cluster)).collect();
         let anys = resources
             .iter()
             .map(|resource| Any { type_url: Kind::Cluster.url().into(), value: resource.body.to_vec() })
             .collect();
-        (Push { form, kind: Kind::Cluster, nonce: 7, resources, removed: vec!["gone".into()] }, anys)
+        let together = Entries::encode(form, resources.split_off(2).iter());
+        let removed = if form == Form::Delta { vec!["gone".into()] } else { Vec::new() };
+        (Push { form, kind: Kind::Cluster, nonce: 7, resources, together, removed }, anys)
+    }
+
+    /// What a gRPC client reads.
+    fn message(push: &Push) -> Vec<u8> {
+        let (pieces, length) = push.pieces();
+        let bytes = pieces.concat();
+        assert_eq!(bytes[0], NOT_COMPRESSED);
+        assert_eq!(bytes[1..5], u32::try_from(length).unwrap().to_be_bytes());
+        assert_eq!(bytes.len(), 5 + length);
+        bytes[5..].to_vec()
     }
 
     #[test]
     fn a_delta_push_is_a_delta_response() {
         let (push, anys) = push(Form::Delta);
-        let mut bytes = Vec::new();
-        push.encode(&mut bytes);
+        assert_eq!(push.count(), 3);
+        let bytes = message(&push);
         let read = DeltaDiscoveryResponse::decode(&*bytes).unwrap();
         assert_eq!(
             (read.type_url.as_str(), read.nonce.as_str(), read.system_version_info.as_str()),
             (Kind::Cluster.url(), "7", "7")
         );
         assert_eq!(read.removed_resources, ["gone"]);
-        for ((read, sent), any) in read.resources.iter().zip(&push.resources).zip(anys) {
-            assert_eq!(read.name, *sent.name);
+        let names: Vec<_> = read.resources.iter().map(|resource| resource.name.as_str()).collect();
+        assert_eq!(names, ["a", "outbound|80||b", "c"]);
+        for (read, any) in read.resources.iter().zip(anys) {
+            let sent = Resource::from_body(Kind::Cluster, &read.name, any.value.clone().into());
             assert_eq!(read.version, sent.version_text());
             assert_eq!(read.resource, Some(any));
         }
         let raw = DeltaResponse::decode(&*bytes).unwrap();
-        assert_eq!(raw.resources.len(), 2);
+        assert_eq!(raw.resources.len(), 3);
         let body = &raw.resources[1].resource.as_ref().unwrap().value;
         assert_eq!(name_of(Kind::Cluster, body).unwrap(), "outbound|80||b");
     }
 
     #[test]
     fn a_full_push_is_a_discovery_response() {
-        let (mut push, anys) = push(Form::Sotw);
-        push.removed.clear();
-        let mut bytes = Vec::new();
-        push.encode(&mut bytes);
-        let read = DiscoveryResponse::decode(&*bytes).unwrap();
+        let (push, anys) = push(Form::Sotw);
+        let read = DiscoveryResponse::decode(&*message(&push)).unwrap();
         assert_eq!((read.version_info.as_str(), read.nonce.as_str()), ("7", "7"));
         assert_eq!(read.type_url, Kind::Cluster.url());
         assert_eq!(read.resources, anys);

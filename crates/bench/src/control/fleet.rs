@@ -229,11 +229,12 @@ impl<'a> Fleet<'a> {
         let (plan, told, message) = (self.plan, &mut self.told, &mut self.message);
         connection.read(&mut self.scratch, |connection, call, response| {
             let sidecar = &mut sidecars[call];
-            let was = sidecar.is_configured();
+            let was = sidecar.is_configured(plan);
             message.clear();
             sidecar.answer(plan, &response, message);
             connection.send(call, message);
-            told.note(*sidecar, was, *began, response);
+            let is_configured = !was && sidecar.is_configured(plan);
+            told.note(*sidecar, is_configured, *began, response);
         })?;
         let written = connection.flush()?;
         if written == *blocked {
@@ -247,11 +248,11 @@ impl<'a> Fleet<'a> {
 }
 
 impl Told {
-    fn note(&mut self, sidecar: Sidecar, was_configured: bool, began: u64, response: Response) {
+    fn note(&mut self, sidecar: Sidecar, is_configured: bool, began: u64, response: Response) {
         self.bytes += response.bytes;
         self.resources += u64::from(response.resources + response.removed);
         self.responses += 1;
-        if sidecar.is_configured() && !was_configured {
+        if is_configured {
             self.configured.push(clock::now() - began);
         }
         if let Some((kind, waiting)) = &mut self.wanted

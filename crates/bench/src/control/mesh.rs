@@ -41,13 +41,15 @@ pub(crate) struct Mesh {
     endpoints: usize,
     /// How often something was changed.
     version: usize,
+    /// There is one more endpoint, and one more service.
+    more: [bool; 2],
 }
 
 impl Mesh {
     /// Writes so many services with so many endpoints each.
     pub(crate) fn write(folder: &Path, services: usize, endpoints: usize) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let mesh = Self { folder: folder.to_owned(), services, endpoints, version: 0 };
+        let mesh = Self { folder: folder.to_owned(), services, endpoints, version: 0, more: [false; 2] };
         let namespaces = (0..NAMESPACES.min(services)).map(|number| {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("ns-{number}")}})
         });
@@ -69,16 +71,19 @@ impl Mesh {
     /// Changes something, once more.
     pub(crate) fn change(&mut self, change: Change) -> anyhow::Result<()> {
         self.version += 1;
-        let odd = self.version % 2 == 1;
+        let [endpoint, service_too] = &mut self.more;
         match change {
             Change::Endpoint => {
-                let more = self.endpoints + usize::from(odd);
-                self.put("endpoint", [slice(CHANGED, more)])
+                *endpoint = !*endpoint;
+                let endpoints = self.endpoints + usize::from(*endpoint);
+                self.put("endpoint", [slice(CHANGED, endpoints)])
             }
             Change::Route => self.put("route", [route(self.version)]),
             Change::Policy => self.put("policy", [policy(self.version)]),
             Change::Service => {
-                self.put("service", odd.then(|| service(self.services)).into_iter().collect::<Vec<_>>())
+                *service_too = !*service_too;
+                let more = service_too.then(|| service(self.services));
+                self.put("service", more)
             }
         }
     }

@@ -12,10 +12,13 @@ pub(crate) enum Kind {
     Endpoint,
     Listener,
     Route,
+    VirtualHost,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 4] = [Self::Cluster, Self::Endpoint, Self::Listener, Self::Route];
+    /// In the order in which a sidecar asks for them.
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Cluster, Self::Endpoint, Self::Listener, Self::Route, Self::VirtualHost];
 
     pub(crate) const fn url(self) -> &'static str {
         match self {
@@ -23,6 +26,7 @@ impl Kind {
             Self::Endpoint => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
             Self::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
             Self::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+            Self::VirtualHost => "type.googleapis.com/envoy.config.route.v3.VirtualHost",
         }
     }
 

@@ -1,7 +1,8 @@
 //! What one sidecar asks for and acknowledges, as a stream's other end: sans IO.
 //!
-//! With the whole mesh it goes as Envoy does: clusters, then their endpoints, then listeners, then their routes, each asked
-//! for once the one before is there. On demand it asks at once, by name, for what its workload uses.
+//! With the whole mesh it goes as Envoy does: clusters, then their endpoints, then listeners, then their routes, then the
+//! virtual hosts of these, each asked for once the one before is there. On demand it asks at once, by name, for what its
+//! workload uses.
 
 use super::{
     mesh,
@@ -25,9 +26,18 @@ pub(crate) struct Plan {
     pub(crate) services: usize,
     /// Services that each workload uses, where it asks for no more.
     pub(crate) used: usize,
+    /// Virtual hosts come one by one, not within their route configuration.
+    pub(crate) hosts_apart: bool,
     /// The names of all endpoints and routes, encoded, once the first sidecar has learnt them.
     pub(crate) endpoint_names: Vec<u8>,
     pub(crate) route_names: Vec<u8>,
+}
+
+impl Plan {
+    /// What each sidecar asks for, in this order.
+    fn kinds(&self) -> &'static [Kind] {
+        if self.hosts_apart { &Kind::ALL } else { &Kind::ALL[..4] }
+    }
 }
 
 /// Kinds of which a first response has come.
@@ -46,8 +56,8 @@ impl Sidecar {
     }
 
     /// A response of each kind has come.
-    pub(crate) fn is_configured(self) -> bool {
-        self.come == (1 << Kind::ALL.len()) - 1
+    pub(crate) fn is_configured(self, plan: &Plan) -> bool {
+        self.come == (1 << plan.kinds().len()) - 1
     }
 
     /// What it says first.
@@ -55,8 +65,8 @@ impl Sidecar {
         let node = self.node(plan);
         let mut node = node.as_slice();
         let kinds = match plan.subscription {
-            Subscription::Mesh => &[Kind::Cluster][..],
-            Subscription::Used => &Kind::ALL,
+            Subscription::Mesh => &plan.kinds()[..1],
+            Subscription::Used => plan.kinds(),
         };
         for kind in kinds {
             Ask { form: plan.form, kind: *kind, node, nonce: b"", names: &self.names(plan, *kind) }.put(out);
@@ -74,7 +84,7 @@ impl Sidecar {
         Ask { form: plan.form, kind, node: b"", nonce: &response.nonce, names: &named }.put(out);
         if is_first
             && plan.subscription == Subscription::Mesh
-            && let Some(next) = Kind::ALL.get(kind as usize + 1)
+            && let Some(next) = plan.kinds().get(kind as usize + 1)
         {
             Ask { form: plan.form, kind: *next, node: b"", nonce: b"", names: &self.names(plan, *next) }
                 .put(out);
@@ -106,7 +116,7 @@ impl Sidecar {
         match (plan.subscription, kind) {
             (Subscription::Mesh, Kind::Cluster | Kind::Listener) => Vec::new(),
             (Subscription::Mesh, Kind::Endpoint) => plan.endpoint_names.clone(),
-            (Subscription::Mesh, Kind::Route) => plan.route_names.clone(),
+            (Subscription::Mesh, Kind::Route | Kind::VirtualHost) => plan.route_names.clone(),
             (Subscription::Used, Kind::Cluster | Kind::Endpoint) => {
                 let clusters: Vec<String> =
                     self.used(plan).map(|service| format!("outbound|80||{}", mesh::host(service))).collect();
@@ -116,6 +126,11 @@ impl Sidecar {
                 names(["virtualInbound", "virtualOutbound", "0.0.0.0_80"])
             }
             (Subscription::Used, Kind::Route) => names(["80"]),
+            (Subscription::Used, Kind::VirtualHost) => {
+                let hosts: Vec<String> =
+                    self.used(plan).map(|service| format!("80/{}:80", mesh::host(service))).collect();
+                names(hosts.iter().map(String::as_str))
+            }
         }
     }
 
@@ -133,6 +148,7 @@ impl Sidecar {
             ("MESH_ID", Field::Text("cluster.local")),
             ("NAMESPACE", Field::Text(&namespace)),
             ("SERVICE_ACCOUNT", Field::Text("default")),
+            ("SKYSAIL_VHDS", Field::Text(if plan.hosts_apart { "true" } else { "false" })),
             ("WORKLOAD_NAME", Field::Text(&app)),
         ]);
         let mut node = Vec::new();

@@ -74,13 +74,13 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
         Part::Routes => {
             let services: Vec<_> = scope.services().collect();
             let named = listeners::named(&services);
-            let shared = named.shared.iter().map(|port| routes::shared(&scope, &services, *port));
+            let shared = named.shared.iter().flat_map(|port| routes::shared(&scope, &services, *port));
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
-            shared.chain(own).map(|routes| Resource::encode(Kind::Route, &routes.name, &routes)).collect()
+            shared.chain(own).collect()
         }
         Part::Names => {
             let services: Vec<_> = scope.services().collect();
-            vec![Resource::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
+            vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
         }
     }
 }
@@ -116,6 +116,8 @@ struct Scope<'a> {
     sniffs: bool,
     /// Istio's own filters must be left out.
     plain_envoy: bool,
+    /// Virtual hosts are resources of their own.
+    hosts_apart: bool,
 }
 
 impl<'a> Scope<'a> {
@@ -131,6 +133,7 @@ impl<'a> Scope<'a> {
             ipv6: surroundings.ipv6,
             sniffs: surroundings.role == Role::Sidecar,
             plain_envoy: surroundings.plain_envoy,
+            hosts_apart: surroundings.hosts_apart,
         }
     }
 
@@ -177,12 +180,10 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
         let clusters = clusters::outbound(scope, service, port, rule.as_deref());
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
-        made.extend(clusters.iter().map(|cluster| Resource::encode(Kind::Cluster, &cluster.name, cluster)));
+        made.extend(clusters.iter().map(|cluster| order::encode(Kind::Cluster, &cluster.name, cluster)));
         if by_discovery {
             let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
-            made.extend(
-                assignments.iter().map(|one| Resource::encode(Kind::Endpoint, &one.cluster_name, one)),
-            );
+            made.extend(assignments.iter().map(|one| order::encode(Kind::Endpoint, &one.cluster_name, one)));
         }
     }
     made
@@ -217,7 +218,7 @@ fn add_cluster(made: &mut Resources, cluster: &pb::cluster::Cluster) {
 }
 
 fn add<M: prost::Message>(made: &mut Resources, kind: Kind, name: &str, message: &M) {
-    made.insert(Resource::encode(kind, name, message));
+    made.insert(order::encode(kind, name, message));
 }
 
 #[cfg(test)]

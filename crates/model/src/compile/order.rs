@@ -1,20 +1,47 @@
-//! Puts the fields of packed messages in the order in which Go writes them: members of a `oneof` last.
+//! Puts what may stand in any order into one.
 //!
-//! Both orders are the same message, but what is packed in an `Any` is compared as bytes by Go's `proto.Equal`, and so
-//! by the tools people hold our configuration against istiod's with. Only messages that occur packed and have fields
-//! behind a `oneof` need a row here.
+//! Fields of packed messages come in the order in which Go writes them: members of a `oneof` last. Both orders are the same
+//! message, but what is packed in an `Any` is compared as bytes by Go's `proto.Equal`, and so by the tools people hold our
+//! configuration against istiod's with. Only messages that occur packed and have fields behind a `oneof` need a row here.
+//!
+//! Entries of maps are sorted. prost keeps them in hash maps and writes them in any order, so that the same resource would
+//! have another fingerprint each time it is made, and be sent for nothing.
 
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use std::sync::Arc;
 
-/// Which fields go last, and which are messages to look into.
+use prost::{
+    Message,
+    encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint},
+};
+use skysail_xds::{Kind, Resource};
+
+/// Which fields go last, which are maps, and which are messages to look into.
 struct Shape {
     last: &'static [u32],
+    maps: &'static [u32],
     nested: &'static [(u32, &'static Shape)],
 }
 
 const fn shape(last: &'static [u32], nested: &'static [(u32, &'static Shape)]) -> Shape {
-    Shape { last, nested }
+    Shape { last, maps: &[], nested }
 }
+
+const fn with_maps(maps: &'static [u32], nested: &'static [(u32, &'static Shape)]) -> Shape {
+    Shape { last: &[], maps, nested }
+}
+
+static VALUE: Shape = shape(&[], &[(5, &STRUCT), (6, &LIST)]);
+static LIST: Shape = shape(&[], &[(1, &VALUE)]);
+static STRUCT: Shape = with_maps(&[1], &[(1, &STRUCT_ENTRY)]);
+static STRUCT_ENTRY: Shape = shape(&[], &[(2, &VALUE)]);
+static METADATA: Shape = with_maps(&[1], &[(1, &METADATA_ENTRY)]);
+static METADATA_ENTRY: Shape = shape(&[], &[(2, &STRUCT)]);
+
+static CLUSTER: Shape = with_maps(&[36], &[(25, &METADATA)]);
+static ENDPOINT: Shape = shape(&[], &[(3, &METADATA)]);
+static LOCALITY: Shape = shape(&[], &[(2, &ENDPOINT)]);
+static ASSIGNMENT: Shape = shape(&[], &[(2, &LOCALITY)]);
+static NAME_TABLE: Shape = with_maps(&[1], &[]);
 
 static CONFIG_SOURCE: Shape = shape(&[1, 2, 3, 5, 8], &[]);
 static SECRET: Shape = shape(&[], &[(2, &CONFIG_SOURCE)]);
@@ -24,7 +51,8 @@ static TLS_CONTEXT: Shape = shape(&[], &[(1, &TLS)]);
 
 static RDS: Shape = shape(&[], &[(1, &CONFIG_SOURCE)]);
 static ROUTE_ACTION: Shape = shape(&[1, 2, 3, 37, 39], &[]);
-static ROUTE: Shape = shape(&[2, 3, 7, 17, 18], &[(2, &ROUTE_ACTION)]);
+static ROUTE: Shape =
+    Shape { last: &[2, 3, 7, 17, 18], maps: &[13], nested: &[(2, &ROUTE_ACTION), (4, &METADATA)] };
 static VIRTUAL_HOST: Shape = shape(&[], &[(3, &ROUTE)]);
 static ROUTES: Shape = shape(&[], &[(2, &VIRTUAL_HOST)]);
 static HTTP_MANAGER: Shape = shape(&[3, 4, 31], &[(3, &RDS), (4, &ROUTES)]);
@@ -47,6 +75,20 @@ static POLICY_ENTRY: Shape = shape(&[], &[(2, &POLICY)]);
 static RULES: Shape = shape(&[], &[(2, &POLICY_ENTRY)]);
 static RBAC: Shape = shape(&[], &[(1, &RULES), (2, &RULES)]);
 
+/// A resource, the same bytes every time.
+pub(super) fn encode<M: Message>(kind: Kind, name: &str, message: &M) -> Arc<Resource> {
+    let body = message.encode_to_vec();
+    let shape = match kind {
+        Kind::Cluster => &CLUSTER,
+        Kind::Endpoint => &ASSIGNMENT,
+        Kind::Route => &ROUTES,
+        Kind::VirtualHost => &VIRTUAL_HOST,
+        Kind::NameTable => &NAME_TABLE,
+        _ => return Resource::from_body(kind, name, body.into()),
+    };
+    Resource::from_body(kind, name, ordered(shape, &body).unwrap_or(body).into())
+}
+
 /// The message of this full name, its fields in Go's order.
 pub(super) fn as_go(message: &str, body: Vec<u8>) -> Vec<u8> {
     let shape = match message.strip_prefix("envoy.extensions.").unwrap_or(message) {
@@ -66,10 +108,24 @@ pub(super) fn as_go(message: &str, body: Vec<u8>) -> Vec<u8> {
 fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut first = Vec::with_capacity(rest.len());
     let mut last = Vec::new();
+    // The entries of the map that is being read.
+    let mut entries: Vec<Vec<u8>> = Vec::new();
+    let mut map = None;
     while !rest.is_empty() {
         let start = rest;
         let (number, wire) = decode_key(&mut rest).ok()?;
-        let to = if shape.last.contains(&number) { &mut last } else { &mut first };
+        if map.is_some_and(|map| map != number) {
+            flush(&mut entries, &mut first);
+        }
+        map = shape.maps.contains(&number).then_some(number);
+        let to = match map {
+            Some(_) => {
+                entries.push(Vec::new());
+                entries.last_mut()?
+            }
+            None if shape.last.contains(&number) => &mut last,
+            None => &mut first,
+        };
         match wire {
             WireType::LengthDelimited => {
                 let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
@@ -90,20 +146,47 @@ fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
         }
         to.extend_from_slice(start.get(..start.len() - rest.len())?);
     }
+    flush(&mut entries, &mut first);
     first.append(&mut last);
     Some(first)
 }
 
+fn flush(entries: &mut Vec<Vec<u8>>, to: &mut Vec<u8>) {
+    entries.sort_unstable();
+    entries.drain(..).for_each(|entry| to.extend(entry));
+}
+
 #[cfg(test)]
 mod tests {
-    use prost::{Message as _, Name as _};
-    use skysail_xds::envoy::pb::envoy::extensions::filters::{
-        common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
-        http::fault::v3::HttpFault,
+    use prost::Name as _;
+    use skysail_xds::envoy::pb::{
+        envoy::extensions::filters::{
+            common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
+            http::fault::v3::HttpFault,
+        },
+        google::protobuf::value::Kind as Value,
     };
 
     use super::*;
-    use crate::compile::pb::{seconds, whole_percent};
+    use crate::compile::pb::{metadata, seconds, whole_percent};
+
+    #[test]
+    fn maps_come_in_one_order() {
+        use skysail_xds::{envoy::pb::envoy::config::cluster::v3::Cluster, istio};
+        let make = || {
+            let names: Vec<String> = (0..20).map(|number| format!("name {number}")).collect();
+            let fields = || names.iter().map(|name| (name.as_str(), istio::string(name.as_str())));
+            let nested = istio::list([istio::structure(fields())]);
+            let value = istio::structure(fields().chain([("nested", nested)]));
+            let Some(Value::StructValue(value)) = value.kind else { panic!("a structure is one") };
+            Cluster { name: "c".into(), metadata: Some(metadata("istio", value)), ..Cluster::default() }
+        };
+        let (one, other) = (make(), make());
+        assert_ne!(one.encode_to_vec(), other.encode_to_vec(), "else this test shows nothing");
+        let first = encode(Kind::Cluster, "c", &one);
+        assert_eq!(first.body, encode(Kind::Cluster, "c", &other).body);
+        assert_eq!(Cluster::decode(first.body.clone()).unwrap(), one);
+    }
 
     #[test]
     fn the_message_stays_the_same_and_oneofs_go_last() {

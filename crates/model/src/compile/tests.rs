@@ -69,6 +69,7 @@ fn view() -> ProxyView {
         ipv6: false,
         mesh_id: String::new(),
         plain_envoy: false,
+        hosts_apart: false,
     }
 }
 

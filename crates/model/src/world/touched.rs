@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{World, hosts};
 use crate::{
     ObjectKey,
-    api::{Kind, Pod, Typed, kube::SliceEndpoint},
+    api::{Kind, Pod, Protocol, Service, Typed, kube::SliceEndpoint},
 };
 
 /// What may be different since the World was last asked for it.
@@ -79,13 +79,18 @@ impl World {
                 Touched { workloads_in: BTreeSet::from([namespace.to_owned()]), ..Touched::default() }
             }
             Kind::VirtualService => Touched { routes: true, ..Touched::default() },
-            Kind::Service => Touched {
-                services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
-                routes: true,
-                names: true,
-                workloads: true,
-                ..Touched::default()
-            },
+            Kind::Service => {
+                let Some(service) = self.service_named(namespace, name) else { return Touched::nothing() };
+                Touched {
+                    services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
+                    routes: true,
+                    names: true,
+                    workloads: self.shapes_listeners(service),
+                    // Those that it selects.
+                    workloads_in: BTreeSet::from([namespace.to_owned()]),
+                    ..Touched::default()
+                }
+            }
             Kind::EndpointSlice => {
                 let slice = self.slices.get(namespace, name).map(|entry| &entry.object.spec.service);
                 slice.map(|service| self.touched_endpoints(namespace, service)).unwrap_or_default()
@@ -100,7 +105,9 @@ impl World {
                             service.meta.name.clone(),
                         )]),
                         routes: true,
-                        workloads: true,
+                        workloads: self.shapes_listeners(service),
+                        // Its own say in their metadata which rule holds for them.
+                        workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..Touched::default()
                     },
                     None => Touched::everything(),
@@ -108,6 +115,24 @@ impl World {
             }
             Kind::Pod => self.pod(namespace, name).map(|pod| self.touched_by_pod(pod)).unwrap_or_default(),
         }
+    }
+
+    /// Whether the outbound listeners of others may depend on a service. Those of HTTP ports are the same for all services
+    /// that have the port, so they depend on it only if it is the one that makes them necessary.
+    fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
+        // Nobody is in this namespace, so what is visible there is visible everywhere.
+        const NOWHERE: &str = "";
+        let has_http = |service: &Typed<Service>, port: u16| {
+            service.spec.port(port).is_some_and(|port| port.protocol.is_http())
+        };
+        let is_common = |port: u16| {
+            let others = self.services().filter(|other| other.meta != service.meta);
+            let mut like_it =
+                others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
+            like_it.any(|other| self.service_visible(other, NOWHERE))
+        };
+        let ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+        ports.into_iter().any(|port| !port.protocol.is_http() || !is_common(port.port))
     }
 
     /// The services that lead to a pod.

@@ -22,7 +22,10 @@ use skysail_xds::{
     envoy::pb::envoy::{config::core::v3::Node, extensions::transport_sockets::tls::v3::Secret},
 };
 
-use super::uses;
+use super::{
+    composed::{Composed, Whole, compose},
+    uses,
+};
 use crate::{
     config::{ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery},
     secrets::Secrets,
@@ -39,6 +42,8 @@ pub(crate) struct Inventory {
     pub(crate) clusters: BTreeMap<Arc<str>, Slot<Cluster>>,
     pub(crate) listeners: BTreeMap<Arc<str>, Slot<Listener>>,
     pub(crate) routes: BTreeMap<Arc<str>, Slot<RouteTable>>,
+    /// Those of them that come in parts.
+    composed: Composed,
     /// Endpoints by the name that clusters ask for them with; without a body where there are none.
     pub(crate) assignments: HashMap<Arc<str>, Assignment>,
     /// Something in force changed since the last snapshot.
@@ -162,6 +167,7 @@ impl Inventory {
             clusters: BTreeMap::new(),
             listeners: BTreeMap::new(),
             routes: BTreeMap::new(),
+            composed: Composed::default(),
             assignments: HashMap::new(),
             changed: false,
         }
@@ -175,6 +181,9 @@ impl Inventory {
 
     /// Takes an update; what is refused is named, everything else is taken.
     pub(crate) fn apply(&mut self, update: &Update) -> Vec<Rejection> {
+        if update.kind == Kind::VirtualHost {
+            return self.take_hosts(update);
+        }
         let mut rejections = Vec::new();
         for received in &update.added {
             if let Err(reason) = self.add(update.kind, received, false) {
@@ -209,7 +218,16 @@ impl Inventory {
                     .or_default()
                     .offer(body, version, fixed, || translator.listener(body))?;
             }
+            Kind::Route if translate::has_hosts_apart(body).map_err(|reject| reject.to_string())? => {
+                let before = self.composed.parts(&name).clone();
+                self.composed.parts(&name).set_configuration(received);
+                if let Err(reason) = self.offer_composed(&name) {
+                    *self.composed.parts(&name) = before;
+                    return Err(reason);
+                }
+            }
             Kind::Route => {
+                self.composed.remove(&name);
                 self.routes
                     .entry(name)
                     .or_default()
@@ -234,10 +252,69 @@ impl Inventory {
                 let secret: Secret = received.decode().map_err(|error| error.to_string())?;
                 self.secrets.take(&name, &secret).map_err(|reject| reject.to_string())?;
             }
-            // Never asked for.
-            Kind::ExtensionConfig | Kind::NameTable => {}
+            // Never asked for, or taken all together.
+            Kind::VirtualHost | Kind::ExtensionConfig | Kind::NameTable => {}
         }
         Ok(())
+    }
+
+    fn take_hosts(&mut self, update: &Update) -> Vec<Rejection> {
+        let mut families: BTreeMap<&str, (Vec<&Received>, Vec<&str>)> = BTreeMap::new();
+        let mut rejections = Vec::new();
+        for received in &update.added {
+            match Kind::VirtualHost.family(&received.name) {
+                Some(family) => families.entry(family).or_default().0.push(received),
+                None => rejections.push(Rejection {
+                    name: received.name.clone(),
+                    reason: "is not named ROUTE CONFIGURATION/NAME".to_owned(),
+                }),
+            }
+        }
+        for name in &update.removed {
+            if let Some(family) = Kind::VirtualHost.family(name) {
+                families.entry(family).or_default().1.push(name);
+            }
+        }
+        for (family, (added, removed)) in families {
+            rejections.extend(self.take_hosts_of(family, &added, &removed));
+        }
+        rejections
+    }
+
+    /// Takes virtual hosts of one route configuration. Those that are wrong by themselves are refused alone, and all of them
+    /// where they are wrong together.
+    fn take_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
+        let before = self.composed.parts(family).clone();
+        let mut after = before.clone();
+        removed.iter().for_each(|name| after.remove_host(name));
+        added.iter().for_each(|received| after.set_host(received));
+        *self.composed.parts(family) = after.clone();
+        let Err(reason) = self.offer_composed(family) else { return Vec::new() };
+
+        let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
+        let mut rejections = Vec::new();
+        for received in added {
+            let alone = compose(&[], std::iter::once(&received.body));
+            if let Err(reject) = translator.routes(&alone) {
+                rejections.push(Rejection { name: received.name.clone(), reason: reject.to_string() });
+                after.restore_host(&received.name, &before);
+            }
+        }
+        *self.composed.parts(family) = after;
+        if !rejections.is_empty() && self.offer_composed(family).is_ok() {
+            return rejections;
+        }
+        *self.composed.parts(family) = before;
+        let all = added.iter();
+        all.map(|received| Rejection { name: received.name.clone(), reason: reason.clone() }).collect()
+    }
+
+    /// Takes a route configuration whose parts have changed, once they are complete.
+    fn offer_composed(&mut self, name: &str) -> Result<(), String> {
+        let Some(Whole { version, body }) = self.composed.parts(name).whole() else { return Ok(()) };
+        let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
+        let slot = self.routes.entry(name.into()).or_default();
+        slot.offer(&body, &version, false, || translator.routes(&body)).map(drop)
     }
 
     fn remove(&mut self, kind: Kind, name: &str) {
@@ -261,7 +338,7 @@ impl Inventory {
                 let gone = Assignment { body: None, version: String::new(), updated: SystemTime::now() };
                 self.assignments.insert(name.into(), gone);
             }
-            Kind::Secret | Kind::ExtensionConfig | Kind::NameTable => {}
+            Kind::VirtualHost | Kind::Secret | Kind::ExtensionConfig | Kind::NameTable => {}
         }
     }
 
@@ -354,8 +431,8 @@ impl Inventory {
         }
     }
 
-    /// The names to ask for: endpoints, routes, secrets.
-    pub(crate) fn wanted(&self) -> [(Kind, BTreeSet<String>); 3] {
+    /// The names to ask for: endpoints, routes, virtual hosts, secrets.
+    pub(crate) fn wanted(&self) -> [(Kind, BTreeSet<String>); 4] {
         let clusters = self.clusters.values().filter_map(Slot::newest);
         let endpoints = clusters.filter_map(|kept| match &kept.value.discovery {
             Discovery::Eds(name) => Some(name.to_string()),
@@ -368,14 +445,16 @@ impl Inventory {
         [
             (Kind::Endpoint, endpoints.collect()),
             (Kind::Route, routes.collect()),
+            (Kind::VirtualHost, self.composed.wanted().map(str::to_owned).collect()),
             (Kind::Secret, secrets.collect()),
         ]
     }
 
     /// Forgets endpoints and tables that nothing names any more.
-    pub(crate) fn forget_unwanted(&mut self, wanted: &[(Kind, BTreeSet<String>); 3]) {
-        let [(_, endpoints), (_, routes), _] = wanted;
+    pub(crate) fn forget_unwanted(&mut self, wanted: &[(Kind, BTreeSet<String>); 4]) {
+        let [(_, endpoints), (_, routes), ..] = wanted;
         self.assignments.retain(|name, _| endpoints.contains(&**name));
+        self.composed.retain(routes);
         let before = self.routes.len();
         self.routes.retain(|name, _| routes.contains(&**name));
         self.changed |= self.routes.len() != before;

@@ -4,6 +4,7 @@
 //! its end, goes through [`Configuration`] one after the other: take it, put into force what is warm, ask for what is
 //! named, publish.
 
+mod composed;
 pub(crate) mod inventory;
 pub(crate) mod names;
 mod uses;

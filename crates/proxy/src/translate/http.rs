@@ -180,6 +180,12 @@ fn keepalive(proto: &KeepaliveSettings) -> Result<Option<Keepalive>> {
 fn routes(proto: &Proto) -> Result<Routes> {
     match &proto.route_specifier {
         Some(RouteSpecifier::RouteConfig(config)) => {
+            if config.vhds.is_some() {
+                return Err(Reject::new(
+                    "virtual hosts can only come apart where routes do (rds): write them here",
+                )
+                .at_field("route_config.vhds"));
+            }
             let table = route::translate(config).at("route_config")?;
             Ok(Routes::Inline(Arc::new(table)))
         }

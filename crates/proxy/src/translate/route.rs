@@ -2,13 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use prost::Message;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
-            core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
+            core::v3::{
+                HeaderValueOption, config_source::ConfigSourceSpecifier,
+                header_value_option::HeaderAppendAction,
+            },
             route::v3::{
                 DirectResponseAction, RedirectAction, RetryPolicy as RetryProto, Route as RouteProto,
-                RouteAction, RouteConfiguration, RouteMatch as MatchProto, VirtualHost as HostProto,
+                RouteAction, RouteConfiguration, RouteMatch as MatchProto, Vhds, VirtualHost as HostProto,
                 WeightedCluster,
                 redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
                 retry_policy, route,
@@ -43,6 +47,23 @@ use crate::{
 /// Envoy's defaults.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_BASE: Duration = Duration::from_millis(25);
+
+/// Whether virtual hosts come apart from the route configuration.
+pub(crate) fn has_hosts_apart(body: &[u8]) -> Result<bool> {
+    #[derive(Clone, PartialEq, Message)]
+    struct Apart {
+        #[prost(message, optional, tag = "9")]
+        vhds: Option<Vhds>,
+    }
+    let apart = Apart::decode(body).map_err(|error| Reject::new(error.to_string()))?;
+    let Some(vhds) = apart.vhds else { return Ok(false) };
+    match vhds.config_source.and_then(|source| source.config_source_specifier) {
+        Some(ConfigSourceSpecifier::Ads(_)) => Ok(true),
+        _ => {
+            Err(Reject::new("virtual hosts must come over ADS: set `ads: {}`").at_field("vhds.config_source"))
+        }
+    }
+}
 
 /// Translates a route table and makes its index of domains.
 pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {

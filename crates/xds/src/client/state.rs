@@ -158,6 +158,18 @@ struct PerKind {
     nonce: String,
 }
 
+impl PerKind {
+    /// Whether this stream has asked for a name.
+    fn asks(&self, kind: Kind, name: &str) -> bool {
+        is_asked(kind, &self.asked, name)
+    }
+}
+
+/// Whether a name is among those asked for, or its family is.
+fn is_asked(kind: Kind, asked: &BTreeSet<String>, name: &str) -> bool {
+    asked.contains(name) || kind.family(name).is_some_and(|family| asked.contains(family))
+}
+
 impl State {
     pub(super) fn new(options: Options) -> Self {
         Self { options, kinds: Default::default() }
@@ -203,7 +215,7 @@ impl State {
                 request.subscribe.push("*".into());
             }
         } else {
-            state.have.retain(|name, _| wanted.contains(name));
+            state.have.retain(|name, _| is_asked(kind, wanted, name));
         }
         if first {
             request.have = state.have.clone();
@@ -231,14 +243,14 @@ impl State {
         for (name, version, body) in response.resources {
             match if name.is_empty() { name_of(kind, &body) } else { Some(name) } {
                 // A late answer to what has been unsubscribed since is of no use.
-                Some(name) if !wildcard && !state.asked.contains(&name) => {}
+                Some(name) if !wildcard && !state.asks(kind, &name) => {}
                 Some(name) => added.push(Received { name, version, body }),
                 None => undecodable
                     .push(Rejection { name: String::new(), reason: "its name cannot be decoded".into() }),
             }
         }
         let mut removed = response.removed;
-        removed.retain(|name| wildcard || state.asked.contains(name));
+        removed.retain(|name| wildcard || state.asks(kind, name));
         // In state of the world, clusters and listeners that are not sent are gone. Not so the other kinds,
         // of which a response may hold only some.
         if self.options.form == Form::Sotw && wildcard && undecodable.is_empty() {
@@ -314,6 +326,20 @@ mod tests {
 
     fn names(update: &Update) -> Vec<&str> {
         update.added.iter().map(|resource| resource.name.as_str()).collect()
+    }
+
+    #[test]
+    fn virtual_hosts_are_those_of_the_route_configurations_asked_for() {
+        let mut state = state(Form::Delta);
+        let wanted = wanting(Kind::VirtualHost, &["80"]);
+        let opened = state.open(&wanted);
+        assert_eq!(opened.last().unwrap().subscribe, ["80"]);
+        let hosts = response(Kind::VirtualHost, "1", &[("80/a", "1"), ("8080/a", "1")], &["80/b", "8080/b"]);
+        let (update, pending) = state.received(hosts).unwrap();
+        assert_eq!((names(&update), &update.removed), (vec!["80/a"], &vec!["80/b".to_owned()]));
+        state.applied(pending, &[]);
+        let opened = state.open(&wanted);
+        assert_eq!(opened.last().unwrap().have, BTreeMap::from([("80/a".into(), "1".into())]));
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Session {
             return Ok(pushes);
         }
         for kind in Kind::ALL {
-            if matches!(kind, Kind::Listener | Kind::Route) && self.holds(snapshot) {
+            if matches!(kind, Kind::Listener | Kind::Route | Kind::VirtualHost) && self.holds(snapshot) {
                 continue;
             }
             let late = self.form == Form::Delta && matches!(kind, Kind::Cluster | Kind::Endpoint);
@@ -187,7 +187,8 @@ impl Session {
             }
         }
         let settled = |kind: Kind| self.kinds[kind as usize].in_flight.is_none();
-        if self.form == Form::Delta && !self.is_holding() && settled(Kind::Listener) && settled(Kind::Route) {
+        let referring = [Kind::Listener, Kind::Route, Kind::VirtualHost];
+        if self.form == Form::Delta && !self.is_holding() && referring.into_iter().all(settled) {
             for kind in [Kind::Cluster, Kind::Endpoint] {
                 self.push(kind, snapshot, true, &mut pushes)?;
             }
@@ -228,9 +229,10 @@ impl Session {
         watched.in_flight = Some(self.nonce);
         watched.nonce = watched.in_flight;
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
-        let send =
+        let mut resources =
             if self.form == Form::Sotw && kind.is_wildcard() { watched.whole(snapshot, kind) } else { send };
-        pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources: send, removed });
+        let together = snapshot.together(kind, self.form, &mut resources);
+        pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources, together, removed });
         if kind == Kind::Cluster {
             self.warm(&changed);
         }
@@ -240,7 +242,7 @@ impl Session {
     /// Whether endpoints of new clusters are still on their way.
     fn holds(&mut self, snapshot: &Snapshot) -> bool {
         let endpoints = &self.kinds[Kind::Endpoint as usize];
-        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.has(name);
+        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.has(Kind::Endpoint, name);
         // Clusters that find their endpoints otherwise have no resource of that name.
         let exists = |name: &Arc<str>| {
             [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())
@@ -297,25 +299,31 @@ impl Watched {
             if self.wildcard && !have.is_empty() {
                 let all = snapshot.iter(kind).map(|resource| &resource.name);
                 self.again.extend(all.filter(|name| stale(name)).cloned());
-                let gone = have.keys().filter(|name| snapshot.get(kind, name).is_none());
-                self.lost = gone.map(|name| name.as_str().into()).collect();
             }
+            let gone = have.keys().filter(|name| {
+                snapshot.get(kind, name).is_none() && self.watches(kind, name) && !self.names.contains(name)
+            });
+            self.lost = gone.map(|name| name.as_str().into()).collect();
         }
+        let shrinks = !unsubscribe.is_empty();
         for name in unsubscribe {
             if &*name == WILDCARD {
                 self.wildcard = false;
                 self.all = false;
                 self.lost.clear();
-                let names = &self.names;
-                self.again.retain(|name| names.contains(name));
                 continue;
             }
             self.names.remove(&name);
             self.again.remove(&name);
-            if self.wildcard {
+            if self.watches(kind, &name) {
                 // The client has forgotten it, and is still to have it if there is one.
                 self.again.insert(name);
             }
+        }
+        if shrinks {
+            let mut again = std::mem::take(&mut self.again);
+            again.retain(|name| self.watches(kind, name));
+            self.again = again;
         }
     }
 
@@ -338,6 +346,13 @@ impl Watched {
             if &*name == WILDCARD {
                 self.all |= !self.wildcard;
                 self.wildcard = true;
+                continue;
+            }
+            if kind.is_family(&name) {
+                let all = snapshot.iter(kind).map(|resource| &resource.name);
+                let members = all.filter(|member| kind.family(member) == Some(&name));
+                self.again.extend(members.filter(|member| news(member)).cloned());
+                named.push(name);
                 continue;
             }
             // The name that is there anyway.
@@ -381,13 +396,20 @@ impl Watched {
     }
 
     /// Whether the client takes part in what happens to a name.
-    fn watches(&self, name: &str) -> bool {
-        self.wildcard || self.names.contains(name)
+    fn watches(&self, kind: Kind, name: &str) -> bool {
+        self.wildcard
+            || self.names.contains(name)
+            || kind.family(name).is_some_and(|family| self.names.contains(family))
+    }
+
+    /// Whether the client takes part in what happens to names that it did not say.
+    fn takes_many(&self, kind: Kind) -> bool {
+        self.wildcard || self.names.0.iter().any(|name| kind.is_family(name))
     }
 
     /// Whether the client was told of a name, whatever there is to it.
-    fn has(&self, name: &str) -> bool {
-        self.open && !self.all && self.watches(name) && !self.again.contains(name)
+    fn has(&self, kind: Kind, name: &str) -> bool {
+        self.open && !self.all && self.watches(kind, name) && !self.again.contains(name)
     }
 
     /// Whether the client never had a resource that is to be sent.
@@ -402,12 +424,12 @@ impl Watched {
         if self.all && self.wildcard {
             due.send.extend(snapshot.iter(kind).cloned());
         } else {
-            let watched = news.resources.into_iter().filter(|resource| self.watches(&resource.name));
+            let watched = news.resources.into_iter().filter(|resource| self.watches(kind, &resource.name));
             due.send.extend(watched);
             let again = self
                 .again
                 .iter()
-                .filter(|name| !self.watches(name) || !snapshot.is_changed(kind, name, self.seen));
+                .filter(|name| !self.watches(kind, name) || !snapshot.is_changed(kind, name, self.seen));
             due.send.extend(again.filter_map(|name| snapshot.get(kind, name)).cloned());
         }
         let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
@@ -417,8 +439,8 @@ impl Watched {
         if removals {
             let gone = snapshot.changes(kind, self.cleared).gone;
             match gone {
-                Some(gone) => due.removed.extend(gone.into_iter().filter(|name| self.watches(name))),
-                None if form == Form::Delta && self.wildcard => return Err(Behind),
+                Some(gone) => due.removed.extend(gone.into_iter().filter(|name| self.watches(kind, name))),
+                None if form == Form::Delta && self.takes_many(kind) => return Err(Behind),
                 None => {
                     due.removed.extend(self.names.0.iter().filter(missing).cloned());
                     due.shrunk = true;
@@ -434,7 +456,7 @@ impl Watched {
 
     /// State of the world: all the client is to have of a kind that is always sent whole.
     fn whole(&self, snapshot: &Snapshot, kind: Kind) -> Vec<Arc<Resource>> {
-        snapshot.iter(kind).filter(|resource| self.watches(&resource.name)).cloned().collect()
+        snapshot.iter(kind).filter(|resource| self.watches(kind, &resource.name)).cloned().collect()
     }
 
     /// The client knows all there is, with or without what is gone.

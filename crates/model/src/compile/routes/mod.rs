@@ -10,11 +10,13 @@ mod virtual_service;
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use skysail_core::ClusterName;
+use skysail_xds::{Kind, Resource};
 
 use super::{
     Scope, balance,
     clusters::PASSTHROUGH,
-    pb::{boolean, host_of, route, seconds, timed_action, uint32},
+    order,
+    pb::{boolean, from_ads, host_of, route, seconds, timed_action, uint32},
 };
 use crate::{
     api::{Protocol, Service, Typed, VirtualService, mesh_config::OutboundMode},
@@ -26,12 +28,27 @@ const DIRECT_RESPONSE_BYTES: u32 = 1 << 20;
 /// Where a VirtualService's hosts that are no service are found.
 const WELL_KNOWN_PORT: u16 = 80;
 
-/// The routes of an HTTP port.
-pub(super) fn shared(
-    scope: &Scope<'_>,
-    services: &[&Typed<Service>],
-    port: u16,
-) -> route::RouteConfiguration {
+/// The routes of an HTTP port: in one resource, or with one for each virtual host.
+pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<Arc<Resource>> {
+    let (name, mut hosts, elsewhere) = (port.to_string(), hosts(scope, services, port), elsewhere(scope));
+    // Without a first host a client would wait for one.
+    if !scope.hosts_apart || hosts.is_empty() {
+        hosts.push(elsewhere);
+        return vec![encode(&configuration(name, hosts))];
+    }
+    let mut configuration = configuration(name, vec![elsewhere]);
+    configuration.vhds = Some(route::Vhds { config_source: Some(from_ads()) });
+    let mut made = vec![encode(&configuration)];
+    made.extend(hosts.into_iter().map(|mut host| {
+        // Envoy takes hosts away by this name.
+        host.name = format!("{port}/{}", host.name);
+        order::encode(Kind::VirtualHost, &host.name, &host)
+    }));
+    made
+}
+
+/// The hosts that are known at an HTTP port.
+fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let routed = |service: &&&Typed<Service>| {
         let port = service.spec.port(port);
         port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
@@ -42,14 +59,17 @@ pub(super) fn shared(
     hosts.extend(of_other_hosts(scope, &services, port));
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
-    hosts.push(elsewhere(scope));
-    configuration(port.to_string(), hosts)
+    hosts
 }
 
 /// The routes of a service port that has a listener of its own, where every host means the service.
-pub(super) fn own(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> route::RouteConfiguration {
+pub(super) fn own(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> Arc<Resource> {
     let host = of_service(scope, service, port, vec!["*".into()]);
-    configuration(host.name.clone(), vec![host])
+    encode(&configuration(host.name.clone(), vec![host]))
+}
+
+fn encode(configuration: &route::RouteConfiguration) -> Arc<Resource> {
+    order::encode(Kind::Route, &configuration.name, configuration)
 }
 
 fn configuration(name: String, virtual_hosts: Vec<route::VirtualHost>) -> route::RouteConfiguration {

@@ -18,7 +18,7 @@ use skysail_xds::envoy::pb::{
             },
             listener::v3::{Filter, FilterChain, Listener as ListenerProto, filter},
             route::v3::{
-                Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route, route_action,
+                Route, RouteAction, RouteConfiguration, RouteMatch, Vhds, VirtualHost, route, route_action,
                 route_match,
             },
         },
@@ -143,7 +143,7 @@ fn a_cluster_waits_for_its_endpoints_and_a_table_for_its_clusters() {
     assert!(add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]).is_empty());
     assert!(add(&mut inventory, Kind::Listener, vec![listener("l", "t")]).is_empty());
     assert!(!inventory.settle(now), "nothing is warm");
-    let [(_, endpoints_wanted), (_, routes_wanted), _] = inventory.wanted();
+    let [(_, endpoints_wanted), (_, routes_wanted), ..] = inventory.wanted();
     assert_eq!((endpoints_wanted.len(), routes_wanted.len()), (1, 1));
 
     add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
@@ -236,4 +236,77 @@ fn a_table_that_does_not_exist_holds_up_no_listener() {
     remove(&mut inventory, Kind::Route, "t");
     assert!(inventory.settle(Instant::now()));
     assert!(inventory.snapshot().listeners.by_name.contains_key("l"));
+}
+
+/// A virtual host of table `t` that leads to cluster `a`.
+fn host(name: &str, domain: &str) -> Received {
+    let table = RouteConfiguration::decode(routes("t", "a").body).unwrap();
+    let mut host = table.virtual_hosts.into_iter().next().unwrap();
+    host.name = format!("t/{name}");
+    host.domains = vec![domain.to_owned()];
+    Received { name: host.name.clone(), version: "1".to_owned(), body: host.encode_to_vec().into() }
+}
+
+/// Table `t`, whose virtual hosts come apart.
+fn table_of_hosts() -> Received {
+    let vhds = Some(Vhds { config_source: ads() });
+    let table = RouteConfiguration { name: "t".to_owned(), vhds, ..RouteConfiguration::default() };
+    Received { name: "t".to_owned(), version: "1".to_owned(), body: table.encode_to_vec().into() }
+}
+
+fn hosts_in_force(inventory: &Inventory) -> Vec<String> {
+    let table = &inventory.routes["t"].active.as_ref().unwrap().body;
+    let table = RouteConfiguration::decode(table.clone()).unwrap();
+    table.virtual_hosts.into_iter().map(|host| host.domains.concat()).collect()
+}
+
+#[test]
+fn virtual_hosts_that_come_apart_are_put_together() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
+    inventory.settle(now);
+    assert!(inventory.snapshot().listeners.by_name.is_empty(), "its hosts are still to come");
+    let [.., (kind, wanted), _] = inventory.wanted();
+    assert_eq!((kind, wanted), (Kind::VirtualHost, BTreeSet::from(["t".to_owned()])));
+
+    assert!(add(&mut inventory, Kind::VirtualHost, vec![host("1", "one"), host("2", "two")]).is_empty());
+    assert!(inventory.settle(now));
+    assert_eq!(hosts_in_force(&inventory), ["one", "two"]);
+    assert!(inventory.snapshot().listeners.by_name.contains_key("l"));
+    remove(&mut inventory, Kind::VirtualHost, "t/1");
+    add(&mut inventory, Kind::VirtualHost, vec![host("2", "zwei")]);
+    assert!(inventory.settle(now));
+    assert_eq!(hosts_in_force(&inventory), ["zwei"]);
+
+    // What was not asked for in parts is whole again.
+    add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
+    let [.., (_, wanted), _] = inventory.wanted();
+    assert!(wanted.is_empty());
+}
+
+#[test]
+fn a_bad_virtual_host_is_refused_alone_and_two_of_one_domain_both() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
+    let without_match = VirtualHost { routes: vec![Route::default()], ..VirtualHost::default() };
+    let bad = Received { body: without_match.encode_to_vec().into(), ..host("bad", "bad") };
+    let refused = add(&mut inventory, Kind::VirtualHost, vec![host("1", "one"), bad]);
+    assert_eq!(refused.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["t/bad"]);
+    assert!(inventory.settle(now));
+    assert_eq!(hosts_in_force(&inventory), ["one"]);
+
+    let refused = add(&mut inventory, Kind::VirtualHost, vec![host("2", "one"), host("3", "three")]);
+    assert_eq!(refused.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["t/2", "t/3"]);
+    assert!(!inventory.settle(now));
+    assert_eq!(hosts_in_force(&inventory), ["one"]);
+    let nameless = Received { name: "nameless".to_owned(), ..host("4", "four") };
+    assert_eq!(add(&mut inventory, Kind::VirtualHost, vec![nameless]).len(), 1);
 }

@@ -75,7 +75,7 @@ fn one(kind: Kind, nonce: u64, sent: &str, removed: &str) -> Vec<(Kind, u64, Str
     vec![(kind, nonce, sent.into(), removed.into())]
 }
 
-use Kind::{Cluster, Endpoint, Listener, Route};
+use Kind::{Cluster, Endpoint, Listener, Route, VirtualHost};
 
 #[test]
 fn delta_sends_all_then_only_what_changed() {
@@ -319,4 +319,38 @@ fn who_falls_too_far_behind_is_told_to_connect_again() {
     assert_eq!(delta.pushes(&world.now()).unwrap_err(), Behind);
     // The state of the world says what is gone by itself.
     assert_eq!(exchange(&mut sotw, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
+}
+
+#[test]
+fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
+    let before =
+        resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "8080/a", b"1")]);
+    let after = before.then(&[
+        (VirtualHost, "80/a", b"2"),
+        (VirtualHost, "80/c", b"1"),
+        (VirtualHost, "8080/a", b"2"),
+    ]);
+
+    let mut all_of_80 = Session::new(Form::Delta);
+    let asked = exchange(&mut all_of_80, ask(VirtualHost, 0, &["80"]), &before);
+    assert_eq!(asked, one(VirtualHost, 1, "80/a,80/b", ""));
+    assert_eq!(exchange(&mut all_of_80, ask(VirtualHost, 1, &[]), &before), []);
+    assert_eq!(out(&mut all_of_80, &after), one(VirtualHost, 2, "80/a,80/c", "80/b"));
+    exchange(&mut all_of_80, ask(VirtualHost, 2, &[]), &after);
+    let unsubscribe = Ask { unsubscribe: [Arc::from("80")].into(), ..ask(VirtualHost, 0, &[]) };
+    assert_eq!(exchange(&mut all_of_80, unsubscribe, &after), []);
+    assert_eq!(out(&mut all_of_80, &after.then(&[])), []);
+
+    let mut one_of_80 = Session::new(Form::Delta);
+    let asked = exchange(&mut one_of_80, ask(VirtualHost, 0, &["80/b", "80/none"]), &before);
+    assert_eq!(asked, one(VirtualHost, 1, "80/b", "80/none"));
+    exchange(&mut one_of_80, ask(VirtualHost, 1, &[]), &before);
+    assert_eq!(out(&mut one_of_80, &after), one(VirtualHost, 2, "", "80/b"));
+
+    // Who comes again is told what became of each.
+    let version = |name| before.now().get(VirtualHost, name).unwrap().version_text();
+    let have = ["80/a", "80/b"].map(|name| (name.to_owned(), version(name))).into();
+    let mut again = Session::new(Form::Delta);
+    let asked = exchange(&mut again, Ask { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
+    assert_eq!(asked, one(VirtualHost, 1, "80/a,80/c", "80/b"));
 }

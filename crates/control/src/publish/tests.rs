@@ -1,0 +1,233 @@
+//! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
+
+use skysail_model::api::kube::Locality;
+use skysail_xds::Changes;
+
+use super::*;
+
+/// Files and what may stand in each; without any of it the file is not there.
+const FILES: [(&str, &[&str]); 15] = [
+    (
+        "service-a",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: x}, spec: {clusterIP: 10.0.0.1, selector: {app: a}, ports: [{name: http, port: 80, targetPort: 8080}]}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: x}, spec: {clusterIP: 10.0.0.1, selector: {app: a}, ports: [{name: tcp, port: 81}, {name: http, port: 80, targetPort: web}]}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: x, annotations: {networking.istio.io/exportTo: .}}, spec: {clusterIP: 10.0.0.1, selector: {app: a}, ports: [{name: http, port: 80, targetPort: 8080}]}}",
+        ],
+    ),
+    (
+        "service-b",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: b, namespace: y}, spec: {clusterIP: 10.0.0.2, selector: {app: b}, ports: [{name: http, port: 80}, {name: grpc, port: 9000}]}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: b, namespace: y}, spec: {clusterIP: None, selector: {app: b}, ports: [{name: tcp-db, port: 3306}]}}",
+        ],
+    ),
+    (
+        "service-plain",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: plain, namespace: x}, spec: {clusterIP: 10.0.0.3, ports: [{name: undeclared, port: 7000}]}}",
+        ],
+    ),
+    (
+        "slice-a",
+        &[
+            "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a-1, namespace: x, labels: {kubernetes.io/service-name: a}}, addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [10.1.0.1], nodeName: n, targetRef: {kind: Pod, name: a-1, namespace: x}}]}",
+            "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a-1, namespace: x, labels: {kubernetes.io/service-name: a}}, addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.9], conditions: {ready: false}}]}",
+            "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a-1, namespace: x, labels: {kubernetes.io/service-name: plain}}, addressType: IPv4, ports: [{name: undeclared, port: 7000}], endpoints: [{addresses: [10.1.0.1]}]}",
+        ],
+    ),
+    (
+        "slice-b",
+        &[
+            "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: b-1, namespace: y, labels: {kubernetes.io/service-name: b}}, addressType: IPv4, ports: [{name: http, port: 80}, {name: tcp-db, port: 3306}], endpoints: [{addresses: [10.1.0.2], targetRef: {kind: Pod, name: b-1, namespace: y}}]}",
+        ],
+    ),
+    (
+        "pod-a",
+        &[
+            "{apiVersion: v1, kind: Pod, metadata: {name: a-1, namespace: x, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}, spec: {nodeName: n, serviceAccountName: a, containers: [{name: c, image: c, ports: [{name: web, containerPort: 8080}]}]}, status: {podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}}",
+            "{apiVersion: v1, kind: Pod, metadata: {name: a-1, namespace: x, labels: {app: a, version: v2}}, spec: {serviceAccountName: other, containers: [{name: c, image: c}]}, status: {podIP: 10.1.0.1}}",
+            "{apiVersion: v1, kind: Pod, metadata: {name: a-1, namespace: x, labels: {app: other}}, spec: {containers: [{name: c, image: c}]}, status: {podIP: 10.1.0.2}}",
+        ],
+    ),
+    (
+        "pod-b",
+        &[
+            "{apiVersion: v1, kind: Pod, metadata: {name: b-1, namespace: y, labels: {app: b, security.istio.io/tlsMode: istio}}, spec: {nodeName: n, containers: [{name: c, image: c}]}, status: {podIP: 10.1.0.2}}",
+        ],
+    ),
+    (
+        "node",
+        &[
+            "{apiVersion: v1, kind: Node, metadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}}",
+            "{apiVersion: v1, kind: Node, metadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: other}}}",
+        ],
+    ),
+    (
+        "rule-a",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: x}, spec: {host: a, subsets: [{name: v1, labels: {version: v1}}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: x}, spec: {host: a.x.svc.cluster.local, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: h}}}}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: x}, spec: {host: b.y.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {maxConnections: 3}}}}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: x}, spec: {host: a, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 3}, loadBalancer: {localityLbSetting: {enabled: true, failoverPriority: [version]}}}}}",
+        ],
+    ),
+    (
+        "rule-all",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: all, namespace: istio-system}, spec: {host: '*.local', trafficPolicy: {tls: {mode: DISABLE}}}}",
+        ],
+    ),
+    (
+        "virtual-service",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [a], http: [{timeout: 3s, route: [{destination: {host: a, subset: v1}}]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [a, other.example], http: [{match: [{sourceLabels: {version: v1}}], route: [{destination: {host: b.y.svc.cluster.local}}]}, {route: [{destination: {host: a}}]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [b.y.svc.cluster.local], exportTo: [.], http: [{fault: {abort: {httpStatus: 555, percentage: {value: 100}}}, route: [{destination: {host: b.y.svc.cluster.local}}]}]}}",
+        ],
+    ),
+    (
+        "policy",
+        &[
+            "{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: p, namespace: x}, spec: {action: DENY, rules: [{to: [{operation: {paths: [/private]}}]}]}}",
+            "{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: p, namespace: x}, spec: {selector: {matchLabels: {version: v2}}}}",
+        ],
+    ),
+    (
+        "policy-all",
+        &[
+            "{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: p, namespace: istio-system}, spec: {rules: [{from: [{source: {namespaces: [x]}}]}]}}",
+        ],
+    ),
+    (
+        "authentication",
+        &[
+            "{apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: default, namespace: istio-system}, spec: {mtls: {mode: STRICT}}}",
+            "{apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: default, namespace: x}, spec: {mtls: {mode: DISABLE}}}",
+        ],
+    ),
+    (
+        "mesh",
+        &[
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'outboundTrafficPolicy: {mode: REGISTRY_ONLY}'}}",
+        ],
+    ),
+];
+
+/// The proxies: namespace, version, zone, and whether they take virtual hosts one by one.
+const PROXIES: [(&str, &str, &str, bool); 5] = [
+    ("x", "v1", "z", false),
+    ("x", "v2", "z", true),
+    ("y", "v1", "", true),
+    ("z", "v1", "", false),
+    ("x", "v1", "z", true),
+];
+
+type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
+
+/// One control plane and who is connected to it.
+struct Mesh {
+    publisher: Arc<Publisher>,
+    connected: BTreeMap<usize, (watch::Receiver<Snapshot>, Connected)>,
+}
+
+impl Mesh {
+    fn new() -> Self {
+        Self { publisher: Arc::new(Publisher::new(Arc::default())), connected: BTreeMap::new() }
+    }
+
+    fn connect(&mut self, proxy: usize) {
+        let (namespace, version, zone, apart) = PROXIES[proxy];
+        let id = format!("sidecar~10.2.0.{proxy}~p-{proxy}.{namespace}~{namespace}.svc.cluster.local");
+        let metadata = serde_json::json!({
+            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart.to_string(),
+            "LABELS": {"app": "a", "version": version},
+        });
+        let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
+        let node = ProxyNode::parse(&id, metadata, locality).unwrap();
+        let client = NewClient { node, address: String::new(), identity: String::new(), form: Form::Delta };
+        self.connected.insert(proxy, self.publisher.connect(client).unwrap());
+    }
+
+    fn put(&self, file: usize, variant: Option<usize>) {
+        let (name, variants) = FILES[file];
+        let state = match variant {
+            Some(variant) => FileState::Text(variants[variant].to_owned()),
+            None => FileState::Gone,
+        };
+        self.publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
+    }
+
+    fn snapshot(&self, proxy: usize) -> Snapshot {
+        self.connected[&proxy].0.borrow().clone()
+    }
+}
+
+fn bodies(snapshot: &Snapshot) -> Bodies {
+    let all = Kind::ALL.into_iter().flat_map(|kind| snapshot.iter(kind));
+    all.map(|resource| ((resource.kind, Arc::clone(&resource.name)), Arc::clone(resource))).collect()
+}
+
+/// What differs, by name: bodies are long.
+fn differences(one: &Bodies, other: &Bodies) -> Vec<String> {
+    let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+    let differ = names.into_iter().filter(|name| one.get(*name) != other.get(*name));
+    differ.map(|(kind, name)| format!("{kind} {name}")).collect()
+}
+
+/// What is told to somebody who knows everything up to a generation.
+fn told(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
+    let of_kind = |kind| {
+        let Changes { resources, gone } = snapshot.changes(kind, since);
+        let names = resources.into_iter().map(|resource| Arc::clone(&resource.name)).chain(gone.unwrap());
+        names.map(move |name| format!("{kind} {name}")).collect::<Vec<_>>()
+    };
+    Kind::ALL.into_iter().flat_map(of_kind).collect()
+}
+
+#[test]
+fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
+    for seed in 0..12 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut mesh = Mesh::new();
+        let mut files = [None; FILES.len()];
+        let mut had: BTreeMap<usize, (u64, Bodies)> = BTreeMap::new();
+        for step in 0..60 {
+            let file = random.usize(..FILES.len());
+            let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
+            files[file] = variant;
+            let regarded_labels = mesh.publisher.lock().regards_labels;
+            mesh.put(file, variant);
+            let regrouped = mesh.publisher.lock().regards_labels != regarded_labels;
+            if random.u8(..4) == 0 {
+                let proxy = random.usize(..PROXIES.len());
+                if mesh.connected.remove(&proxy).is_none() {
+                    mesh.connect(proxy);
+                }
+                had.remove(&proxy);
+            }
+            let mut fresh = Mesh::new();
+            let mut order: Vec<usize> = (0..FILES.len()).filter(|file| files[*file].is_some()).collect();
+            random.shuffle(&mut order);
+            order.iter().for_each(|file| fresh.put(*file, files[*file]));
+            let proxies: Vec<usize> = mesh.connected.keys().copied().collect();
+            for proxy in proxies {
+                fresh.connect(proxy);
+                let at = format!("seed {seed}, step {step}, {}, proxy {proxy}", FILES[file].0);
+                let snapshot = mesh.snapshot(proxy);
+                let now = bodies(&snapshot);
+                let wrong = differences(&now, &bodies(&fresh.snapshot(proxy)));
+                assert!(wrong.is_empty(), "{at}: not as after a fresh start: {wrong:?}");
+                if let Some((generation, before)) = had.get(&proxy) {
+                    let told = told(&snapshot, *generation);
+                    let differ: BTreeSet<_> = differences(before, &now).into_iter().collect();
+                    let missed: Vec<_> = differ.difference(&told).collect();
+                    assert!(missed.is_empty(), "{at}: not told of {missed:?}");
+                    let needless: Vec<_> = told.difference(&differ).collect();
+                    assert!(needless.is_empty() || regrouped, "{at}: needlessly told of {needless:?}");
+                }
+                had.insert(proxy, (snapshot.generation(), now));
+            }
+        }
+    }
+}
