@@ -259,9 +259,10 @@ async fn takes_virtual_hosts(program: &Path) -> bool {
     version(&text).is_some_and(|version| version >= FIRST_WITH_VIRTUAL_HOSTS)
 }
 
-/// The version in `envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
+/// The version in `PATH/envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
 fn version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split('/').nth(1)?.split('.');
+    let (_, build) = text.rsplit_once("version: ")?;
+    let mut numbers = build.split('/').nth(1)?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
@@ -460,8 +461,7 @@ mod tests {
 
     #[test]
     fn an_envoy_says_its_version() {
-        let text =
-            "\nenvoy  version: 88bb6ba8c06dc2e3db8fd5e5b9fbd2ff9e53b0f1/1.40.0/Clean/RELEASE/BoringSSL\n";
+        let text = "\n/usr/bin/envoy  version: 88bb6ba8c06dc2e3db8fd5e5b9fbd2ff9e53b0f1/1.40.0/Clean/RELEASE/BoringSSL\n";
         assert_eq!(version(text), Some((1, 40)));
         assert_eq!(version("command not found"), None);
     }

@@ -90,7 +90,7 @@ impl Kind {
 
     /// True for kinds of which a client takes all unless it names some.
     pub const fn is_wildcard(self) -> bool {
-        matches!(self, Self::Cluster | Self::Listener | Self::NameTable)
+        matches!(self, Self::Cluster | Self::Listener | Self::VirtualHost | Self::NameTable)
     }
 }
 

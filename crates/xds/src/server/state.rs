@@ -7,7 +7,8 @@
 //! - Listeners and routes wait until the client has the endpoints of new clusters, or a request could be routed to
 //!   a cluster that is not ready. Delta only; and not for ever, as some clients never ask for endpoints.
 //! - A name newly asked for is answered even if the client should have it, and even if it does not exist.
-//! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged.
+//! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged. So do the virtual
+//!   hosts of a route configuration.
 //!
 //! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
 //! that are to be answered out of turn are kept until they are.
@@ -233,8 +234,10 @@ impl Session {
             if self.form == Form::Sotw && kind.is_wildcard() { watched.whole(snapshot, kind) } else { send };
         let together = snapshot.together(kind, self.form, &mut resources);
         pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources, together, removed });
-        if kind == Kind::Cluster {
-            self.warm(&changed);
+        match kind {
+            Kind::Cluster => self.warm(&changed),
+            Kind::Route => self.complete(&changed, snapshot),
+            _ => {}
         }
         Ok(true)
     }
@@ -249,6 +252,20 @@ impl Session {
         };
         self.holding.retain(|name| exists(name) && !arrived(name));
         self.is_holding()
+    }
+
+    /// Envoy asks for all virtual hosts, once, and forgets those of route configurations that it does not have. With a new
+    /// one it waits for them.
+    fn complete(&mut self, routes: &[Arc<str>], snapshot: &Snapshot) {
+        let hosts = &mut self.kinds[Kind::VirtualHost as usize];
+        if hosts.wildcard {
+            let all = snapshot.iter(Kind::VirtualHost).map(|resource| &resource.name);
+            let theirs = all.filter(|name| {
+                let family = Kind::VirtualHost.family(name);
+                family.is_some_and(|family| routes.iter().any(|routes| **routes == *family))
+            });
+            hosts.again.extend(theirs.cloned());
+        }
     }
 
     /// Changed clusters wait for their endpoints anew, which have the cluster's name.

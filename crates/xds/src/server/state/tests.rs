@@ -354,3 +354,23 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     let asked = exchange(&mut again, Ask { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
     assert_eq!(asked, one(VirtualHost, 1, "80/a,80/c", "80/b"));
 }
+
+#[test]
+fn a_new_route_configuration_is_followed_by_its_virtual_hosts_where_all_are_asked_for() {
+    let mut session = Session::new(Form::Delta);
+    let world = resources(&[
+        (Route, "80", b"1"),
+        (Route, "90", b"1"),
+        (VirtualHost, "80/a", b"1"),
+        (VirtualHost, "90/a", b"1"),
+    ]);
+    exchange(&mut session, ask(Route, 0, &["80"]), &world);
+    exchange(&mut session, ask(Route, 1, &[]), &world);
+    assert_eq!(
+        exchange(&mut session, ask(VirtualHost, 0, &[]), &world),
+        one(VirtualHost, 2, "80/a,90/a", "")
+    );
+    exchange(&mut session, ask(VirtualHost, 2, &[]), &world);
+    let both = [one(Route, 3, "90", ""), one(VirtualHost, 4, "90/a", "")].concat();
+    assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), both);
+}
