@@ -14,8 +14,8 @@ use std::{
 use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
-    Diagnostic, Files, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World, compile_own,
-    compile_part, parts,
+    Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
+    compile_own, compile_part, outline, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
@@ -61,6 +61,7 @@ struct Scope {
     layer: Arc<Layer>,
     /// The resources of each part.
     parts: HashMap<Part, Vec<(Kind, Arc<str>)>>,
+    outline: Outline,
     /// How many views are of it.
     views: usize,
 }
@@ -175,7 +176,6 @@ impl Publisher {
         // There are no virtual hosts by themselves in the other form.
         client.node.view.hosts_apart &= client.form == Form::Delta;
         let view = Arc::new(client.node.view);
-        let views = state.views.len();
         let (view, receiver) = state.enter(view);
         state.next_client += 1;
         let id = state.next_client;
@@ -194,9 +194,6 @@ impl Publisher {
         };
         let status = Arc::new(Mutex::new(status));
         state.clients.insert(id, Client { view, status: Arc::clone(&status) });
-        if state.views.len() > views {
-            state.log_findings();
-        }
         count(&self.metrics.connections);
         Some((receiver, Connected { publisher: Arc::clone(self), id, status }))
     }
@@ -294,15 +291,14 @@ impl State {
             scope.update(&self.world, surroundings, &touched, self.generation);
         }
         for (view, state) in &mut self.views {
+            let Some(scope) = self.scopes.get(&state.surroundings) else { continue };
             let mut snapshot = state.sender.borrow().clone();
             if touched.touches_workloads_in(&view.namespace) {
-                let (made, findings) = compile_own(&self.world, view);
+                let (made, findings) = compile_own(&self.world, view, &scope.outline);
                 Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
                 state.findings = findings;
             }
-            if let Some(scope) = self.scopes.get(&state.surroundings) {
-                snapshot.shared = Arc::clone(&scope.layer);
-            }
+            snapshot.shared = Arc::clone(&scope.layer);
             state.sender.send_if_modified(|now| {
                 let changed = now.generation() != snapshot.generation();
                 *now = snapshot;
@@ -343,35 +339,39 @@ impl State {
             return entered;
         }
         let surroundings = Surroundings::of(&view, self.regards_labels);
-        let generation = self.generation;
-        let shared = self.scope(&surroundings);
-        let (made, findings) = compile_own(&self.world, &view);
-        let mut own = Layer::default();
-        own.replace(generation, &made);
-        let (sender, receiver) = watch::channel(Snapshot { own: Arc::new(own), shared });
+        self.open_scope(&surroundings);
+        let mut snapshot = Snapshot::default();
+        let mut findings = Vec::new();
+        if let Some(scope) = self.scopes.get_mut(&surroundings) {
+            scope.views += 1;
+            snapshot.shared = Arc::clone(&scope.layer);
+            let (made, found) = compile_own(&self.world, &view, &scope.outline);
+            Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
+            findings = found;
+        }
+        for finding in &findings {
+            if self.said.insert(finding.clone()) {
+                say(finding);
+            }
+        }
+        let (sender, receiver) = watch::channel(snapshot);
         self.views.insert(Arc::clone(&view), View { surroundings, sender, findings, clients: 1 });
         (view, receiver)
     }
 
-    /// What these surroundings are sent, for one more view.
-    fn scope(&mut self, surroundings: &Surroundings) -> Arc<Layer> {
-        if !self.scopes.contains_key(surroundings) {
-            let mut scope = Scope::default();
-            scope.update(
-                &self.world,
-                surroundings,
-                &Touched { everything: true, ..Touched::default() },
-                self.generation,
-            );
-            // Most of what two scopes are sent is the same, and kept once.
-            if let Some(other) = self.scopes.values().next() {
-                Arc::make_mut(&mut scope.layer).share(&other.layer);
-            }
-            self.scopes.insert(surroundings.clone(), scope);
+    /// Makes what these surroundings are sent, if nobody had them so far.
+    fn open_scope(&mut self, surroundings: &Surroundings) {
+        if self.scopes.contains_key(surroundings) {
+            return;
         }
-        let scope = self.scopes.entry(surroundings.clone()).or_default();
-        scope.views += 1;
-        Arc::clone(&scope.layer)
+        let mut scope = Scope::default();
+        let everything = Touched { everything: true, ..Touched::default() };
+        scope.update(&self.world, surroundings, &everything, self.generation);
+        // Most of what two scopes are sent is the same, and kept once.
+        if let Some(other) = self.scopes.values().next() {
+            Arc::make_mut(&mut scope.layer).share(&other.layer);
+        }
+        self.scopes.insert(surroundings.clone(), scope);
     }
 
     fn leave(&mut self, id: u64) {
@@ -409,13 +409,17 @@ impl State {
     fn log_findings(&mut self) {
         let now = self.all_findings();
         for finding in now.difference(&self.said) {
-            match finding.severity {
-                Severity::Error => error!("{finding}"),
-                Severity::Warning => warn!("{finding}"),
-                Severity::Info => info!("{finding}"),
-            }
+            say(finding);
         }
         self.said = now;
+    }
+}
+
+fn say(finding: &Diagnostic) {
+    match finding.severity {
+        Severity::Error => error!("{finding}"),
+        Severity::Warning => warn!("{finding}"),
+        Severity::Info => info!("{finding}"),
     }
 }
 
@@ -436,6 +440,9 @@ impl Scope {
 
     /// Makes anew the parts that may have changed.
     fn update(&mut self, world: &World, surroundings: &Surroundings, touched: &Touched, generation: u64) {
+        if touched.everything || touched.names {
+            self.outline = outline(world, surroundings);
+        }
         let mut anew: BTreeSet<Part> = BTreeSet::new();
         if touched.everything {
             anew.extend(self.parts.keys().cloned());

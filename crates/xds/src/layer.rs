@@ -177,14 +177,54 @@ impl Snapshot {
         shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared())).clone()
     }
 
+    /// Names as they are kept here, sorted and each once: clients ask for thousands, and all of them have the same.
+    pub(crate) fn intern(&self, kind: Kind, mut names: Vec<String>) -> Vec<Arc<str>> {
+        names.sort_unstable();
+        names.dedup();
+        let entries = self.entries(kind, &names);
+        let known = |(name, entry): (&String, Option<&Entry>)| {
+            entry.map_or_else(|| Arc::from(name.as_str()), |entry| Arc::clone(&entry.resource.name))
+        };
+        names.iter().zip(entries).map(known).collect()
+    }
+
+    /// What there is of each of some sorted names, and whether it changed after a generation.
+    pub(crate) fn each<'a>(
+        &'a self,
+        kind: Kind,
+        names: &'a [Arc<str>],
+        since: u64,
+    ) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Arc<Resource>>, bool)> {
+        let found = self.entries(kind, names);
+        names.iter().zip(found).map(move |(name, entry)| {
+            (name, entry.map(|entry| &entry.resource), entry.is_some_and(|entry| entry.changed > since))
+        })
+    }
+
+    /// Looks few names up one by one, and goes along with many.
+    fn entries<N: AsRef<str>>(&self, kind: Kind, names: &[N]) -> Vec<Option<&Entry>> {
+        let shelves = self.shelves(kind);
+        let all: usize = shelves.iter().map(|shelf| shelf.by_name.len()).sum();
+        if names.len() < all / 8 {
+            return names.iter().map(|name| self.entry(kind, name.as_ref())).collect();
+        }
+        let mut found = vec![None; names.len()];
+        for shelf in shelves {
+            let mut entries = shelf.by_name.iter().peekable();
+            for (name, found) in names.iter().zip(&mut found) {
+                let name = name.as_ref();
+                while entries.next_if(|(known, _)| &***known < name).is_some() {}
+                if let Some((_, entry)) = entries.next_if(|(known, _)| &***known == name) {
+                    found.get_or_insert(entry);
+                }
+            }
+        }
+        found
+    }
+
     /// Whether there was none of this name in a generation.
     pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
         self.entry(kind, name).is_some_and(|entry| entry.added > since)
-    }
-
-    /// Whether a resource is not what it was in a generation.
-    pub(crate) fn is_changed(&self, kind: Kind, name: &str, since: u64) -> bool {
-        self.entry(kind, name).is_some_and(|entry| entry.changed > since)
     }
 
     /// What changed after a generation.

@@ -6,7 +6,7 @@
 mod body;
 mod state;
 
-use std::{collections::BTreeSet, convert::Infallible, future::Ready, sync::Arc, task, time::Duration};
+use std::{convert::Infallible, future::Ready, sync::Arc, task, time::Duration};
 
 use bytes::Bytes;
 use envoy_types::pb::{
@@ -218,13 +218,9 @@ fn ask(url: String, nonce: String, error: Option<RpcStatus>, asked: Vec<String>)
         kind: Kind::from_url(&url).ok_or(url)?,
         nonce,
         error: error.map(|status| status.message),
-        names: names(asked),
+        names: asked,
         ..Ask::default()
     })
-}
-
-fn names(names: Vec<String>) -> BTreeSet<Arc<str>> {
-    names.into_iter().map(Into::into).collect()
 }
 
 impl IntoAsk for DeltaDiscoveryRequest {
@@ -236,7 +232,7 @@ impl IntoAsk for DeltaDiscoveryRequest {
 
     fn into_ask(self) -> Result<Ask, String> {
         let ask = ask(self.type_url, self.response_nonce, self.error_detail, self.resource_names_subscribe)?;
-        let unsubscribe = names(self.resource_names_unsubscribe);
+        let unsubscribe = self.resource_names_unsubscribe;
         Ok(Ask { unsubscribe, have: self.initial_resource_versions, ..ask })
     }
 }

@@ -28,6 +28,8 @@ use std::sync::Arc;
 
 use skysail_xds::{Kind, Resource, Resources};
 
+pub use self::listeners::Outline;
+
 use crate::{
     Diagnostic, ObjectKey, ProxyView, Role, Severity, Surroundings, World,
     api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
@@ -46,8 +48,8 @@ pub enum Part {
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let (mut made, findings) = compile_own(world, view);
     let surroundings = Surroundings::of(view, true);
+    let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));
     for part in parts(world, &surroundings) {
         compile_part(world, &surroundings, &part).into_iter().for_each(|resource| made.insert(resource));
     }
@@ -59,7 +61,7 @@ pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
     let scope = Scope::new(world, surroundings);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
-    scope.services().map(of).chain([Part::Routes, Part::Names]).collect()
+    scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names]).collect()
 }
 
 /// A part of what proxies share that have these surroundings; nothing where there is no such part.
@@ -72,28 +74,34 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
         }
         Part::Routes if scope.role == Role::Router => Vec::new(),
         Part::Routes => {
-            let services: Vec<_> = scope.services().collect();
+            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
             let named = listeners::named(&services);
             let shared = named.shared.iter().flat_map(|port| routes::shared(&scope, &services, *port));
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
             shared.chain(own).collect()
         }
         Part::Names => {
-            let services: Vec<_> = scope.services().collect();
+            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
             vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
         }
     }
 }
 
-/// What a proxy has that depends on its workload, and what could not be made as it was written.
-pub fn compile_own(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
+/// What outbound listeners proxies need that have these surroundings.
+pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
+    listeners::outline(Scope::new(world, surroundings).services())
+}
+
+/// What a proxy has that depends on its workload, and what could not be made as it was written. The outline is that of its
+/// surroundings.
+pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
     let surroundings = Surroundings::of(view, true);
     let scope = Scope::new(world, &surroundings);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
-        Role::Sidecar => add_sidecar(&mut made, &scope, view, &mut findings),
+        Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
     (made, findings.list)
 }
@@ -138,9 +146,8 @@ impl<'a> Scope<'a> {
     }
 
     /// The services a client of this scope may call.
-    fn services(&self) -> impl Iterator<Item = &'a Typed<Service>> {
-        let all = self.world.services().map(Arc::as_ref);
-        all.filter(|service| self.sees(service))
+    fn services(&self) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
+        self.world.services().filter(|service| self.sees(service))
     }
 
     /// Whether a client of this scope may call a service.
@@ -190,7 +197,13 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
 }
 
 /// What only a sidecar has.
-fn add_sidecar(made: &mut Resources, scope: &Scope<'_>, view: &ProxyView, findings: &mut Findings<'_>) {
+fn add_sidecar(
+    made: &mut Resources,
+    scope: &Scope<'_>,
+    view: &ProxyView,
+    outline: &Outline,
+    findings: &mut Findings<'_>,
+) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {
@@ -207,8 +220,7 @@ fn add_sidecar(made: &mut Resources, scope: &Scope<'_>, view: &ProxyView, findin
     let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
     let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
     add(made, Kind::Listener, &inbound.name, &inbound);
-    let services: Vec<_> = scope.services().collect();
-    for listener in listeners::outbound(scope.world, view, &services) {
+    for listener in listeners::outbound(scope.world, view, outline) {
         add(made, Kind::Listener, &listener.name, &listener);
     }
 }

@@ -13,10 +13,7 @@
 //! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
 //! that are to be answered out of turn are kept until they are.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use super::{Event, Form};
 use crate::{
@@ -35,9 +32,9 @@ pub(super) struct Ask {
     pub(super) nonce: String,
     pub(super) error: Option<String>,
     /// Delta: names to add. State of the world: all names.
-    pub(super) names: BTreeSet<Arc<str>>,
+    pub(super) names: Vec<String>,
     /// Delta only.
-    pub(super) unsubscribe: BTreeSet<Arc<str>>,
+    pub(super) unsubscribe: Vec<String>,
     /// Delta only: the versions the client has from an earlier stream.
     pub(super) have: HashMap<String, String>,
 }
@@ -48,8 +45,8 @@ impl Default for Ask {
             kind: Kind::Cluster,
             nonce: String::new(),
             error: None,
-            names: BTreeSet::new(),
-            unsubscribe: BTreeSet::new(),
+            names: Vec::new(),
+            unsubscribe: Vec::new(),
             have: HashMap::new(),
         }
     }
@@ -73,7 +70,7 @@ struct Watched {
     /// Removals up to this generation have been told.
     cleared: u64,
     /// To be answered even if the client has them, or if there are none.
-    again: BTreeSet<Arc<str>>,
+    again: Names,
     /// What the client has from an earlier stream and is no more.
     lost: Vec<Arc<str>>,
     /// To be answered even with nothing.
@@ -96,10 +93,17 @@ impl Names {
     }
 
     fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        let before = self.0.len();
         self.0.extend(names);
-        self.0.sort_unstable();
-        self.0.dedup();
-        self.0.shrink_to_fit();
+        if self.0.len() > before {
+            self.0.sort_unstable();
+            self.0.dedup();
+            self.0.shrink_to_fit();
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.0.retain(|name| keep(name));
     }
 
     fn remove(&mut self, name: &str) {
@@ -118,12 +122,14 @@ pub(super) struct Session {
     /// The generation that everything was last compared with, unless something was asked since.
     compared: Option<u64>,
     /// New clusters whose endpoints the client does not have yet.
-    holding: BTreeSet<Arc<str>>,
+    holding: Vec<Arc<str>>,
+    /// The generation in which it was last seen that there are such clusters.
+    held: u64,
 }
 
 impl Session {
     pub(super) fn new(form: Form) -> Self {
-        Self { form, nonce: 0, kinds: Default::default(), compared: None, holding: BTreeSet::new() }
+        Self { form, nonce: 0, kinds: Default::default(), compared: None, holding: Vec::new(), held: 0 }
     }
 
     /// Takes a request in.
@@ -224,6 +230,7 @@ impl Session {
         if kind == Kind::Cluster && self.form == Form::Delta {
             let new = send.iter().filter(|resource| watched.lacks(kind, snapshot, &resource.name));
             self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
+            self.held = 0;
         }
         watched.told(snapshot, removals);
         watched.answer = false;
@@ -245,12 +252,16 @@ impl Session {
     /// Whether endpoints of new clusters are still on their way.
     fn holds(&mut self, snapshot: &Snapshot) -> bool {
         let endpoints = &self.kinds[Kind::Endpoint as usize];
-        let arrived = |name: &Arc<str>| endpoints.in_flight.is_none() && endpoints.has(Kind::Endpoint, name);
-        // Clusters that find their endpoints otherwise have no resource of that name.
-        let exists = |name: &Arc<str>| {
-            [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())
-        };
-        self.holding.retain(|name| exists(name) && !arrived(name));
+        if std::mem::replace(&mut self.held, snapshot.generation()) != snapshot.generation() {
+            // Clusters that find their endpoints otherwise have no resource of that name.
+            let exists = |name: &Arc<str>| {
+                [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())
+            };
+            self.holding.retain(exists);
+        }
+        if endpoints.in_flight.is_none() {
+            self.holding.retain(|name| !endpoints.has(Kind::Endpoint, name));
+        }
         self.is_holding()
     }
 
@@ -324,7 +335,7 @@ impl Watched {
         }
         let shrinks = !unsubscribe.is_empty();
         for name in unsubscribe {
-            if &*name == WILDCARD {
+            if name == WILDCARD {
                 self.wildcard = false;
                 self.all = false;
                 self.lost.clear();
@@ -334,7 +345,7 @@ impl Watched {
             self.again.remove(&name);
             if self.watches(kind, &name) {
                 // The client has forgotten it, and is still to have it if there is one.
-                self.again.insert(name);
+                self.again.extend([name.into()]);
             }
         }
         if shrinks {
@@ -354,12 +365,12 @@ impl Watched {
     fn subscribe(
         &mut self,
         kind: Kind,
-        names: BTreeSet<Arc<str>>,
+        names: Vec<String>,
         snapshot: &Snapshot,
         news: impl Fn(&str) -> bool,
     ) {
-        let mut named = Vec::new();
-        for name in names {
+        let (mut named, mut again) = (Vec::new(), Vec::new());
+        for name in snapshot.intern(kind, names) {
             if &*name == WILDCARD {
                 self.all |= !self.wildcard;
                 self.wildcard = true;
@@ -368,37 +379,30 @@ impl Watched {
             if kind.is_family(&name) {
                 let all = snapshot.iter(kind).map(|resource| &resource.name);
                 let members = all.filter(|member| kind.family(member) == Some(&name));
-                self.again.extend(members.filter(|member| news(member)).cloned());
-                named.push(name);
-                continue;
-            }
-            // The name that is there anyway.
-            let name = snapshot.get(kind, &name).map_or(name, |resource| Arc::clone(&resource.name));
-            if news(&name) {
-                self.again.insert(Arc::clone(&name));
+                again.extend(members.filter(|member| news(member)).cloned());
+            } else if news(&name) {
+                again.push(Arc::clone(&name));
             }
             named.push(name);
         }
-        if !named.is_empty() {
-            self.names.extend(named);
-        }
+        self.names.extend(named);
+        self.again.extend(again);
     }
 
     fn ask_sotw(&mut self, ask: Ask, acknowledges: bool, snapshot: &Snapshot) {
         let Ask { kind, mut names, .. } = ask;
-        let wildcard = names.remove(WILDCARD) || (names.is_empty() && kind.is_wildcard());
-        let shared =
-            |name: Arc<str>| snapshot.get(kind, &name).map_or(name, |resource| Arc::clone(&resource.name));
-        let names: BTreeSet<Arc<str>> = names.into_iter().map(shared).collect();
+        let wildcard = names.iter().any(|name| name == WILDCARD) || (names.is_empty() && kind.is_wildcard());
+        names.retain(|name| name != WILDCARD);
+        let names = Names(snapshot.intern(kind, names));
         let first = !self.open;
-        let same = names.len() == self.names.0.len() && names.iter().all(|name| self.names.contains(name));
+        let same = names == self.names;
         let repeated = !first && !acknowledges && same;
         if first || repeated || self.answer_next {
-            self.answer = wildcard || !names.is_empty();
-            self.again.extend(names.iter().cloned());
+            self.answer = wildcard || !names.0.is_empty();
+            self.again.extend(names.0.iter().cloned());
             self.answer_next = false;
         } else {
-            self.again.extend(names.iter().filter(|name| !self.names.contains(name)).cloned());
+            self.again.extend(names.0.iter().filter(|name| !self.names.contains(name)).cloned());
             self.answer |= wildcard && !self.wildcard;
         }
         if first {
@@ -408,7 +412,7 @@ impl Watched {
         self.wildcard = wildcard;
         self.again.retain(|name| names.contains(name));
         if !same {
-            self.names = Names(names.into_iter().collect());
+            self.names = names;
         }
     }
 
@@ -437,21 +441,26 @@ impl Watched {
     /// Resources the client lacks, and names it must be told are not there.
     fn due(&self, form: Form, kind: Kind, snapshot: &Snapshot, removals: bool) -> Result<Due, Behind> {
         let mut due = Due::default();
-        let news = snapshot.changes(kind, self.seen);
         if self.all && self.wildcard {
             due.send.extend(snapshot.iter(kind).cloned());
         } else {
-            let watched = news.resources.into_iter().filter(|resource| self.watches(kind, &resource.name));
-            due.send.extend(watched);
-            let again = self
-                .again
-                .iter()
-                .filter(|name| !self.watches(kind, name) || !snapshot.is_changed(kind, name, self.seen));
-            due.send.extend(again.filter_map(|name| snapshot.get(kind, name)).cloned());
+            let news = snapshot.changes(kind, self.seen).resources;
+            due.send.extend(news.into_iter().filter(|resource| self.watches(kind, &resource.name)));
+            for (name, resource, is_changed) in snapshot.each(kind, &self.again.0, self.seen) {
+                match resource {
+                    // It is among the news.
+                    Some(_) if is_changed && self.watches(kind, name) => {}
+                    Some(resource) => due.send.push(Arc::clone(resource)),
+                    None => {}
+                }
+            }
         }
         let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
         if form == Form::Delta {
-            due.removed.extend(self.again.iter().filter(missing).cloned());
+            let again = snapshot.each(kind, &self.again.0, self.seen);
+            due.removed.extend(
+                again.filter(|(_, resource, _)| resource.is_none()).map(|(name, ..)| Arc::clone(name)),
+            );
         }
         if removals {
             let gone = snapshot.changes(kind, self.cleared).gone;
@@ -480,7 +489,7 @@ impl Watched {
     fn told(&mut self, snapshot: &Snapshot, removals: bool) {
         self.seen = snapshot.generation();
         self.all = false;
-        self.again.clear();
+        self.again = Names::default();
         if removals {
             self.cleared = self.seen;
             self.lost.clear();

@@ -15,7 +15,8 @@ use crate::{
 };
 
 pub(super) use inbound::compile as inbound;
-pub(super) use outbound::{compile as outbound, named};
+pub use outbound::Outline;
+pub(super) use outbound::{compile as outbound, named, outline};
 
 /// A port of the workload that services lead to.
 pub(super) struct InboundPort<'a> {

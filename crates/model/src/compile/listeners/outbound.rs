@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use skysail_core::{ClusterName, names};
@@ -55,24 +56,50 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
     named
 }
 
+/// What outbound listeners are needed, for all sidecars that have the same surroundings.
+#[derive(Clone, Debug, Default)]
+pub struct Outline {
+    /// HTTP ports.
+    shared: BTreeSet<u16>,
+    /// Services with ports that have listeners of their own.
+    services: Vec<Arc<Typed<Service>>>,
+}
+
+/// The listeners that are needed for these services.
+pub(in crate::compile) fn outline<'a>(services: impl Iterator<Item = &'a Arc<Typed<Service>>>) -> Outline {
+    let mut outline = Outline::default();
+    for service in services {
+        let http = service.spec.ports.iter().filter(|port| port.protocol.is_http());
+        outline.shared.extend(http.map(|port| port.port));
+        if service.spec.ports.iter().any(has_own) {
+            outline.services.push(Arc::clone(service));
+        }
+    }
+    outline
+}
+
+/// Whether a port has a listener for each address of its service.
+fn has_own(port: &ServicePort) -> bool {
+    port.protocol != Protocol::Udp && !port.protocol.is_http()
+}
+
 /// The outbound listeners of a sidecar.
 pub(in crate::compile) fn compile(
     world: &World,
     view: &ProxyView,
-    services: &[&Typed<Service>],
+    outline: &Outline,
 ) -> Vec<listener::Listener> {
     let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false };
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
-    for service in services {
-        let ports = service.spec.ports.iter();
-        for port in ports.filter(|port| port.protocol != Protocol::Udp && !port.protocol.is_http()) {
+    for service in &outline.services {
+        for port in service.spec.ports.iter().filter(|port| has_own(port)) {
             for addresses in places(world, view, service, port) {
                 let listener = of_addresses(world, setting, service, port, &addresses);
                 by_address.entry(listener.name.clone()).or_insert(listener);
             }
         }
     }
-    let shared = named(services).shared.into_iter().map(|port| shared(world, setting, port));
+    let shared = outline.shared.iter().map(|port| shared(world, setting, *port));
     std::iter::once(catch_all(world, setting)).chain(shared).chain(by_address.into_values()).collect()
 }
 

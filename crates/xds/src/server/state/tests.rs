@@ -47,7 +47,7 @@ fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
     Ask {
         kind,
         nonce: if nonce == 0 { String::new() } else { nonce.to_string() },
-        names: names.iter().map(|name| Arc::from(*name)).collect(),
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
         ..Ask::default()
     }
 }
@@ -133,7 +133,7 @@ fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
     assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 2, &[]), &world), one(Route, 3, "90", ""));
     exchange(&mut session, ask(Route, 3, &[]), &world);
-    let unsubscribe = Ask { unsubscribe: [Arc::from("80")].into(), ..ask(Route, 0, &[]) };
+    let unsubscribe = Ask { unsubscribe: vec!["80".into()], ..ask(Route, 0, &[]) };
     assert_eq!(exchange(&mut session, unsubscribe, &world), []);
     let changed = world.then(&[(Route, "80", b"2"), (Route, "none", b"1")]);
     assert_eq!(out(&mut session, &changed), one(Route, 4, "none", "90"));
@@ -291,7 +291,7 @@ fn what_is_unsubscribed_from_beside_everything_is_answered() {
     let mut session = Session::new(Form::Delta);
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*", "a"]), &world), one(Cluster, 1, "a,b", ""));
     let unsubscribe = |names: &[&str]| Ask {
-        unsubscribe: names.iter().map(|name| Arc::from(*name)).collect(),
+        unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(),
         ..ask(Cluster, 1, &[])
     };
     assert_eq!(exchange(&mut session, unsubscribe(&["a", "none"]), &world), one(Cluster, 2, "a", "none"));
@@ -337,7 +337,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     assert_eq!(exchange(&mut all_of_80, ask(VirtualHost, 1, &[]), &before), []);
     assert_eq!(out(&mut all_of_80, &after), one(VirtualHost, 2, "80/a,80/c", "80/b"));
     exchange(&mut all_of_80, ask(VirtualHost, 2, &[]), &after);
-    let unsubscribe = Ask { unsubscribe: [Arc::from("80")].into(), ..ask(VirtualHost, 0, &[]) };
+    let unsubscribe = Ask { unsubscribe: vec!["80".into()], ..ask(VirtualHost, 0, &[]) };
     assert_eq!(exchange(&mut all_of_80, unsubscribe, &after), []);
     assert_eq!(out(&mut all_of_80, &after.then(&[])), []);
 
