@@ -15,7 +15,7 @@ use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
     Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
-    compile_own, compile_part, outline, parts,
+    compile_host, compile_own, compile_part, outline, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
@@ -450,12 +450,22 @@ impl Scope {
         }
         let services = touched.services.iter().cloned();
         anew.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
-        anew.extend(touched.routes.then_some(Part::Routes));
+        // Where routes come whole, a part of them is all of them.
+        let routes = touched.routes || (!touched.hosts.is_empty() && !surroundings.hosts_apart);
+        anew.extend(routes.then_some(Part::Routes));
         anew.extend(touched.names.then_some(Part::Names));
-        if anew.is_empty() {
+        if anew.is_empty() && touched.hosts.is_empty() {
             return;
         }
         let layer = Arc::make_mut(&mut self.layer);
+        if !anew.contains(&Part::Routes) {
+            for host in &touched.hosts {
+                let made = |kind, name: &str| layer.get(kind, name).cloned();
+                for resource in compile_host(world, surroundings, host, made) {
+                    layer.set(generation, resource);
+                }
+            }
+        }
         for part in anew {
             let made = compile_part(world, surroundings, &part);
             let before = self.parts.remove(&part).unwrap_or_default();

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use skysail_xds::{Kind, Resource, Resources};
 
 pub use self::listeners::Outline;
+pub(crate) use self::routes::WELL_KNOWN_PORT;
 
 use crate::{
     Diagnostic, ObjectKey, ProxyView, Role, Severity, Surroundings, World,
@@ -85,6 +86,18 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
             vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
         }
     }
+}
+
+/// The routes of one host ([`Touched::hosts`](crate::Touched::hosts)) anew, for proxies that have these surroundings and take
+/// virtual hosts one by one; `made` gives what was made before.
+pub fn compile_host(
+    world: &World,
+    surroundings: &Surroundings,
+    host: &str,
+    made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
+) -> Vec<Arc<Resource>> {
+    let scope = Scope::new(world, surroundings);
+    world.service(host).map(|service| routes::again(&scope, service, made)).unwrap_or_default()
 }
 
 /// What outbound listeners proxies need that have these surroundings.

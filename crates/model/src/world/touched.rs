@@ -5,8 +5,12 @@ use std::collections::BTreeSet;
 use super::{World, hosts};
 use crate::{
     ObjectKey,
-    api::{Kind, Pod, Protocol, Service, Typed, kube::SliceEndpoint},
+    api::{Kind, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint},
+    compile::WELL_KNOWN_PORT,
 };
+
+/// Nobody is in this namespace, so what is visible there is visible everywhere.
+const NOWHERE: &str = "";
 
 /// What may be different since the World was last asked for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +21,8 @@ pub struct Touched {
     pub services: BTreeSet<(String, String)>,
     /// Routes.
     pub routes: bool,
+    /// The routes of these hosts, which are services.
+    pub hosts: BTreeSet<String>,
     /// The name table.
     pub names: bool,
     /// What all workloads have for themselves.
@@ -40,6 +46,7 @@ impl Touched {
         self.everything |= other.everything;
         self.services.extend(other.services);
         self.routes |= other.routes;
+        self.hosts.extend(other.hosts);
         self.names |= other.names;
         self.workloads |= other.workloads;
         self.workloads_in.extend(other.workloads_in);
@@ -78,7 +85,14 @@ impl World {
             Kind::AuthorizationPolicy => {
                 Touched { workloads_in: BTreeSet::from([namespace.to_owned()]), ..Touched::default() }
             }
-            Kind::VirtualService => Touched { routes: true, ..Touched::default() },
+            Kind::VirtualService => {
+                let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
+                let Some(rule) = rule else { return Touched::nothing() };
+                match self.only_service_of(rule) {
+                    Some(host) => Touched { hosts: BTreeSet::from([host]), ..Touched::default() },
+                    None => Touched { routes: true, ..Touched::default() },
+                }
+            }
             Kind::Service => {
                 let Some(service) = self.service_named(namespace, name) else { return Touched::nothing() };
                 Touched {
@@ -117,11 +131,20 @@ impl World {
         }
     }
 
+    /// The host of a VirtualService if that is one service which everybody sees, so that it is nowhere a host beside services.
+    fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
+        let [host] = &rule.spec.hosts[..] else { return None };
+        let host = hosts::fqdn(host, &rule.meta.namespace);
+        let service = self.service(&host)?;
+        let well_known = service.spec.port(WELL_KNOWN_PORT)?;
+        let is_routed = well_known.protocol.is_http() || well_known.protocol == Protocol::Unknown;
+        (is_routed && service.spec.external_name.is_none() && self.service_visible(service, NOWHERE))
+            .then_some(host)
+    }
+
     /// Whether the outbound listeners of others may depend on a service. Those of HTTP ports are the same for all services
     /// that have the port, so they depend on it only if it is the one that makes them necessary.
     fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
-        // Nobody is in this namespace, so what is visible there is visible everywhere.
-        const NOWHERE: &str = "";
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
         };

@@ -9,6 +9,7 @@ mod virtual_service;
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
+use prost::Message as _;
 use skysail_core::ClusterName;
 use skysail_xds::{Kind, Resource};
 
@@ -26,7 +27,7 @@ use crate::{
 /// The longest body of a direct response.
 const DIRECT_RESPONSE_BYTES: u32 = 1 << 20;
 /// Where a VirtualService's hosts that are no service are found.
-const WELL_KNOWN_PORT: u16 = 80;
+pub(crate) const WELL_KNOWN_PORT: u16 = 80;
 
 /// The routes of an HTTP port: in one resource, or with one for each virtual host.
 pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<Arc<Resource>> {
@@ -60,6 +61,32 @@ fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<rout
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
     hosts
+}
+
+/// The routes of a service that everybody sees, made anew: `made` gives what was made of it. Nothing but its own routes may
+/// have changed since.
+pub(super) fn again(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
+) -> Vec<Arc<Resource>> {
+    let host = service.fqdn();
+    let mut anew = Vec::new();
+    for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+        let number = port.port;
+        let before = made(Kind::VirtualHost, &format!("{number}/{host}:{number}"));
+        // Its domains stay, though another service has some of the same.
+        let before = before.and_then(|before| route::VirtualHost::decode(before.body.clone()).ok());
+        if let Some(before) = before {
+            let now = of_service(scope, service, number, before.domains);
+            let host = route::VirtualHost { name: before.name, ..now };
+            anew.push(order::encode(Kind::VirtualHost, &host.name, &host));
+        }
+        if port.protocol == Protocol::Unknown {
+            anew.push(own(scope, service, number));
+        }
+    }
+    anew
 }
 
 /// The routes of a service port that has a listener of its own, where every host means the service.
