@@ -7,6 +7,7 @@ use skysail_core::{
     logging,
     names::TOKEN_AUDIENCE,
     shutdown::{self, Shutdown},
+    trim,
 };
 use skysail_identity::{Authority, Verifier};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
@@ -25,6 +26,8 @@ use crate::{
     source::Folders,
 };
 
+/// How often to see whether there is memory to give back.
+const BETWEEN_TRIMS: Duration = Duration::from_secs(1);
 /// How long calls may take to end after SIGTERM.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -109,6 +112,7 @@ fn start_rest(
     shutdown: &Shutdown,
 ) {
     tokio::spawn(own.renew());
+    tokio::spawn(keep_small(Arc::clone(publisher)));
     let pages = admin::serve(admin, Arc::clone(publisher), root_expiry, shutdown.clone());
     tokio::spawn(async move {
         if let Err(error) = pages.await {
@@ -128,6 +132,18 @@ fn start_rest(
             error!(%error, "configuration is no longer watched; restart to take changes");
         }
     });
+}
+
+/// Gives memory back that many who came or went at once needed.
+async fn keep_small(publisher: Arc<Publisher>) {
+    let mut events = 0;
+    loop {
+        tokio::time::sleep(BETWEEN_TRIMS).await;
+        let now = publisher.metrics.events();
+        if std::mem::replace(&mut events, now) != now {
+            let _ = tokio::task::spawn_blocking(trim::heap).await;
+        }
+    }
 }
 
 async fn bind(args: &Args, port: u16, what: &str) -> anyhow::Result<TcpListener> {

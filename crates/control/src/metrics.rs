@@ -18,6 +18,8 @@ pub(crate) struct Metrics {
     pub(crate) push_bytes: PerKind,
     pub(crate) rejects: PerKind,
     pub(crate) connections: AtomicU64,
+    /// Of those, how many ended.
+    pub(crate) departures: AtomicU64,
     pub(crate) refused_connections: AtomicU64,
     pub(crate) certificate_requests: AtomicU64,
     pub(crate) certificates_issued: AtomicU64,
@@ -50,6 +52,12 @@ impl Metrics {
         count(&self.publications);
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.publication_micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// How much has happened that takes memory or gives it back.
+    pub(crate) fn events(&self) -> u64 {
+        let counters = [&self.connections, &self.departures, &self.publications];
+        counters.into_iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
     /// Prometheus' text format.

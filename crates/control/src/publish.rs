@@ -527,6 +527,7 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         self.publisher.lock().leave(self.id);
+        count(&self.publisher.metrics.departures);
     }
 }
 

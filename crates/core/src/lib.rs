@@ -9,6 +9,7 @@ pub mod names;
 pub mod shutdown;
 pub mod spiffe;
 pub mod stdio;
+pub mod trim;
 
 pub use fingerprint::fingerprint;
 pub use names::{ClusterName, Direction};

@@ -15,7 +15,6 @@ pub(crate) mod discovery;
 pub(crate) mod remote;
 pub(crate) mod secrets;
 pub(crate) mod translate;
-pub(crate) mod trim;
 
 // Where connections come in, and which filter chain takes them.
 pub mod worker;

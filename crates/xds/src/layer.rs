@@ -36,6 +36,8 @@ struct Shelf {
     forgotten: u64,
     /// All of it as it is sent, by form.
     encoded: [OnceLock<Entries>; 2],
+    /// All names.
+    names: OnceLock<Arc<[Arc<str>]>>,
 }
 
 #[derive(Clone, Debug)]
@@ -119,6 +121,7 @@ impl Layer {
 impl Shelf {
     fn note(&mut self, generation: u64, name: Arc<str>) {
         self.encoded = Default::default();
+        self.names = OnceLock::new();
         self.changes.push_back((generation, name));
         if self.changes.len() > REMEMBERED
             && let Some((generation, _)) = self.changes.pop_front()
@@ -186,6 +189,16 @@ impl Snapshot {
             entry.map_or_else(|| Arc::from(name.as_str()), |entry| Arc::clone(&entry.resource.name))
         };
         names.iter().zip(entries).map(known).collect()
+    }
+
+    /// These names as others have them too, if they are all that are shared.
+    pub(crate) fn share_names(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Arc<[Arc<str>]> {
+        let shelf = self.shared.shelf(kind);
+        let known = || shelf.by_name.keys();
+        if names.len() != shelf.by_name.len() || !names.iter().zip(known()).all(|(one, other)| one == other) {
+            return Arc::clone(names);
+        }
+        Arc::clone(shelf.names.get_or_init(|| known().cloned().collect()))
     }
 
     /// What there is of each of some sorted names, and whether it changed after a generation.

@@ -9,7 +9,6 @@
 
 pub mod certificates;
 pub mod client;
-mod fingerprint;
 pub mod istio;
 pub mod layer;
 pub mod otlp;

@@ -6,8 +6,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
-
-use crate::fingerprint::fingerprint;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Which of the discovery services a resource belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -107,7 +106,7 @@ pub struct Resource {
     pub kind: Kind,
     /// Its name, unique within its kind.
     pub name: Arc<str>,
-    /// A fingerprint of the content: equal for equal messages, also across restarts.
+    /// A fingerprint of the body. Who encodes a message with maps must write them in one order, or it is another one each time.
     pub version: u64,
     /// The encoded message, the `value` of the `Any` it is sent in.
     pub body: Bytes,
@@ -121,7 +120,7 @@ impl Resource {
 
     /// Wraps a message that is encoded already.
     pub fn from_body(kind: Kind, name: &str, body: Bytes) -> Arc<Self> {
-        Arc::new(Self { kind, name: name.into(), version: fingerprint(&body), body })
+        Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body })
     }
 
     /// The version as it goes over the wire.

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tonic::{
-    Request, Status, Streaming,
+    Request, Status,
     body::Body,
     codegen::{Service, http},
     metadata::MetadataMap,
@@ -30,14 +30,14 @@ use tonic::{
 use tracing::debug;
 
 use self::{
-    body::Responses,
+    body::{Requests, Responses},
     state::{Ask, Behind, Session},
 };
 pub use crate::wire::Form;
 use crate::{
     layer::Snapshot,
     resource::Kind,
-    wire::{self, Push, RequestDecoder},
+    wire::{self, Push},
 };
 
 /// A client must say who it is within this time.
@@ -127,13 +127,12 @@ impl<V: Views> DiscoveryService<V> {
     /// Begins a stream: a task reads the first request, asks whether the client may connect, and serves it.
     fn start<R: IntoAsk>(&self, request: http::Request<Body>) -> http::Response<Body> {
         let (head, body) = request.into_parts();
-        let mut requests: Streaming<R> =
-            Streaming::new_request(RequestDecoder::default(), body, None, Some(MAX_REQUEST));
+        let mut requests = Requests::<R>::new(body);
         let (responses, queue) = mpsc::channel(QUEUE);
         let views = Arc::clone(&self.0);
         tokio::spawn(async move {
             let served = async {
-                let mut first = tokio::time::timeout(FIRST_REQUEST, requests.message())
+                let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
                     .await
                     .map_err(|_| Status::deadline_exceeded("no request came"))??
                     .ok_or_else(|| Status::cancelled("the client left"))?;
@@ -157,7 +156,7 @@ impl<V: Views> DiscoveryService<V> {
 async fn serve<R: IntoAsk>(
     view: View,
     first: R,
-    mut requests: Streaming<R>,
+    mut requests: Requests<R>,
     responses: &mpsc::Sender<Result<Vec<Bytes>, Status>>,
 ) -> Result<(), Status> {
     let View { mut resources, mut report } = view;
@@ -190,7 +189,7 @@ async fn serve<R: IntoAsk>(
         }
         tokio::select! {
             () = sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => session.release(),
-            request = requests.message() => match request? {
+            request = requests.next() => match request? {
                 Some(request) => next = Some(request),
                 None => return Ok(()),
             },

@@ -11,10 +11,6 @@ use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
-use tonic::{
-    Status,
-    codec::{DecodeBuf, Decoder},
-};
 
 use crate::resource::{Kind, Resource};
 
@@ -167,24 +163,6 @@ fn header(field: u32, length: usize, out: &mut BytesMut) {
 fn text(field: u32, text: &str, out: &mut BytesMut) {
     header(field, text.len(), out);
     out.put_slice(text.as_bytes());
-}
-
-/// gRPC's decoder of the server: requests of type `R`.
-pub(crate) struct RequestDecoder<R>(std::marker::PhantomData<R>);
-
-impl<R> Default for RequestDecoder<R> {
-    fn default() -> Self {
-        Self(std::marker::PhantomData)
-    }
-}
-
-impl<R: Message + Default> Decoder for RequestDecoder<R> {
-    type Item = R;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<R>, Status> {
-        R::decode(buffer).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
-    }
 }
 
 /// `DeltaDiscoveryResponse` on its way in.

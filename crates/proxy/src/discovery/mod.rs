@@ -19,6 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use skysail_core::trim;
 use skysail_xds::{
     Kind,
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
@@ -33,7 +34,6 @@ use crate::{
     remote::Remote,
     secrets::Secrets,
     translate::{TlsContexts, Translator},
-    trim,
     worker::Workers,
 };
 

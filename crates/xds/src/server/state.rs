@@ -83,32 +83,30 @@ struct Watched {
     answer_next: bool,
 }
 
-/// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be.
+/// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared where
+/// they are all that there are.
 #[derive(Debug, Default, PartialEq)]
-struct Names(Vec<Arc<str>>);
+struct Names(Arc<[Arc<str>]>);
 
 impl Names {
     fn contains(&self, name: &str) -> bool {
         self.0.binary_search_by(|known| (**known).cmp(name)).is_ok()
     }
 
+    /// Adds names, some of which may be there.
     fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
-        let before = self.0.len();
-        self.0.extend(names);
-        if self.0.len() > before {
-            self.0.sort_unstable();
-            self.0.dedup();
-            self.0.shrink_to_fit();
+        let mut all: Vec<Arc<str>> = names.into_iter().collect();
+        if !all.is_empty() {
+            all.extend(self.0.iter().cloned());
+            all.sort_unstable();
+            all.dedup();
+            self.0 = all.into();
         }
     }
 
     fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.0.retain(|name| keep(name));
-    }
-
-    fn remove(&mut self, name: &str) {
-        if let Ok(index) = self.0.binary_search_by(|known| (**known).cmp(name)) {
-            self.0.remove(index);
+        if !self.0.iter().all(|name| keep(name)) {
+            self.0 = self.0.iter().filter(|name| keep(name)).cloned().collect();
         }
     }
 }
@@ -333,26 +331,23 @@ impl Watched {
             });
             self.lost = gone.map(|name| name.as_str().into()).collect();
         }
-        let shrinks = !unsubscribe.is_empty();
-        for name in unsubscribe {
-            if name == WILDCARD {
-                self.wildcard = false;
-                self.all = false;
-                self.lost.clear();
-                continue;
-            }
-            self.names.remove(&name);
-            self.again.remove(&name);
-            if self.watches(kind, &name) {
-                // The client has forgotten it, and is still to have it if there is one.
-                self.again.extend([name.into()]);
-            }
+        if !unsubscribe.is_empty() {
+            self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).into()));
         }
-        if shrinks {
-            let mut again = std::mem::take(&mut self.again);
-            again.retain(|name| self.watches(kind, name));
-            self.again = again;
+    }
+
+    fn unsubscribe(&mut self, kind: Kind, names: &Names) {
+        if names.contains(WILDCARD) {
+            self.wildcard = false;
+            self.all = false;
+            self.lost.clear();
         }
+        self.names.retain(|name| !names.contains(name));
+        let mut again = std::mem::take(&mut self.again);
+        again.retain(|name| !names.contains(name) && self.watches(kind, name));
+        // The client has forgotten what it is still to have, if there is any.
+        again.extend(names.0.iter().filter(|name| self.watches(kind, name)).cloned());
+        self.again = again;
     }
 
     /// Begins with the client as up to date, but for what is noted otherwise.
@@ -386,6 +381,7 @@ impl Watched {
             named.push(name);
         }
         self.names.extend(named);
+        self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
     }
 
@@ -393,7 +389,7 @@ impl Watched {
         let Ask { kind, mut names, .. } = ask;
         let wildcard = names.iter().any(|name| name == WILDCARD) || (names.is_empty() && kind.is_wildcard());
         names.retain(|name| name != WILDCARD);
-        let names = Names(snapshot.intern(kind, names));
+        let names = Names(snapshot.intern(kind, names).into());
         let first = !self.open;
         let same = names == self.names;
         let repeated = !first && !acknowledges && same;
@@ -412,7 +408,7 @@ impl Watched {
         self.wildcard = wildcard;
         self.again.retain(|name| names.contains(name));
         if !same {
-            self.names = names;
+            self.names = Names(snapshot.share_names(kind, &names.0));
         }
     }
 

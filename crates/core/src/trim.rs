@@ -11,7 +11,7 @@ use std::{ffi::c_void, fs, num::NonZero, ptr::NonNull};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 /// Lets go of all pages of the executable's code and constants; those still in use come back one by one from the page cache.
-pub(crate) fn startup_code() {
+pub fn startup_code() {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
         return;
@@ -30,7 +30,7 @@ pub(crate) fn startup_code() {
 }
 
 /// Gives freed memory back to the system. The C library by itself keeps what a burst of connections needed.
-pub(crate) fn heap() {
+pub fn heap() {
     // SAFETY: `malloc_trim` looks at free memory only, under the allocator's own locks, and may be called any time.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
