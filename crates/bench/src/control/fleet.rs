@@ -85,9 +85,14 @@ impl<'a> Fleet<'a> {
 
     /// Connects the sidecars up to this number, no more than `at_once` at a time, and waits until all are configured.
     pub(crate) fn connect(&mut self, until: usize, at_once: usize, patience: Duration) -> anyhow::Result<()> {
-        let numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
+        let mut numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
         let deadline = clock::now() + nanoseconds(patience);
-        let mut next = numbers.chunks(self.streams);
+        // Those on one connection have one certificate, so they must be of one namespace.
+        let (block, services, streams) = (mesh::NAMESPACES * self.streams, self.plan.services, self.streams);
+        let namespace = move |number: &usize| number % services % mesh::NAMESPACES;
+        numbers.sort_by_key(|number| (number / block, namespace(number)));
+        let same = |one: &usize, other: &usize| namespace(one) == namespace(other);
+        let mut next = numbers.chunk_by(same).flat_map(|numbers| numbers.chunks(streams));
         let mut expected = self.told.configured.len();
         let wanted = expected + numbers.len();
         while self.told.configured.len() < wanted {
