@@ -15,7 +15,7 @@ use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
     Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
-    compile_host, compile_own, compile_part, outline, parts,
+    compile_host, compile_own, compile_part, is_alike, outline, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
@@ -287,9 +287,15 @@ impl State {
             self.regroup();
             touched.everything = true;
         }
-        for (surroundings, scope) in &mut self.scopes {
-            scope.update(&self.world, surroundings, &touched, self.generation);
+        let mut done = HashMap::with_capacity(self.scopes.len());
+        let mut kin = HashMap::new();
+        for (surroundings, mut scope) in std::mem::take(&mut self.scopes) {
+            let like: &Surroundings = kin.entry(surroundings.kin()).or_insert_with(|| surroundings.clone());
+            let like = done.get_key_value(like);
+            scope.update(&self.world, &surroundings, &touched, self.generation, like);
+            done.insert(surroundings, scope);
         }
+        self.scopes = done;
         for (view, state) in &mut self.views {
             let Some(scope) = self.scopes.get(&state.surroundings) else { continue };
             let mut snapshot = state.sender.borrow().clone();
@@ -366,7 +372,9 @@ impl State {
         }
         let mut scope = Scope::default();
         let everything = Touched { everything: true, ..Touched::default() };
-        scope.update(&self.world, surroundings, &everything, self.generation);
+        let kin = surroundings.kin();
+        let like = self.scopes.iter().find(|(other, _)| other.kin() == kin);
+        scope.update(&self.world, surroundings, &everything, self.generation, like);
         // Most of what two scopes are sent is the same, and kept once.
         if let Some(other) = self.scopes.values().next() {
             Arc::make_mut(&mut scope.layer).share(&other.layer);
@@ -438,8 +446,22 @@ impl Scope {
         }
     }
 
-    /// Makes anew the parts that may have changed.
-    fn update(&mut self, world: &World, surroundings: &Surroundings, touched: &Touched, generation: u64) {
+    /// The resources of a part.
+    fn made(&self, part: &Part) -> Vec<Arc<Resource>> {
+        let names = self.parts.get(part).into_iter().flatten();
+        names.filter_map(|(kind, name)| self.layer.get(*kind, name)).cloned().collect()
+    }
+
+    /// Makes anew the parts that may have changed, or takes them from a scope that is up to date and in which they are the
+    /// same.
+    fn update(
+        &mut self,
+        world: &World,
+        surroundings: &Surroundings,
+        touched: &Touched,
+        generation: u64,
+        like: Option<(&Surroundings, &Self)>,
+    ) {
         if touched.everything || touched.names {
             self.outline = outline(world, surroundings);
         }
@@ -467,7 +489,10 @@ impl Scope {
             }
         }
         for part in anew {
-            let made = compile_part(world, surroundings, &part);
+            let made = match like {
+                Some((theirs, like)) if is_alike(world, surroundings, theirs, &part) => like.made(&part),
+                _ => compile_part(world, surroundings, &part),
+            };
             let before = self.parts.remove(&part).unwrap_or_default();
             let is_gone = |(kind, name): &&(Kind, Arc<str>)| {
                 made.iter().all(|resource| resource.kind != *kind || resource.name != *name)

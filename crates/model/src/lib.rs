@@ -14,7 +14,9 @@ pub mod view;
 pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};
-pub use compile::{Outline, Part, compile, compile_host, compile_own, compile_part, outline, parts};
+pub use compile::{
+    Outline, Part, compile, compile_host, compile_own, compile_part, is_alike, outline, parts,
+};
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use parse::{Parsed, parse};

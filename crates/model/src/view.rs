@@ -94,6 +94,13 @@ impl Surroundings {
     }
 }
 
+impl Surroundings {
+    /// What surroundings have in common that differ only in what routes depend on: services are alike in them.
+    pub fn kin(&self) -> Self {
+        Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
+    }
+}
+
 /// What a proxy is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {

@@ -88,6 +88,15 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
     }
 }
 
+/// Whether a part is the same for proxies of two surroundings that are [`kin`](Surroundings::kin), as far as that is easily
+/// seen: what services are to others seldom depends on the namespace these are in.
+pub fn is_alike(world: &World, one: &Surroundings, other: &Surroundings, part: &Part) -> bool {
+    let Part::Service(namespace, name) = part else { return false };
+    let Some(service) = world.service_named(namespace, name) else { return false };
+    let (one, other) = (Scope::new(world, one), Scope::new(world, other));
+    one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
+}
+
 /// The routes of one host ([`Touched::hosts`](crate::Touched::hosts)) anew, for proxies that have these surroundings and take
 /// virtual hosts one by one; `made` gives what was made before.
 pub fn compile_host(
