@@ -10,7 +10,10 @@ use tokio::{
     sync::mpsc,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{
+    StreamExt as _,
+    wrappers::{ReceiverStream, TcpListenerStream},
+};
 use tonic::transport::{Server, server::Router};
 use tracing::{debug, warn};
 
@@ -29,10 +32,7 @@ const NAMES: [&str; 5] = [
 
 /// A gRPC server with what all of ours have in common.
 pub(crate) fn server() -> Server {
-    Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE.0))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE.1))
-        .tcp_nodelay(true)
+    Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE.0)).http2_keepalive_timeout(Some(KEEP_ALIVE.1))
 }
 
 /// Our own certificate.
@@ -110,7 +110,11 @@ pub(crate) async fn serve_plain(
     router: Router,
     mut shutdown: Shutdown,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let incoming = TcpListenerStream::new(listener).map(|accepted| {
+        accepted.inspect(|stream| {
+            let _ = stream.set_nodelay(true);
+        })
+    });
     router.serve_with_incoming_shutdown(incoming, async move { shutdown.draining().await }).await
 }
 
