@@ -410,11 +410,15 @@ impl<'a> Story<'a> {
             return;
         }
         let grpc = self.grpc.then(|| ("grpc-status".into(), answer.grpc.to_string().into_bytes().into()));
+        // Nobody before us should try again: the cluster has enough to do.
+        let overloaded = matches!(error.kind, Kind::Overflow);
+        let overloaded = overloaded.then(|| ("x-envoy-overloaded".into(), b"true".to_vec().into()));
+        let headers: Vec<_> = grpc.into_iter().chain(overloaded).collect();
         let mut words = answer.body;
         if self.told.attempts > 1 {
             words = words.replace("reset reason:", "retried and the latest reset reason:").into();
         }
-        if let Err(error) = self.reply(answer.status, grpc.as_slice(), words.as_bytes(), body).await {
+        if let Err(error) = self.reply(answer.status, &headers, words.as_bytes(), body).await {
             self.count(&error.kind);
         }
     }

@@ -361,6 +361,7 @@ async fn a_cluster_takes_as_many_requests_as_allowed() {
     second.send(GET).await;
     let (head, body) = second.message().await;
     assert!(head.starts_with("HTTP/1.1 503 ") && body.ends_with("reset reason: overflow"), "{head}{body}");
+    assert!(head.contains("x-envoy-overloaded: true\r\n"), "{head}");
     let mut requests = setup.http2().await;
     assert_eq!(status(&mut requests, request("/", 0, 0)).await, 503);
     setup.counts("envoy_cluster_upstream_rq_active_overflow", 2).await;
