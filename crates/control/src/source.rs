@@ -127,6 +127,7 @@ impl Folders {
                 // A folder that is being replaced is not a request to remove everything.
                 warn!(folder = %folder.display(), %error, "configuration folder cannot be read; what was read of it stays");
                 let kept = self.seen.range((layer, PathBuf::new())..(layer + 1, PathBuf::new()));
+                look.now.retain(|(of, _), _| *of != layer);
                 look.now.extend(kept.map(|(key, file)| (key.clone(), file.clone())));
                 look.changes.retain(|change| change.layer != layer);
             }
