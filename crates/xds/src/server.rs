@@ -44,7 +44,7 @@ use crate::{
 const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
-/// The longest request: the names of some ten thousand resources. In bytes.
+/// The longest request: the names of some hundred thousand resources. In bytes.
 const MAX_REQUEST: usize = 4 << 20;
 /// At most one response of each kind is under way, so this is never full for long.
 const QUEUE: usize = Kind::ALL.len() + 1;

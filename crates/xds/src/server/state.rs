@@ -364,7 +364,7 @@ impl Watched {
         snapshot: &Snapshot,
         news: impl Fn(&str) -> bool,
     ) {
-        let (mut named, mut again) = (Vec::new(), Vec::new());
+        let (mut named, mut again, mut families) = (Vec::new(), Vec::new(), Vec::new());
         for name in snapshot.intern(kind, names) {
             if &*name == WILDCARD {
                 self.all |= !self.wildcard;
@@ -372,13 +372,17 @@ impl Watched {
                 continue;
             }
             if kind.is_family(&name) {
-                let all = snapshot.iter(kind).map(|resource| &resource.name);
-                let members = all.filter(|member| kind.family(member) == Some(&name));
-                again.extend(members.filter(|member| news(member)).cloned());
+                families.push(Arc::clone(&name));
             } else if news(&name) {
                 again.push(Arc::clone(&name));
             }
             named.push(name);
+        }
+        if !families.is_empty() {
+            let families = Names(families.into());
+            let asked = |member: &&Arc<str>| kind.family(member).is_some_and(|name| families.contains(name));
+            let members = snapshot.iter(kind).map(|resource| &resource.name).filter(asked);
+            again.extend(members.filter(|member| news(member)).cloned());
         }
         self.names.extend(named);
         self.names.0 = snapshot.share_names(kind, &self.names.0);
