@@ -348,9 +348,9 @@ impl Story<'_> {
         }
         let connect = self.head.method() == "CONNECT";
         match &upstream.wire {
-            // Only extended CONNECT could carry it there.
+            // Only extended CONNECT could carry it there, and a server that does not offer it would refuse the stream.
             Wire::Http2(duplex) if way.upgrade && !connect && !duplex.may_connect() => {
-                return Err(Error::new(Kind::UpgradeRefused).into());
+                return Err(Error::new(Kind::UpstreamProtocol).into());
             }
             // Clients of HTTP/2 do not say it (RFC 8441, 5), and servers of HTTP/1.1 insist on it (RFC 6455, 4.1).
             Wire::Http1(_) if way.upgrade && !connect && !self.head.has("sec-websocket-key") => {

@@ -132,6 +132,10 @@ async fn upgrades_become_tunnels() {
             head.contains("upgrade: WebSocket\r\n") && head.contains("connection: upgrade\r\n"),
             "{head}"
         );
+        if head.starts_with("GET /private ") {
+            client.send("HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\nno").await;
+            return;
+        }
         client
             .send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nhi")
             .await;
@@ -144,6 +148,10 @@ async fn upgrades_become_tunnels() {
     let mut client = proxy.connect().await;
     let upgrade =
         |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
+    // What is not granted is an answer as any other, after which the client may ask for more.
+    client.send(&upgrade("WebSocket").replace("GET /", "GET /private")).await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 401 ") && body == "no", "{head}{body}");
     client.send(&upgrade("WebSocket")).await;
     let head = client.head().await;
     assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");

@@ -394,7 +394,7 @@ async fn an_upgrade_does_not_get_to_a_server_of_http2() {
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
     let head = client.head().await;
-    assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
 }
 
 #[tokio::test]

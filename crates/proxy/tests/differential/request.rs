@@ -38,6 +38,10 @@ impl Request {
         self.fields.push((name.to_owned(), value.into()));
     }
 
+    pub(crate) fn asks_for_websocket(&self) -> bool {
+        self.fields.iter().any(|(name, value)| name == "upgrade" && value.eq_ignore_ascii_case("websocket"))
+    }
+
     /// The bytes of HTTP/1, for a connection that is not to be used again.
     pub(crate) fn bytes(&self) -> String {
         let mut text = self.head();

@@ -105,8 +105,9 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
         request.field("cookie", "c=d");
         request.field("cookie", "e");
     }
-    if rarely(rng, 3) {
-        request.field("x-serve", one(rng, &WAYS));
+    let way = one(rng, &WAYS);
+    if rarely(rng, 3) && !request.asks_for_websocket() {
+        request.field("x-serve", way);
     }
     if matches!(method, "POST" | "PUT") {
         request.body = body(rng, version);
