@@ -1,13 +1,14 @@
 //! From changed files to what each connected proxy is sent.
 //!
-//! One lock holds the World, what was made of it and who is connected, so each sees the others as of one moment. What
+//! One lock holds the World, what was made of it and who is connected, so each sees the others as of one moment. Many read at the
+//! same time: what takes long when a proxy comes is made by then. What
 //! services are to proxies is made once for all that have the same surroundings ([`Scope`]), part by part, and anew only
 //! where a change may have an effect; what depends on the workload is made for each [`View`]. What came out equal is no
 //! change: an apply without effect pushes nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Instant, SystemTime},
 };
 
@@ -17,7 +18,7 @@ use skysail_model::{
     Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
     compile_host, compile_own, compile_part, is_alike, outline, parts,
 };
-use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
+use skysail_xds::{Kind, Layer, Resource, Resources, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -28,7 +29,7 @@ use crate::{
 
 /// Holds the mesh and tells proxies.
 pub(crate) struct Publisher {
-    state: Mutex<State>,
+    state: RwLock<State>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -73,6 +74,9 @@ struct View {
     findings: Vec<Diagnostic>,
     clients: usize,
 }
+
+/// What a view alone is sent, and what is wrong with it.
+type Own = (Resources, Vec<Diagnostic>);
 
 /// A connected proxy.
 struct Client {
@@ -138,17 +142,23 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { state: Mutex::default(), metrics }
+        Self { state: RwLock::default(), metrics }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    // Both also after a panic: if a compile panics, proxies keep what they have.
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes changed files in and tells everybody what follows from them. Blocks while it compiles.
     pub(crate) fn apply(&self, changes: Vec<FileChange>) {
         let start = Instant::now();
-        let mut state = self.lock();
+        let mut state = self.write();
         let changed = state.apply_files(changes);
         if changed {
             state.publish();
@@ -168,15 +178,21 @@ impl Publisher {
         self: &Arc<Self>,
         mut client: NewClient,
     ) -> Option<(watch::Receiver<Snapshot>, Connected)> {
-        let mut state = self.lock();
+        // There are no virtual hosts by themselves in the other form.
+        client.node.view.hosts_apart &= client.form == Form::Delta;
+        // What takes long needs no more than a look at the World, which many have at the same time.
+        let (generation, mut own) = {
+            let state = self.read();
+            (state.generation, state.prepare(&mut client.node))
+        };
+        let mut state = self.write();
         if state.closed {
             return None;
         }
-        state.world.place(&mut client.node);
-        // There are no virtual hosts by themselves in the other form.
-        client.node.view.hosts_apart &= client.form == Form::Delta;
-        let view = Arc::new(client.node.view);
-        let (view, receiver) = state.enter(view);
+        if state.generation != generation {
+            own = state.prepare(&mut client.node);
+        }
+        let (view, receiver) = state.enter(Arc::new(client.node.view), own);
         state.next_client += 1;
         let id = state.next_client;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -200,7 +216,7 @@ impl Publisher {
 
     /// Ends all streams and lets nobody in any more.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.write();
         state.closed = true;
         state.clients.clear();
         state.views.clear();
@@ -209,27 +225,27 @@ impl Publisher {
 
     /// The mesh's trust domain.
     pub(crate) fn trust_domain(&self) -> String {
-        self.lock().world.mesh().trust_domain.clone()
+        self.read().world.mesh().trust_domain.clone()
     }
 
     /// Everybody who is connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
-        self.lock().clients.values().map(|client| lock(&client.status).clone()).collect()
+        self.read().clients.values().map(|client| lock(&client.status).clone()).collect()
     }
 
     /// The files that what is published stands for, with the fingerprints of their texts.
     pub(crate) fn taken(&self) -> BTreeMap<String, u64> {
-        self.lock().taken.clone()
+        self.read().taken.clone()
     }
 
     /// What is wrong with the configuration now.
     pub(crate) fn findings(&self) -> Vec<Diagnostic> {
-        self.lock().all_findings().into_iter().collect()
+        self.read().all_findings().into_iter().collect()
     }
 
     /// Numbers for the metrics page.
     pub(crate) fn gauges(&self) -> Gauges {
-        let state = self.lock();
+        let state = self.read();
         let of = |severity| state.said.iter().filter(|finding| finding.severity == severity).count();
         Gauges {
             clients: state.clients.len(),
@@ -242,7 +258,6 @@ impl Publisher {
     }
 }
 
-/// Takes a lock even after a panic: if a compile panics, proxies keep what they have.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -335,8 +350,23 @@ impl State {
         }
     }
 
-    /// What a view is sent, made now if nobody used it so far.
-    fn enter(&mut self, view: Arc<ProxyView>) -> (Arc<ProxyView>, watch::Receiver<Snapshot>) {
+    /// Places a node, and makes what its view alone is sent, if there is no such view yet and others have its surroundings.
+    fn prepare(&self, node: &mut ProxyNode) -> Option<Own> {
+        self.world.place(node);
+        let view = &node.view;
+        if self.views.contains_key(view) {
+            return None;
+        }
+        let scope = self.scopes.get(&Surroundings::of(view, self.regards_labels))?;
+        Some(compile_own(&self.world, view, &scope.outline))
+    }
+
+    /// What a view is sent, which is `own` if nobody used it so far.
+    fn enter(
+        &mut self,
+        view: Arc<ProxyView>,
+        own: Option<Own>,
+    ) -> (Arc<ProxyView>, watch::Receiver<Snapshot>) {
         if let Some((view, state)) = self.views.get_key_value(&view) {
             let entered = (Arc::clone(view), state.sender.subscribe());
             if let Some(state) = self.views.get_mut(&entered.0) {
@@ -351,9 +381,9 @@ impl State {
         if let Some(scope) = self.scopes.get_mut(&surroundings) {
             scope.views += 1;
             snapshot.shared = Arc::clone(&scope.layer);
-            let (made, found) = compile_own(&self.world, &view, &scope.outline);
+            let made;
+            (made, findings) = own.unwrap_or_else(|| compile_own(&self.world, &view, &scope.outline));
             Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
-            findings = found;
         }
         for finding in &findings {
             if self.said.insert(finding.clone()) {
@@ -551,7 +581,7 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        self.publisher.lock().leave(self.id);
+        self.publisher.write().leave(self.id);
         count(&self.publisher.metrics.departures);
     }
 }

@@ -196,9 +196,9 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             let file = random.usize(..FILES.len());
             let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
             files[file] = variant;
-            let regarded_labels = mesh.publisher.lock().regards_labels;
+            let regarded_labels = mesh.publisher.read().regards_labels;
             mesh.put(file, variant);
-            let regrouped = mesh.publisher.lock().regards_labels != regarded_labels;
+            let regrouped = mesh.publisher.read().regards_labels != regarded_labels;
             if random.u8(..4) == 0 {
                 let proxy = random.usize(..PROXIES.len());
                 if mesh.connected.remove(&proxy).is_none() {
