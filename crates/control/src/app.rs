@@ -11,7 +11,7 @@ use skysail_core::{
 };
 use skysail_identity::{Authority, Verifier};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -79,16 +79,14 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let certificates = CertificateService::new(Arc::new(signer));
 
     let (mut trigger, shutdown) = shutdown::channel();
-    let mut calls = JoinSet::new();
-    let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)").await?;
-    let router = serving::server().add_service(discovery.clone()).add_service(certificates);
-    calls.spawn(serving::serve_tls(tls, own.config()?, router, shutdown.clone()));
+    let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
+    let services = Arc::new((discovery.clone(), certificates));
+    tokio::spawn(serving::serve(tls, Some(own.config()?), services, shutdown.clone()));
     if args.plain_port != 0 {
-        let plain = bind(&args, args.plain_port, "discovery (plain text, no authentication)").await?;
-        let router = serving::server().add_service(discovery);
-        calls.spawn(serving::serve_plain(plain, router, shutdown.clone()));
+        let plain = bind(&args, args.plain_port, "discovery (plain text, no authentication)")?;
+        tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
     }
-    let admin = bind(&args, args.admin_port, "admin").await?;
+    let admin = bind(&args, args.admin_port, "admin")?;
     start_rest(admin, folders, own, &publisher, authority.not_after(), &shutdown);
 
     let signal = shutdown::terminate().await?;
@@ -96,7 +94,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     trigger.drain();
     // Ends the discovery streams; proxies connect again, to our successor.
     publisher.close();
-    if tokio::time::timeout(DRAIN, calls.join_all()).await.is_err() {
+    if tokio::time::timeout(DRAIN, trigger.drained()).await.is_err() {
         info!("some calls did not end in {DRAIN:?}");
     }
     Ok(())
@@ -146,10 +144,9 @@ async fn keep_small(publisher: Arc<Publisher>) {
     }
 }
 
-async fn bind(args: &Args, port: u16, what: &str) -> anyhow::Result<TcpListener> {
+fn bind(args: &Args, port: u16, what: &str) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(args.listen, port);
-    let listener =
-        TcpListener::bind(address).await.with_context(|| format!("listening on {address} for {what}"))?;
+    let listener = serving::listen(address).with_context(|| format!("listening on {address} for {what}"))?;
     info!(address = %listener.local_addr()?, "serving {what}");
     Ok(listener)
 }

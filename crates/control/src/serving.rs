@@ -1,26 +1,36 @@
 //! Sockets: gRPC over TLS with our own, renewed certificate, or in plain text.
 
-use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use rustls::ServerConfig;
 use skysail_core::{SpiffeId, shutdown::Shutdown};
 use skysail_identity::{Authority, Identity, Live, PeerCheck, TlsSpec, renewal};
+use skysail_xds::grpc::{self, Service};
 use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::mpsc,
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpSocket},
+    sync::Semaphore,
+    time::timeout,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_stream::{
-    StreamExt as _,
-    wrappers::{ReceiverStream, TcpListenerStream},
-};
-use tonic::transport::{Server, server::Router};
+use tokio_rustls::TlsAcceptor;
+use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
 
 /// How long a client may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How often to see whether a silent client still lives, and how long it may take to say so.
-const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// Handshakes under way at the same time: after a restart everybody comes at once, and what was begun is to be done before
+/// who waits gives up. The others wait in the kernel's queue, in their order.
+const ADMITTED: usize = 256;
+/// After so long a handshake keeps nobody else out: the client is slow, not we.
+const GRACE: Duration = Duration::from_millis(250);
+/// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
+const QUEUE: u32 = 4_096;
 /// Names proxies know the control plane by.
 const NAMES: [&str; 5] = [
     "istiod.istio-system.svc",
@@ -29,11 +39,6 @@ const NAMES: [&str; 5] = [
     "skysaild.istio-system.svc.cluster.local",
     "localhost",
 ];
-
-/// A gRPC server with what all of ours have in common.
-pub(crate) fn server() -> Server {
-    Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE.0)).http2_keepalive_timeout(Some(KEEP_ALIVE.1))
-}
 
 /// Our own certificate.
 pub(crate) struct OwnCertificate {
@@ -104,49 +109,39 @@ impl OwnCertificate {
     }
 }
 
-/// Serves in plain text until the shutdown begins and the last call ends.
-pub(crate) async fn serve_plain(
-    listener: TcpListener,
-    router: Router,
-    mut shutdown: Shutdown,
-) -> Result<(), tonic::transport::Error> {
-    let incoming = TcpListenerStream::new(listener).map(|accepted| {
-        accepted.inspect(|stream| {
-            let _ = stream.set_nodelay(true);
-        })
-    });
-    router.serve_with_incoming_shutdown(incoming, async move { shutdown.draining().await }).await
+/// Listens.
+///
+/// # Errors
+/// When the address is taken, not ours, or not for us.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Connections of a process before us may linger.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE)
 }
 
-/// Serves over TLS until the shutdown begins and the last call ends.
-pub(crate) async fn serve_tls(
+/// Serves connections until the shutdown begins; those there are go on until their calls end.
+///
+/// Each shakes hands by itself, if it is to be in `tls`, so that a slow one holds up nobody.
+pub(crate) async fn serve<S: Service + 'static>(
     listener: TcpListener,
-    config: Arc<ServerConfig>,
-    router: Router,
+    tls: Option<Arc<ServerConfig>>,
+    service: Arc<S>,
     shutdown: Shutdown,
-) -> Result<(), tonic::transport::Error> {
-    let (sender, incoming) = mpsc::channel(64);
-    let accepting = tokio::spawn(accept(listener, TlsAcceptor::from(config), sender, shutdown.clone()));
-    let mut draining = shutdown;
-    let signal = async move { draining.draining().await };
-    let served = router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), signal).await;
-    accepting.abort();
-    served
-}
-
-type Accepted = io::Result<TlsStream<TcpStream>>;
-
-/// Accepts connections; each shakes hands by itself, so that a slow one holds up nobody.
-async fn accept(
-    listener: TcpListener,
-    acceptor: TlsAcceptor,
-    sender: mpsc::Sender<Accepted>,
-    mut shutdown: Shutdown,
 ) {
+    let acceptor = tls.map(TlsAcceptor::from);
+    let admission = Arc::new(Semaphore::new(ADMITTED));
+    let mut draining = shutdown.clone();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = shutdown.draining() => return,
+        let admitted = async {
+            // It is never closed.
+            let permit = Arc::clone(&admission).acquire_owned().await.ok();
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) = tokio::select! {
+            admitted = admitted => admitted,
+            () = draining.draining() => return,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -157,16 +152,37 @@ async fn accept(
                 continue;
             }
         };
-        let (acceptor, sender) = (acceptor.clone(), sender.clone());
-        tokio::spawn(async move {
-            let _ = stream.set_nodelay(true);
-            match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => {
-                    let _ = sender.send(Ok(stream)).await;
+        let _ = stream.set_nodelay(true);
+        let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
+        match acceptor.clone() {
+            Some(acceptor) => tokio::spawn(async move {
+                let mut handshake = pin!(timeout(HANDSHAKE, acceptor.accept(stream)));
+                let soon = timeout(GRACE, &mut handshake).await;
+                drop(permit);
+                let done = match soon {
+                    Ok(done) => done,
+                    Err(_) => handshake.await,
+                };
+                match done {
+                    Ok(Ok(stream)) => connection(stream, service, shutdown).await,
+                    Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+                    Err(_) => debug!("TLS handshake took too long"),
                 }
-                Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
-                Err(_) => debug!("TLS handshake took too long"),
-            }
-        });
+            }),
+            None => tokio::spawn(connection(stream, service, shutdown)),
+        };
+    }
+}
+
+/// Serves a connection, and holds up the exit while it has calls.
+async fn connection<IO>(stream: IO, service: Arc<impl Service>, mut shutdown: Shutdown)
+where
+    IO: AsyncRead + AsyncWrite + Connected + Unpin,
+{
+    let _guard = shutdown.guard();
+    let mut extensions = Extensions::new();
+    extensions.insert(stream.connect_info());
+    if let Err(error) = grpc::serve(stream, extensions, &*service, shutdown.draining()).await {
+        debug!(%error, "a connection ended");
     }
 }

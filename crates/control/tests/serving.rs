@@ -8,6 +8,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -173,6 +174,8 @@ fn node(account: &str) -> Node {
 struct Proxy {
     clusters: watch::Receiver<BTreeMap<String, Received>>,
     connected: watch::Receiver<bool>,
+    /// The names of all that was taken away.
+    lost: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }
 
@@ -183,11 +186,16 @@ fn proxy(endpoint: Endpoint, account: &str, refuses: &str) -> Proxy {
     let (sender, clusters) = watch::channel(BTreeMap::new());
     let connect = async move || Ok(Connection::new(endpoint.connect().await?));
     let refuses = refuses.to_owned();
-    let handler = async move |update: Update| keep(&sender, &refuses, update);
+    let lost = Arc::new(Mutex::new(Vec::new()));
+    let gone = Arc::clone(&lost);
+    let handler = async move |update: Update| {
+        gone.lock().unwrap().extend(update.removed.iter().cloned());
+        keep(&sender, &refuses, update)
+    };
     let task = tokio::spawn(async move {
         client.run(connect, handler).await;
     });
-    Proxy { clusters, connected, task }
+    Proxy { clusters, connected, lost, task }
 }
 
 fn keep(sender: &watch::Sender<BTreeMap<String, Received>>, refuses: &str, update: Update) -> Vec<Rejection> {
@@ -309,5 +317,54 @@ async fn a_restart_takes_nothing_away() {
     proxy.until(&["reviews", "ratings"], &[]).await;
     assert!(proxy.clusters.borrow().len() > before);
     proxy.task.abort();
+    control.terminate().await;
+}
+
+#[tokio::test]
+async fn killed_in_the_middle_of_changes_it_loses_nothing() {
+    const ROUNDS: u8 = 6;
+    const STAY: [&str; 3] = ["reviews", "ratings", "details"];
+    let folder = Folder::new();
+    for (service, ip) in STAY.into_iter().zip(1..) {
+        folder.service(service, ip);
+    }
+    let mut control = folder.start("0").await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let mut old = proxy(endpoint(&control.tls, tls.clone()), "client", "");
+    old.until(&STAY, &[]).await;
+    for round in 0..ROUNDS {
+        for change in 0..10 {
+            let (comes, goes) = (format!("moves-{change}"), format!("moves-{}", (change + 5) % 10));
+            folder.service(&comes, 10 * (round + 1) + change);
+            let _ = fs::remove_file(folder.at("config").join(format!("{goes}.yaml")));
+            if change == round {
+                // At once, or while it tells of one of the changes.
+                if round % 2 == 1 {
+                    old.clusters.changed().await.unwrap();
+                }
+                control.child.start_kill().unwrap();
+            }
+        }
+        control.child.wait().await.unwrap();
+        let port = control.tls.rsplit(':').next().unwrap().to_owned();
+        control = folder.start(&port).await;
+        let last = format!("round-{round}");
+        folder.service(&last, 100 + round);
+        old.until(&[&last], &[]).await;
+    }
+    let lost = old.lost.lock().unwrap().clone();
+    assert!(STAY.iter().all(|service| lost.iter().all(|name| !name.contains(service))), "{lost:?}");
+
+    let mut new = proxy(endpoint(&control.tls, tls), "client", "");
+    for proxy in [&mut old, &mut new] {
+        let gone = ["moves-0", "moves-1", "moves-2", "moves-3", "moves-4"];
+        proxy.until(&["moves-5", "moves-9", "round-0", "round-5"], &gone).await;
+    }
+    let bodies = |proxy: &Proxy| -> BTreeMap<String, bytes::Bytes> {
+        proxy.clusters.borrow().values().map(|one| (one.name.clone(), one.body.clone())).collect()
+    };
+    assert!(bodies(&old) == bodies(&new), "they have the same names, but not the same clusters");
+    old.task.abort();
+    new.task.abort();
     control.terminate().await;
 }

@@ -1,22 +1,16 @@
 //! Istio's certificate service, `istio.v1.auth.IstioCertificateService`: its one method, both ends.
 
-use std::{convert::Infallible, pin::Pin, sync::Arc, task};
+use std::sync::Arc;
 
 use tonic::{
-    Request, Response, Status,
-    body::Body,
-    client,
-    codegen::{
-        BoxFuture, Service,
-        http::{self, uri::PathAndQuery},
-    },
-    metadata::MetadataMap,
-    server::{self, NamedService, UnaryService},
-    transport::Channel,
+    Request, Status, client, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel,
 };
 use tonic_prost::ProstCodec;
 
-use crate::istio::{IstioCertificateRequest, IstioCertificateResponse};
+use crate::{
+    grpc::{self, Answering, Call, Service},
+    istio::{IstioCertificateRequest, IstioCertificateResponse},
+};
 
 const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
@@ -63,43 +57,17 @@ impl<S: Signer> CertificateService<S> {
     }
 }
 
-impl<S> NamedService for CertificateService<S> {
-    const NAME: &'static str = "istio.v1.auth.IstioCertificateService";
-}
-
-/// The service as the handler of one call.
-struct Method<S>(Arc<S>);
-
-impl<S: Signer> UnaryService<IstioCertificateRequest> for Method<S> {
-    type Response = IstioCertificateResponse;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Self::Response>, Status>> + Send>>;
-
-    fn call(&mut self, request: Request<IstioCertificateRequest>) -> Self::Future {
+impl<S: Signer> Service for CertificateService<S> {
+    fn answer(&self, call: Call) -> Result<Answering, Call> {
+        if call.method != METHOD {
+            return Err(call);
+        }
         let signer = Arc::clone(&self.0);
-        Box::pin(async move {
+        let Call { headers, extensions, requests, answers, .. } = call;
+        Ok(Box::pin(grpc::unary(requests, answers, async move |request| {
+            let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;
-            Ok(Response::new(IstioCertificateResponse { cert_chain }))
-        })
-    }
-}
-
-impl<S: Signer> Service<http::Request<Body>> for CertificateService<S> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
-        task::Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let signer = Arc::clone(&self.0);
-        Box::pin(async move {
-            if request.uri().path() != METHOD {
-                return Ok(Status::unimplemented("no such method").into_http());
-            }
-            let codec = ProstCodec::<IstioCertificateResponse, IstioCertificateRequest>::default();
-            Ok(server::Grpc::new(codec).unary(Method(signer), request).await)
-        })
+            Ok(IstioCertificateResponse { cert_chain })
+        })))
     }
 }

@@ -5,10 +5,11 @@
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
 //! Modules in the order of the data: [`resource`] (what is served), [`layer`] (and what changed of it), [`istio`] and [`otlp`] (messages Envoy's API lacks),
-//! `wire` (responses as bytes), [`server`], [`client`], [`certificates`] (Istio's certificate service).
+//! `wire` (responses as bytes), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
 pub mod certificates;
 pub mod client;
+pub mod grpc;
 pub mod istio;
 pub mod layer;
 pub mod otlp;

@@ -3,12 +3,10 @@
 //! Each stream is one task that owns its [`session`](state); nothing is shared between streams but the
 //! resources. The session decides what to send, here is only the carrying.
 
-mod body;
 mod state;
 
-use std::{convert::Infallible, future::Ready, sync::Arc, task, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use envoy_types::pb::{
     envoy::{
         config::core::v3::Node,
@@ -17,24 +15,16 @@ use envoy_types::pb::{
     google::rpc::Status as RpcStatus,
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, sleep_until},
 };
-use tonic::{
-    Request, Status,
-    body::Body,
-    codegen::{Service, http},
-    metadata::MetadataMap,
-    server::NamedService,
-};
+use tonic::{Request, Status, metadata::MetadataMap};
 use tracing::debug;
 
-use self::{
-    body::{Requests, Responses},
-    state::{Ask, Behind, Session},
-};
+use self::state::{Ask, Behind, Session};
 pub use crate::wire::Form;
 use crate::{
+    grpc::{Answering, Answers, Call, Requests, Service},
     layer::Snapshot,
     resource::Kind,
     wire::{self, Push},
@@ -44,10 +34,6 @@ use crate::{
 const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
-/// The longest request: the names of some hundred thousand resources. In bytes.
-const MAX_REQUEST: usize = 4 << 20;
-/// At most one response of each kind is under way, so this is never full for long.
-const QUEUE: usize = Kind::ALL.len() + 1;
 
 /// Where a server gets its resources from.
 pub trait Views: Send + Sync + 'static {
@@ -124,13 +110,12 @@ impl<V: Views> DiscoveryService<V> {
         Self(views)
     }
 
-    /// Begins a stream: a task reads the first request, asks whether the client may connect, and serves it.
-    fn start<R: IntoAsk>(&self, request: http::Request<Body>) -> http::Response<Body> {
-        let (head, body) = request.into_parts();
-        let mut requests = Requests::<R>::new(body);
-        let (responses, queue) = mpsc::channel(QUEUE);
+    /// Reads the first request, asks whether the client may connect, and serves it.
+    fn start<R: IntoAsk>(&self, call: Call) -> Answering {
+        let Call { headers, extensions, requests, mut answers, .. } = call;
         let views = Arc::clone(&self.0);
-        tokio::spawn(async move {
+        Box::pin(async move {
+            let mut requests = Requests::<R>::new(requests);
             let served = async {
                 let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
                     .await
@@ -139,16 +124,14 @@ impl<V: Views> DiscoveryService<V> {
                 let node = first
                     .take_node()
                     .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
-                let call = Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, ());
+                let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
                 let view = views.connect(node, R::FORM, call).await?;
-                serve(view, first, requests, &responses).await
+                serve(view, first, requests, &mut answers).await
             };
-            if let Err(status) = served.await {
-                debug!(%status, "discovery stream ended");
-                let _ = responses.send(Err(status)).await;
-            }
-        });
-        body::response(Responses::new(queue))
+            let status = served.await.err().unwrap_or_else(|| Status::ok(""));
+            debug!(%status, "discovery stream ended");
+            answers.end(&status);
+        })
     }
 }
 
@@ -157,7 +140,7 @@ async fn serve<R: IntoAsk>(
     view: View,
     first: R,
     mut requests: Requests<R>,
-    responses: &mpsc::Sender<Result<Vec<Bytes>, Status>>,
+    answers: &mut Answers,
 ) -> Result<(), Status> {
     let View { mut resources, mut report } = view;
     let mut session = Session::new(R::FORM);
@@ -176,9 +159,7 @@ async fn serve<R: IntoAsk>(
         })?;
         for push in pushes {
             let (pieces, bytes) = push.pieces();
-            if responses.send(Ok(pieces)).await.is_err() {
-                return Ok(());
-            }
+            answers.send(pieces).map_err(|error| Status::cancelled(error.to_string()))?;
             let Push { kind, nonce, .. } = push;
             report(Event::Sent { kind, nonce, resources: push.count(), removed: push.removed.len(), bytes });
         }
@@ -196,7 +177,6 @@ async fn serve<R: IntoAsk>(
             changed = resources.changed() => {
                 changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
             }
-            () = responses.closed() => return Ok(()),
         }
     }
 }
@@ -248,25 +228,13 @@ impl IntoAsk for DiscoveryRequest {
     }
 }
 
-impl<V> NamedService for DiscoveryService<V> {
-    const NAME: &'static str = wire::SERVICE;
-}
-
-impl<V: Views> Service<http::Request<Body>> for DiscoveryService<V> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<http::Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
-        task::Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        std::future::ready(Ok(match request.uri().path() {
-            wire::DELTA => self.start::<DeltaDiscoveryRequest>(request),
-            wire::SOTW => self.start::<DiscoveryRequest>(request),
-            _ => Status::unimplemented("no such method").into_http(),
-        }))
+impl<V: Views> Service for DiscoveryService<V> {
+    fn answer(&self, call: Call) -> Result<Answering, Call> {
+        match call.method.as_str() {
+            wire::DELTA => Ok(self.start::<DeltaDiscoveryRequest>(call)),
+            wire::SOTW => Ok(self.start::<DiscoveryRequest>(call)),
+            _ => Err(call),
+        }
     }
 }
 

@@ -19,8 +19,6 @@ pub(crate) const DELTA: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 pub(crate) const SOTW: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-/// The aggregated service's name.
-pub(crate) const SERVICE: &str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 /// A whole mesh in one response must fit; the default of 4 MiB holds some 2,000 services.
 pub(crate) const MAX_MESSAGE: usize = 512 << 20;
 /// The first byte of a gRPC message.

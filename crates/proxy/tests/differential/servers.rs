@@ -163,7 +163,8 @@ fn serve(name: &str, mut connection: TcpStream) {
         let said = format!("{name} got\n{}\n{body}{late}", lines.join("\n"));
         if lines.iter().any(|line| line.eq_ignore_ascii_case("upgrade: websocket")) {
             // It grants every upgrade: what is passed on of an answer that does not is in `docs/compatibility.md`.
-            let switch = "HTTP/1.1 101 Words\r\nconnection: Upgrade\r\nupgrade: websocket\r\nx-a: one\r\n\r\n";
+            let switch =
+                "HTTP/1.1 101 Words\r\nconnection: Upgrade\r\nupgrade: websocket\r\nx-a: one\r\n\r\n";
             _ = connection.write_all(format!("{switch}{said}").as_bytes());
             return;
         }

@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
+    future::pending,
     net::SocketAddr,
     sync::{
         Mutex,
@@ -11,20 +13,27 @@ use std::{
 
 use bytes::Bytes;
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::{Endpoint, server::TcpConnectInfo};
+use tokio::net::{TcpListener, TcpStream};
+use tonic::{
+    Extensions,
+    codegen::http,
+    transport::{
+        Endpoint,
+        server::{Connected, TcpConnectInfo},
+    },
+};
 
 use super::*;
 use crate::{
     Layer, Resource, Resources,
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
+    grpc,
 };
 
 /// Gives every client the same view and records what it reports.
 struct OneView {
     world: watch::Sender<Snapshot>,
-    events: Arc<Mutex<Vec<String>>>,
+    events: Arc<watch::Sender<Vec<String>>>,
     connects: AtomicUsize,
 }
 
@@ -36,12 +45,18 @@ impl Views for OneView {
             return Err(Status::permission_denied("not you"));
         }
         let events = Arc::clone(&self.events);
-        let report = move |event: Event<'_>| events.lock().unwrap().push(format!("{event:?}"));
+        let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
         Ok(View { resources: self.world.subscribe(), report: Box::new(report) })
     }
 }
 
 impl OneView {
+    /// Waits until so many responses went out.
+    async fn until_sent(&self, count: usize) {
+        let sent = |events: &Vec<String>| events.iter().filter(|event| event.starts_with("Sent")).count();
+        self.events.subscribe().wait_for(|events| sent(events) >= count).await.unwrap();
+    }
+
     fn becomes(&self, world: &Resources) {
         self.world.send_modify(|now| {
             let generation = now.generation() + 1;
@@ -66,9 +81,14 @@ async fn serve(world: Resources, address: &str) -> Server {
         connects: AtomicUsize::new(0),
     });
     let service = DiscoveryService::new(Arc::clone(&views));
-    let router = tonic::transport::Server::builder().add_service(service);
     tokio::spawn(async move {
-        router.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut extensions = Extensions::new();
+            extensions.insert(stream.connect_info());
+            let service = service.clone();
+            tokio::spawn(async move { grpc::serve(stream, extensions, &service, pending()).await });
+        }
     });
     Server { views, address }
 }
@@ -172,7 +192,7 @@ async fn a_rejection_reaches_the_server_and_the_rest_is_used() {
         let mut taker = take(server.address, form, "client");
         taker.until(&["a"]).await;
         // The endpoints are asked for after the clusters were answered, so the answer is there.
-        let events = server.views.events.lock().unwrap().clone();
+        let events = server.views.events.borrow().clone();
         let rejected = events.iter().find(|event| event.starts_with("Rejected")).unwrap();
         assert!(rejected.contains("bad: it is bad"), "{rejected}");
         taker.task.abort();
@@ -220,7 +240,99 @@ async fn a_stranger_is_refused_with_the_reason() {
         ..Default::default()
     };
     let requests = tokio_stream::StreamExt::chain(tokio_stream::once(request), tokio_stream::pending());
-    let mut responses = client.delta_aggregated_resources(requests).await.unwrap().into_inner();
-    let status = responses.message().await.unwrap_err();
+    let status = client.delta_aggregated_resources(requests).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (tonic::Code::PermissionDenied, "not you"));
+}
+
+/// A client of its own kind, which takes no more than it says.
+struct Slow {
+    connection: h2::client::Connection<TcpStream, Bytes>,
+    requests: h2::SendStream<Bytes>,
+    answer: h2::client::ResponseFuture,
+}
+
+impl Slow {
+    async fn connect(address: SocketAddr, first: &DeltaDiscoveryRequest) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let mut builder = h2::client::Builder::new();
+        let (client, mut connection) = builder.initial_window_size(0).handshake(stream).await.unwrap();
+        let client = alongside(&mut connection, client.ready()).await.unwrap();
+        let request = http::Request::post(format!("http://a{}", wire::DELTA));
+        let request = request.header("content-type", "application/grpc").body(()).unwrap();
+        let (answer, requests) = client.clone().send_request(request, false).unwrap();
+        let mut slow = Self { connection, requests, answer };
+        slow.send(first);
+        slow
+    }
+
+    fn send(&mut self, request: &DeltaDiscoveryRequest) {
+        self.requests.send_data(grpc::framed(request), false).unwrap();
+    }
+
+    /// Takes all there is from now on: the responses up to one that brings this name. Each is acknowledged.
+    async fn until(mut self, name: &str) -> Vec<wire::DeltaResponse> {
+        self.connection.set_initial_window_size(1 << 20).unwrap();
+        let mut body = alongside(&mut self.connection, &mut self.answer).await.unwrap().into_body();
+        let (mut bytes, mut responses) = (bytes::BytesMut::new(), Vec::<wire::DeltaResponse>::new());
+        while !responses.iter().flat_map(|response| &response.resources).any(|one| one.name == name) {
+            let piece = alongside(&mut self.connection, body.data()).await.unwrap().unwrap();
+            body.flow_control().release_capacity(piece.len()).unwrap();
+            bytes.extend_from_slice(&piece);
+            let Some((prefix, content)) = bytes.split_first_chunk::<5>() else { continue };
+            let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+            if content.len() < length {
+                continue;
+            }
+            let message = bytes.split_to(5 + length).freeze().slice(5..);
+            let response: wire::DeltaResponse = prost::Message::decode(message).unwrap();
+            let nonce = response.nonce.clone();
+            self.send(&DeltaDiscoveryRequest {
+                type_url: Kind::Cluster.url().into(),
+                response_nonce: nonce,
+                ..Default::default()
+            });
+            responses.push(response);
+        }
+        responses
+    }
+}
+
+/// What comes of a future while the connection goes on.
+async fn alongside<T>(
+    connection: &mut h2::client::Connection<TcpStream, Bytes>,
+    future: impl Future<Output = T>,
+) -> T {
+    tokio::select! {
+        done = future => done,
+        ended = connection => panic!("the connection ended: {ended:?}"),
+    }
+}
+
+#[tokio::test]
+async fn who_takes_nothing_holds_up_nobody_and_is_sent_the_last_of_many_changes() {
+    let server = serve(world(&[("first", 1)]), "127.0.0.1:0").await;
+    let node = Node { id: "client".into(), ..Node::default() };
+    let type_url = Kind::Cluster.url().to_owned();
+    let mut slow = Slow::connect(
+        server.address,
+        &DeltaDiscoveryRequest { node: Some(node), type_url, ..Default::default() },
+    )
+    .await;
+    // Its first response is under way before anything changes.
+    alongside(&mut slow.connection, server.views.until_sent(1)).await;
+    let mut taker = take(server.address, Form::Delta, "client");
+    taker.until(&["first"]).await;
+    for change in 0..100 {
+        let name = format!("change-{change}");
+        server.views.becomes(&world(&[(&name, 1)]));
+        taker.until(&[&name]).await;
+    }
+    let responses = slow.until("change-99").await;
+    let names: Vec<Vec<&str>> = responses
+        .iter()
+        .map(|response| response.resources.iter().map(|resource| &*resource.name).collect())
+        .collect();
+    assert_eq!(names, [["first"], ["change-99"]]);
+    assert_eq!(responses[1].removed_resources, ["first"]);
+    taker.task.abort();
 }

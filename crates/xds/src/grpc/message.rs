@@ -1,0 +1,133 @@
+//! gRPC's messages as they stand on a stream. No more memory is held than there is of a message that has begun: streams are
+//! thousands, and say little.
+
+use std::marker::PhantomData;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::RecvStream;
+use prost::Message;
+use tonic::Status;
+
+/// The longest request: the names of some hundred thousand resources. In bytes.
+const MAX_REQUEST: usize = 4 << 20;
+/// Whether a message is compressed, and how long it is.
+const PREFIX: usize = 5;
+
+/// A message with what goes before it.
+pub(crate) fn framed(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX + length);
+    bytes.put_u8(0);
+    // Longer messages cannot be received by anybody.
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut bytes);
+    bytes.freeze()
+}
+
+/// The requests of a call, each a message `R`.
+pub(crate) struct Requests<R> {
+    stream: RecvStream,
+    begun: Begun,
+    kind: PhantomData<fn() -> R>,
+}
+
+impl<R: Message + Default> Requests<R> {
+    pub(crate) fn new(stream: RecvStream) -> Self {
+        Self { stream, begun: Begun::default(), kind: PhantomData }
+    }
+
+    /// The next request; `None` when the client has no more. May be dropped and called again.
+    pub(crate) async fn next(&mut self) -> Result<Option<R>, Status> {
+        loop {
+            if let Some(request) = self.begun.complete()? {
+                return Ok(Some(request));
+            }
+            let Some(data) = self.stream.data().await else { return Ok(None) };
+            let data = data.map_err(broken)?;
+            self.stream.flow_control().release_capacity(data.len()).map_err(broken)?;
+            self.begun.0.extend_from_slice(&data);
+        }
+    }
+}
+
+fn broken(error: h2::Error) -> Status {
+    Status::cancelled(error.to_string())
+}
+
+/// What has come of the next message.
+#[derive(Default)]
+struct Begun(BytesMut);
+
+impl Begun {
+    /// Takes out the next message, if all of it is there.
+    fn complete<R: Message + Default>(&mut self) -> Result<Option<R>, Status> {
+        let Some((prefix, content)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
+        let [compressed, length @ ..] = *prefix;
+        let length = u32::from_be_bytes(length) as usize;
+        if compressed != 0 {
+            return Err(Status::unimplemented(
+                "the request is compressed, which no answer said was possible",
+            ));
+        }
+        if length > MAX_REQUEST {
+            return Err(Status::resource_exhausted(format!(
+                "a request of {length} bytes; at most {MAX_REQUEST} are taken"
+            )));
+        }
+        let Some(content) = content.get(..length) else { return Ok(None) };
+        let request = R::decode(content).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.0.advance(PREFIX + length);
+        if self.0.is_empty() {
+            self.0 = BytesMut::new();
+        }
+        Ok(Some(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+
+    use super::*;
+
+    fn request(nonce: &str) -> Bytes {
+        framed(&DeltaDiscoveryRequest { response_nonce: nonce.into(), ..DeltaDiscoveryRequest::default() })
+    }
+
+    /// Requests that come in pieces of this length.
+    fn read(bytes: &[u8], piece: usize) -> Vec<Result<String, tonic::Code>> {
+        let mut begun = Begun::default();
+        let mut read = Vec::new();
+        for piece in bytes.chunks(piece) {
+            begun.0.extend_from_slice(piece);
+            loop {
+                match begun.complete::<DeltaDiscoveryRequest>() {
+                    Ok(None) => break,
+                    Ok(Some(request)) => read.push(Ok(request.response_nonce)),
+                    Err(status) => {
+                        read.push(Err(status.code()));
+                        return read;
+                    }
+                }
+            }
+        }
+        read
+    }
+
+    #[test]
+    fn requests_are_read_in_pieces_of_any_length() {
+        let bytes = [request("1"), request(""), request("three")].concat();
+        for piece in 1..=bytes.len() {
+            let expected = ["1", "", "three"].map(|nonce| Ok(nonce.to_owned()));
+            assert_eq!(read(&bytes, piece), expected, "in pieces of {piece}");
+        }
+        assert_eq!(read(&bytes[..bytes.len() - 1], 7).len(), 2, "the last is not complete");
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        assert_eq!(read(&[1, 0, 0, 0, 0], 5), [Err(tonic::Code::Unimplemented)]);
+        assert_eq!(read(&[0, 0xff, 0, 0, 0], 5), [Err(tonic::Code::ResourceExhausted)]);
+        assert_eq!(read(&[0, 0, 0, 0, 1, 0xff], 6), [Err(tonic::Code::InvalidArgument)]);
+    }
+}
