@@ -58,16 +58,17 @@ impl<S: Signer> CertificateService<S> {
 }
 
 impl<S: Signer> Service for CertificateService<S> {
-    fn answer(&self, call: Call) -> Result<Answering, Call> {
-        if call.method != METHOD {
-            return Err(call);
-        }
+    fn has(&self, method: &str) -> bool {
+        method == METHOD
+    }
+
+    fn answer(&self, call: Call) -> Answering {
         let signer = Arc::clone(&self.0);
         let Call { headers, extensions, requests, answers, .. } = call;
-        Ok(Box::pin(grpc::unary(requests, answers, async move |request| {
+        Box::pin(grpc::unary(requests, answers, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;
             Ok(IstioCertificateResponse { cert_chain })
-        })))
+        }))
     }
 }

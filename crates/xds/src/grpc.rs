@@ -44,16 +44,20 @@ pub type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Answers the calls of its methods.
 pub trait Service: Send + Sync {
-    /// Begins to answer.
-    ///
-    /// # Errors
-    /// The call, if it is of none of the methods.
-    fn answer(&self, call: Call) -> Result<Answering, Call>;
+    /// Whether a method, `/package.Service/Method`, is one of them.
+    fn has(&self, method: &str) -> bool;
+
+    /// Begins to answer a call of one of them.
+    fn answer(&self, call: Call) -> Answering;
 }
 
 impl<A: Service, B: Service> Service for (A, B) {
-    fn answer(&self, call: Call) -> Result<Answering, Call> {
-        self.0.answer(call).or_else(|call| self.1.answer(call))
+    fn has(&self, method: &str) -> bool {
+        self.0.has(method) || self.1.has(method)
+    }
+
+    fn answer(&self, call: Call) -> Answering {
+        if self.0.has(&call.method) { self.0.answer(call) } else { self.1.answer(call) }
     }
 }
 
@@ -199,13 +203,11 @@ fn begin(
         requests,
         answers: Answers(State::Begun(respond)),
     };
-    match service.answer(call) {
-        Ok(answering) => Some(answering),
-        Err(call) => {
-            call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
-            None
-        }
+    if !service.has(&call.method) {
+        call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
+        return None;
     }
+    Some(service.answer(call))
 }
 
 /// Finds out whether a silent client still lives.

@@ -119,6 +119,10 @@ impl Layer {
 }
 
 impl Shelf {
+    fn last_change(&self) -> u64 {
+        self.changes.back().map_or(self.forgotten, |(generation, _)| *generation)
+    }
+
     fn note(&mut self, generation: u64, name: Arc<str>) {
         self.encoded = Default::default();
         self.names = OnceLock::new();
@@ -238,6 +242,11 @@ impl Snapshot {
     /// Whether there was none of this name in a generation.
     pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
         self.entry(kind, name).is_some_and(|entry| entry.added > since)
+    }
+
+    /// Whether anything changed after a generation.
+    pub(crate) fn is_changed(&self, kind: Kind, since: u64) -> bool {
+        self.shelves(kind).into_iter().any(|shelf| shelf.last_change() > since)
     }
 
     /// What changed after a generation.

@@ -229,11 +229,15 @@ impl IntoAsk for DiscoveryRequest {
 }
 
 impl<V: Views> Service for DiscoveryService<V> {
-    fn answer(&self, call: Call) -> Result<Answering, Call> {
-        match call.method.as_str() {
-            wire::DELTA => Ok(self.start::<DeltaDiscoveryRequest>(call)),
-            wire::SOTW => Ok(self.start::<DiscoveryRequest>(call)),
-            _ => Err(call),
+    fn has(&self, method: &str) -> bool {
+        matches!(method, wire::DELTA | wire::SOTW)
+    }
+
+    fn answer(&self, call: Call) -> Answering {
+        if call.method == wire::DELTA {
+            self.start::<DeltaDiscoveryRequest>(call)
+        } else {
+            self.start::<DiscoveryRequest>(call)
         }
     }
 }

@@ -146,7 +146,7 @@ impl Session {
                 Some(reason) => {
                     // Who refuses a cluster does not ask for its endpoints.
                     if ask.kind == Kind::Cluster {
-                        self.holding.clear();
+                        self.holding = Vec::new();
                     }
                     report(Event::Rejected { kind: ask.kind, nonce, reason });
                 }
@@ -171,7 +171,7 @@ impl Session {
 
     /// Waits no longer.
     pub(super) fn release(&mut self) {
-        self.holding.clear();
+        self.holding = Vec::new();
         self.compared = None;
     }
 
@@ -211,6 +211,10 @@ impl Session {
     ) -> Result<bool, Behind> {
         let watched = &mut self.kinds[kind as usize];
         if !watched.open {
+            return Ok(true);
+        }
+        if watched.is_settled(kind, snapshot, removals) {
+            watched.told(snapshot, removals);
             return Ok(true);
         }
         let Due { send, removed, shrunk } = watched.due(self.form, kind, snapshot, removals)?;
@@ -260,6 +264,10 @@ impl Session {
         if endpoints.in_flight.is_none() {
             self.holding.retain(|name| !endpoints.has(Kind::Endpoint, name));
         }
+        if self.holding.is_empty() {
+            // It may have held a whole mesh.
+            self.holding = Vec::new();
+        }
         self.is_holding()
     }
 
@@ -304,7 +312,10 @@ impl Watched {
     fn ask_delta(&mut self, ask: Ask, snapshot: &Snapshot) {
         let Ask { kind, names, unsubscribe, have, .. } = ask;
         if self.open {
-            self.subscribe(kind, names, snapshot, |_| true);
+            // Most requests only acknowledge.
+            if !names.is_empty() {
+                self.subscribe(kind, names, snapshot, |_| true);
+            }
         } else {
             // The older way to ask for everything: a first request without names.
             let wildcard = names.is_empty() && kind.is_wildcard();
@@ -436,6 +447,16 @@ impl Watched {
     /// Whether the client never had a resource that is to be sent.
     fn lacks(&self, kind: Kind, snapshot: &Snapshot, name: &str) -> bool {
         self.all || self.again.contains(name) || snapshot.is_new(kind, name, self.seen)
+    }
+
+    /// Whether there is nothing to say, as far as a glance tells.
+    fn is_settled(&self, kind: Kind, snapshot: &Snapshot, removals: bool) -> bool {
+        let since = if removals { self.seen.min(self.cleared) } else { self.seen };
+        !self.all
+            && !self.answer
+            && self.again.0.is_empty()
+            && self.lost.is_empty()
+            && !snapshot.is_changed(kind, since)
     }
 
     /// Resources the client lacks, and names it must be told are not there.

@@ -256,10 +256,10 @@ impl Slow {
         let stream = TcpStream::connect(address).await.unwrap();
         let mut builder = h2::client::Builder::new();
         let (client, mut connection) = builder.initial_window_size(0).handshake(stream).await.unwrap();
-        let client = alongside(&mut connection, client.ready()).await.unwrap();
+        let mut client = alongside(&mut connection, client.ready()).await.unwrap();
         let request = http::Request::post(format!("http://a{}", wire::DELTA));
         let request = request.header("content-type", "application/grpc").body(()).unwrap();
-        let (answer, requests) = client.clone().send_request(request, false).unwrap();
+        let (answer, requests) = client.send_request(request, false).unwrap();
         let mut slow = Self { connection, requests, answer };
         slow.send(first);
         slow
