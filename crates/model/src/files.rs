@@ -20,12 +20,17 @@ use crate::{
 /// The files and what stands in them.
 #[derive(Debug, Default)]
 pub struct Files {
-    files: BTreeMap<(usize, Arc<str>), File>,
+    files: BTreeMap<Place, File>,
+    /// Where each object stands, the one that counts last.
+    places: BTreeMap<Arc<ObjectKey>, Vec<Place>>,
 }
+
+/// A file's layer and path.
+type Place = (usize, Arc<str>);
 
 #[derive(Debug, Default)]
 struct File {
-    objects: BTreeMap<ObjectKey, (Object, Origin)>,
+    objects: BTreeMap<Arc<ObjectKey>, (Object, Origin)>,
     diagnostics: Vec<Diagnostic>,
 }
 
@@ -33,7 +38,7 @@ struct File {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// This object is new or different.
-    Apply(Box<Object>, Origin),
+    Apply(Object, Origin),
     /// This object is gone.
     Delete(ObjectKey),
 }
@@ -42,7 +47,7 @@ impl Change {
     /// Carries the change out. False if nothing changed.
     pub fn apply_to(self, world: &mut World) -> bool {
         match self {
-            Self::Apply(object, origin) => world.apply(*object, origin),
+            Self::Apply(object, origin) => world.apply(object, origin),
             Self::Delete(key) => world.delete(&key),
         }
     }
@@ -56,17 +61,19 @@ impl Files {
 
     /// Takes a file's new text.
     pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
-        let before = self.files.remove(&(layer, Arc::from(path))).unwrap_or_default();
+        let place = (layer, Arc::from(path));
+        let before = self.files.remove(&place).unwrap_or_default();
         let after = File::read(parse(text, path), &before);
-        let changes = self.changes((layer, path), &before, &after);
-        self.files.insert((layer, Arc::from(path)), after);
+        let changes = self.changes(&place, &before, &after);
+        self.files.insert(place, after);
         changes
     }
 
     /// Forgets a file that is gone.
     pub fn remove(&mut self, layer: usize, path: &str) -> Vec<Change> {
-        let before = self.files.remove(&(layer, Arc::from(path))).unwrap_or_default();
-        self.changes((layer, path), &before, &File::default())
+        let place = (layer, Arc::from(path));
+        let before = self.files.remove(&place).unwrap_or_default();
+        self.changes(&place, &before, &File::default())
     }
 
     /// The files that are known in a layer.
@@ -82,20 +89,20 @@ impl Files {
         diagnostics
     }
 
-    /// What changes for the World when one file turns from `before` into `after`; that file is not in `self`.
-    fn changes(&self, place: (usize, &str), before: &File, after: &File) -> Vec<Change> {
-        let keys: BTreeSet<&ObjectKey> = before.objects.keys().chain(after.objects.keys()).collect();
+    /// What changes for the World when one file turns from `before` into `after`, which is noted; that file is not in
+    /// `self.files`.
+    fn changes(&mut self, place: &Place, before: &File, after: &File) -> Vec<Change> {
+        let keys: BTreeSet<&Arc<ObjectKey>> = before.objects.keys().chain(after.objects.keys()).collect();
         let mut changes = Vec::new();
         for key in keys {
             let old = self.winner(key, place, before);
             match self.winner(key, place, after) {
                 // An object that only moved is applied too, so that messages about it name the right line.
-                Some(new) if old != Some(new) => {
-                    changes.push(Change::Apply(Box::new(new.0.clone()), new.1.clone()));
-                }
+                Some(new) if old != Some(new) => changes.push(Change::Apply(new.0.clone(), new.1.clone())),
                 Some(_) => {}
-                None => changes.push(Change::Delete(key.clone())),
+                None => changes.push(Change::Delete(ObjectKey::clone(key))),
             }
+            self.note(key, place, after.objects.contains_key(key));
         }
         changes
     }
@@ -104,27 +111,42 @@ impl Files {
     fn winner<'a>(
         &'a self,
         key: &ObjectKey,
-        place: (usize, &str),
+        place: &Place,
         file: &'a File,
     ) -> Option<&'a (Object, Origin)> {
-        let others = self.files.iter().map(|((layer, path), file)| ((*layer, &**path), file));
-        let having =
-            others.chain([(place, file)]).filter_map(|(place, file)| Some((place, file.objects.get(key)?)));
-        having.max_by_key(|(place, _)| *place).map(|(_, object)| object)
+        let mut others = self.places.get(key).into_iter().flatten();
+        let last = others.rfind(|other| *other != place);
+        let own = file.objects.get(key);
+        match last {
+            Some(last) if own.is_none() || last > place => self.files.get(last)?.objects.get(key),
+            _ => own,
+        }
+    }
+
+    /// Notes whether an object stands in a file.
+    fn note(&mut self, key: &Arc<ObjectKey>, place: &Place, is_there: bool) {
+        // Most stand in one place.
+        let places = self.places.entry(Arc::clone(key)).or_insert_with(|| Vec::with_capacity(1));
+        match places.binary_search(place) {
+            Err(at) if is_there => places.insert(at, place.clone()),
+            Ok(at) if !is_there => _ = places.remove(at),
+            _ => {}
+        }
+        if places.is_empty() {
+            self.places.remove(key);
+        }
     }
 
     /// Objects that stand in several files of one layer.
     fn duplicates(&self) -> Vec<Diagnostic> {
-        let mut last: BTreeMap<(usize, &ObjectKey), &Origin> = BTreeMap::new();
-        let mut diagnostics = Vec::new();
-        for ((layer, _), file) in &self.files {
-            for (key, (_, origin)) in &file.objects {
-                if let Some(loser) = last.insert((*layer, key), origin) {
-                    diagnostics.push(duplicate(key, loser, origin));
-                }
-            }
-        }
-        diagnostics
+        let origin = |place, key| Some(&self.files.get(place)?.objects.get(key)?.1);
+        let pairs = self.places.iter().flat_map(|(key, places)| {
+            places.array_windows().filter(|[one, next]| one.0 == next.0).map(move |pair| (key, pair))
+        });
+        let said = pairs.filter_map(|(key, [loser, winner])| {
+            Some(duplicate(key, origin(loser, key)?, origin(winner, key)?))
+        });
+        said.collect()
     }
 }
 
@@ -133,17 +155,17 @@ impl File {
     fn read(parsed: Parsed, before: &Self) -> Self {
         let mut file = Self { diagnostics: parsed.diagnostics, ..Self::default() };
         for (object, origin) in parsed.objects {
-            let key = object.key();
-            if let Some((_, loser)) = file.objects.insert(key.clone(), (object, origin.clone())) {
+            let key = Arc::new(object.key());
+            if let Some((_, loser)) = file.objects.insert(Arc::clone(&key), (object, origin.clone())) {
                 file.diagnostics.push(duplicate(&key, &loser, &origin));
             }
         }
         for (key, kept) in &before.objects {
-            if (parsed.unreadable || parsed.refused.contains(key)) && !file.objects.contains_key(key) {
+            if (parsed.unreadable || parsed.refused.contains(&**key)) && !file.objects.contains_key(key) {
                 let message = "what was read of it before stays in effect";
                 let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
                 file.diagnostics.push(diagnostic.object(key).remedy("mend the errors of this file"));
-                file.objects.insert(key.clone(), kept.clone());
+                file.objects.insert(Arc::clone(key), kept.clone());
             }
         }
         file

@@ -10,7 +10,7 @@ pub mod security;
 pub mod value;
 pub mod virtual_service;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
 pub use kube::{Deployment, EndpointSlice, Node, Pod, Protocol, Service, ServicePort};
@@ -132,33 +132,33 @@ pub struct Typed<T> {
     pub spec: T,
 }
 
-/// An object of any kind.
+/// An object of any kind. Who keeps it elsewhere, too, keeps the same.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// A Namespace; its labels are all that counts.
-    Namespace(Typed<()>),
+    Namespace(Arc<Typed<()>>),
     /// A Node, for the locality of its pods.
-    Node(Typed<Node>),
+    Node(Arc<Typed<Node>>),
     /// A Service.
-    Service(Typed<Service>),
+    Service(Arc<Typed<Service>>),
     /// A ServiceAccount.
-    ServiceAccount(Typed<()>),
+    ServiceAccount(Arc<Typed<()>>),
     /// A Pod.
-    Pod(Box<Typed<Pod>>),
+    Pod(Arc<Typed<Pod>>),
     /// A Deployment.
-    Deployment(Box<Typed<Deployment>>),
+    Deployment(Arc<Typed<Deployment>>),
     /// An EndpointSlice.
-    EndpointSlice(Typed<EndpointSlice>),
+    EndpointSlice(Arc<Typed<EndpointSlice>>),
     /// The mesh configuration, if this is the ConfigMap that holds it.
-    ConfigMap(Box<Typed<Option<MeshConfig>>>),
+    ConfigMap(Arc<Typed<Option<MeshConfig>>>),
     /// A VirtualService.
-    VirtualService(Box<Typed<VirtualService>>),
+    VirtualService(Arc<Typed<VirtualService>>),
     /// A DestinationRule.
-    DestinationRule(Box<Typed<DestinationRule>>),
+    DestinationRule(Arc<Typed<DestinationRule>>),
     /// A PeerAuthentication.
-    PeerAuthentication(Typed<PeerAuthentication>),
+    PeerAuthentication(Arc<Typed<PeerAuthentication>>),
     /// An AuthorizationPolicy.
-    AuthorizationPolicy(Typed<AuthorizationPolicy>),
+    AuthorizationPolicy(Arc<Typed<AuthorizationPolicy>>),
 }
 
 impl Object {

@@ -146,41 +146,41 @@ impl Reading {
     fn object(&mut self, node: &Node, kind: Kind) {
         match kind {
             Kind::Namespace => self.kube(node, |object: core::Namespace| {
-                Object::Namespace(Typed { meta: kube::meta(object.metadata, false), spec: () })
+                Object::Namespace(Arc::new(Typed { meta: kube::meta(object.metadata, false), spec: () }))
             }),
             Kind::ServiceAccount => self.kube(node, |object: core::ServiceAccount| {
-                Object::ServiceAccount(Typed { meta: kube::meta(object.metadata, true), spec: () })
+                Object::ServiceAccount(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
             }),
-            Kind::Node => self.kube(node, |object| Object::Node(kube::node(object))),
+            Kind::Node => self.kube(node, |object| Object::Node(Arc::new(kube::node(object)))),
             Kind::Service => self.service(node),
-            Kind::Pod => self.kube(node, |object| Object::Pod(Box::new(kube::pod(object)))),
+            Kind::Pod => self.kube(node, |object| Object::Pod(Arc::new(kube::pod(object)))),
             Kind::Deployment => {
                 self.kube(node, |object: apps::Deployment| {
-                    Object::Deployment(Box::new(kube::deployment(object)))
+                    Object::Deployment(Arc::new(kube::deployment(object)))
                 });
             }
             Kind::EndpointSlice => self.kube(node, |object: discovery::EndpointSlice| {
-                Object::EndpointSlice(kube::endpoint_slice(object))
+                Object::EndpointSlice(Arc::new(kube::endpoint_slice(object)))
             }),
             Kind::ConfigMap => self.config_map(node),
             Kind::VirtualService => {
                 self.istio(node, validate::virtual_service, |object: Typed<VirtualService>| {
-                    Object::VirtualService(Box::new(object))
+                    Object::VirtualService(Arc::new(object))
                 });
             }
             Kind::DestinationRule => {
                 self.istio(node, validate::destination_rule, |object: Typed<DestinationRule>| {
-                    Object::DestinationRule(Box::new(object))
+                    Object::DestinationRule(Arc::new(object))
                 });
             }
             Kind::PeerAuthentication => {
                 self.istio(node, validate::peer_authentication, |object: Typed<PeerAuthentication>| {
-                    Object::PeerAuthentication(object)
+                    Object::PeerAuthentication(Arc::new(object))
                 });
             }
             Kind::AuthorizationPolicy => {
                 self.istio(node, validate::authorization_policy, |object: Typed<AuthorizationPolicy>| {
-                    Object::AuthorizationPolicy(object)
+                    Object::AuthorizationPolicy(Arc::new(object))
                 });
             }
         }
@@ -199,7 +199,7 @@ impl Reading {
         let decoded: Decoded<core::Service> = decode(node);
         if let Some(service) = self.take(node, decoded, Severity::Warning) {
             let findings = validate::service(&service);
-            self.finish(node, Object::Service(kube::service(service)), findings);
+            self.finish(node, Object::Service(Arc::new(kube::service(service))), findings);
         }
     }
 
@@ -234,7 +234,7 @@ impl Reading {
                 None => return,
             }
         }
-        self.finish(node, Object::ConfigMap(Box::new(object)), Vec::new());
+        self.finish(node, Object::ConfigMap(Arc::new(object)), Vec::new());
     }
 
     /// Several networks are not supported; one without a name is.

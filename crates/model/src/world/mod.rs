@@ -94,14 +94,14 @@ impl World {
             Object::Node(object) => self.nodes.insert(object, origin),
             Object::Service(object) => self.services.insert(object, origin),
             Object::ServiceAccount(object) => self.service_accounts.insert(object, origin),
-            Object::Deployment(object) => self.deployments.insert(*object, origin),
+            Object::Deployment(object) => self.deployments.insert(object, origin),
             Object::PeerAuthentication(object) => self.peer_authentications.insert(object, origin),
             Object::AuthorizationPolicy(object) => self.authorization_policies.insert(object, origin),
-            Object::ConfigMap(object) => self.apply_config_map(*object, origin),
+            Object::ConfigMap(object) => self.apply_config_map(object, origin),
             Object::Pod(object) => {
                 self.unindex(Kind::Pod, &object.meta.namespace, &object.meta.name);
                 self.index_pod(&object);
-                self.pods.insert(*object, origin)
+                self.pods.insert(object, origin)
             }
             Object::EndpointSlice(object) => {
                 self.unindex(Kind::EndpointSlice, &object.meta.namespace, &object.meta.name);
@@ -114,13 +114,13 @@ impl World {
                 for host in mesh_hosts(&object) {
                     self.virtual_service_hosts.insert(host, &object.meta);
                 }
-                self.virtual_services.insert(*object, origin)
+                self.virtual_services.insert(object, origin)
             }
             Object::DestinationRule(object) => {
                 self.unindex(Kind::DestinationRule, &object.meta.namespace, &object.meta.name);
                 let host = hosts::fqdn(&object.spec.host, &object.meta.namespace);
                 self.destination_rule_hosts.insert(host, &object.meta);
-                self.destination_rules.insert(*object, origin)
+                self.destination_rules.insert(object, origin)
             }
         }
     }
@@ -240,12 +240,12 @@ impl World {
         }
     }
 
-    fn apply_config_map(&mut self, object: Typed<Option<MeshConfig>>, origin: Origin) -> bool {
+    fn apply_config_map(&mut self, object: Arc<Typed<Option<MeshConfig>>>, origin: Origin) -> bool {
         if !is_mesh_config(&object.meta.namespace, &object.meta.name) {
             return false;
         }
         let changed = self.mesh.as_ref().is_none_or(|entry| entry.object.spec != object.spec);
-        self.mesh = Some(Entry { object: Arc::new(object), origin });
+        self.mesh = Some(Entry { object, origin });
         changed
     }
 

@@ -62,18 +62,11 @@ impl<T> Default for Store<T> {
 
 impl<T: PartialEq> Store<T> {
     /// False if the same object stood there.
-    pub(super) fn insert(&mut self, object: Typed<T>, origin: Origin) -> bool {
+    pub(super) fn insert(&mut self, object: Arc<Typed<T>>, origin: Origin) -> bool {
         let names = self.0.entry(object.meta.namespace.clone()).or_default();
-        match names.get_mut(&object.meta.name) {
-            Some(entry) if *entry.object == object => {
-                entry.origin = origin;
-                false
-            }
-            _ => {
-                names.insert(object.meta.name.clone(), Entry { object: Arc::new(object), origin });
-                true
-            }
-        }
+        let name = object.meta.name.clone();
+        let before = names.insert(name, Entry { object: Arc::clone(&object), origin });
+        before.is_none_or(|before| before.object != object)
     }
 }
 
