@@ -108,12 +108,7 @@ impl Files {
     }
 
     /// The object that counts for a key: the highest layer's, and the last file's there.
-    fn winner<'a>(
-        &'a self,
-        key: &ObjectKey,
-        place: &Place,
-        file: &'a File,
-    ) -> Option<&'a (Object, Origin)> {
+    fn winner<'a>(&'a self, key: &ObjectKey, place: &Place, file: &'a File) -> Option<&'a (Object, Origin)> {
         let mut others = self.places.get(key).into_iter().flatten();
         let last = others.rfind(|other| *other != place);
         let own = file.objects.get(key);
