@@ -12,6 +12,7 @@ mod authentication;
 mod certificates;
 mod discovery;
 mod metrics;
+mod parallel;
 mod publish;
 mod serving;
 mod source;

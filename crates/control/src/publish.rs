@@ -15,8 +15,8 @@ use std::{
 use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
-    Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
-    compile_host, compile_own, compile_part, is_alike, outline, parts,
+    Diagnostic, Files, Outline, Parsed, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
+    compile_host, compile_own, compile_part, is_alike, outline, parse, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Resources, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
@@ -24,6 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     metrics::{Gauges, Metrics, count},
+    parallel,
     source::{FileChange, FileState},
 };
 
@@ -158,8 +159,12 @@ impl Publisher {
     /// Takes changed files in and tells everybody what follows from them. Blocks while it compiles.
     pub(crate) fn apply(&self, changes: Vec<FileChange>) {
         let start = Instant::now();
+        let parsed = parallel::map(&changes, |change| match &change.state {
+            FileState::Text(text) => parse(text, &change.path),
+            FileState::Unreadable(_) | FileState::Gone => Parsed::default(),
+        });
         let mut state = self.write();
-        let changed = state.apply_files(changes);
+        let changed = state.apply_files(changes, parsed);
         if changed {
             state.publish();
         }
@@ -263,15 +268,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl State {
-    /// True if the World changed.
-    fn apply_files(&mut self, changes: Vec<FileChange>) -> bool {
+    /// Takes changed files in, of which this was read. True if the World changed.
+    fn apply_files(&mut self, changes: Vec<FileChange>, parsed: Vec<Parsed>) -> bool {
         let mut changed = false;
-        for FileChange { layer, path, state } in changes {
+        for (FileChange { layer, path, state }, parsed) in changes.into_iter().zip(parsed) {
             self.unreadable.remove(&path);
             let changes = match state {
                 FileState::Text(text) => {
                     self.taken.insert(path.clone(), fingerprint(&text));
-                    self.files.set(layer, &path, &text)
+                    self.files.take(layer, &path, parsed)
                 }
                 FileState::Gone => {
                     self.taken.remove(&path);
@@ -518,11 +523,12 @@ impl Scope {
                 }
             }
         }
-        for part in anew {
-            let made = match like {
-                Some((theirs, like)) if is_alike(world, surroundings, theirs, &part) => like.made(&part),
-                _ => compile_part(world, surroundings, &part),
-            };
+        let anew: Vec<Part> = anew.into_iter().collect();
+        let all = parallel::map(&anew, |part| match like {
+            Some((theirs, like)) if is_alike(world, surroundings, theirs, part) => like.made(part),
+            _ => compile_part(world, surroundings, part),
+        });
+        for (part, made) in anew.into_iter().zip(all) {
             let before = self.parts.remove(&part).unwrap_or_default();
             let is_gone = |(kind, name): &&(Kind, Arc<str>)| {
                 made.iter().all(|resource| resource.kind != *kind || resource.name != *name)

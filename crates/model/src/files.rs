@@ -61,9 +61,14 @@ impl Files {
 
     /// Takes a file's new text.
     pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
+        self.take(layer, path, parse(text, path))
+    }
+
+    /// Takes what was read in a file's new text.
+    pub fn take(&mut self, layer: usize, path: &str, parsed: Parsed) -> Vec<Change> {
         let place = (layer, Arc::from(path));
         let before = self.files.remove(&place).unwrap_or_default();
-        let after = File::read(parse(text, path), &before);
+        let after = File::read(parsed, &before);
         let changes = self.changes(&place, &before, &after);
         self.files.insert(place, after);
         changes
