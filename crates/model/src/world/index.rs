@@ -7,9 +7,9 @@ use std::{
 
 use crate::api::{Labels, Meta};
 
-/// Objects (namespace, name) by a key that several may share.
+/// Objects (namespace, name) by a key that several may share. Most have one: their names are kept as tight as can be, in order.
 #[derive(Clone, Debug)]
-pub(super) struct MultiMap<K>(HashMap<K, BTreeSet<(String, String)>>);
+pub(super) struct MultiMap<K>(HashMap<K, Vec<(String, String)>>);
 
 impl<K> Default for MultiMap<K> {
     fn default() -> Self {
@@ -19,12 +19,16 @@ impl<K> Default for MultiMap<K> {
 
 impl<K: Eq + Hash> MultiMap<K> {
     pub(super) fn insert(&mut self, key: K, meta: &Meta) {
-        self.0.entry(key).or_default().insert((meta.namespace.clone(), meta.name.clone()));
+        let objects = self.0.entry(key).or_insert_with(|| Vec::with_capacity(1));
+        let name = (meta.namespace.clone(), meta.name.clone());
+        if let Err(at) = objects.binary_search(&name) {
+            objects.insert(at, name);
+        }
     }
 
     pub(super) fn remove(&mut self, key: &K, meta: &Meta) {
         let Some(objects) = self.0.get_mut(key) else { return };
-        objects.remove(&(meta.namespace.clone(), meta.name.clone()));
+        objects.retain(|(namespace, name)| *namespace != meta.namespace || *name != meta.name);
         if objects.is_empty() {
             self.0.remove(key);
         }
