@@ -1,6 +1,6 @@
 //! Kubernetes' kinds, cut down to what a mesh needs of them.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::{
     api::{apps::v1 as apps, core::v1 as core, discovery::v1 as discovery},
@@ -287,7 +287,7 @@ pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
     Meta {
         namespace,
         name: from.name.unwrap_or_default(),
-        labels: from.labels.unwrap_or_default(),
+        labels: Arc::new(from.labels.unwrap_or_default()),
         annotations,
         created: from.creation_timestamp.map(|time| time.0.as_second()),
     }

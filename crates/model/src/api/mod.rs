@@ -115,8 +115,8 @@ pub struct Meta {
     pub namespace: String,
     /// The name.
     pub name: String,
-    /// The labels.
-    pub labels: Labels,
+    /// The labels; those of one file that are equal are the same.
+    pub labels: Arc<Labels>,
     /// The annotations that mean something to the mesh (`*istio.io/*`).
     pub annotations: Labels,
     /// `creationTimestamp` in seconds since 1970, where there is one.
@@ -195,6 +195,23 @@ impl Object {
             Self::PeerAuthentication(object) => &object.meta,
             Self::AuthorizationPolicy(object) => &object.meta,
         }
+    }
+
+    /// Its name, namespace and labels, while nobody else keeps it.
+    pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
+        Some(match self {
+            Self::Namespace(object) | Self::ServiceAccount(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Node(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Service(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Pod(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Deployment(object) => &mut Arc::get_mut(object)?.meta,
+            Self::EndpointSlice(object) => &mut Arc::get_mut(object)?.meta,
+            Self::ConfigMap(object) => &mut Arc::get_mut(object)?.meta,
+            Self::VirtualService(object) => &mut Arc::get_mut(object)?.meta,
+            Self::DestinationRule(object) => &mut Arc::get_mut(object)?.meta,
+            Self::PeerAuthentication(object) => &mut Arc::get_mut(object)?.meta,
+            Self::AuthorizationPolicy(object) => &mut Arc::get_mut(object)?.meta,
+        })
     }
 
     /// Which object this is.

@@ -9,8 +9,8 @@ mod yaml;
 
 use crate::{
     api::{
-        AuthorizationPolicy, DestinationRule, Kind, MeshConfig, Object, ObjectKey, PeerAuthentication, Typed,
-        VirtualService, kube, mesh_config,
+        AuthorizationPolicy, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
+        PeerAuthentication, Typed, VirtualService, kube, mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
     validate,
@@ -25,7 +25,7 @@ use k8s_openapi::{
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
 use yaml::Document;
@@ -46,7 +46,7 @@ pub struct Parsed {
 
 /// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
 pub fn parse(text: &str, file: &str) -> Parsed {
-    let mut reading = Reading { file: file.into(), parsed: Parsed::default() };
+    let mut reading = Reading { file: file.into(), parsed: Parsed::default(), labels: HashSet::new() };
     for document in yaml::documents(text) {
         reading.document(document);
     }
@@ -68,6 +68,8 @@ pub(crate) fn join(path: &str, key: &str) -> String {
 struct Reading {
     file: Arc<str>,
     parsed: Parsed,
+    /// Labels that were read: all pods of a workload have the same.
+    labels: HashSet<Arc<Labels>>,
 }
 
 /// An Istio object as it stands in the file.
@@ -306,7 +308,7 @@ impl Reading {
     }
 
     /// Reports what validation found, and takes the object unless that refuses it.
-    fn finish(&mut self, node: &Node, object: Object, mut findings: Vec<validate::Finding>) {
+    fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::unsupported(object.kind(), node));
         let origin =
@@ -318,7 +320,16 @@ impl Reading {
             self.report(diagnostic.field(finding.field).remedy(finding.remedy), node);
         }
         if !refused {
+            self.share_labels(&mut object);
             self.parsed.objects.push((object, origin));
+        }
+    }
+
+    fn share_labels(&mut self, object: &mut Object) {
+        let Some(meta) = object.meta_mut() else { return };
+        match self.labels.get(&meta.labels) {
+            Some(known) => meta.labels = Arc::clone(known),
+            None => _ = self.labels.insert(Arc::clone(&meta.labels)),
         }
     }
 

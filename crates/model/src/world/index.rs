@@ -85,14 +85,14 @@ pub(super) struct LabelIndex(HashMap<String, HashMap<(String, String), BTreeSet<
 impl LabelIndex {
     pub(super) fn insert(&mut self, meta: &Meta) {
         let labels = self.0.entry(meta.namespace.clone()).or_default();
-        for (key, value) in &meta.labels {
+        for (key, value) in meta.labels.iter() {
             labels.entry((key.clone(), value.clone())).or_default().insert(meta.name.clone());
         }
     }
 
     pub(super) fn remove(&mut self, meta: &Meta) {
         let Some(labels) = self.0.get_mut(&meta.namespace) else { return };
-        for (key, value) in &meta.labels {
+        for (key, value) in meta.labels.iter() {
             let label = (key.clone(), value.clone());
             if let Some(names) = labels.get_mut(&label) {
                 names.remove(&meta.name);

@@ -169,7 +169,7 @@ impl World {
 
     /// A namespace's labels, if it was declared.
     pub fn namespace(&self, name: &str) -> Option<&Labels> {
-        self.namespaces.get("", name).map(|entry| &entry.object.meta.labels)
+        self.namespaces.get("", name).map(|entry| &*entry.object.meta.labels)
     }
 
     /// All services, by namespace and name.

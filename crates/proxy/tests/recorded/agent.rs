@@ -59,12 +59,13 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts one for the node of a recorded proxy and waits until it has its first configuration.
-    pub(crate) async fn start(proxy: &Path, api_type: &str, control: SocketAddr) -> Self {
+    /// Starts one for the node of a recorded proxy, which has its configuration and its secrets from these servers, and waits
+    /// until it has its first configuration.
+    pub(crate) async fn start(proxy: &Path, api_type: &str, control: SocketAddr, agent: SocketAddr) -> Self {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
             .args(["--concurrency", "1", "--admin-port", "0", "--bootstrap"])
-            .arg(bootstrap(home.path(), proxy, api_type, control))
+            .arg(bootstrap(home.path(), proxy, api_type, control, agent))
             .env("NO_COLOR", "1")
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -94,20 +95,20 @@ impl Program {
 }
 
 /// A bootstrap file as Istio's agent writes it, as far as it matters here.
-fn bootstrap(home: &Path, proxy: &Path, api_type: &str, control: SocketAddr) -> PathBuf {
+fn bootstrap(home: &Path, proxy: &Path, api_type: &str, control: SocketAddr, agent: SocketAddr) -> PathBuf {
     let mut node: serde_json::Value =
         serde_json::from_slice(&fs::read(proxy.join("node.json")).unwrap()).unwrap();
     for what_envoy_adds in ["userAgentName", "userAgentBuildVersion", "clientFeatures"] {
         node.as_object_mut().unwrap().remove(what_envoy_adds);
     }
-    let cluster = |name: &str| {
+    let cluster = |name: &str, server: SocketAddr| {
         serde_json::json!({
             "name": name, "type": "STATIC", "connect_timeout": "1s",
             "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
                 "explicit_http_config": {"http2_protocol_options": {}}}},
             "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
-                "socket_address": {"address": "127.0.0.1", "port_value": control.port()}}}}]}]}
+                "socket_address": {"address": "127.0.0.1", "port_value": server.port()}}}}]}]}
         })
     };
     let ads = serde_json::json!({"ads": {}, "resource_api_version": "V3"});
@@ -118,7 +119,7 @@ fn bootstrap(home: &Path, proxy: &Path, api_type: &str, control: SocketAddr) -> 
             "ads_config": {"api_type": api_type, "transport_api_version": "V3",
                 "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}]}
         },
-        "static_resources": {"clusters": [cluster("xds-grpc"), cluster("sds-grpc")]}
+        "static_resources": {"clusters": [cluster("xds-grpc", control), cluster("sds-grpc", agent)]}
     });
     let path = home.join("bootstrap.json");
     fs::write(&path, file.to_string()).unwrap();

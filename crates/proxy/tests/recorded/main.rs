@@ -16,6 +16,7 @@ mod views;
 
 use std::{
     collections::HashMap,
+    future::pending,
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
@@ -41,6 +42,7 @@ use skysail_xds::{
             secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer,
         },
     },
+    grpc,
     server::{DiscoveryService, Event, View, Views},
 };
 use support::Client;
@@ -50,7 +52,7 @@ use tokio::{
     sync::watch,
 };
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Status};
+use tonic::{Extensions, Request, Status};
 
 /// The recorded address of a pod, its service account, and what its server calls itself.
 const PODS: [(&str, &str, &str); 4] = [
@@ -77,8 +79,8 @@ impl Sidecar {
         }
         let proxy = recording(scenario).join("xds/productpage-v1");
         let refused = Arc::default();
-        let control = discovery(&mesh, resources(&proxy, &servers), &refused).await;
-        let program = Program::start(&proxy, "DELTA_GRPC", control).await;
+        let control = discovery(resources(&proxy, &servers), &refused).await;
+        let program = Program::start(&proxy, "DELTA_GRPC", control, agent(&mesh).await).await;
         let listeners = program.page("/listeners").await;
         let address = listeners.lines().find_map(|line| line.strip_prefix(&format!("{LISTENER}::")));
         Self { address: address.unwrap().trim().parse().unwrap(), _program: program, refused }
@@ -241,15 +243,29 @@ fn socket(address: &str, port: u16) -> Address {
     Address { address: Some(address::Address::SocketAddress(address)) }
 }
 
-/// Discovery and secrets on one port, in plain text.
-async fn discovery(mesh: &Arc<Authority>, resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> SocketAddr {
+/// Discovery, in plain text.
+async fn discovery(resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let resources = Snapshot { shared: Arc::new(resources), ..Snapshot::default() };
     let one = OneView { resources: watch::channel(resources).0, refused: Arc::clone(refused) };
-    let router = tonic::transport::Server::builder()
-        .add_service(DiscoveryService::new(Arc::new(one)))
-        .add_service(SecretDiscoveryServiceServer::new(Agent(Arc::clone(mesh))));
+    let service = Arc::new(DiscoveryService::new(Arc::new(one)));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = Arc::clone(&service);
+            tokio::spawn(async move { grpc::serve(stream, Extensions::new(), &*service, pending()).await });
+        }
+    });
+    address
+}
+
+/// Secrets, in plain text.
+async fn agent(mesh: &Arc<Authority>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let agent = SecretDiscoveryServiceServer::new(Agent(Arc::clone(mesh)));
+    let router = tonic::transport::Server::builder().add_service(agent);
     tokio::spawn(async move {
         router.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
     });

@@ -53,7 +53,7 @@ async fn every_view(api_type: &str) {
 /// A sidecar takes what is in a folder, and has it in the end.
 async fn taken(folder: &Path, api_type: &str) {
     let (player, control) = Player::start(folder).await;
-    let program = Program::start(folder, api_type, control).await;
+    let program = Program::start(folder, api_type, control, control).await;
     player.ready.notify_one();
     within(player.finished.notified()).await;
     let dump = program.page("/config_dump").await;

@@ -77,7 +77,7 @@ fn workloads<'a>(
     let indexed = namespace.filter(|_| !selector.is_empty());
     let few = indexed.into_iter().flat_map(move |namespace| world.pods_selected(namespace, selector));
     let all = world.pods().filter(move |pod| indexed.is_none() && within(&pod.meta.namespace));
-    let pods = few.chain(all).filter(|pod| !pod.spec.gone).map(|pod| &pod.meta.labels);
+    let pods = few.chain(all).filter(|pod| !pod.spec.gone).map(|pod| &*pod.meta.labels);
     let deployments = world.deployments().filter(move |deployment| within(&deployment.meta.namespace));
     let labels = pods.chain(deployments.map(|deployment| &deployment.spec.labels));
     labels.filter(move |labels| selects(selector, labels))
