@@ -9,8 +9,8 @@ mod yaml;
 
 use crate::{
     api::{
-        AuthorizationPolicy, DestinationRule, Kind, MeshConfig, Object, ObjectKey, PeerAuthentication, Typed,
-        VirtualService, kube, mesh_config,
+        AuthorizationPolicy, DestinationRule, Kind, MeshConfig, Object, ObjectKey, PeerAuthentication,
+        ServiceEntry, Typed, VirtualService, kube, mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
     validate,
@@ -171,6 +171,11 @@ impl Reading {
             Kind::DestinationRule => {
                 self.istio(node, validate::destination_rule, |object: Typed<DestinationRule>| {
                     Object::DestinationRule(Box::new(object))
+                });
+            }
+            Kind::ServiceEntry => {
+                self.istio(node, validate::service_entry, |object: Typed<ServiceEntry>| {
+                    Object::ServiceEntry(Box::new(object))
                 });
             }
             Kind::PeerAuthentication => {
@@ -370,6 +375,7 @@ fn lines_of(node: &Node, kind: Kind) -> Option<Arc<Lines>> {
         Kind::Service
             | Kind::VirtualService
             | Kind::DestinationRule
+            | Kind::ServiceEntry
             | Kind::PeerAuthentication
             | Kind::AuthorizationPolicy
     );
