@@ -8,13 +8,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
-    Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
+    Diagnostic, Files, Outline, Part, ProxyNode, ProxyView, Resolved, Severity, Surroundings, Touched, World,
     compile_host, compile_own, compile_part, is_alike, outline, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Snapshot, client::Form, server::Event};
@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     metrics::{Gauges, Metrics, count},
+    resolve::Wanted,
     source::{FileChange, FileState},
 };
 
@@ -30,6 +31,8 @@ use crate::{
 pub(crate) struct Publisher {
     state: Mutex<State>,
     pub(crate) metrics: Arc<Metrics>,
+    /// The names that are to be looked up; `None`: proxies do so themselves.
+    wanted: Option<watch::Sender<(Arc<Wanted>, Duration)>>,
 }
 
 #[derive(Default)]
@@ -138,7 +141,14 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { state: Mutex::default(), metrics }
+        Self { state: Mutex::default(), metrics, wanted: None }
+    }
+
+    /// Has names looked up, by whom what this gives is for.
+    pub(crate) fn looking_up(mut self) -> (Self, watch::Receiver<(Arc<Wanted>, Duration)>) {
+        let (sender, receiver) = watch::channel(Default::default());
+        self.wanted = Some(sender);
+        (self, receiver)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -151,6 +161,7 @@ impl Publisher {
         let mut state = self.lock();
         let changed = state.apply_files(changes);
         if changed {
+            self.tell_wanted(&state.world);
             state.publish();
         }
         state.log_findings();
@@ -161,6 +172,32 @@ impl Publisher {
             self.metrics.published(took);
             info!(views, clients, ?took, "configuration published");
         }
+    }
+
+    /// Takes in what names are now and tells everybody whom it concerns. Blocks while it compiles.
+    pub(crate) fn resolve(&self, names: Vec<(Arc<str>, Option<Resolved>)>) {
+        let start = Instant::now();
+        let mut state = self.lock();
+        let mut changed = false;
+        for (name, now) in names {
+            changed |= state.world.resolve(&name, now);
+        }
+        if changed {
+            state.publish();
+            drop(state);
+            self.metrics.published(start.elapsed());
+        }
+    }
+
+    /// Tells who looks up names which those are.
+    fn tell_wanted(&self, world: &World) {
+        let Some(wanted) = &self.wanted else { return };
+        let now = (Arc::new(world.wanted_names()), world.mesh().dns_refresh_rate.0);
+        wanted.send_if_modified(|before| {
+            let changed = *before != now;
+            *before = now;
+            changed
+        });
     }
 
     /// Lets a proxy in; `None` when the control plane is shutting down.
@@ -175,6 +212,7 @@ impl Publisher {
         state.world.place(&mut client.node);
         // There are no virtual hosts by themselves in the other form.
         client.node.view.hosts_apart &= client.form == Form::Delta;
+        client.node.view.names_resolved &= self.wanted.is_some();
         let view = Arc::new(client.node.view);
         let (view, receiver) = state.enter(view);
         state.next_client += 1;
@@ -238,6 +276,7 @@ impl Publisher {
             config_errors: of(Severity::Error),
             config_warnings: of(Severity::Warning),
             root_expiry: 0,
+            names: BTreeMap::new(),
         }
     }
 }
