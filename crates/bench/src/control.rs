@@ -12,6 +12,7 @@ mod message;
 mod sidecar;
 
 use std::{
+    ffi::OsString,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -24,12 +25,14 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use skysail_core::stdio;
 
-use self::{
+pub(crate) use self::{
     fleet::Fleet,
-    mesh::{Change, Mesh},
-    message::{Form, Kind},
+    learn::learn,
+    mesh::Mesh,
+    message::Form,
     sidecar::{Plan, Subscription},
 };
+use self::{mesh::Change, message::Kind};
 use crate::{
     accounting, certificates,
     child::{Running, Scheduling},
@@ -236,7 +239,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
 }
 
 /// Lets this process and those it starts have as many files as they may.
-fn raise_files() -> anyhow::Result<u64> {
+pub(crate) fn raise_files() -> anyhow::Result<u64> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     Ok(most)
@@ -256,7 +259,7 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     };
 
     stdio::tell(format_args!("starting a control plane with {services} services"));
-    let mut server = Server::start(args, folder, &config, &ca).await?;
+    let mut server = Server::start(args.skysail.as_deref(), args.tls, &[], folder, &config, &ca).await?;
     let idle_mb = server.resident();
     stdio::tell(format_args!("it serves after {:.2} s with {idle_mb:.0} MB", server.start.as_secs_f64()));
 
@@ -270,7 +273,7 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
         route_names: Vec::new(),
     };
     if args.subscribe == Subscription::Mesh {
-        learn::learn(&mut plan, server.target, tls.first(), PATIENCE)?;
+        learn(&mut plan, server.target, tls.first(), PATIENCE)?;
     }
     let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
     let connect = connect(&mut fleet, &mut server, sidecars, args.at_once as usize)?;
@@ -406,16 +409,24 @@ fn churn(fleet: &mut Fleet<'_>, server: &mut Server, args: &Args) -> anyhow::Res
 }
 
 /// The control plane under measurement.
-struct Server {
-    running: Running,
-    target: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) running: Running,
+    pub(crate) target: SocketAddr,
     /// How long it took to serve.
     start: Duration,
 }
 
 impl Server {
-    async fn start(args: &Args, folder: &Path, config: &Path, ca: &Path) -> anyhow::Result<Self> {
-        let program = args.skysail.clone().map_or_else(std::env::current_exe, Ok)?;
+    /// Starts it, with further arguments.
+    pub(crate) async fn start(
+        skysail: Option<&Path>,
+        tls: bool,
+        further: &[OsString],
+        folder: &Path,
+        config: &Path,
+        ca: &Path,
+    ) -> anyhow::Result<Self> {
+        let program = skysail.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()))?;
         // The namespace is our own, and without one these are as good as any.
         let (tls_port, plain_port, admin_port) = (15_012, 15_010, 15_014);
         let mut command = vec![program.into_os_string(), "control".into()];
@@ -429,11 +440,12 @@ impl Server {
         ] {
             command.extend([option.into(), value.to_owned()]);
         }
+        command.extend_from_slice(further);
         let scheduling = Scheduling { realtime: false, first: false, cpus: None };
         let start = Instant::now();
         let mut running = Running::start("control", &command, folder, scheduling)?;
         running.ready(plain_port).await?;
-        let port = if args.tls { tls_port } else { plain_port };
+        let port = if tls { tls_port } else { plain_port };
         Ok(Self { running, target: ([127, 0, 0, 1], port).into(), start: start.elapsed() })
     }
 

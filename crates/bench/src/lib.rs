@@ -1,6 +1,6 @@
 //! `skysail bench`: what a mesh costs on this machine, beside other proxies in the same run.
 //!
-//! [`control`] drives a control plane; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
+//! [`control`] drives a control plane, [`dns`] counts what it asks of DNS; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
 //! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
 //! ([`accounting`]). [`report`] makes the result file and the tables of it.
 
@@ -9,6 +9,7 @@
 
 mod compare;
 mod control;
+mod dns;
 mod instructions;
 mod latency;
 // Those below are used by those above.
@@ -58,6 +59,8 @@ enum Benchmark {
     /// One process acts as thousands of sidecars towards a control plane that it starts: they connect, take what they
     /// subscribe to and acknowledge it, are told of changes, go and come back.
     Control(control::Args),
+    /// How often DNS servers are asked for the names in ServiceEntries: by one control plane for all, and by each Envoy.
+    Dns(dns::Args),
     /// Instructions that a sidecar executes for a request, counted by valgrind: the same whatever else the machine does.
     ///
     /// For CI: a change that makes requests dearer fails against a file that is kept beside the source.
@@ -80,6 +83,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Latency(args) => latency::run(args),
         Benchmark::Compare(args) => compare::run(args),
         Benchmark::Control(args) => control::run(&args),
+        Benchmark::Dns(args) => dns::run(&args),
         Benchmark::Instructions(args) => instructions::run(args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),

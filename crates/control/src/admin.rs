@@ -12,11 +12,12 @@ use axum::{
 use skysail_core::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
-use crate::{metrics::Gauges, publish::Publisher};
+use crate::{metrics::Gauges, publish::Publisher, resolve::Names};
 
 /// What the pages show.
 struct Pages {
     publisher: Arc<Publisher>,
+    names: Arc<Names>,
     shutdown: Shutdown,
     root_expiry: u64,
 }
@@ -24,6 +25,7 @@ struct Pages {
 const HELP: &str = "\
 /debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
 /debug/config_files       files in force, with the fingerprints of their texts
+/debug/dns                names of endpoints: addresses, how long they hold, what went wrong
 /debug/syncz              connected proxies, and what each has taken or refused
 /metrics                  counters and gauges as Prometheus text
 /ready                    200 when ready, 503 when shutting down
@@ -33,17 +35,19 @@ const HELP: &str = "\
 pub(crate) async fn serve(
     listener: TcpListener,
     publisher: Arc<Publisher>,
+    names: Arc<Names>,
     root_expiry: SystemTime,
     shutdown: Shutdown,
 ) -> std::io::Result<()> {
     let root_expiry = root_expiry.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let pages = Arc::new(Pages { publisher, shutdown, root_expiry });
+    let pages = Arc::new(Pages { publisher, names, shutdown, root_expiry });
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
+        .route("/debug/dns", get(async |State(pages): State<Arc<Pages>>| Json(pages.names.status())))
         .route(
             "/debug/config_files",
             get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.taken())),
@@ -66,7 +70,8 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
 }
 
 async fn metrics(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
-    let gauges = Gauges { root_expiry: pages.root_expiry, ..pages.publisher.gauges() };
-    let text = pages.publisher.metrics.render(gauges);
+    let names = pages.names.conditions();
+    let gauges = Gauges { root_expiry: pages.root_expiry, names, ..pages.publisher.gauges() };
+    let text = pages.publisher.metrics.render(&gauges);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }

@@ -22,6 +22,7 @@ use crate::{
     discovery::Discovery,
     metrics::Metrics,
     publish::Publisher,
+    resolve::{Lookups, Names},
     serving::{self, OwnCertificate},
     source::Folders,
 };
@@ -43,10 +44,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
-    let publisher = Arc::new(Publisher::new(Arc::clone(&metrics)));
+    let names = Arc::new(Names::default());
+    let (publisher, lookups) = publisher(&args, &metrics, &names);
     let mut folders = Folders::new(&args.config)?;
     // Nobody is let in before everything was read, or a restart would take resources away for a moment.
     publisher.apply(folders.look());
+    if let Some(lookups) = lookups {
+        lookups.start(&publisher).await;
+    }
 
     let authority = Arc::new(match &args.ca_dir {
         Some(folder) => Authority::load_or_create(folder)?,
@@ -87,7 +92,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;
-    start_rest(admin, folders, own, &publisher, authority.not_after(), &shutdown);
+    start_rest(admin, folders, own, &publisher, names, authority.not_after(), &shutdown);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -100,18 +105,30 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Holds the mesh, and has names looked up unless proxies are to.
+fn publisher(args: &Args, metrics: &Arc<Metrics>, names: &Arc<Names>) -> (Arc<Publisher>, Option<Lookups>) {
+    let publisher = Publisher::new(Arc::clone(metrics));
+    if args.no_dns {
+        return (Arc::new(publisher), None);
+    }
+    let (publisher, wanted) = publisher.looking_up();
+    let lookups = Lookups::new(&args.dns_servers, Arc::clone(metrics), Arc::clone(names), wanted);
+    (Arc::new(publisher), Some(lookups))
+}
+
 /// Starts what runs beside the calls and ends with the process.
 fn start_rest(
     admin: TcpListener,
     folders: Folders,
     own: OwnCertificate,
     publisher: &Arc<Publisher>,
+    names: Arc<Names>,
     root_expiry: std::time::SystemTime,
     shutdown: &Shutdown,
 ) {
     tokio::spawn(own.renew());
     tokio::spawn(keep_small(Arc::clone(publisher)));
-    let pages = admin::serve(admin, Arc::clone(publisher), root_expiry, shutdown.clone());
+    let pages = admin::serve(admin, Arc::clone(publisher), names, root_expiry, shutdown.clone());
     tokio::spawn(async move {
         if let Err(error) = pages.await {
             error!(%error, "the admin pages are gone");

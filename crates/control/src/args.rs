@@ -1,6 +1,10 @@
 //! `skysaild`'s settings.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use skysail_core::names;
 
@@ -38,6 +42,13 @@ pub struct Args {
     /// How long workload certificates live, at most.
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     pub cert_ttl: Duration,
+    /// A DNS server, `IP` or `IP:PORT`, to look up the names in ServiceEntries at; may be given several times. Without,
+    /// those of /etc/resolv.conf.
+    #[arg(long = "dns-server", value_name = "ADDRESS", value_parser = crate::resolve::server)]
+    pub dns_servers: Vec<SocketAddr>,
+    /// Look up no names: every proxy does so itself, as with Istio.
+    #[arg(long)]
+    pub no_dns: bool,
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,

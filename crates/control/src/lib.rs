@@ -1,6 +1,6 @@
 //! skysaild: sources, publication, discovery service, certificate service.
 //!
-//! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) → `publish` (World,
+//! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
 //! compiled views, who is connected) → `discovery` and `certificates` (what proxies call, after
 //! `authentication` said who they are) → `serving` (sockets and TLS) → `admin` (pages for people and
 //! Prometheus) → `app` (all of it, start to end).
@@ -14,6 +14,7 @@ mod discovery;
 mod metrics;
 mod parallel;
 mod publish;
+mod resolve;
 mod serving;
 mod source;
 

@@ -1,12 +1,15 @@
 //! What is counted, under the names Istio's dashboards know.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use skysail_xds::Kind;
+
+use crate::resolve::{Answer, Condition, Failure};
 
 /// One number per kind of resource.
 type PerKind = [AtomicU64; Kind::ALL.len()];
@@ -27,10 +30,14 @@ pub(crate) struct Metrics {
     pub(crate) signing_failures: AtomicU64,
     pub(crate) publications: AtomicU64,
     pub(crate) publication_micros: AtomicU64,
+    pub(crate) dns_queries_udp: AtomicU64,
+    pub(crate) dns_queries_tcp: AtomicU64,
+    /// By what came of them: addresses, none, no answer.
+    pub(crate) dns_lookups: [AtomicU64; 3],
 }
 
 /// Values that are looked up rather than counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) clients: usize,
     pub(crate) views: usize,
@@ -39,6 +46,8 @@ pub(crate) struct Gauges {
     pub(crate) config_warnings: usize,
     /// Seconds since 1970.
     pub(crate) root_expiry: u64,
+    /// Names that are looked up, by how they get on.
+    pub(crate) names: BTreeMap<Condition, usize>,
 }
 
 /// Adds one.
@@ -61,7 +70,7 @@ impl Metrics {
     }
 
     /// Prometheus' text format.
-    pub(crate) fn render(&self, gauges: Gauges) -> String {
+    pub(crate) fn render(&self, gauges: &Gauges) -> String {
         let mut out = String::with_capacity(4096);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, f64)]| {
@@ -83,6 +92,7 @@ impl Metrics {
         family("pilot_xds_pushes", "counter", "Responses sent, by type.", &per_kind(&self.pushes));
         family("pilot_total_xds_rejects", "counter", "Responses proxies refused.", &per_kind(&self.rejects));
         family("skysail_xds_push_bytes", "counter", "Bytes of resources sent.", &per_kind(&self.push_bytes));
+        self.render_dns(gauges, &mut family);
         for (name, kind, help, value) in [
             ("skysail_xds_connections", "counter", "Streams opened.", get(&self.connections) as f64),
             (
@@ -141,5 +151,31 @@ impl Metrics {
             family(name, kind, help, &one(value));
         }
         out
+    }
+
+    /// Records what came of a lookup.
+    pub(crate) fn looked_up(&self, answer: &Result<Answer, Failure>) {
+        let which = match answer {
+            Ok(Answer::Addresses(..)) => 0,
+            Ok(Answer::Nothing { .. }) => 1,
+            Err(_) => 2,
+        };
+        count(&self.dns_lookups[which]);
+    }
+
+    fn render_dns(&self, gauges: &Gauges, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+        let labelled = |label: &str, value: &str, number: f64| (format!("{{{label}=\"{value}\"}}"), number);
+        let queries = [("udp", &self.dns_queries_udp), ("tcp", &self.dns_queries_tcp)];
+        let queries = queries.map(|(transport, counter)| labelled("transport", transport, get(counter)));
+        family("skysail_dns_queries", "counter", "Questions sent to DNS servers.", &queries);
+        let results = ["addresses", "nothing", "failure"].iter().zip(&self.dns_lookups);
+        let lookups: Vec<_> =
+            results.map(|(result, counter)| labelled("result", result, get(counter))).collect();
+        family("skysail_dns_lookups", "counter", "Lookups of a name's A or AAAA records.", &lookups);
+        let names = Condition::ALL.map(|(condition, word)| {
+            labelled("condition", word, gauges.names.get(&condition).copied().unwrap_or_default() as f64)
+        });
+        family("skysail_dns_names", "gauge", "Names of endpoints that are looked up.", &names);
     }
 }

@@ -9,14 +9,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
-    Diagnostic, Files, Outline, Parsed, Part, ProxyNode, ProxyView, Severity, Surroundings, Touched, World,
-    compile_host, compile_own, compile_part, is_alike, outline, parse, parts,
+    Diagnostic, Files, Outline, Parsed, Part, ProxyNode, ProxyView, Resolved, Severity, Surroundings,
+    Touched, World, compile_host, compile_own, compile_part, is_alike, outline, parse, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, Resources, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::{
     metrics::{Gauges, Metrics, count},
     parallel,
+    resolve::Wanted,
     source::{FileChange, FileState},
 };
 
@@ -32,6 +33,8 @@ use crate::{
 pub(crate) struct Publisher {
     state: RwLock<State>,
     pub(crate) metrics: Arc<Metrics>,
+    /// The names that are to be looked up; `None`: proxies do so themselves.
+    wanted: Option<watch::Sender<(Arc<Wanted>, Duration)>>,
 }
 
 #[derive(Default)]
@@ -143,7 +146,14 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { state: RwLock::default(), metrics }
+        Self { state: RwLock::default(), metrics, wanted: None }
+    }
+
+    /// Has names looked up, by whom what this gives is for.
+    pub(crate) fn looking_up(mut self) -> (Self, watch::Receiver<(Arc<Wanted>, Duration)>) {
+        let (sender, receiver) = watch::channel(Default::default());
+        self.wanted = Some(sender);
+        (self, receiver)
     }
 
     // Both also after a panic: if a compile panics, proxies keep what they have.
@@ -166,6 +176,7 @@ impl Publisher {
         let mut state = self.write();
         let changed = state.apply_files(changes, parsed);
         if changed {
+            self.tell_wanted(&state.world);
             state.publish();
         }
         state.log_findings();
@@ -178,6 +189,32 @@ impl Publisher {
         }
     }
 
+    /// Takes in what names are now and tells everybody whom it concerns. Blocks while it compiles.
+    pub(crate) fn resolve(&self, names: Vec<(Arc<str>, Option<Resolved>)>) {
+        let start = Instant::now();
+        let mut state = self.write();
+        let mut changed = false;
+        for (name, now) in names {
+            changed |= state.world.resolve(&name, now);
+        }
+        if changed {
+            state.publish();
+            drop(state);
+            self.metrics.published(start.elapsed());
+        }
+    }
+
+    /// Tells who looks up names which those are.
+    fn tell_wanted(&self, world: &World) {
+        let Some(wanted) = &self.wanted else { return };
+        let now = (Arc::new(world.wanted_names()), world.mesh().dns_refresh_rate.0);
+        wanted.send_if_modified(|before| {
+            let changed = *before != now;
+            *before = now;
+            changed
+        });
+    }
+
     /// Lets a proxy in; `None` when the control plane is shutting down.
     pub(crate) fn connect(
         self: &Arc<Self>,
@@ -185,6 +222,7 @@ impl Publisher {
     ) -> Option<(watch::Receiver<Snapshot>, Connected)> {
         // There are no virtual hosts by themselves in the other form.
         client.node.view.hosts_apart &= client.form == Form::Delta;
+        client.node.view.names_resolved &= self.wanted.is_some();
         // What takes long needs no more than a look at the World, which many have at the same time.
         let (generation, mut own) = {
             let state = self.read();
@@ -259,6 +297,7 @@ impl Publisher {
             config_errors: of(Severity::Error),
             config_warnings: of(Severity::Warning),
             root_expiry: 0,
+            names: BTreeMap::new(),
         }
     }
 }

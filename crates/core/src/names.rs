@@ -23,6 +23,9 @@ pub const CONTROL_ADMIN_PORT: u16 = 15014;
 
 /// Metadata of a proxy's node by which it says that virtual hosts may come one by one (VHDS): `"true"`.
 pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
+/// Metadata of a proxy's node by which it says that it takes the addresses of names that the control plane looked up,
+/// by endpoint discovery: `"true"`.
+pub const TAKES_RESOLVED_NAMES: &str = "SKYSAIL_RESOLVED";
 
 /// The audience a service account token must carry to be good for the certificate authority.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";

@@ -52,6 +52,8 @@ pub struct ProxyView {
     pub plain_envoy: bool,
     /// It takes virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`), and not within their route configuration.
     pub hosts_apart: bool,
+    /// It takes the addresses of names that the control plane looked up (metadata `SKYSAIL_RESOLVED`), and not the names.
+    pub names_resolved: bool,
 }
 
 /// What shared resources depend on: the part of a view that many workloads have in common.
@@ -75,6 +77,8 @@ pub struct Surroundings {
     pub plain_envoy: bool,
     /// It takes virtual hosts one by one.
     pub hosts_apart: bool,
+    /// It takes addresses for names.
+    pub names_resolved: bool,
 }
 
 impl Surroundings {
@@ -90,6 +94,7 @@ impl Surroundings {
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
             hosts_apart: view.hosts_apart,
+            names_resolved: view.names_resolved,
         }
     }
 }
@@ -141,6 +146,7 @@ struct Metadata {
     node_name: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
+    skysail_resolved: String,
 }
 
 /// The containers' ports: JSON in a string, as the injector writes it, or as such.
@@ -231,6 +237,7 @@ impl ProxyNode {
             mesh_id: metadata.mesh_id,
             plain_envoy: metadata.skysail_plain_envoy == "true",
             hosts_apart: metadata.skysail_vhds == "true",
+            names_resolved: metadata.skysail_resolved == "true",
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }

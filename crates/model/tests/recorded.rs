@@ -40,6 +40,7 @@ fn all_scenarios_are_read_without_an_error() {
         "e-reviews-50-v3",
         "f-strict-authz",
         "f2-authz-deny-custom-ports",
+        "g-serviceentry",
         "n-destinationrule-policies",
         "o-virtualservice-features",
     ] {

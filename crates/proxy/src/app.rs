@@ -222,14 +222,16 @@ fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> 
             .context("dynamic_resources.ads_config: initial_metadata")?;
         metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
     }
-    let options = Options { node: taking_hosts_apart(node, ads.form), form: ads.form, wildcard };
+    let options = Options { node: telling_what_it_takes(node, ads.form), form: ads.form, wildcard };
     Ok(Box::pin(async move { configuration.follow(options, remote, || Ok(metadata.clone())).await }))
 }
 
-/// The node, saying to our own control plane that it may send virtual hosts one by one. Others do not know the word.
-fn taking_hosts_apart(mut node: Node, form: Form) -> Node {
+/// The node, saying to our own control plane that it may send addresses for names, and virtual hosts one by one. Others
+/// do not know the words.
+fn telling_what_it_takes(mut node: Node, form: Form) -> Node {
+    let metadata = node.metadata.get_or_insert_default();
+    metadata.fields.insert(names::TAKES_RESOLVED_NAMES.to_owned(), skysail_xds::istio::string("true"));
     if form == Form::Delta {
-        let metadata = node.metadata.get_or_insert_default();
         metadata.fields.insert(names::TAKES_VIRTUAL_HOSTS.to_owned(), skysail_xds::istio::string("true"));
     }
     node
@@ -251,7 +253,7 @@ fn from_mesh(
         ca_root: mesh.ca_root,
         token: mesh.token.clone(),
     };
-    let node = taking_hosts_apart(node, Form::Delta);
+    let node = telling_what_it_takes(node, Form::Delta);
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Cluster, Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());

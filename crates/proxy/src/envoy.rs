@@ -90,6 +90,7 @@ impl Envoy {
             .add_service(secrets)
             .serve_with_incoming(UnixListenerStream::new(listener));
         let mut node = node(&self.mesh.node)?;
+        node["metadata"][names::TAKES_RESOLVED_NAMES] = "true".into();
         if takes_virtual_hosts(&self.program).await {
             node["metadata"][names::TAKES_VIRTUAL_HOSTS] = "true".into();
         }

@@ -5,10 +5,12 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panic")]
 
+mod dns;
 mod load;
 mod mesh;
 mod wait;
 
+pub use dns::{Dns, Say};
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
 pub use wait::eventually;

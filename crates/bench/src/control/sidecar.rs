@@ -148,6 +148,7 @@ impl Sidecar {
             ("MESH_ID", Field::Text("cluster.local")),
             ("NAMESPACE", Field::Text(&namespace)),
             ("SERVICE_ACCOUNT", Field::Text("default")),
+            ("SKYSAIL_RESOLVED", Field::Text("true")),
             ("SKYSAIL_VHDS", Field::Text(if plan.hosts_apart { "true" } else { "false" })),
             ("WORKLOAD_NAME", Field::Text(&app)),
         ]);

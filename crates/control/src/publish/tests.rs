@@ -6,7 +6,7 @@ use skysail_xds::Changes;
 use super::*;
 
 /// Files and what may stand in each; without any of it the file is not there.
-const FILES: [(&str, &[&str]); 15] = [
+const FILES: [(&str, &[&str]); 18] = [
     (
         "service-a",
         &[
@@ -107,6 +107,28 @@ const FILES: [(&str, &[&str]); 15] = [
         ],
     ),
     (
+        "entry",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: one, namespace: x}, spec: {hosts: [a.example], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: one, namespace: x}, spec: {hosts: [a.example, c.example], resolution: DNS_ROUND_ROBIN, ports: [{number: 80, name: http, protocol: HTTP}, {number: 81, name: tcp, protocol: TCP}], addresses: [10.9.0.1], exportTo: [.]}}",
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: one, namespace: x}, spec: {hosts: [a.example], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: 10.8.0.1, labels: {version: v1}, locality: r/z}]}}",
+        ],
+    ),
+    (
+        "entry-two",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: two, namespace: y}, spec: {hosts: [a.example], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}], location: MESH_INTERNAL, endpoints: [{address: b.example, weight: 2, locality: r/z}, {address: a.example, ports: {http: 8080}, serviceAccount: s}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: two, namespace: x}, spec: {hosts: [a.example], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: b.example}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: two, namespace: x}, spec: {hosts: [b.example], resolution: NONE, ports: [{number: 81, name: tcp, protocol: TCP}], addresses: [10.9.0.2]}}",
+        ],
+    ),
+    (
+        "rule-entry",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: e, namespace: x}, spec: {host: a.example, subsets: [{name: v1, labels: {version: v1}}], trafficPolicy: {outlierDetection: {consecutive5xxErrors: 3}}}}",
+        ],
+    ),
+    (
         "mesh",
         &[
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'outboundTrafficPolicy: {mode: REGISTRY_ONLY}'}}",
@@ -114,7 +136,11 @@ const FILES: [(&str, &[&str]); 15] = [
     ),
 ];
 
-/// The proxies: namespace, version, zone, and whether they take virtual hosts one by one.
+/// Names of endpoints, and what DNS may say of them: all addresses, the current ones first.
+const NAMES: [&str; 3] = ["a.example", "b.example", "c.example"];
+const ADDRESSES: [&[&str]; 4] = [&[], &["10.7.0.1"], &["10.7.0.2", "10.7.0.1"], &["10.7.0.3", "fd00::3"]];
+
+/// The proxies: namespace, version, zone, and whether they take virtual hosts one by one and addresses for names.
 const PROXIES: [(&str, &str, &str, bool); 5] = [
     ("x", "v1", "z", false),
     ("x", "v2", "z", true),
@@ -128,19 +154,21 @@ type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
 /// One control plane and who is connected to it.
 struct Mesh {
     publisher: Arc<Publisher>,
+    wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
     connected: BTreeMap<usize, (watch::Receiver<Snapshot>, Connected)>,
 }
 
 impl Mesh {
     fn new() -> Self {
-        Self { publisher: Arc::new(Publisher::new(Arc::default())), connected: BTreeMap::new() }
+        let (publisher, wanted) = Publisher::new(Arc::default()).looking_up();
+        Self { publisher: Arc::new(publisher), wanted, connected: BTreeMap::new() }
     }
 
     fn connect(&mut self, proxy: usize) {
         let (namespace, version, zone, apart) = PROXIES[proxy];
         let id = format!("sidecar~10.2.0.{proxy}~p-{proxy}.{namespace}~{namespace}.svc.cluster.local");
         let metadata = serde_json::json!({
-            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart.to_string(),
+            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart.to_string(), "SKYSAIL_RESOLVED": apart.to_string(),
             "LABELS": {"app": "a", "version": version},
         });
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
@@ -156,6 +184,15 @@ impl Mesh {
             None => FileState::Gone,
         };
         self.publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
+    }
+
+    /// Takes in what DNS says: one of [`ADDRESSES`], or nothing yet.
+    fn resolve(&self, name: &str, answer: Option<usize>) {
+        let now = answer.map(|answer| {
+            let all = ADDRESSES[answer].iter().map(|text| text.parse().unwrap());
+            Resolved { addresses: all.clone().collect(), current: all.take(1).collect() }
+        });
+        self.publisher.resolve(vec![(name.into(), now)]);
     }
 
     fn snapshot(&self, proxy: usize) -> Snapshot {
@@ -191,13 +228,22 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut mesh = Mesh::new();
         let mut files = [None; FILES.len()];
+        let mut answers = [None; NAMES.len()];
         let mut had: BTreeMap<usize, (u64, Bodies)> = BTreeMap::new();
-        for step in 0..60 {
+        for step in 0..100 {
             let file = random.usize(..FILES.len());
             let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
-            files[file] = variant;
+            let before = std::mem::replace(&mut files[file], variant);
             let regarded_labels = mesh.publisher.read().regards_labels;
-            mesh.put(file, variant);
+            if random.bool() {
+                mesh.put(file, variant);
+            } else {
+                // The file is as it was.
+                files[file] = before;
+                let name = random.usize(..NAMES.len());
+                answers[name] = random.usize(..=ADDRESSES.len()).checked_sub(1);
+                mesh.resolve(NAMES[name], answers[name]);
+            }
             let regrouped = mesh.publisher.read().regards_labels != regarded_labels;
             if random.u8(..4) == 0 {
                 let proxy = random.usize(..PROXIES.len());
@@ -210,6 +256,8 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             let mut order: Vec<usize> = (0..FILES.len()).filter(|file| files[*file].is_some()).collect();
             random.shuffle(&mut order);
             order.iter().for_each(|file| fresh.put(*file, files[*file]));
+            NAMES.iter().zip(answers).for_each(|(name, answer)| fresh.resolve(name, answer));
+            assert_eq!(*mesh.wanted.borrow(), *fresh.wanted.borrow(), "seed {seed}, step {step}");
             let proxies: Vec<usize> = mesh.connected.keys().copied().collect();
             for proxy in proxies {
                 fresh.connect(proxy);

@@ -7,7 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 
-use super::{Labels, Meta, Typed, destination_rule::WorkloadSelector};
+use super::{Labels, Meta, Outside, Typed, destination_rule::WorkloadSelector};
 
 /// The namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -50,6 +50,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Pods count before they are ready.
     pub publish_not_ready: bool,
+    /// It is a host of a ServiceEntry, which is its name.
+    pub outside: Option<Arc<Outside>>,
 }
 
 /// A port of a service.
@@ -186,7 +188,7 @@ impl Protocol {
     }
 
     /// Reads `appProtocol`, or the part of a port's name before `-`.
-    fn parse(word: &str) -> Option<Self> {
+    pub(super) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
             "http" | "kubernetes.io/ws" | "kubernetes.io/wss" => Self::Http,
             "http2" | "kubernetes.io/h2c" => Self::Http2,
@@ -283,7 +285,8 @@ pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
         _ => DEFAULT_NAMESPACE.to_owned(),
     };
     let mut annotations = from.annotations.unwrap_or_default();
-    annotations.retain(|key, _| key.contains("istio.io/") && key != "sidecar.istio.io/status");
+    let ours = |key: &str| key.contains("istio.io/") || key == super::service_entry::RESOLVE;
+    annotations.retain(|key, _| ours(key) && key != "sidecar.istio.io/status");
     Meta {
         namespace,
         name: from.name.unwrap_or_default(),
@@ -316,6 +319,7 @@ pub(crate) fn service(from: core::Service) -> Typed<Service> {
             selector: spec.selector.unwrap_or_default(),
             ports,
             publish_not_ready: spec.publish_not_ready_addresses.unwrap_or_default(),
+            outside: None,
         },
     }
 }

@@ -44,6 +44,8 @@ pub struct MeshConfig {
     pub default_http_retry_policy: Option<HttpRetry>,
     /// How long connecting may take.
     pub connect_timeout: Option<Duration>,
+    /// How often proxies look names up whose answers do not say how long they hold.
+    pub dns_refresh_rate: Duration,
     /// Keepalive of connections to endpoints.
     pub tcp_keepalive: Option<TcpKeepalive>,
     /// Which endpoints are near, where a rule does not say.
@@ -154,6 +156,7 @@ impl Default for MeshConfig {
             default_http_retry_policy: None,
             locality_lb_setting: None,
             connect_timeout: None,
+            dns_refresh_rate: Duration(std::time::Duration::from_secs(60)),
             tcp_keepalive: None,
             protocol_detection_timeout: None,
             default_service_export_to: Vec::new(),

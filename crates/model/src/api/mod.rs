@@ -7,6 +7,7 @@ pub mod destination_rule;
 pub mod kube;
 pub mod mesh_config;
 pub mod security;
+pub mod service_entry;
 pub mod value;
 pub mod virtual_service;
 
@@ -16,6 +17,7 @@ pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
 pub use kube::{Deployment, EndpointSlice, Node, Pod, Protocol, Service, ServicePort};
 pub use mesh_config::MeshConfig;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
+pub use service_entry::{Address, Outside, Resolution, ServiceEntry};
 pub use value::{Duration, StringMatch};
 pub use virtual_service::VirtualService;
 
@@ -50,6 +52,8 @@ pub enum Kind {
     VirtualService,
     /// `networking.istio.io` DestinationRule.
     DestinationRule,
+    /// `networking.istio.io` ServiceEntry.
+    ServiceEntry,
     /// `security.istio.io` PeerAuthentication.
     PeerAuthentication,
     /// `security.istio.io` AuthorizationPolicy.
@@ -70,6 +74,7 @@ impl Kind {
             Self::ConfigMap => "ConfigMap",
             Self::VirtualService => "VirtualService",
             Self::DestinationRule => "DestinationRule",
+            Self::ServiceEntry => "ServiceEntry",
             Self::PeerAuthentication => "PeerAuthentication",
             Self::AuthorizationPolicy => "AuthorizationPolicy",
         }
@@ -155,6 +160,8 @@ pub enum Object {
     VirtualService(Arc<Typed<VirtualService>>),
     /// A DestinationRule.
     DestinationRule(Arc<Typed<DestinationRule>>),
+    /// A ServiceEntry.
+    ServiceEntry(Arc<Typed<ServiceEntry>>),
     /// A PeerAuthentication.
     PeerAuthentication(Arc<Typed<PeerAuthentication>>),
     /// An AuthorizationPolicy.
@@ -175,6 +182,7 @@ impl Object {
             Self::ConfigMap(_) => Kind::ConfigMap,
             Self::VirtualService(_) => Kind::VirtualService,
             Self::DestinationRule(_) => Kind::DestinationRule,
+            Self::ServiceEntry(_) => Kind::ServiceEntry,
             Self::PeerAuthentication(_) => Kind::PeerAuthentication,
             Self::AuthorizationPolicy(_) => Kind::AuthorizationPolicy,
         }
@@ -192,6 +200,7 @@ impl Object {
             Self::ConfigMap(object) => &object.meta,
             Self::VirtualService(object) => &object.meta,
             Self::DestinationRule(object) => &object.meta,
+            Self::ServiceEntry(object) => &object.meta,
             Self::PeerAuthentication(object) => &object.meta,
             Self::AuthorizationPolicy(object) => &object.meta,
         }
@@ -209,6 +218,7 @@ impl Object {
             Self::ConfigMap(object) => &mut Arc::get_mut(object)?.meta,
             Self::VirtualService(object) => &mut Arc::get_mut(object)?.meta,
             Self::DestinationRule(object) => &mut Arc::get_mut(object)?.meta,
+            Self::ServiceEntry(object) => &mut Arc::get_mut(object)?.meta,
             Self::PeerAuthentication(object) => &mut Arc::get_mut(object)?.meta,
             Self::AuthorizationPolicy(object) => &mut Arc::get_mut(object)?.meta,
         })

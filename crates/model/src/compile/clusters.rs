@@ -1,15 +1,18 @@
 //! CDS: where connections go. One cluster for each port of each service and each subset, the special ones, and one
 //! for each of the workload's own ports.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use skysail_core::ClusterName;
 use skysail_xds::{
-    envoy::pb::envoy::extensions::upstreams::http::v3::{
-        HttpProtocolOptions,
-        http_protocol_options::{
-            ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
-            explicit_http_config::ProtocolConfig,
+    envoy::pb::envoy::extensions::{
+        network::dns_resolver::cares::v3::CaresDnsResolverConfig,
+        upstreams::http::v3::{
+            HttpProtocolOptions,
+            http_protocol_options::{
+                ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
+                explicit_http_config::ProtocolConfig,
+            },
         },
     },
     istio,
@@ -19,20 +22,24 @@ use super::{
     Scope, balance, endpoints, filters,
     listeners::InboundPort,
     locality,
-    pb::{Any, Struct, cluster, config_path, core, fields, metadata, pack, seconds, socket, types},
+    pb::{
+        Any, Struct, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket, types,
+        uint32,
+    },
     policy::Effective,
     pool, tls,
 };
 use crate::{
     ProxyView,
     api::{
-        DestinationRule, Protocol, Service, ServicePort, Typed,
+        DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
         destination_rule::{SimpleLb, TlsMode},
     },
 };
 
 use cluster::cluster::{
-    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
+    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, DnsLookupFamily, EdsClusterConfig, LbPolicy,
+    TransportSocketMatch,
     common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
@@ -50,6 +57,11 @@ const INBOUND_SOURCE_V6: &str = "::6";
 const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 /// The longest time Go knows, which istiod uses for "never".
 const NEVER_SECONDS: i64 = 9_223_372_035;
+
+/// Proxies that look up many names at once do so this much apart, as istiod has it.
+const DNS_JITTER: Duration = Duration::from_millis(100);
+/// After so many queries proxies ask from another port, as istiod has it.
+const DNS_UDP_QUERIES: u32 = 100;
 
 /// The clusters that do not come from services, for a sidecar.
 pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
@@ -124,8 +136,13 @@ fn outbound_cluster(
     let name = ClusterName::outbound(port.port, subset, host);
     let balancer = effective.load_balancer;
     let simple = balancer.and_then(|balancer| balancer.simple);
-    let mut made = if service.spec.headless || simple == Some(SimpleLb::Passthrough) {
+    let outside = service.spec.outside.as_deref();
+    let resolution = outside.map_or(Resolution::Static, |outside| outside.resolution);
+    let asked = service.spec.headless || resolution == Resolution::None;
+    let mut made = if asked || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
+    } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
+        dns(scope, &name.to_string(), resolution)
     } else {
         eds(&name.to_string())
     };
@@ -152,6 +169,9 @@ fn outbound_cluster(
     made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
     apply_tls(scope, &mut made, service, port, &name, effective);
     let mut described = describe(std::iter::once(service), rule, subset);
+    if outside.is_some_and(|outside| outside.external) {
+        described.fields.insert("external".into(), istio::boolean(true));
+    }
     if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
         // The server is no sidecar: it would not know the protocols `istio.alpn` offers.
         let no = ("alpn_override".to_owned(), istio::string("false"));
@@ -192,6 +212,37 @@ fn eds(name: &str) -> cluster::Cluster {
     }
 }
 
+/// A cluster whose proxies look up the names of its endpoints.
+#[expect(deprecated, reason = "what istiod sends; the successor is not known by older proxies")]
+fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
+    let kind =
+        if resolution == Resolution::Dns { DiscoveryType::StrictDns } else { DiscoveryType::LogicalDns };
+    let family = match (scope.ipv4, scope.ipv6) {
+        (true, true) => DnsLookupFamily::All,
+        (false, true) => DnsLookupFamily::V6Only,
+        _ => DnsLookupFamily::V4Only,
+    };
+    let cares = CaresDnsResolverConfig { udp_max_queries: uint32(DNS_UDP_QUERIES), ..Default::default() };
+    cluster::Cluster {
+        dns_refresh_rate: Some(duration(scope.world.mesh().dns_refresh_rate.0)),
+        dns_jitter: Some(duration(DNS_JITTER)),
+        respect_dns_ttl: true,
+        dns_lookup_family: family as i32,
+        typed_dns_resolver_config: Some(core::TypedExtensionConfig {
+            name: "envoy.network.dns_resolver.cares".into(),
+            typed_config: Some(pack(&cares)),
+        }),
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name.to_owned(), kind)
+    }
+}
+
+/// Whether a cluster's proxies look up the names of its endpoints.
+pub(super) fn looks_up(cluster: &cluster::Cluster) -> bool {
+    let kinds = [DiscoveryType::StrictDns, DiscoveryType::LogicalDns];
+    kinds.iter().any(|kind| cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(*kind as i32)))
+}
+
 /// What the rule says; else mutual TLS to the endpoints that have a sidecar.
 fn apply_tls(
     scope: &Scope<'_>,
@@ -214,6 +265,7 @@ fn apply_tls(
         Some(settings) if settings.mode == TlsMode::Disable => {}
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         None if !scope.world.mesh().enable_auto_mtls => {}
+        None if service.spec.outside.as_ref().is_some_and(|outside| outside.external) => {}
         // The endpoints of such a cluster carry no metadata to choose by: it is all of them or none.
         None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {
             if endpoints::all_take_mtls(scope, service, port) {

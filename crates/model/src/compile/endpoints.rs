@@ -1,6 +1,10 @@
 //! EDS: the addresses behind each outbound cluster, by locality.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use skysail_core::ClusterName;
 use skysail_xds::istio;
@@ -13,7 +17,8 @@ use super::{
 };
 use crate::{
     api::{
-        DestinationRule, MtlsMode, Service, ServicePort, Typed, destination_rule::TlsMode, kube::Locality,
+        Address, DestinationRule, MtlsMode, Resolution, Service, ServicePort, Typed,
+        destination_rule::TlsMode, kube::Locality, service_entry::WORKLOAD_ENTRY,
     },
     world::Endpoint,
 };
@@ -26,8 +31,11 @@ pub(super) fn assignments(
     rule: Option<&Typed<DestinationRule>>,
 ) -> Vec<endpoint::ClusterLoadAssignment> {
     let host = service.fqdn();
-    let ready: Vec<Endpoint> =
+    let mut ready: Vec<Endpoint> =
         scope.world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready).collect();
+    if are_resolved(scope, service) {
+        ready = resolve(scope, service, &ready);
+    }
     let rule = rule.map(|rule| &rule.spec);
     let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
     let name = ClusterName::outbound(port.port, "", &host);
@@ -40,6 +48,48 @@ pub(super) fn assignments(
         }));
     }
     made
+}
+
+/// Whether the control plane looks up the names of a service's endpoints for this scope.
+pub(super) fn are_resolved(scope: &Scope<'_>, service: &Typed<Service>) -> bool {
+    let outside = service.spec.outside.as_ref();
+    scope.names_resolved && outside.is_some_and(|outside| outside.resolution.is_dns() && !outside.by_proxy)
+}
+
+/// The endpoints with the addresses of their names, of the families the client has.
+fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) -> Vec<Endpoint> {
+    let one = service.spec.outside.as_ref().is_some_and(|it| it.resolution == Resolution::DnsRoundRobin);
+    let mut made: Vec<Endpoint> = Vec::new();
+    for endpoint in endpoints {
+        let Address::Name(name) = &endpoint.address else {
+            made.push(endpoint.clone());
+            continue;
+        };
+        let at = |ip| Endpoint { address: Address::Ip(ip), name: Some(Arc::clone(name)), ..endpoint.clone() };
+        let Some(resolved) = scope.world.resolved(name) else { continue };
+        // A proxy with no address we know of has IPv4.
+        let reachable = |ip: &&IpAddr| if ip.is_ipv6() { scope.ipv6 } else { scope.ipv4 || !scope.ipv6 };
+        let addresses = if one { &resolved.current } else { &resolved.addresses };
+        let addresses = addresses.iter().filter(reachable).take(if one { 1 } else { usize::MAX });
+        made.extend(addresses.map(|ip| at(*ip)));
+    }
+    let mut seen = HashSet::new();
+    made.retain(|endpoint| seen.insert((endpoint.address.clone(), endpoint.port)));
+    made
+}
+
+/// True for what a ServiceEntry names as an endpoint.
+fn is_outside(endpoint: &Endpoint) -> bool {
+    endpoint.pod.as_ref().is_some_and(|pod| pod.spec.workload.kind == WORKLOAD_ENTRY)
+}
+
+/// The weight of endpoints together; the addresses of one name, which stand together, count once.
+fn weight(members: &[&Endpoint]) -> u32 {
+    let same = |one: &&Endpoint, other: &&Endpoint| match (&one.pod, &other.pod) {
+        (Some(one_pod), Some(other_pod)) => is_outside(one) && Arc::ptr_eq(one_pod, other_pod),
+        _ => false,
+    };
+    members.chunk_by(same).map(|of_name| of_name[0].weight).fold(0, u32::saturating_add)
 }
 
 fn assignment<'a>(
@@ -61,7 +111,7 @@ fn assignment<'a>(
                 zone: locality.zone.clone(),
                 sub_zone: locality.subzone.clone(),
             }),
-            load_balancing_weight: uint32(u32::try_from(members.len()).unwrap_or(u32::MAX)),
+            load_balancing_weight: uint32(weight(&members)),
             lb_endpoints: members.iter().map(|member| lb_endpoint(scope, member, by_rule)).collect(),
             ..Default::default()
         },
@@ -77,12 +127,20 @@ fn assignment<'a>(
 }
 
 fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint::LbEndpoint {
+    let text = match &member.address {
+        Address::Ip(ip) => ip.to_string(),
+        Address::Name(name) => name.to_string(),
+    };
+    // Nobody probes what a ServiceEntry names.
+    let health = if is_outside(member) { core::HealthStatus::Unknown } else { core::HealthStatus::Healthy };
     endpoint::LbEndpoint {
-        health_status: core::HealthStatus::Healthy as i32,
+        health_status: health as i32,
         metadata: Some(metadata(scope, member, by_rule)),
-        load_balancing_weight: uint32(1),
+        load_balancing_weight: uint32(member.weight),
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
-            address: Some(address(member.ip.to_string(), member.port)),
+            address: Some(address(text, member.port)),
+            // What a proxy that looks names up knows, for routes that put it into requests.
+            hostname: member.name.as_deref().unwrap_or_default().to_owned(),
             ..Default::default()
         })),
     }

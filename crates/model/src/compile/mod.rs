@@ -148,6 +148,8 @@ struct Scope<'a> {
     plain_envoy: bool,
     /// Virtual hosts are resources of their own.
     hosts_apart: bool,
+    /// Names of endpoints are sent as their addresses.
+    names_resolved: bool,
 }
 
 impl<'a> Scope<'a> {
@@ -164,6 +166,7 @@ impl<'a> Scope<'a> {
             sniffs: surroundings.role == Role::Sidecar,
             plain_envoy: surroundings.plain_envoy,
             hosts_apart: surroundings.hosts_apart,
+            names_resolved: surroundings.names_resolved,
         }
     }
 
@@ -174,7 +177,9 @@ impl<'a> Scope<'a> {
 
     /// Whether a client of this scope may call a service.
     fn sees(&self, service: &Typed<Service>) -> bool {
-        service.spec.external_name.is_none() && self.world.service_visible(service, self.namespace)
+        service.spec.external_name.is_none()
+            && self.world.service_visible(service, self.namespace)
+            && self.world.service_chosen(service, self.namespace)
     }
 
     /// The rule a client of this scope follows towards a service.
@@ -207,13 +212,18 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
     let mut made = Vec::new();
     let rule = scope.rule(service);
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
-        let clusters = clusters::outbound(scope, service, port, rule.as_deref());
+        let mut clusters = clusters::outbound(scope, service, port, rule.as_deref());
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
-        made.extend(clusters.iter().map(|cluster| order::encode(Kind::Cluster, &cluster.name, cluster)));
         if by_discovery {
             let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
             made.extend(assignments.iter().map(|one| order::encode(Kind::Endpoint, &one.cluster_name, one)));
+        } else if clusters.iter().any(clusters::looks_up) {
+            let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
+            for (cluster, assignment) in clusters.iter_mut().zip(assignments) {
+                cluster.load_assignment = clusters::looks_up(cluster).then_some(assignment);
+            }
         }
+        made.extend(clusters.iter().map(|cluster| order::encode(Kind::Cluster, &cluster.name, cluster)));
     }
     made
 }

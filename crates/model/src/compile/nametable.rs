@@ -26,10 +26,14 @@ fn name_info(scope: &Scope<'_>, service: &Typed<Service>) -> NameInfo {
     let ips = if service.spec.headless {
         let port = service.spec.ports.first();
         let endpoints = port.map(|port| scope.world.endpoints(service, port)).unwrap_or_default();
-        endpoints.iter().filter(|endpoint| endpoint.ready).map(|endpoint| endpoint.ip.to_string()).collect()
+        let ready = endpoints.iter().filter(|endpoint| endpoint.ready);
+        ready.filter_map(|endpoint| endpoint.address.ip()).map(|ip| ip.to_string()).collect()
     } else {
         service.spec.cluster_ips.iter().map(ToString::to_string).collect()
     };
+    if service.spec.outside.is_some() {
+        return NameInfo { ips, registry: "External".into(), ..NameInfo::default() };
+    }
     NameInfo {
         ips,
         registry: "Kubernetes".into(),

@@ -37,7 +37,7 @@ static STRUCT_ENTRY: Shape = shape(&[], &[(2, &VALUE)]);
 static METADATA: Shape = with_maps(&[1], &[(1, &METADATA_ENTRY)]);
 static METADATA_ENTRY: Shape = shape(&[], &[(2, &STRUCT)]);
 
-static CLUSTER: Shape = with_maps(&[36], &[(25, &METADATA)]);
+static CLUSTER: Shape = with_maps(&[36], &[(25, &METADATA), (33, &ASSIGNMENT)]);
 static ENDPOINT: Shape = shape(&[], &[(3, &METADATA)]);
 static LOCALITY: Shape = shape(&[], &[(2, &ENDPOINT)]);
 static ASSIGNMENT: Shape = shape(&[], &[(2, &LOCALITY)]);

@@ -70,6 +70,7 @@ fn view() -> ProxyView {
         mesh_id: String::new(),
         plain_envoy: false,
         hosts_apart: false,
+        names_resolved: false,
     }
 }
 

@@ -33,6 +33,7 @@ const SUPPORTED: &[(&str, Kind)] = &[
     ("discovery.k8s.io", Kind::EndpointSlice),
     ("networking.istio.io", Kind::VirtualService),
     ("networking.istio.io", Kind::DestinationRule),
+    ("networking.istio.io", Kind::ServiceEntry),
     ("security.istio.io", Kind::PeerAuthentication),
     ("security.istio.io", Kind::AuthorizationPolicy),
 ];
@@ -41,15 +42,7 @@ const SUPPORTED: &[(&str, Kind)] = &[
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     (
         "networking.istio.io",
-        &[
-            "Gateway",
-            "ServiceEntry",
-            "Sidecar",
-            "EnvoyFilter",
-            "WorkloadEntry",
-            "WorkloadGroup",
-            "ProxyConfig",
-        ],
+        &["Gateway", "Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"],
     ),
     ("security.istio.io", &["RequestAuthentication"]),
     ("telemetry.istio.io", &["Telemetry"]),
@@ -84,7 +77,6 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "ingressControllerMode",
     "ingressSelector",
     "ingressService",
-    "dnsRefreshRate",
     // Each is used by name, by a Telemetry or an AuthorizationPolicy, which says that it is not supported.
     "extensionProviders",
 ];

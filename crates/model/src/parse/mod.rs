@@ -10,7 +10,7 @@ mod yaml;
 use crate::{
     api::{
         AuthorizationPolicy, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
-        PeerAuthentication, Typed, VirtualService, kube, mesh_config,
+        PeerAuthentication, ServiceEntry, Typed, VirtualService, kube, mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
     validate,
@@ -173,6 +173,11 @@ impl Reading {
             Kind::DestinationRule => {
                 self.istio(node, validate::destination_rule, |object: Typed<DestinationRule>| {
                     Object::DestinationRule(Arc::new(object))
+                });
+            }
+            Kind::ServiceEntry => {
+                self.istio(node, validate::service_entry, |object: Typed<ServiceEntry>| {
+                    Object::ServiceEntry(Arc::new(object))
                 });
             }
             Kind::PeerAuthentication => {
@@ -381,6 +386,7 @@ fn lines_of(node: &Node, kind: Kind) -> Option<Arc<Lines>> {
         Kind::Service
             | Kind::VirtualService
             | Kind::DestinationRule
+            | Kind::ServiceEntry
             | Kind::PeerAuthentication
             | Kind::AuthorizationPolicy
     );

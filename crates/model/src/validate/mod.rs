@@ -6,12 +6,14 @@
 mod destination_rule;
 mod kube;
 mod security;
+mod service_entry;
 mod unsupported;
 mod virtual_service;
 
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};
 pub(crate) use security::{authorization_policy, peer_authentication};
+pub(crate) use service_entry::service_entry;
 pub(crate) use unsupported::{condition_unsupported, unsupported};
 pub(crate) use virtual_service::{GRPC_STATUS, virtual_service};
 

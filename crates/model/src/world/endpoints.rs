@@ -1,12 +1,12 @@
 //! Where a service's traffic goes: its EndpointSlices, or its selector's pods where it has none.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use skysail_core::SpiffeId;
 
-use super::World;
+use super::{World, outside};
 use crate::api::{
-    Labels, Pod, Service, ServicePort, Typed,
+    Address, Labels, Pod, Service, ServicePort, Typed,
     kube::{Locality, SliceEndpoint, TargetPort},
     selects,
 };
@@ -15,13 +15,17 @@ use crate::api::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
     /// Its address.
-    pub ip: IpAddr,
+    pub address: Address,
+    /// The name that DNS has the address for, where it was looked up.
+    pub name: Option<Arc<str>>,
     /// Its port.
     pub port: u16,
-    /// The pod, if it is one.
+    /// The pod, if it is one; else what a ServiceEntry says of it, in the form of a pod.
     pub pod: Option<Arc<Typed<Pod>>>,
     /// Where it runs.
     pub locality: Locality,
+    /// Its share, against others.
+    pub weight: u32,
     /// It takes traffic.
     pub ready: bool,
 }
@@ -56,12 +60,13 @@ impl ServicePort {
 impl World {
     /// The endpoints of a service's port, by address; those not ready too.
     pub fn endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
-        let mut endpoints = match self.slice_endpoints(service, port) {
-            Some(endpoints) => endpoints,
-            None => self.selected_endpoints(service, port),
+        let mut endpoints = match (&service.spec.outside, self.slice_endpoints(service, port)) {
+            (Some(outside), _) => outside::endpoints(outside, port),
+            (None, Some(endpoints)) => endpoints,
+            (None, None) => self.selected_endpoints(service, port),
         };
-        endpoints.sort_by_key(|endpoint| (endpoint.ip, endpoint.port));
-        endpoints.dedup_by_key(|endpoint| (endpoint.ip, endpoint.port));
+        endpoints.sort_by(|a, b| (&a.address, a.port).cmp(&(&b.address, b.port)));
+        endpoints.dedup_by(|a, b| (&a.address, a.port) == (&b.address, b.port));
         endpoints
     }
 
@@ -70,6 +75,7 @@ impl World {
         let trust_domain = &self.mesh().trust_domain;
         let endpoints = service.spec.ports.iter().flat_map(|port| self.endpoints(service, port));
         let pods = endpoints.filter_map(|endpoint| endpoint.pod);
+        let pods = pods.filter(|pod| !pod.spec.service_account.is_empty());
         pods.map(|pod| SpiffeId::new(trust_domain, &pod.meta.namespace, &pod.spec.service_account)).collect()
     }
 
@@ -113,7 +119,8 @@ impl World {
         if locality.zone.is_empty() {
             locality.zone.clone_from(&from.zone);
         }
-        Endpoint { ip: from.ip, port, pod, locality, ready: from.ready || not_ready }
+        let address = Address::Ip(from.ip);
+        Endpoint { address, name: None, port, pod, locality, weight: 1, ready: from.ready || not_ready }
     }
 
     fn selected_endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
@@ -124,9 +131,11 @@ impl World {
         pods.filter(|pod| !pod.spec.gone)
             .filter_map(|pod| {
                 Some(Endpoint {
-                    ip: *pod.spec.ips.first()?,
+                    address: Address::Ip(*pod.spec.ips.first()?),
+                    name: None,
                     port: port.resolve(&pod.spec)?,
                     locality: self.locality(&pod.spec.node),
+                    weight: 1,
                     ready: pod.spec.ready || service.spec.publish_not_ready,
                     pod: Some(pod.clone()),
                 })

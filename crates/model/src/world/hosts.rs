@@ -1,6 +1,6 @@
 //! What a host name means, and to whom: services, VirtualServices, DestinationRules and their visibility.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use super::{
     DOMAIN, World,
@@ -28,9 +28,12 @@ pub fn host_matches(pattern: &str, host: &str) -> bool {
 }
 
 impl Typed<Service> {
-    /// `reviews.default.svc.cluster.local`.
+    /// `reviews.default.svc.cluster.local`, or the host of a ServiceEntry.
     pub fn fqdn(&self) -> String {
-        skysail_core::names::service_fqdn(&self.meta.name, &self.meta.namespace, DOMAIN)
+        match self.spec.outside {
+            Some(_) => self.meta.name.clone(),
+            None => skysail_core::names::service_fqdn(&self.meta.name, &self.meta.namespace, DOMAIN),
+        }
     }
 
     /// True if clients of this namespace may know of it.
@@ -49,8 +52,31 @@ impl World {
     }
 
     pub(super) fn service_entry(&self, fqdn: &str) -> Option<&Entry<Service>> {
-        let (name, namespace) = fqdn.strip_suffix(DOMAIN)?.strip_suffix(".svc.")?.split_once('.')?;
-        self.services.get(namespace, name)
+        let own = fqdn.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix(".svc."));
+        match own {
+            Some(own) => own.split_once('.').and_then(|(name, namespace)| self.services.get(namespace, name)),
+            None => self.outside_entries(fqdn).min_by(|a, b| a.age().cmp(&b.age())),
+        }
+    }
+
+    /// What a host of ServiceEntries is, by namespace.
+    fn outside_entries(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
+        let namespaces: BTreeSet<&String> =
+            self.entry_hosts.get(host).map(|(namespace, _)| namespace).collect();
+        namespaces.into_iter().filter_map(move |namespace| self.services.get(namespace, host))
+    }
+
+    /// False for a host of a ServiceEntry that means another namespace's to clients of this one: their own comes first,
+    /// then the oldest.
+    pub fn service_chosen(&self, service: &Typed<Service>, namespace: &str) -> bool {
+        if service.spec.outside.is_none() {
+            return true;
+        }
+        let visible = |entry: &&Entry<Service>| self.service_visible(&entry.object, namespace);
+        let entries = self.outside_entries(&service.meta.name).filter(visible);
+        let own = |entry: &Entry<Service>| entry.object.meta.namespace == namespace;
+        let first = entries.min_by(|a, b| own(b).cmp(&own(a)).then_with(|| a.age().cmp(&b.age())));
+        first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)
     }
 
     /// True if clients of this namespace may know of the service: its annotation, else the mesh's default.

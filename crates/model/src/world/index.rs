@@ -34,6 +34,10 @@ impl<K: Eq + Hash> MultiMap<K> {
         }
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &Vec<(String, String)>)> {
+        self.0.iter()
+    }
+
     pub(super) fn get<Q>(&self, key: &Q) -> impl Iterator<Item = &(String, String)>
     where
         K: std::borrow::Borrow<Q>,

@@ -8,15 +8,17 @@ mod check;
 mod endpoints;
 mod hosts;
 mod index;
+mod outside;
 mod policy;
 mod store;
 mod touched;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 pub use endpoints::Endpoint;
 pub use hosts::{fqdn, host_matches};
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use outside::Resolved;
 use store::{Entry, Store};
 pub use store::{Lines, Origin};
 pub use touched::Touched;
@@ -25,7 +27,7 @@ use crate::{
     ProxyNode,
     api::{
         AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node,
-        Object, ObjectKey, PeerAuthentication, Pod, Service, Typed, VirtualService,
+        Object, ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Typed, VirtualService,
         destination_rule::LoadBalancer, kube::Locality, mesh_config, selects,
     },
 };
@@ -40,6 +42,7 @@ pub struct World {
     default_mesh: Arc<MeshConfig>,
     namespaces: Store<()>,
     nodes: Store<Node>,
+    /// Kubernetes', and one for each host of a ServiceEntry.
     services: Store<Service>,
     service_accounts: Store<()>,
     pods: Store<Pod>,
@@ -47,6 +50,7 @@ pub struct World {
     slices: Store<EndpointSlice>,
     virtual_services: Store<VirtualService>,
     destination_rules: Store<DestinationRule>,
+    service_entries: Store<ServiceEntry>,
     peer_authentications: Store<PeerAuthentication>,
     authorization_policies: Store<AuthorizationPolicy>,
 
@@ -60,6 +64,12 @@ pub struct World {
     virtual_service_hosts: HostIndex,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
+    /// ServiceEntries by host.
+    entry_hosts: MultiMap<String>,
+    /// Services of ServiceEntries by the names of their endpoints.
+    name_users: MultiMap<Arc<str>>,
+    /// What DNS says names are.
+    resolved: HashMap<Arc<str>, Resolved>,
     /// What may be different since that was last asked for; everything if it never was.
     touched: Option<Touched>,
 }
@@ -122,6 +132,7 @@ impl World {
                 self.destination_rule_hosts.insert(host, &object.meta);
                 self.destination_rules.insert(object, origin)
             }
+            Object::ServiceEntry(object) => self.put_entry(object, origin),
         }
     }
 
@@ -149,6 +160,7 @@ impl World {
             Kind::ConfigMap => is_mesh_config(namespace, name) && self.mesh.take().is_some(),
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
             Kind::DestinationRule => self.destination_rules.remove(namespace, name),
+            Kind::ServiceEntry => self.take_entry_out(namespace, name),
             Kind::PeerAuthentication => self.peer_authentications.remove(namespace, name),
             Kind::AuthorizationPolicy => self.authorization_policies.remove(namespace, name),
         }

@@ -106,8 +106,10 @@ endpoints:
     );
     let service = world.service("a.svc.svc.cluster.local").unwrap();
     let endpoints = world.endpoints(service, &service.spec.ports[0]);
-    let found: Vec<_> =
-        endpoints.iter().map(|e| (e.ip.to_string(), e.port, e.ready, e.pod.is_some())).collect();
+    let found: Vec<_> = endpoints
+        .iter()
+        .map(|e| (e.address.ip().unwrap().to_string(), e.port, e.ready, e.pod.is_some()))
+        .collect();
     assert_eq!(
         found,
         [

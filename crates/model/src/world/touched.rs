@@ -105,6 +105,7 @@ impl World {
                     ..Touched::default()
                 }
             }
+            Kind::ServiceEntry => self.touched_by_entry(namespace, name),
             Kind::EndpointSlice => {
                 let slice = self.slices.get(namespace, name).map(|entry| &entry.object.spec.service);
                 slice.map(|service| self.touched_endpoints(namespace, service)).unwrap_or_default()
@@ -113,7 +114,7 @@ impl World {
                 let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
                 let Some(rule) = rule else { return Touched::nothing() };
                 match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
-                    Some(service) => Touched {
+                    Some(service) if service.spec.outside.is_none() => Touched {
                         services: BTreeSet::from([(
                             service.meta.namespace.clone(),
                             service.meta.name.clone(),
@@ -124,7 +125,7 @@ impl World {
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..Touched::default()
                     },
-                    None => Touched::everything(),
+                    _ => Touched::everything(),
                 }
             }
             Kind::Pod => self.pod(namespace, name).map(|pod| self.touched_by_pod(pod)).unwrap_or_default(),
@@ -135,7 +136,7 @@ impl World {
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
         let host = hosts::fqdn(host, &rule.meta.namespace);
-        let service = self.service(&host)?;
+        let service = self.service(&host).filter(|service| service.spec.outside.is_none())?;
         let well_known = service.spec.port(WELL_KNOWN_PORT)?;
         let is_routed = well_known.protocol.is_http() || well_known.protocol == Protocol::Unknown;
         (is_routed && service.spec.external_name.is_none() && self.service_visible(service, NOWHERE))
@@ -144,12 +145,14 @@ impl World {
 
     /// Whether the outbound listeners of others may depend on a service. Those of HTTP ports are the same for all services
     /// that have the port, so they depend on it only if it is the one that makes them necessary.
-    fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
+    pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
         };
         let is_common = |port: u16| {
             let others = self.services().filter(|other| other.meta != service.meta);
+            // Whom a host of a ServiceEntry means depends on the client.
+            let others = others.filter(|other| other.spec.outside.is_none());
             let mut like_it =
                 others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
             like_it.any(|other| self.service_visible(other, NOWHERE))

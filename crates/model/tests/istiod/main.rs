@@ -74,6 +74,11 @@ fn f2_authz_deny_custom_ports() {
 }
 
 #[test]
+fn g_serviceentry() {
+    compare("g-serviceentry");
+}
+
+#[test]
 fn n_destinationrule_policies() {
     compare("n-destinationrule-policies");
 }

@@ -108,7 +108,11 @@ fn places(world: &World, view: &ProxyView, service: &Typed<Service>, port: &Serv
     let reachable = |ip: &IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
     if service.spec.headless {
         let endpoints = world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready);
-        return endpoints.map(|endpoint| endpoint.ip).filter(reachable).map(|ip| vec![ip]).collect();
+        return endpoints
+            .filter_map(|endpoint| endpoint.address.ip())
+            .filter(reachable)
+            .map(|ip| vec![ip])
+            .collect();
     }
     let own: Vec<IpAddr> = service.spec.cluster_ips.iter().copied().filter(reachable).collect();
     if own.is_empty() { Vec::new() } else { vec![own] }

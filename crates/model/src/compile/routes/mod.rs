@@ -216,7 +216,9 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     let full = service.fqdn();
     let mut domains = vec![full.clone(), format!("{full}.")];
-    if namespace == scope.namespace {
+    if service.spec.outside.is_some() {
+        domains.truncate(if full.starts_with('*') { 1 } else { 2 });
+    } else if namespace == scope.namespace {
         domains.extend([name.clone(), format!("{name}.{namespace}.svc"), format!("{name}.{namespace}")]);
     } else {
         domains.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);

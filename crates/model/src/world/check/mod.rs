@@ -1,6 +1,7 @@
 //! What does not fit together: checks over several objects. Nothing is taken out for it; as in Istio, a route to a
 //! host or subset that is not there answers 503 until it is.
 
+mod entries;
 mod policies;
 mod rules;
 mod services;
@@ -18,6 +19,7 @@ impl World {
         report.virtual_services();
         report.destination_rules();
         report.services();
+        report.service_entries();
         report.peer_authentications();
         report.authorization_policies();
         let mut diagnostics = report.diagnostics;

@@ -6,18 +6,20 @@ use super::{About, Report};
 use crate::{
     api::{Kind, Protocol, Service, kube::TargetPort},
     diagnostic::Severity,
+    world::store::Entry,
 };
 
 impl Report<'_> {
     pub(super) fn services(&mut self) {
         let mut addresses = HashMap::new();
         let mut http_ports = HashMap::new();
-        for entry in self.world.services.iter() {
+        let kubernetes = |entry: &&Entry<Service>| entry.object.spec.outside.is_none();
+        for entry in self.world.services.iter().filter(kubernetes) {
             for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
                 http_ports.entry(port.port).or_insert_with(|| About { entry, kind: Kind::Service }.name());
             }
         }
-        for entry in self.world.services.iter() {
+        for entry in self.world.services.iter().filter(kubernetes) {
             let about = About { entry, kind: Kind::Service };
             for address in &entry.object.spec.cluster_ips {
                 if let Some(other) = addresses.insert(*address, about.name()) {

@@ -1,0 +1,300 @@
+//! `skysail bench dns`: how often DNS servers are asked for the names in ServiceEntries.
+//!
+//! One counting DNS server ([`server`]). First a control plane looks the names up for all the sidecars of a fleet; then one
+//! real Envoy looks them up by itself, with clusters as istiod sends them, and is multiplied by the number of sidecars, as
+//! each would.
+
+mod server;
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use serde::Serialize;
+use serde_json::{Value, json};
+use skysail_core::stdio;
+
+use self::server::Questions;
+use crate::{
+    certificates,
+    child::{Running, Scheduling},
+    control::{self, Fleet, Form, Mesh, Plan, Server, Subscription, learn},
+    namespace, peers,
+    report::Machine,
+    stage::{self, Output, seconds},
+};
+
+/// How long anything may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// After sidecars came and after a start, before questions are counted.
+const SETTLE: Duration = Duration::from_secs(3);
+/// Services beside the names, whose workloads the sidecars are.
+const SERVICES: usize = 10;
+/// Sidecars that are on their way at the same time.
+const AT_ONCE: usize = 50;
+/// Envoy's admin page, in a network namespace of our own.
+const ENVOY_ADMIN: u16 = 15_000;
+
+/// What to measure, and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Sidecars of the control plane, and what one Envoy is multiplied by.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    sidecars: u32,
+
+    /// Names, each of a ServiceEntry with `resolution: DNS`.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    names: u32,
+
+    /// How long addresses hold, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    ttl: u32,
+
+    /// For how long questions are counted, each.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    seconds: Duration,
+
+    /// Envoy's program; by default ~/.cache/skysail/envoy-1.40.0/envoy, then the one in PATH. Left out if there is none.
+    #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
+    envoy: Option<PathBuf>,
+
+    /// Another build of skysail to measure instead of this one.
+    #[arg(long, value_name = "FILE")]
+    skysail: Option<PathBuf>,
+
+    /// Where the result goes, as JSON.
+    #[arg(long, value_name = "FILE", default_value = "skysail-bench-dns.json")]
+    result: PathBuf,
+
+    /// What is printed at the end.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// The result file. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize)]
+struct Report {
+    format: u32,
+    benchmark: &'static str,
+    version: &'static str,
+    /// Seconds since 1970.
+    started: u64,
+    machine: Machine,
+    settings: Settings,
+    /// One control plane, for all sidecars.
+    skysail: Asked,
+    /// One Envoy; absent if there is none here.
+    envoy: Option<Asked>,
+    /// That, times the sidecars.
+    envoys_per_second: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    sidecars: u32,
+    names: u32,
+    ttl: u32,
+}
+
+/// What was asked.
+#[derive(Debug, Serialize)]
+struct Asked {
+    seconds: f64,
+    /// For IPv4 and for IPv6 addresses.
+    v4: u64,
+    v6: u64,
+    per_second: f64,
+}
+
+/// Measures, writes the result file and prints the result.
+pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+    stage::check_writable("--result", &args.result)?;
+    control::raise_files()?;
+    let network = namespace::enter();
+    if let Err(error) = &network {
+        stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
+    }
+    let machine = stage::machine(Some("not asked for"), &network);
+    let folder =
+        tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(args, folder.path(), machine))?;
+    let json = serde_json::to_string_pretty(&report)?;
+    fs::write(&args.result, format!("{json}\n"))
+        .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
+    match args.output {
+        Output::Table => stdio::print(report.table())?,
+        Output::Json => stdio::print(json)?,
+    }
+    Ok(true)
+}
+
+async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+    let (server, questions) = server::start(args.ttl).context("cannot start a DNS server")?;
+    let skysail = with_control_plane(args, folder, server, &questions).await?;
+    stdio::tell(format_args!(
+        "{} sidecars, one control plane: {:.1} a second",
+        args.sidecars, skysail.per_second
+    ));
+    let envoy = match args.envoy.clone().or_else(peers::installed_envoy) {
+        Some(program) => Some(with_envoy(args, &program, folder, server, &questions).await?),
+        None => {
+            stdio::tell(format_args!("there is no Envoy here: give its file by --envoy FILE"));
+            None
+        }
+    };
+    if let Some(envoy) = &envoy {
+        stdio::tell(format_args!("one Envoy: {:.1} a second", envoy.per_second));
+    }
+    Ok(Report {
+        format: 1,
+        benchmark: "dns",
+        version: env!("CARGO_PKG_VERSION"),
+        started: stage::now(),
+        machine,
+        settings: Settings { sidecars: args.sidecars, names: args.names, ttl: args.ttl },
+        envoys_per_second: envoy.as_ref().map(|one| one.per_second * f64::from(args.sidecars)),
+        skysail,
+        envoy,
+    })
+}
+
+/// The host of a name.
+fn host(name: u32) -> String {
+    format!("name-{name}.example.com")
+}
+
+async fn with_control_plane(
+    args: &Args,
+    folder: &Path,
+    server: SocketAddr,
+    questions: &Questions,
+) -> anyhow::Result<Asked> {
+    let (config, ca) = (folder.join("config"), folder.join("ca"));
+    let _mesh = Mesh::write(&config, SERVICES, 1)?;
+    let entries: String = (0..args.names).map(|name| format!("---\n{}\n", entry(name))).collect();
+    fs::write(config.join("names.yaml"), entries).context("cannot write the ServiceEntries")?;
+    certificates::of_control_plane(&ca, std::iter::empty(), "istiod.istio-system.svc")?;
+    let dns = ["--dns-server".into(), server.to_string().into()];
+    let control = Server::start(args.skysail.as_deref(), false, &dns, folder, &config, &ca).await?;
+    let mut plan = Plan {
+        form: Form::Delta,
+        subscription: Subscription::Mesh,
+        services: SERVICES,
+        used: SERVICES,
+        hosts_apart: true,
+        endpoint_names: Vec::new(),
+        route_names: Vec::new(),
+    };
+    learn(&mut plan, control.target, None, PATIENCE)?;
+    let mut fleet = Fleet::new(control.target, Vec::new(), &plan, 1)?;
+    fleet.connect(args.sidecars as usize, AT_ONCE, PATIENCE)?;
+    fleet.rest(SETTLE)?;
+    let before = questions.now();
+    fleet.rest(args.seconds)?;
+    let asked = Asked::of(before, questions.now(), args.seconds);
+    control.running.stop().await;
+    Ok(asked)
+}
+
+fn entry(name: u32) -> Value {
+    json!({
+        "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+        "metadata": {"name": format!("name-{name}"), "namespace": "default"},
+        "spec": {
+            "hosts": [host(name)], "location": "MESH_EXTERNAL", "resolution": "DNS",
+            "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}],
+        },
+    })
+}
+
+async fn with_envoy(
+    args: &Args,
+    program: &Path,
+    folder: &Path,
+    server: SocketAddr,
+    questions: &Questions,
+) -> anyhow::Result<Asked> {
+    let file = folder.join("envoy.json");
+    let clusters: Vec<Value> = (0..args.names).map(|name| cluster(name, server)).collect();
+    let bootstrap = json!({
+        "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": ENVOY_ADMIN}}},
+        "static_resources": {"clusters": clusters},
+    });
+    fs::write(&file, bootstrap.to_string()).context("cannot write Envoy's bootstrap file")?;
+    let options = [
+        "-c".into(),
+        file.into_os_string(),
+        "--concurrency".into(),
+        "1".into(),
+        "--use-dynamic-base-id".into(),
+    ];
+    let command: Vec<_> = std::iter::once(program.as_os_str().to_owned()).chain(options).collect();
+    let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+    let mut envoy = Running::start("envoy", &command, folder, scheduling)?;
+    envoy.ready(ENVOY_ADMIN).await?;
+    tokio::time::sleep(SETTLE).await;
+    let before = questions.now();
+    tokio::time::sleep(args.seconds).await;
+    let asked = Asked::of(before, questions.now(), args.seconds);
+    envoy.stop().await;
+    Ok(asked)
+}
+
+/// As istiod sends it to a sidecar with IPv4, but for the server's address.
+fn cluster(name: u32, server: SocketAddr) -> Value {
+    let address = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
+    let (host, cluster) = (host(name), format!("outbound|80||{}", host(name)));
+    let resolver = json!({
+        "@type": "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
+        "udp_max_queries": 100,
+        "resolvers": [address(&server.ip().to_string(), server.port())],
+    });
+    json!({
+        "name": cluster, "type": "STRICT_DNS", "connect_timeout": "10s", "lb_policy": "LEAST_REQUEST",
+        "dns_refresh_rate": "60s", "dns_jitter": "0.100s", "respect_dns_ttl": true, "dns_lookup_family": "V4_ONLY",
+        "typed_dns_resolver_config": {"name": "envoy.network.dns_resolver.cares", "typed_config": resolver},
+        "load_assignment": {
+            "cluster_name": cluster,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(&host, 80)}}]}],
+        },
+    })
+}
+
+impl Asked {
+    fn of(before: [u64; 2], after: [u64; 2], time: Duration) -> Self {
+        let [v4, v6] = [after[0] - before[0], after[1] - before[1]];
+        let seconds = time.as_secs_f64();
+        Self { seconds, v4, v6, per_second: (v4 + v6) as f64 / seconds }
+    }
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let Self { settings, skysail, .. } = self;
+        let mut table = Table::new();
+        table.load_style(ASCII_MARKDOWN);
+        table.set_header(["questions to DNS servers a second", "measured"]);
+        let sidecars = settings.sidecars;
+        let mut row = |what: String, asked: &Asked, per_second: f64| {
+            let counted = format!("{} A and {} AAAA in {:.0} s", asked.v4, asked.v6, asked.seconds);
+            table.add_row([what, format!("{per_second:.1} ({counted})")]);
+        };
+        row(format!("skysaild, for {sidecars} sidecars"), skysail, skysail.per_second);
+        if let Some(envoy) = &self.envoy {
+            row("one Envoy".to_owned(), envoy, envoy.per_second);
+        }
+        if let Some(all) = self.envoys_per_second {
+            table.add_row([
+                format!("the same times {sidecars}, as each asks for itself"),
+                format!("{all:.0}"),
+            ]);
+        }
+        table.to_string()
+    }
+}

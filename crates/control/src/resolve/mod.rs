@@ -1,0 +1,371 @@
+//! Names of endpoints, each looked up once for the whole mesh.
+//!
+//! One task is told which names are wanted, asks for each name's A and AAAA records (`ask`, at the servers that `system`
+//! names), again when they expire (`expiry`), and tells what changed. What is under way is limited, and names do not
+//! come in step.
+//!
+//! While a name cannot be looked up its last addresses stay in force, for as long as that takes, as in Envoy: an address
+//! that may be wrong is better than none. An answer that there are none is an answer, and takes them away.
+
+mod ask;
+mod expiry;
+mod lookups;
+mod system;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde::Serialize;
+use skysail_model::Resolved;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::Instant,
+};
+use tracing::{info, warn};
+
+use self::expiry::Expiry;
+pub(crate) use self::{
+    ask::{Answer, Failure, Family},
+    lookups::Lookups,
+    system::server,
+};
+
+/// So many questions are under way at once.
+const AT_ONCE: usize = 64;
+
+/// Who uses each name that is to be looked up.
+pub(crate) type Wanted = BTreeMap<Arc<str>, Vec<String>>;
+
+/// What is told of names.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Event {
+    /// What a name is now; `None` if nobody wants it any more.
+    Changed(Arc<str>, Option<Resolved>),
+    /// Every name that was wanted at first has been looked up once, well or badly. Told once.
+    Settled,
+}
+
+/// The names and what is known of them.
+#[derive(Debug, Default)]
+pub(crate) struct Names(Mutex<BTreeMap<Arc<str>, Known>>);
+
+/// What is known of a name.
+#[derive(Debug, Default)]
+struct Known {
+    used_by: Vec<String>,
+    families: BTreeMap<Family, Records>,
+    /// What the log was told last.
+    said: Condition,
+}
+
+/// What is known of the addresses of one family that a name has.
+#[derive(Debug)]
+struct Records {
+    /// In the order of the last answer.
+    addresses: Vec<IpAddr>,
+    /// The one that is used where one is enough.
+    current: Option<IpAddr>,
+    /// When they expire, and when to ask next.
+    expiry: Expiry,
+    /// There is no such name.
+    missing: bool,
+    /// Why the last question had no answer.
+    error: Option<Failure>,
+    /// The first answer is still to come.
+    new: bool,
+}
+
+/// How a name gets on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Condition {
+    /// The first answer is still to come.
+    #[default]
+    New,
+    /// It has addresses.
+    Resolved,
+    /// It has none, as DNS says.
+    Missing,
+    /// It cannot be looked up, and its last addresses are in force.
+    Stale,
+    /// It cannot be looked up, and never could.
+    Failed,
+}
+
+impl Condition {
+    /// All of them, as labels have them.
+    pub(crate) const ALL: [(Self, &str); 5] = [
+        (Self::New, "new"),
+        (Self::Resolved, "resolved"),
+        (Self::Missing, "missing"),
+        (Self::Stale, "stale"),
+        (Self::Failed, "failed"),
+    ];
+}
+
+/// A name's state, for people.
+#[derive(Debug, Serialize)]
+pub(crate) struct NameStatus {
+    name: String,
+    condition: Condition,
+    /// The services ("NAMESPACE/HOST") whose endpoint it is.
+    used_by: Vec<String>,
+    /// By record type.
+    records: BTreeMap<String, RecordStatus>,
+}
+
+/// The state of one family of addresses, for people.
+#[derive(Debug, Serialize)]
+struct RecordStatus {
+    addresses: Vec<IpAddr>,
+    /// Of the last answer that was had; less than nothing where that is too old.
+    seconds_left: Option<f64>,
+    /// Until it is asked for next; 0 while an answer is under way.
+    next_in_seconds: f64,
+    /// Questions without an answer since the last one that had one.
+    failures: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Names {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every name's state.
+    pub(crate) fn status(&self) -> Vec<NameStatus> {
+        let now = Instant::now();
+        let of = |(name, known): (&Arc<str>, &Known)| NameStatus {
+            name: name.to_string(),
+            condition: known.condition(),
+            used_by: known.used_by.clone(),
+            records: known.families.iter().map(|(family, of)| (family.to_string(), of.status(now))).collect(),
+        };
+        self.lock().iter().map(of).collect()
+    }
+
+    /// How many names are in each condition.
+    pub(crate) fn conditions(&self) -> BTreeMap<Condition, usize> {
+        let mut counts = BTreeMap::new();
+        self.lock().values().for_each(|known| *counts.entry(known.condition()).or_default() += 1);
+        counts
+    }
+}
+
+impl Known {
+    fn condition(&self) -> Condition {
+        let mut all = self.families.values();
+        let some = self.families.values().any(|records| !records.addresses.is_empty());
+        if self.families.values().all(|records| records.new) {
+            Condition::New
+        } else if all.any(|records| records.error.is_some()) {
+            if some { Condition::Stale } else { Condition::Failed }
+        } else if some {
+            Condition::Resolved
+        } else {
+            Condition::Missing
+        }
+    }
+
+    fn resolved(&self) -> Resolved {
+        let addresses = self.families.values().flat_map(|records| records.addresses.iter().copied());
+        let current = self.families.values().filter_map(|records| records.current);
+        Resolved { addresses: addresses.collect(), current: current.collect() }
+    }
+
+    /// Tells the log once how a name gets on, and again when that changes.
+    fn say(&mut self, name: &str) {
+        let now = self.condition();
+        let before = std::mem::replace(&mut self.said, now);
+        let error = self.families.values().find_map(|records| records.error.as_deref()).unwrap_or_default();
+        let used_by = self.used_by.join(", ");
+        match now {
+            same if same == before => {}
+            Condition::Stale => {
+                warn!(name, error, used_by, "a name cannot be looked up: its last addresses stay in force");
+            }
+            Condition::Failed => {
+                warn!(
+                    name,
+                    error, used_by, "a name cannot be looked up: its endpoints are missing until it can"
+                );
+            }
+            Condition::Missing => {
+                warn!(
+                    name,
+                    used_by, "DNS has no addresses for a name: its endpoints are missing; check the name"
+                );
+            }
+            Condition::Resolved if before != Condition::New => info!(name, "a name has its addresses again"),
+            Condition::Resolved | Condition::New => {}
+        }
+    }
+}
+
+impl Records {
+    fn new(now: Instant) -> Self {
+        let expiry = Expiry::new(now);
+        Self { addresses: Vec::new(), current: None, expiry, missing: false, error: None, new: true }
+    }
+
+    /// Takes in an answer, or that there is none.
+    fn take(&mut self, answer: Result<Answer, Failure>, rate: Duration, now: Instant) {
+        self.new = false;
+        match answer {
+            Ok(Answer::Addresses(addresses, ttl)) => {
+                // It stays, so that one that many have does not change with the order of the answers.
+                let stays = self.current.filter(|current| addresses.contains(current));
+                self.current = stays.or(addresses.first().copied());
+                self.addresses = addresses;
+                (self.missing, self.error) = (false, None);
+                self.expiry.found(ttl, rate, now);
+            }
+            Ok(Answer::Nothing { missing, ttl }) => {
+                (self.addresses, self.current) = (Vec::new(), None);
+                (self.missing, self.error) = (missing, None);
+                self.expiry.nothing(ttl, now);
+            }
+            Err(error) => {
+                self.error = Some(error);
+                self.expiry.failed(now);
+            }
+        }
+    }
+
+    fn status(&self, now: Instant) -> RecordStatus {
+        let missing = || self.missing.then(|| "there is no such name".to_owned());
+        RecordStatus {
+            addresses: self.addresses.clone(),
+            seconds_left: self.expiry.left(now),
+            next_in_seconds: self.expiry.due.saturating_duration_since(now).as_secs_f64(),
+            failures: self.expiry.failures,
+            error: self.error.as_ref().map(ToString::to_string).or_else(missing),
+        }
+    }
+}
+
+/// What a question is for.
+type Key = (Arc<str>, Family);
+
+/// Looks names up until nobody listens any more.
+pub(crate) struct Resolver<A> {
+    /// Asks.
+    pub(crate) ask: A,
+    /// The names, also for pages.
+    pub(crate) names: Arc<Names>,
+    /// The names that are wanted, and how often to ask where an answer does not say how long it holds.
+    pub(crate) wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
+    /// Who is told.
+    pub(crate) told: mpsc::UnboundedSender<Event>,
+}
+
+impl<A, F> Resolver<A>
+where
+    A: Fn(Arc<str>, Family) -> F,
+    F: Future<Output = Result<Answer, Failure>> + Send + 'static,
+{
+    /// Runs.
+    pub(crate) async fn run(mut self) {
+        let mut due: BTreeSet<(Instant, Key)> = BTreeSet::new();
+        let mut under_way: HashSet<Key> = HashSet::new();
+        let mut answers = JoinSet::new();
+        let mut settled = false;
+        self.follow(&mut due);
+        loop {
+            let now = Instant::now();
+            while answers.len() < AT_ONCE
+                && let Some((at, _)) = due.first()
+                && *at <= now
+                && let Some((_, key)) = due.pop_first()
+            {
+                let answer = (self.ask)(Arc::clone(&key.0), key.1);
+                under_way.insert(key.clone());
+                answers.spawn(async move { (key, answer.await) });
+            }
+            if !settled && answers.is_empty() && due.first().is_none_or(|(at, _)| *at > now) {
+                settled = true;
+                let _ = self.told.send(Event::Settled);
+            }
+            let next = due.first().filter(|_| answers.len() < AT_ONCE).map(|(at, _)| *at);
+            let sleep = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = self.wanted.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    for key in self.follow(&mut due) {
+                        // Its answer is to come already.
+                        due.retain(|(_, waiting)| *waiting != key || !under_way.contains(&key));
+                    }
+                }
+                Some(answered) = answers.join_next() => {
+                    let Ok((key, answer)) = answered else { continue };
+                    under_way.remove(&key);
+                    due.extend(self.take(&key, answer).map(|at| (at, key)));
+                }
+                () = sleep => {}
+                () = self.told.closed() => return,
+            }
+        }
+    }
+
+    /// Takes in which names are wanted; gives those that are new.
+    fn follow(&mut self, due: &mut BTreeSet<(Instant, Key)>) -> Vec<Key> {
+        let (wanted, _) = self.wanted.borrow_and_update().clone();
+        let now = Instant::now();
+        let mut names = self.names.lock();
+        let gone: Vec<Arc<str>> = names.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        for name in gone {
+            names.remove(&name);
+            due.retain(|(_, (of, _))| *of != name);
+            let _ = self.told.send(Event::Changed(name, None));
+        }
+        let mut new = Vec::new();
+        for (name, used_by) in &*wanted {
+            let known = names.entry(Arc::clone(name)).or_insert_with(|| {
+                new.extend(Family::BOTH.map(|family| (Arc::clone(name), family)));
+                let families = Family::BOTH.map(|family| (family, Records::new(now)));
+                Known { families: BTreeMap::from(families), ..Known::default() }
+            });
+            known.used_by.clone_from(used_by);
+        }
+        due.extend(new.iter().map(|key| (now, key.clone())));
+        new
+    }
+
+    /// Takes in an answer and tells what changed; gives when to ask again, unless nobody wants the name any more.
+    fn take(&self, key: &Key, answer: Result<Answer, Failure>) -> Option<Instant> {
+        let (name, family) = key;
+        let rate = self.wanted.borrow().1;
+        let mut names = self.names.lock();
+        let known = names.get_mut(name)?;
+        let was_new = known.condition() == Condition::New;
+        let before = known.resolved();
+        let records = known.families.get_mut(family)?;
+        records.take(answer, rate, Instant::now());
+        let due = records.expiry.due;
+        let now = known.resolved();
+        if was_new || before != now {
+            let _ = self.told.send(Event::Changed(Arc::clone(name), Some(now)));
+        }
+        // What the first of two answers says is half of it.
+        if known.families.values().all(|records| !records.new) {
+            known.say(name);
+        }
+        Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! ServiceEntry.
+
+use super::{Finding, Findings, export_to, host, is_dns_name, port};
+use crate::api::{Address, Resolution, ServiceEntry, service_entry::WorkloadEntry};
+
+/// Checks a ServiceEntry.
+pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if spec.hosts.is_empty() {
+        findings.error("spec.hosts", "is missing", "name at least one host");
+    }
+    for (index, name) in spec.hosts.iter().enumerate() {
+        hosts(spec, name, &format!("spec.hosts[{index}]"), &mut findings);
+    }
+    for (index, address) in spec.addresses.iter().enumerate() {
+        let field = format!("spec.addresses[{index}]");
+        let block = address.split_once('/').filter(|(ip, _)| ip.parse::<std::net::IpAddr>().is_ok());
+        if block.is_some_and(|(_, length)| length.parse::<u8>().is_ok_and(|length| length <= 128)) {
+            let message = "a block of addresses is not supported yet: connections to it pass through";
+            findings.warning(field, message, "list the addresses");
+        } else if address.parse::<std::net::IpAddr>().is_err() {
+            findings.error(field, format!("{address:?} is not an address"), "write an IP address");
+        }
+    }
+    ports(spec, &mut findings);
+    endpoints(spec, &mut findings);
+    export_to(&spec.export_to, "spec.exportTo", &mut findings);
+    if !spec.subject_alt_names.is_empty() {
+        // Without the check everybody could pass for the server, so it is not left out.
+        let remedy = "name them in the tls settings of a DestinationRule";
+        findings.error("spec.subjectAltNames", "is not supported yet", remedy);
+    }
+    findings.done()
+}
+
+fn hosts(spec: &ServiceEntry, name: &str, field: &str, findings: &mut Findings) {
+    host(name, field, findings);
+    let domain = format!(".svc.{}", crate::world::DOMAIN);
+    if name == "*" || !name.contains('.') {
+        let message = format!("{name:?} has no dot");
+        findings.error(field, message, "write a full name, such as api.example.com");
+    } else if name.trim_end_matches('.').ends_with(&domain) {
+        let message = format!("{name:?} is a name of Kubernetes services");
+        findings.error(field, message, "such hosts are not supported yet in a ServiceEntry; use a Service");
+    } else if name.starts_with('*') && spec.resolution.is_dns() && spec.endpoints.is_empty() {
+        let message = "a wildcard cannot be looked up";
+        findings.error(field, message, "add endpoints, or use resolution NONE");
+    }
+}
+
+fn ports(spec: &ServiceEntry, findings: &mut Findings) {
+    if spec.ports.is_empty() {
+        findings.error("spec.ports", "is missing", "add at least one port");
+    }
+    for (index, of) in spec.ports.iter().enumerate() {
+        let field = format!("spec.ports[{index}]");
+        port(of.number, &format!("{field}.number"), findings);
+        if of.target_port != 0 {
+            port(of.target_port, &format!("{field}.targetPort"), findings);
+        }
+        if of.speaks().is_none() {
+            let message = format!("{:?} is not a protocol", of.protocol);
+            let remedy = "one of HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL, REDIS, UDP";
+            findings.error(format!("{field}.protocol"), message, remedy);
+        }
+        let before = &spec.ports[..index];
+        if before.iter().any(|other| other.number == of.number) {
+            findings.error(format!("{field}.number"), "stands twice", "give each port its own number");
+        }
+        if before.iter().any(|other| other.name == of.name) {
+            findings.error(format!("{field}.name"), "stands twice", "give each port its own name");
+        }
+        let http = of.speaks().is_some_and(|protocol| protocol.is_http());
+        let addressed = spec.addresses.iter().any(|address| address.parse::<std::net::IpAddr>().is_ok());
+        if !http && !addressed && of.speaks().is_some() {
+            let message = "without an address only HTTP is told apart: connections to this port pass through";
+            findings.warning(field, message, "give the ServiceEntry addresses");
+        }
+    }
+}
+
+fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
+    let (count, field) = (spec.endpoints.len(), "spec.endpoints");
+    match spec.resolution {
+        Resolution::None if count > 0 => {
+            findings.error(field, "has no meaning with resolution NONE", "use STATIC or DNS");
+        }
+        Resolution::Static if count == 0 && spec.workload_selector.is_none() => {
+            findings.error(field, "is missing", "add endpoints, or use another resolution");
+        }
+        Resolution::DnsRoundRobin if count > 1 => {
+            findings.error(field, "may be only one with DNS_ROUND_ROBIN", "use DNS, or keep one");
+        }
+        Resolution::DynamicDns => {
+            let remedy = "use DNS with full names, or NONE";
+            findings.error("spec.resolution", "DYNAMIC_DNS is not supported yet", remedy);
+        }
+        _ => {}
+    }
+    for (index, endpoint) in spec.endpoints.iter().enumerate() {
+        workload(spec, endpoint, &format!("{field}[{index}]"), findings);
+    }
+}
+
+fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings: &mut Findings) {
+    let address = format!("{field}.address");
+    if endpoint.address.starts_with("unix:") {
+        findings.error(address, "unix sockets are not supported yet", "use an IP address and a port");
+    } else if Address::of(&endpoint.address).ip().is_none() {
+        if !is_dns_name(&endpoint.address) {
+            let message = format!("{:?} is neither an address nor a name", endpoint.address);
+            findings.error(address, message, "write an IP address or a full name");
+        } else if !spec.resolution.is_dns() {
+            let message = format!("{:?} is a name", endpoint.address);
+            findings.error(address, message, "write an IP address, or use resolution DNS");
+        }
+    }
+    for (name, number) in &endpoint.ports {
+        let field = crate::parse::join(&format!("{field}.ports"), name);
+        port(*number, &field, findings);
+        if spec.ports.iter().all(|port| port.name != *name) {
+            findings.error(field, format!("there is no port {name:?}"), "use the name of a port");
+        }
+    }
+}

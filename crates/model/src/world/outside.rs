@@ -1,0 +1,127 @@
+//! Hosts of ServiceEntries as services, and what DNS says their endpoints' names are.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{Endpoint, Origin, Touched, World};
+use crate::api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of};
+
+/// What DNS says a name is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolved {
+    /// All addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Of each family the one that is used where one is enough (`DNS_ROUND_ROBIN`).
+    pub current: BTreeSet<IpAddr>,
+}
+
+impl World {
+    /// The names of endpoints that are to be looked up, each with the services that use it ("NAMESPACE/HOST").
+    pub fn wanted_names(&self) -> BTreeMap<Arc<str>, Vec<String>> {
+        let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
+        self.name_users
+            .iter()
+            .map(|(name, users)| (Arc::clone(name), users.iter().map(text).collect()))
+            .collect()
+    }
+
+    /// Takes in what DNS says a name is; `None` if that is not known any more. False if it is as before.
+    pub fn resolve(&mut self, name: &str, now: Option<Resolved>) -> bool {
+        if self.resolved.get(name) == now.as_ref() {
+            return false;
+        }
+        match now {
+            Some(now) => self.resolved.insert(name.into(), now),
+            None => self.resolved.remove(name),
+        };
+        let services = self.name_users.get(name).cloned().collect();
+        self.touch(Touched { services, ..Touched::default() });
+        true
+    }
+
+    /// What DNS says a name is.
+    pub fn resolved(&self, name: &str) -> Option<&Resolved> {
+        self.resolved.get(name)
+    }
+
+    pub(super) fn put_entry(&mut self, entry: Arc<Typed<ServiceEntry>>, origin: Origin) -> bool {
+        let (namespace, name) = (entry.meta.namespace.clone(), entry.meta.name.clone());
+        let mut hosts = self.unindex_entry(&namespace, &name);
+        for host in entry.spec.hosts.iter().map(|host| host_of(host)) {
+            self.entry_hosts.insert(host.clone(), &entry.meta);
+            hosts.insert(host);
+        }
+        let changed = self.service_entries.insert(entry, origin);
+        hosts.iter().for_each(|host| self.derive(&namespace, host));
+        changed
+    }
+
+    pub(super) fn take_entry_out(&mut self, namespace: &str, name: &str) -> bool {
+        let hosts = self.unindex_entry(namespace, name);
+        let removed = self.service_entries.remove(namespace, name);
+        hosts.iter().for_each(|host| self.derive(namespace, host));
+        removed
+    }
+
+    /// Takes the hosts of an entry out of the index, and gives them.
+    fn unindex_entry(&mut self, namespace: &str, name: &str) -> BTreeSet<String> {
+        let Some(entry) = self.service_entries.get(namespace, name) else { return BTreeSet::new() };
+        let hosts: BTreeSet<String> = entry.object.spec.hosts.iter().map(|host| host_of(host)).collect();
+        hosts.iter().for_each(|host| self.entry_hosts.remove(host, &entry.object.meta));
+        hosts
+    }
+
+    /// Makes the service anew that a host is in a namespace; of several entries the oldest counts.
+    fn derive(&mut self, namespace: &str, host: &str) {
+        if let Some(before) = self.services.get(namespace, host) {
+            for name in before.object.spec.outside.iter().flat_map(|outside| outside.names()) {
+                self.name_users.remove(name, &before.object.meta);
+            }
+        }
+        let entries = self.entry_hosts.get(host).filter(|(of, _)| of == namespace);
+        let entries = entries.filter_map(|(namespace, name)| self.service_entries.get(namespace, name));
+        let Some(entry) = entries.min_by(|a, b| a.age().cmp(&b.age())) else {
+            self.services.remove(namespace, host);
+            return;
+        };
+        let service = entry.object.service(host);
+        for name in service.spec.outside.iter().flat_map(|outside| outside.names()) {
+            self.name_users.insert(Arc::clone(name), &service.meta);
+        }
+        let origin = entry.origin.clone();
+        self.services.insert(Arc::new(service), origin);
+    }
+
+    /// What depends on a ServiceEntry: its hosts, also those of other namespaces that it may take from them or give back.
+    pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> Touched {
+        let Some(entry) = self.service_entries.get(namespace, name) else { return Touched::default() };
+        let mut touched = Touched { routes: true, names: true, ..Touched::default() };
+        for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
+            for (namespace, _) in self.entry_hosts.get(&host) {
+                if let Some(service) = self.service_named(namespace, &host) {
+                    touched.workloads |= self.shapes_listeners(service);
+                    touched.services.insert((namespace.clone(), host.clone()));
+                }
+            }
+        }
+        touched
+    }
+}
+
+/// The endpoints of a port.
+pub(super) fn endpoints(outside: &Outside, port: &ServicePort) -> Vec<Endpoint> {
+    let TargetPort::Number(target) = port.target else { return Vec::new() };
+    let made = outside.endpoints.iter().map(|from| Endpoint {
+        address: from.address.clone(),
+        name: None,
+        port: from.ports.get(&port.name).copied().unwrap_or(target),
+        pod: Some(Arc::clone(&from.workload)),
+        locality: from.locality.clone(),
+        weight: from.weight,
+        ready: true,
+    });
+    made.collect()
+}

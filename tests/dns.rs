@@ -1,0 +1,64 @@
+//! Names in ServiceEntries are looked up by the control plane, and what becomes of them is at the sidecars in time.
+
+use skysail_testkit::{Mesh, Setup, eventually};
+
+/// A host outside, at whatever the name is that DNS gives the pods of one version.
+const OUTSIDE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: there, namespace: shop}
+spec:
+  clusterIP: None
+  selector: {app: stock, version: v1} # there
+  ports: [{name: tcp, port: 9090}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: outside, namespace: shop}
+spec:
+  hosts: [outside.example]
+  addresses: [240.0.0.9]
+  location: MESH_EXTERNAL
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 9090}]
+  endpoints: [{address: there.shop.svc.cluster.local}]
+";
+
+const URL: &str = "http://240.0.0.9/";
+
+/// Waits until this version answers.
+fn wait_version(mesh: &Mesh, version: &str) {
+    eventually(&format!("{version} answers"), || {
+        let answer = mesh.call("front", URL, &[]);
+        let is = answer.status == Some(200) && answer.body.contains(&format!("stock-{version}"));
+        if is { Ok(()) } else { Err(format!("{answer:?}")) }
+    });
+}
+
+/// Has DNS give the pods of another version.
+fn move_to(mesh: &Mesh, from: &str, to: &str) {
+    let selector = |version: &str| format!("selector: {{app: stock, version: {version}}} # there");
+    mesh.edit("mesh.yaml", &selector(from), &selector(to));
+    wait_version(mesh, to);
+}
+
+#[test]
+fn traffic_follows_a_name_and_goes_on_when_the_control_plane_starts_again() {
+    let text = include_str!("shop.yaml").replace("mode: STRICT", "mode: PERMISSIVE");
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{text}---{OUTSIDE}")).ready();
+    wait_version(&mesh, "v1");
+    let load = mesh.load("front", &[URL, "-c", "2", "--rate", "50"]);
+    load.wait_more(20);
+    move_to(&mesh, "v1", "v2");
+
+    let old = mesh.status()["control"].clone();
+    let kill = mesh.run(&["exec", "front", "--", "sh", "-c", &format!("kill -KILL {old}")]);
+    assert!(kill.status.success(), "{kill:?}");
+    eventually("another control plane runs", || match mesh.status()["control"].clone() {
+        new if new == old || new.is_null() => Err(format!("{new} runs")),
+        _ => Ok(()),
+    });
+    load.wait_more(100);
+    move_to(&mesh, "v2", "v1");
+    load.finish().assert_all_good();
+}
