@@ -151,7 +151,8 @@ impl Publisher {
 
     /// Has names looked up, by whom what this gives is for.
     pub(crate) fn looking_up(mut self) -> (Self, watch::Receiver<(Arc<Wanted>, Duration)>) {
-        let (sender, receiver) = watch::channel(Default::default());
+        let rate = self.read().world.mesh().dns_refresh_rate.0;
+        let (sender, receiver) = watch::channel((Arc::default(), rate));
         self.wanted = Some(sender);
         (self, receiver)
     }
@@ -567,17 +568,17 @@ impl Scope {
             Some((theirs, like)) if is_alike(world, surroundings, theirs, part) => like.made(part),
             _ => compile_part(world, surroundings, part),
         });
-        for (part, made) in anew.into_iter().zip(all) {
-            let before = self.parts.remove(&part).unwrap_or_default();
-            let is_gone = |(kind, name): &&(Kind, Arc<str>)| {
-                made.iter().all(|resource| resource.kind != *kind || resource.name != *name)
-            };
-            for (kind, name) in before.iter().filter(is_gone) {
-                layer.remove(generation, *kind, name);
+        // A host can become another service's.
+        let made: HashSet<(Kind, Arc<str>)> =
+            all.iter().flatten().map(|resource| (resource.kind, Arc::clone(&resource.name))).collect();
+        for part in &anew {
+            for name in self.parts.remove(part).into_iter().flatten().filter(|name| !made.contains(name)) {
+                layer.remove(generation, name.0, &name.1);
             }
-            let names =
-                made.iter().map(|resource: &Arc<Resource>| (resource.kind, Arc::clone(&resource.name)));
+        }
+        for (part, made) in anew.into_iter().zip(all) {
             if !made.is_empty() {
+                let names = made.iter().map(|resource| (resource.kind, Arc::clone(&resource.name)));
                 self.parts.insert(part, names.collect());
             }
             for resource in made {
