@@ -123,7 +123,9 @@ impl Authorization for Decides {
                 (0, HttpResponse::OkResponse(ok))
             }
             Verdict::No => {
-                let mut headers: Vec<_> = http.headers.iter().collect();
+                // It is about one connection, and we tell nobody.
+                let mut headers: Vec<_> =
+                    http.headers.iter().filter(|(name, _)| *name != "connection").collect();
                 headers.sort();
                 let source = attributes.source.unwrap();
                 // Of a body that is asked about in part, what has come of it by then is a matter of time.
