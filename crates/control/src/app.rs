@@ -1,15 +1,14 @@
 //! The control plane, start to end.
 
-use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use skysail_core::{
     logging,
-    names::TOKEN_AUDIENCE,
     shutdown::{self, Shutdown},
     trim,
 };
-use skysail_identity::{Authority, Verifier};
+use skysail_identity::{Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::{net::TcpListener, task::JoinSet};
 use tracing::{error, info, warn};
@@ -18,12 +17,14 @@ use crate::{
     admin,
     args::Args,
     authentication::Authentication,
+    authority::Keeper,
     certificates::Certificates,
     discovery::Discovery,
     metrics::Metrics,
     publish::Publisher,
     serving::{self, OwnCertificate},
     source::Folders,
+    tokens::Tokens,
 };
 
 /// How often to see whether there is memory to give back.
@@ -48,21 +49,25 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     // Nobody is let in before everything was read, or a restart would take resources away for a moment.
     publisher.apply(folders.look());
 
-    let authority = Arc::new(match &args.ca_dir {
-        Some(folder) => Authority::load_or_create(folder)?,
-        None => Authority::ephemeral()?,
-    });
-    let tokens = args.token_key.as_ref().map(|path| -> anyhow::Result<Verifier> {
-        let key = fs::read(path).with_context(|| format!("--token-key {}", path.display()))?;
-        Ok(Verifier::from_pem(&key, TOKEN_AUDIENCE)?)
-    });
+    let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
+    let keeper = Keeper::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
+        args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
+    })?;
+    let keeper = Arc::new(keeper);
+    let tokens = Tokens {
+        key: args.token_key.clone(),
+        jwks: args.token_jwks.clone(),
+        issuers: args.token_issuer.clone(),
+        verifier: Live::empty(),
+    };
+    let keys = tokens.load()?;
     let authentication = Arc::new(Authentication::new(
-        tokens.transpose()?,
+        Arc::clone(&tokens.verifier),
         args.trust_domain.clone(),
-        Arc::clone(&publisher),
+        Arc::clone(&publisher.platform),
         Arc::clone(&metrics),
     ));
-    let (domain, mesh) = (authentication.trust_domain(), publisher.trust_domain());
+    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.domains().own.clone());
     if domain != mesh {
         warn!(
             domain,
@@ -70,12 +75,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
             "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
         );
     }
-    let own = OwnCertificate::new(Arc::clone(&authority), domain, args.listen, args.cert_ttl)?;
+    let own = OwnCertificate::new(&keeper, domain, args.listen, args.cert_ttl)?;
 
     let cluster_id = args.cluster_id.clone();
     let views = Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), cluster_id);
     let discovery = DiscoveryService::new(Arc::new(views));
-    let signer = Certificates::new(Arc::clone(&authority), authentication, args.cert_ttl, metrics);
+    let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
     let certificates = CertificateService::new(Arc::new(signer));
 
     let (mut trigger, shutdown) = shutdown::channel();
@@ -89,7 +94,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         calls.spawn(serving::serve_plain(plain, router, shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin").await?;
-    start_rest(admin, folders, own, &publisher, authority.not_after(), &shutdown);
+    tokio::spawn(tokens.follow(keys));
+    start_rest(admin, folders, own, &publisher, keeper, &shutdown);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -108,12 +114,13 @@ fn start_rest(
     folders: Folders,
     own: OwnCertificate,
     publisher: &Arc<Publisher>,
-    root_expiry: std::time::SystemTime,
+    keeper: Arc<Keeper>,
     shutdown: &Shutdown,
 ) {
     tokio::spawn(own.renew());
+    tokio::spawn(Arc::clone(&keeper).run());
     tokio::spawn(keep_small(Arc::clone(publisher)));
-    let pages = admin::serve(admin, Arc::clone(publisher), root_expiry, shutdown.clone());
+    let pages = admin::serve(admin, Arc::clone(publisher), keeper, shutdown.clone());
     tokio::spawn(async move {
         if let Err(error) = pages.await {
             error!(%error, "the admin pages are gone");

@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     metrics::{Gauges, Metrics, count},
+    platform::Platform,
     source::{FileChange, FileState},
 };
 
@@ -30,12 +31,14 @@ use crate::{
 pub(crate) struct Publisher {
     state: Mutex<State>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) platform: Arc<Platform>,
 }
 
 #[derive(Default)]
 struct State {
     world: World,
     files: Files,
+    platform: Arc<Platform>,
     /// The files taken in, with the fingerprints of their texts.
     taken: BTreeMap<String, u64>,
     /// Files that cannot be read, and why.
@@ -138,7 +141,9 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { state: Mutex::default(), metrics }
+        let state = State::default();
+        let platform = Arc::clone(&state.platform);
+        Self { state: Mutex::new(state), metrics, platform }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -207,11 +212,6 @@ impl Publisher {
         state.scopes.clear();
     }
 
-    /// The mesh's trust domain.
-    pub(crate) fn trust_domain(&self) -> String {
-        self.lock().world.mesh().trust_domain.clone()
-    }
-
     /// Everybody who is connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.lock().clients.values().map(|client| lock(&client.status).clone()).collect()
@@ -237,7 +237,7 @@ impl Publisher {
             services: state.world.services().count(),
             config_errors: of(Severity::Error),
             config_warnings: of(Severity::Warning),
-            root_expiry: 0,
+            authority: None,
         }
     }
 }
@@ -268,9 +268,11 @@ impl State {
                 }
             };
             for change in changes {
+                self.platform.note(&change);
                 changed |= change.apply_to(&mut self.world);
             }
         }
+        self.platform.configure(self.world.mesh());
         if changed {
             self.findings = self.world.validate();
         }

@@ -184,6 +184,6 @@ pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, 
     Ok(time(validity.not_after))
 }
 
-fn time(time: ASN1Time) -> SystemTime {
+pub(crate) fn time(time: ASN1Time) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }
