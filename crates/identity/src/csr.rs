@@ -189,6 +189,11 @@ impl Csr {
         }
     }
 
+    /// Whether it names anybody.
+    pub fn names_somebody(&self) -> bool {
+        !self.ids.is_empty() || !self.others.is_empty()
+    }
+
     /// Checks that it names nobody but `caller`, under its own trust domain or one of `aliases`.
     ///
     /// # Errors

@@ -139,6 +139,11 @@ impl Roots {
         Ok(Self { certificates, store, clients })
     }
 
+    /// Verifies certificates, of clients as well as of servers that are known by their SPIFFE ids.
+    pub fn clients(&self) -> &dyn ClientCertVerifier {
+        &*self.clients
+    }
+
     /// The certificates.
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.certificates

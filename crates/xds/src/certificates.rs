@@ -18,6 +18,9 @@ use tonic_prost::ProstCodec;
 
 use crate::istio::{IstioCertificateRequest, IstioCertificateResponse};
 
+/// The longest call that is read, in bytes.
+const LONGEST: usize = 64 * 1024;
+
 const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
 /// Asks for a certificate; gives the PEM chain, leaf first, root last.
@@ -99,7 +102,8 @@ impl<S: Signer> Service<http::Request<Body>> for CertificateService<S> {
                 return Ok(Status::unimplemented("no such method").into_http());
             }
             let codec = ProstCodec::<IstioCertificateResponse, IstioCertificateRequest>::default();
-            Ok(server::Grpc::new(codec).unary(Method(signer), request).await)
+            let mut grpc = server::Grpc::new(codec).max_decoding_message_size(LONGEST);
+            Ok(grpc.unary(Method(signer), request).await)
         })
     }
 }
