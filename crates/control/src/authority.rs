@@ -202,21 +202,23 @@ impl Keeper {
     pub(crate) async fn run(self: Arc<Self>) {
         let changed = Arc::new(Notify::new());
         let _watcher = self.watch(&changed);
+        let mut failed = false;
         loop {
             let pause = match &*self.kind() {
                 // The clock may be set, so it is looked at now and then.
-                Kind::Made(made) => {
+                Kind::Made(made) if !failed => {
                     made.until().duration_since(SystemTime::now()).unwrap_or_default().min(LOOK)
                 }
-                Kind::Plugged(_) => LOOK,
+                _ => LOOK,
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = changed.notified() => {}
                 () = self.asked.notified() => {}
             }
-            if !self.advance() {
-                self.take_files().await;
+            match self.advance() {
+                None => self.take_files().await,
+                Some(result) => failed = result.is_err(),
             }
         }
     }
@@ -227,20 +229,20 @@ impl Keeper {
         watch_folder(&plugged.folder, changed)
     }
 
-    /// Goes on with the replacement of a root; false where the authority is plugged in.
-    fn advance(&self) -> bool {
+    /// Goes on with the replacement of a root; nothing where the authority is plugged in.
+    fn advance(&self) -> Option<Result<(), skysail_identity::Error>> {
         let advanced = match &mut *self.kind() {
-            Kind::Plugged(_) => return false,
+            Kind::Plugged(_) => return None,
             Kind::Made(made) => self.change(made, |made| made.advance(SystemTime::now())),
         };
-        match advanced {
+        match &advanced {
             Ok(true) => self.tell(),
             Ok(false) => {}
             Err(error) => {
                 error!(%error, "the replacement of the root does not go on; what there is stays in force")
             }
         }
-        true
+        Some(advanced.map(drop))
     }
 
     /// Takes what is in the folder, once it is whole.
