@@ -13,8 +13,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use skysail_core::SpiffeId;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
 use skysail_proxy::{
     config::{

@@ -121,10 +121,12 @@ impl Keeper {
     }
 
     pub(crate) fn status(&self) -> Status {
+        // What is in force changes under this lock, so that the two go together.
+        let kind = self.kind();
         let authority = self.current();
         let mut roots: Vec<_> = authority.described().iter().map(|root| RootStatus::of(root, true)).collect();
         let not_after = seconds(authority.not_after());
-        match &*self.kind() {
+        match &*kind {
             Kind::Made(made) => {
                 let retired = made.retired().ok().flatten();
                 roots.extend(retired.map(|root| RootStatus::of(&root, false)));
