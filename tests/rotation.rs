@@ -1,6 +1,8 @@
 //! The mesh's root is replaced while workloads call each other, every call over a new connection: none fails at any step, and
 //! in the end nobody trusts the former root.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end the test")]
+
 use serde_json::Value;
 use skysail_testkit::{Load, Mesh, Setup, eventually};
 
