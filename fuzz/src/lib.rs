@@ -13,8 +13,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use skysail_core::SpiffeId;
-use skysail_identity::{Authority, Peer, Verifier};
+use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
 use skysail_proxy::{
     config::{
         http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, HttpManager, Routes, ServerHeader},
@@ -37,8 +38,9 @@ pub use route::route;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their folders of seeds.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("certificate", certificate),
+    ("csr", csr),
     ("dns", dns),
     ("format", format),
     ("hpack", hpack),
@@ -256,13 +258,47 @@ pub fn token(data: &[u8]) {
         Verifier::from_pem(TOKEN_KEY, "istio-ca").unwrap_or_else(|error| panic!("the key: {error}"))
     });
     let Ok(text) = from_utf8(data) else { return };
+    // With a key set as well, whatever that is.
+    if let Ok(keys) = KeySet::parse(data) {
+        let _ = Verifier::new(keys, "istio-ca", &["kubernetes/serviceaccount"]).verify(SOME_TOKEN.trim());
+    }
     if let Ok(account) = VERIFIER.verify(text) {
         // Of the seeds, which one issuer has signed, this account's alone is good.
         assert_eq!((&*account.namespace, &*account.name), ("default", "reviews"));
     }
 }
 
+const SOME_TOKEN: &str = include_str!("../seeds/token/good");
 const TOKEN_KEY: &[u8] = include_bytes!("../seeds/token.pub.pem");
+
+/// Signing requests, in PEM or DER: one that is taken names nobody but the caller, and is for a key that the certificate then has.
+pub fn csr(data: &[u8]) {
+    static AUTHORITY: LazyLock<Authority> =
+        LazyLock::new(|| Authority::ephemeral().unwrap_or_else(|error| panic!("no authority: {error}")));
+    let text = match from_utf8(data) {
+        Ok(text) if text.contains("-----") => text.to_owned(),
+        _ => {
+            let encoded = BASE64_STANDARD.encode(data);
+            format!("-----BEGIN CERTIFICATE REQUEST-----\n{encoded}\n-----END CERTIFICATE REQUEST-----\n")
+        }
+    };
+    let id = SpiffeId::new("cluster.local", "default", "reviews");
+    let stranger = SpiffeId::new("cluster.local", "default", "somebody-else");
+    let csr = match Csr::from_pem(&text) {
+        Ok(csr) => csr,
+        Err(refusal) => {
+            assert!(refusal.index() < Refusal::REASONS.len());
+            return;
+        }
+    };
+    // A request that names somebody is for that one alone.
+    let taken = csr.names_only(&id, &[]).is_ok();
+    assert!(!taken || csr.names_only(&stranger, &[]).is_err() || !csr.names_somebody());
+    let signed = AUTHORITY.issue(&csr, &id, Duration::from_secs(60));
+    let signed = signed.unwrap_or_else(|error| panic!("{error}"));
+    let chain = skysail_identity::identity::certificates(signed.chain[0].as_bytes(), "leaf");
+    assert_eq!(chain.unwrap_or_else(|error| panic!("{error}")).len(), 1);
+}
 
 /// Certificates and signing requests as peers send them: whatever a request says, the certificate is for whom the
 /// authority was told.

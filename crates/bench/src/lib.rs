@@ -1,6 +1,6 @@
 //! `skysail bench`: what a mesh costs on this machine, beside other proxies in the same run.
 //!
-//! [`control`] drives a control plane, [`dns`] counts what it asks of DNS; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
+//! [`control`] drives a control plane, [`sign`] its authority, [`dns`] counts what it asks of DNS; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
 //! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
 //! ([`accounting`]). [`report`] makes the result file and the tables of it.
 
@@ -12,6 +12,7 @@ mod control;
 mod dns;
 mod instructions;
 mod latency;
+mod sign;
 // Those below are used by those above.
 mod stage;
 
@@ -65,6 +66,8 @@ enum Benchmark {
     ///
     /// For CI: a change that makes requests dearer fails against a file that is kept beside the source.
     Instructions(instructions::Args),
+    /// Certificates that an authority signs a second, aside from the network.
+    Sign(sign::Args),
     /// Answer requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::Args),
@@ -85,6 +88,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Control(args) => control::run(&args),
         Benchmark::Dns(args) => dns::run(&args),
         Benchmark::Instructions(args) => instructions::run(args),
+        Benchmark::Sign(args) => sign::run(&args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),
     }

@@ -3,6 +3,7 @@
 // They panic when the reader leaves; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod ca;
 mod diagnostics;
 mod exit;
 mod load;
@@ -39,6 +40,9 @@ enum Command {
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
     Status(pods::StatusArgs),
+    /// Show or replace what workloads trust.
+    #[command(subcommand)]
+    Ca(ca::Args),
     /// Run the control plane by itself (the same as `skysaild`).
     Control(skysail_control::Args),
     /// Run one sidecar by itself (the same as `skysail-proxy`).
@@ -92,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Call(args) => pods::call(args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
+        Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),
         Command::Proxy(args) => skysail_proxy::run(args).map(done),
         Command::Workload(Workload::Airline(args)) => airline::run(args).map(done),

@@ -112,6 +112,20 @@ pub(crate) fn edges(edges: &[Edge]) -> String {
     table.to_string()
 }
 
+/// A table of root certificates.
+pub(crate) fn roots(rows: impl Iterator<Item = [String; 5]>) -> String {
+    let mut table = table(&["ROOT", "SERIAL", "SIGNS", "TRUSTED", "ENDS IN"]);
+    table.add_rows(rows);
+    table.to_string()
+}
+
+/// A length of time in seconds, in the largest unit of which there are two.
+pub(crate) fn time(seconds: u64) -> String {
+    let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];
+    let (unit, name) = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
+    format!("{}{name}", seconds / unit)
+}
+
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);

@@ -1,28 +1,33 @@
 //! Pages for people and Prometheus; `/` lists them.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{
+        State,
+        connect_info::{ConnectInfo, Connected},
+    },
     http::{StatusCode, header},
     response::IntoResponse,
-    routing::get,
+    routing::{get, post},
+    serve::IncomingStream,
 };
 use skysail_core::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
-use crate::{metrics::Gauges, publish::Publisher, resolve::Names};
+use crate::{authority::Keeper, metrics::Gauges, publish::Publisher, resolve::Names};
 
 /// What the pages show.
 struct Pages {
     publisher: Arc<Publisher>,
     names: Arc<Names>,
+    keeper: Arc<Keeper>,
     shutdown: Shutdown,
-    root_expiry: u64,
 }
 
 const HELP: &str = "\
+/debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine, replaces the root
 /debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
 /debug/config_files       files in force, with the fingerprints of their texts
 /debug/dns                names of endpoints: addresses, how long they hold, what went wrong
@@ -36,16 +41,17 @@ pub(crate) async fn serve(
     listener: TcpListener,
     publisher: Arc<Publisher>,
     names: Arc<Names>,
-    root_expiry: SystemTime,
+    keeper: Arc<Keeper>,
     shutdown: Shutdown,
 ) -> std::io::Result<()> {
-    let root_expiry = root_expiry.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let pages = Arc::new(Pages { publisher, names, shutdown, root_expiry });
+    let pages = Arc::new(Pages { publisher, names, keeper, shutdown });
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
+        .route("/debug/ca", get(async |State(pages): State<Arc<Pages>>| Json(pages.keeper.status())))
+        .route("/ca/rotate", post(rotate))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
         .route("/debug/dns", get(async |State(pages): State<Arc<Pages>>| Json(pages.names.status())))
         .route(
@@ -57,7 +63,7 @@ pub(crate) async fn serve(
             get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.findings())),
         )
         .with_state(pages);
-    axum::serve(listener, router).await
+    axum::serve(listener, router.into_make_service_with_connect_info::<Ends>()).await
 }
 
 /// The pages are served once the configuration was read, so only the end makes a difference.
@@ -69,9 +75,39 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
     }
 }
 
+/// The two ends of a connection.
+#[derive(Clone, Copy)]
+struct Ends {
+    local: Option<IpAddr>,
+    remote: IpAddr,
+}
+
+impl Connected<IncomingStream<'_, TcpListener>> for Ends {
+    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
+        let local = stream.io().local_addr().ok().map(|address| address.ip().to_canonical());
+        Self { local, remote: stream.remote_addr().ip().to_canonical() }
+    }
+}
+
+/// Begins to replace the root. The page is open to the network for reading; this is for who is on this machine.
+async fn rotate(
+    ConnectInfo(ends): ConnectInfo<Ends>,
+    State(pages): State<Arc<Pages>>,
+) -> (StatusCode, String) {
+    if !ends.remote.is_loopback() && Some(ends.remote) != ends.local {
+        let said = "roots are replaced from the control plane's own machine or pod only, for example by port forwarding\n";
+        return (StatusCode::FORBIDDEN, said.to_owned());
+    }
+    match pages.keeper.rotate() {
+        Ok(()) => (StatusCode::OK, "begun; /debug/ca tells where it stands\n".to_owned()),
+        Err(why) => (StatusCode::CONFLICT, format!("{why}\n")),
+    }
+}
+
 async fn metrics(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
     let names = pages.names.conditions();
-    let gauges = Gauges { root_expiry: pages.root_expiry, names, ..pages.publisher.gauges() };
+    let authority = Some(pages.keeper.status());
+    let gauges = Gauges { authority, names, ..pages.publisher.gauges() };
     let text = pages.publisher.metrics.render(&gauges);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }

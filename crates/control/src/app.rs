@@ -1,15 +1,14 @@
 //! The control plane, start to end.
 
-use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use skysail_core::{
     logging,
-    names::TOKEN_AUDIENCE,
     shutdown::{self, Shutdown},
     trim,
 };
-use skysail_identity::{Authority, Verifier};
+use skysail_identity::{Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
@@ -18,6 +17,7 @@ use crate::{
     admin,
     args::Args,
     authentication::Authentication,
+    authority::Keeper,
     certificates::Certificates,
     discovery::Discovery,
     metrics::Metrics,
@@ -25,6 +25,7 @@ use crate::{
     resolve::{Lookups, Names},
     serving::{self, OwnCertificate},
     source::Folders,
+    tokens::Tokens,
 };
 
 /// How often to see whether there is memory to give back.
@@ -53,21 +54,25 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         lookups.start(&publisher).await;
     }
 
-    let authority = Arc::new(match &args.ca_dir {
-        Some(folder) => Authority::load_or_create(folder)?,
-        None => Authority::ephemeral()?,
-    });
-    let tokens = args.token_key.as_ref().map(|path| -> anyhow::Result<Verifier> {
-        let key = fs::read(path).with_context(|| format!("--token-key {}", path.display()))?;
-        Ok(Verifier::from_pem(&key, TOKEN_AUDIENCE)?)
-    });
+    let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
+    let keeper = Keeper::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
+        args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
+    })?;
+    let keeper = Arc::new(keeper);
+    let tokens = Tokens {
+        key: args.token_key.clone(),
+        jwks: args.token_jwks.clone(),
+        issuers: args.token_issuer.clone(),
+        verifier: Live::empty(),
+    };
+    let keys = tokens.load()?;
     let authentication = Arc::new(Authentication::new(
-        tokens.transpose()?,
+        Arc::clone(&tokens.verifier),
         args.trust_domain.clone(),
-        Arc::clone(&publisher),
+        Arc::clone(&publisher.platform),
         Arc::clone(&metrics),
     ));
-    let (domain, mesh) = (authentication.trust_domain(), publisher.trust_domain());
+    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.domains().own.clone());
     if domain != mesh {
         warn!(
             domain,
@@ -75,12 +80,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
             "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
         );
     }
-    let own = OwnCertificate::new(Arc::clone(&authority), domain, args.listen, args.cert_ttl)?;
+    let own = OwnCertificate::new(&keeper, domain, args.listen, args.cert_ttl)?;
 
     let cluster_id = args.cluster_id.clone();
     let views = Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), cluster_id);
     let discovery = DiscoveryService::new(Arc::new(views));
-    let signer = Certificates::new(Arc::clone(&authority), authentication, args.cert_ttl, metrics);
+    let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
     let certificates = CertificateService::new(Arc::new(signer));
 
     let (mut trigger, shutdown) = shutdown::channel();
@@ -92,7 +97,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;
-    start_rest(admin, folders, own, &publisher, names, authority.not_after(), &shutdown);
+    tokio::spawn(tokens.follow(keys));
+    start_rest(admin, folders, own, &publisher, names, keeper, &shutdown);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -123,12 +129,13 @@ fn start_rest(
     own: OwnCertificate,
     publisher: &Arc<Publisher>,
     names: Arc<Names>,
-    root_expiry: std::time::SystemTime,
+    keeper: Arc<Keeper>,
     shutdown: &Shutdown,
 ) {
     tokio::spawn(own.renew());
+    tokio::spawn(Arc::clone(&keeper).run());
     tokio::spawn(keep_small(Arc::clone(publisher)));
-    let pages = admin::serve(admin, Arc::clone(publisher), names, root_expiry, shutdown.clone());
+    let pages = admin::serve(admin, Arc::clone(publisher), names, keeper, shutdown.clone());
     tokio::spawn(async move {
         if let Err(error) = pages.await {
             error!(%error, "the admin pages are gone");

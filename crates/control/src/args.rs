@@ -27,12 +27,21 @@ pub struct Args {
     /// Readiness, metrics and debugging; 0 takes any free port.
     #[arg(long, value_name = "PORT", default_value_t = names::CONTROL_ADMIN_PORT)]
     pub admin_port: u16,
-    /// Where the certificate authority is kept; made if absent. Without, it lives as long as the process.
+    /// Where the certificate authority is kept: Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, watched; or
+    /// one that is made here, whose root is replaced in time. Without, it lives as long as the process.
     #[arg(long, value_name = "DIR")]
     pub ca_dir: Option<PathBuf>,
-    /// The public key (PEM, EC P-256) of who issues service account tokens. Without, no token is accepted.
+    /// The public key (PEM, EC P-256 or RSA) of who issues service account tokens, watched. Without it and --token-jwks, no
+    /// token is accepted.
     #[arg(long, value_name = "FILE")]
     pub token_key: Option<PathBuf>,
+    /// The public keys of who issues service account tokens as a JSON web key set, such as what a Kubernetes API server
+    /// serves as /openid/v1/jwks; watched.
+    #[arg(long, value_name = "FILE")]
+    pub token_jwks: Option<PathBuf>,
+    /// Who issues service account tokens, as the tokens name them; may be given several times.
+    #[arg(long, value_name = "ISSUER", default_values = ["kubernetes/serviceaccount", "https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc"])]
+    pub token_issuer: Vec<String>,
     /// The cluster of proxies that do not name theirs.
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
     pub cluster_id: String,
@@ -49,6 +58,9 @@ pub struct Args {
     /// Look up no names: every proxy does so itself, as with Istio.
     #[arg(long)]
     pub no_dns: bool,
+    /// How long the root lives of an authority that is made here; it is replaced when a fifth of that is left.
+    #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = duration)]
+    pub ca_root_ttl: Duration,
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,

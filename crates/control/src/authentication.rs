@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use skysail_core::SpiffeId;
-use skysail_identity::{Peer, Verifier};
+use skysail_identity::{Live, Peer, Verifier};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::{
@@ -14,7 +14,7 @@ use tonic::{
 
 use crate::{
     metrics::{Metrics, count},
-    publish::Publisher,
+    platform::Platform,
 };
 
 /// What a call over TLS knows of its connection.
@@ -22,9 +22,9 @@ type TlsInfo = <TlsStream<TcpStream> as Connected>::ConnectInfo;
 
 /// Establishes who calls.
 pub(crate) struct Authentication {
-    tokens: Option<Verifier>,
+    tokens: Arc<Live<Verifier>>,
     trust_domain: Option<String>,
-    publisher: Arc<Publisher>,
+    platform: Arc<Platform>,
     metrics: Arc<Metrics>,
 }
 
@@ -39,17 +39,22 @@ pub(crate) enum Caller<'a> {
 
 impl Authentication {
     pub(crate) fn new(
-        tokens: Option<Verifier>,
+        tokens: Arc<Live<Verifier>>,
         trust_domain: Option<String>,
-        publisher: Arc<Publisher>,
+        platform: Arc<Platform>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { tokens, trust_domain, publisher, metrics }
+        Self { tokens, trust_domain, platform, metrics }
     }
 
     /// The trust domain identities are in.
     pub(crate) fn trust_domain(&self) -> String {
-        self.trust_domain.clone().unwrap_or_else(|| self.publisher.trust_domain())
+        self.trust_domain.clone().unwrap_or_else(|| self.platform.domains().own.clone())
+    }
+
+    /// Trust domains under which the same workloads were known before.
+    pub(crate) fn aliases(&self) -> Vec<String> {
+        self.platform.domains().aliases.clone()
     }
 
     /// Whom a TLS caller proves to be. A token counts before a certificate, since it is what the platform says
@@ -69,10 +74,16 @@ impl Authentication {
     }
 
     fn by_token(&self, token: &str) -> Result<SpiffeId, Status> {
-        let Some(verifier) = &self.tokens else {
-            return Err(Status::unauthenticated("tokens are not accepted here: no --token-key was given"));
+        let Some(verifier) = self.tokens.get() else {
+            return Err(Status::unauthenticated(
+                "tokens are not accepted here: neither --token-key nor --token-jwks was given",
+            ));
         };
         let account = verifier.verify(token).map_err(|error| Status::unauthenticated(error.to_string()))?;
+        if let Some(pod) = account.pod.as_ref().filter(|pod| self.platform.is_gone(&account.namespace, pod)) {
+            let said = format!("the token was given to pod {}/{pod}, which is gone", account.namespace);
+            return Err(Status::unauthenticated(said));
+        }
         Ok(SpiffeId::new(self.trust_domain(), account.namespace, account.name))
     }
 
@@ -84,10 +95,11 @@ impl Authentication {
         let id = peer
             .spiffe
             .ok_or_else(|| Status::unauthenticated("the client certificate names no service account"))?;
-        if id.trust_domain != self.trust_domain() {
+        let own = self.trust_domain();
+        if id.trust_domain != own && !self.platform.domains().aliases.contains(&id.trust_domain) {
             return Err(Status::unauthenticated(format!("{id} is of another trust domain")));
         }
-        Ok(Some(id))
+        Ok(Some(SpiffeId { trust_domain: own, ..id }))
     }
 }
 

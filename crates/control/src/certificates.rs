@@ -2,19 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use skysail_identity::Authority;
+use skysail_identity::{Csr, Refusal};
 use skysail_xds::{certificates::Signer, istio::IstioCertificateRequest};
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
 use crate::{
     authentication::{Authentication, Caller, address, caller},
+    authority::Keeper,
     metrics::{Metrics, count},
 };
 
 /// The certificate service's side of the authority.
 pub(crate) struct Certificates {
-    authority: Arc<Authority>,
+    keeper: Arc<Keeper>,
     authentication: Arc<Authentication>,
     /// How long certificates live, at most and by default.
     lifetime: Duration,
@@ -23,12 +24,12 @@ pub(crate) struct Certificates {
 
 impl Certificates {
     pub(crate) fn new(
-        authority: Arc<Authority>,
+        keeper: Arc<Keeper>,
         authentication: Arc<Authentication>,
         lifetime: Duration,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { authority, authentication, lifetime, metrics }
+        Self { keeper, authentication, lifetime, metrics }
     }
 
     fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Vec<String>, Status> {
@@ -45,9 +46,16 @@ impl Certificates {
             Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(self.lifetime),
             _ => self.lifetime,
         };
-        let signed = self.authority.sign(&request.csr, &id, lifetime).map_err(|error| {
+        let refused = |refusal: Refusal| {
             count(&self.metrics.signing_failures);
-            Status::invalid_argument(error.to_string())
+            count(&self.metrics.refusals[refusal.index()]);
+            Status::invalid_argument(format!("certificate signing request: {refusal}"))
+        };
+        let csr = Csr::from_pem(&request.csr).map_err(refused)?;
+        csr.names_only(&id, &self.authentication.aliases()).map_err(refused)?;
+        let signed = self.keeper.current().issue(&csr, &id, lifetime).map_err(|error| {
+            count(&self.metrics.signing_failures);
+            Status::internal(error.to_string())
         })?;
         count(&self.metrics.certificates_issued);
         info!(%id, ?lifetime, "certificate issued");

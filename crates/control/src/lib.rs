@@ -2,21 +2,24 @@
 //!
 //! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
 //! compiled views, who is connected) → `discovery` and `certificates` (what proxies call, after
-//! `authentication` said who they are) → `serving` (sockets and TLS) → `admin` (pages for people and
+//! `authentication` said who they are by what `platform` knows, the latter signed by what `authority` keeps) → `serving` (sockets and TLS) → `admin` (pages for people and
 //! Prometheus) → `app` (all of it, start to end).
 
 mod admin;
 mod app;
 pub mod args;
 mod authentication;
+mod authority;
 mod certificates;
 mod discovery;
 mod metrics;
 mod parallel;
+mod platform;
 mod publish;
 mod resolve;
 mod serving;
 mod source;
+mod tokens;
 
 pub use app::run;
 pub use args::Args;

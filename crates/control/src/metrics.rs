@@ -7,9 +7,13 @@ use std::{
     time::Duration,
 };
 
+use skysail_identity::{Refusal, rotation::Step};
 use skysail_xds::Kind;
 
-use crate::resolve::{Answer, Condition, Failure};
+use crate::{
+    authority::Status,
+    resolve::{Answer, Condition, Failure},
+};
 
 /// One number per kind of resource.
 type PerKind = [AtomicU64; Kind::ALL.len()];
@@ -28,6 +32,8 @@ pub(crate) struct Metrics {
     pub(crate) certificates_issued: AtomicU64,
     pub(crate) authentication_failures: AtomicU64,
     pub(crate) signing_failures: AtomicU64,
+    /// Requests refused, by reason.
+    pub(crate) refusals: [AtomicU64; Refusal::REASONS.len()],
     pub(crate) publications: AtomicU64,
     pub(crate) publication_micros: AtomicU64,
     pub(crate) dns_queries_udp: AtomicU64,
@@ -44,8 +50,7 @@ pub(crate) struct Gauges {
     pub(crate) services: usize,
     pub(crate) config_errors: usize,
     pub(crate) config_warnings: usize,
-    /// Seconds since 1970.
-    pub(crate) root_expiry: u64,
+    pub(crate) authority: Option<Status>,
     /// Names that are looked up, by how they get on.
     pub(crate) names: BTreeMap<Condition, usize>,
 }
@@ -93,6 +98,34 @@ impl Metrics {
         family("pilot_total_xds_rejects", "counter", "Responses proxies refused.", &per_kind(&self.rejects));
         family("skysail_xds_push_bytes", "counter", "Bytes of resources sent.", &per_kind(&self.push_bytes));
         self.render_dns(gauges, &mut family);
+        let reasons = Refusal::REASONS.iter().zip(&self.refusals);
+        let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
+        let help = "Signing requests refused, by reason.";
+        family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        if let Some(authority) = &gauges.authority {
+            let step = |step: &Step| {
+                (format!("{{step=\"{}\"}}", step.name()), f64::from(u8::from(*step == authority.step)))
+            };
+            let steps: Vec<_> = Step::ALL.iter().map(step).collect();
+            let help = "Where the replacement of the root stands: 1 for the step it is in.";
+            family("skysail_ca_step", "gauge", help, &steps);
+            for (name, help, value) in [
+                (
+                    "citadel_server_root_cert_expiry_timestamp",
+                    "When the authority ends, seconds since 1970.",
+                    authority.not_after,
+                ),
+                ("skysail_ca_step_since_timestamp", "When this step began.", authority.since),
+                ("skysail_ca_trusted_roots", "Roots that workloads trust.", authority.trusted()),
+                (
+                    "skysail_ca_problem",
+                    "1 if what is in --ca-dir cannot be used.",
+                    u64::from(authority.problem.is_some()),
+                ),
+            ] {
+                family(name, "gauge", help, &one(value as f64));
+            }
+        }
         for (name, kind, help, value) in [
             ("skysail_xds_connections", "counter", "Streams opened.", get(&self.connections) as f64),
             (
@@ -128,12 +161,6 @@ impl Metrics {
                 "counter",
                 "Requests that could not be signed.",
                 get(&self.signing_failures) as f64,
-            ),
-            (
-                "citadel_server_root_cert_expiry_timestamp",
-                "gauge",
-                "When the signing certificate ends, seconds since 1970.",
-                gauges.root_expiry as f64,
             ),
             (
                 "skysail_publications",

@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::{
     metrics::{Gauges, Metrics, count},
     parallel,
+    platform::Platform,
     resolve::Wanted,
     source::{FileChange, FileState},
 };
@@ -35,12 +36,14 @@ pub(crate) struct Publisher {
     pub(crate) metrics: Arc<Metrics>,
     /// The names that are to be looked up; `None`: proxies do so themselves.
     wanted: Option<watch::Sender<(Arc<Wanted>, Duration)>>,
+    pub(crate) platform: Arc<Platform>,
 }
 
 #[derive(Default)]
 struct State {
     world: World,
     files: Files,
+    platform: Arc<Platform>,
     /// The files taken in, with the fingerprints of their texts.
     taken: BTreeMap<String, u64>,
     /// Files that cannot be read, and why.
@@ -146,7 +149,9 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { state: RwLock::default(), metrics, wanted: None }
+        let state = State::default();
+        let platform = Arc::clone(&state.platform);
+        Self { state: RwLock::new(state), metrics, wanted: None, platform }
     }
 
     /// Has names looked up, by whom what this gives is for.
@@ -267,11 +272,6 @@ impl Publisher {
         state.scopes.clear();
     }
 
-    /// The mesh's trust domain.
-    pub(crate) fn trust_domain(&self) -> String {
-        self.read().world.mesh().trust_domain.clone()
-    }
-
     /// Everybody who is connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.read().clients.values().map(|client| lock(&client.status).clone()).collect()
@@ -297,8 +297,8 @@ impl Publisher {
             services: state.world.services().count(),
             config_errors: of(Severity::Error),
             config_warnings: of(Severity::Warning),
-            root_expiry: 0,
             names: BTreeMap::new(),
+            authority: None,
         }
     }
 }
@@ -328,9 +328,11 @@ impl State {
                 }
             };
             for change in changes {
+                self.platform.note(&change);
                 changed |= change.apply_to(&mut self.world);
             }
         }
+        self.platform.configure(self.world.mesh());
         if changed {
             self.findings = self.world.validate();
         }

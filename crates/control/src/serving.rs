@@ -10,17 +10,19 @@ use std::{
 
 use rustls::ServerConfig;
 use skysail_core::{SpiffeId, shutdown::Shutdown};
-use skysail_identity::{Authority, Identity, Live, PeerCheck, TlsSpec, renewal};
+use skysail_identity::{Authority, Identity, Live, PeerCheck, Roots, TlsSpec, renewal};
 use skysail_xds::grpc::{self, Service};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket},
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
 use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
+
+use crate::authority::Keeper;
 
 /// How long a client may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -42,17 +44,19 @@ const NAMES: [&str; 5] = [
 
 /// Our own certificate.
 pub(crate) struct OwnCertificate {
-    authority: Arc<Authority>,
+    authority: watch::Receiver<Arc<Authority>>,
     id: SpiffeId,
     addresses: Vec<IpAddr>,
     lifetime: Duration,
     live: Arc<Live<Identity>>,
+    /// Whose certificates clients may bring.
+    roots: Arc<Live<Roots>>,
 }
 
 impl OwnCertificate {
     /// Issues the first.
     pub(crate) fn new(
-        authority: Arc<Authority>,
+        keeper: &Keeper,
         trust_domain: String,
         listen: IpAddr,
         lifetime: Duration,
@@ -62,19 +66,25 @@ impl OwnCertificate {
             addresses.push(listen);
         }
         let id = SpiffeId::new(trust_domain, "istio-system", "istiod");
-        let own = Self { authority, id, addresses, lifetime, live: Live::empty() };
-        own.live.set(Arc::new(own.issue()?));
+        let (authority, live, roots) = (keeper.follow(), Live::empty(), Live::empty());
+        let mut own = Self { authority, id, addresses, lifetime, live, roots };
+        own.issue()?;
         Ok(own)
     }
 
-    fn issue(&self) -> Result<Identity, skysail_identity::Error> {
+    /// Takes a new certificate of the authority of now, and whom that trusts.
+    fn issue(&mut self) -> Result<(), skysail_identity::Error> {
+        let authority = Arc::clone(&self.authority.borrow_and_update());
         let names = NAMES.map(str::to_owned);
-        self.authority.server(&self.id, &names, &self.addresses, self.lifetime)
+        let identity = authority.server(&self.id, &names, &self.addresses, self.lifetime)?;
+        self.roots.set(Arc::new(authority.roots()?));
+        self.live.set(Arc::new(identity));
+        Ok(())
     }
 
     /// TLS with this certificate, also after renewals. Clients may bring a certificate of ours.
     pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, skysail_identity::Error> {
-        let roots = Live::new(self.authority.roots()?);
+        let roots = Arc::clone(&self.roots);
         TlsSpec {
             identities: vec![Arc::clone(&self.live)],
             peer: Some(PeerCheck { roots, names: Vec::new(), host_name: false, required: false }),
@@ -84,8 +94,8 @@ impl OwnCertificate {
         .server()
     }
 
-    /// Renews it in time, forever.
-    pub(crate) async fn renew(self) {
+    /// Renews it in time, and when there is another authority, forever.
+    pub(crate) async fn renew(mut self) {
         let mut failures = 0;
         loop {
             let pause = match self.live.get() {
@@ -93,11 +103,14 @@ impl OwnCertificate {
                 _ => renewal::retry(failures, fastrand::f64()),
             };
             // At least a second, or an authority at its own end would keep us busy.
-            tokio::time::sleep(pause.max(Duration::from_secs(1))).await;
+            let pause = pause.max(Duration::from_secs(1));
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                Ok(()) = self.authority.changed() => {}
+            }
             match self.issue() {
-                Ok(identity) => {
+                Ok(()) => {
                     failures = 0;
-                    self.live.set(Arc::new(identity));
                     debug!("own certificate renewed");
                 }
                 Err(error) => {

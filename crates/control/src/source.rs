@@ -21,7 +21,7 @@ use notify::{
 };
 use skysail_core::fingerprint;
 use tokio::{
-    sync::mpsc,
+    sync::{Notify, mpsc},
     time::{Instant, timeout_at},
 };
 use tracing::{info, warn};
@@ -199,6 +199,23 @@ impl Folders {
         info!(folders = watched, "watching configuration");
         watched
     }
+}
+
+/// Tells of every change in a folder, as long as what it returns lives; nothing if the folder cannot be watched.
+pub(crate) fn watch_folder(folder: &Path, changed: &Arc<Notify>) -> Option<RecommendedWatcher> {
+    let changed = Arc::clone(changed);
+    let watcher = notify::recommended_watcher(move |event| {
+        if !is_reading(&event) {
+            changed.notify_one();
+        }
+    });
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let watched =
+        watcher.and_then(|mut watcher| watcher.watch(folder, RecursiveMode::NonRecursive).map(|()| watcher));
+    let said = |error| {
+        warn!(folder = %folder.display(), %error, "cannot be watched; looking at it every {LOOK:?}");
+    };
+    watched.map_err(said).ok()
 }
 
 /// Reading is an event too, our own as well: looking would lead to looking again.

@@ -3,18 +3,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
+mod support;
+
 use std::{
     collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
-    process::Stdio,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use serde_json::Value;
 use skysail_core::SpiffeId;
-use skysail_identity::{Identity, Issuer, KeyAndCsr, ServiceAccount};
+use skysail_identity::KeyAndCsr;
 use skysail_xds::{
     Kind,
     certificates::create_certificate,
@@ -22,143 +22,9 @@ use skysail_xds::{
     envoy::pb::envoy::config::core::v3::Node,
     istio::{IstioCertificateRequest, string, structure},
 };
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
-    net::TcpStream,
-    process::{Child, ChildStderr, Command},
-    sync::watch,
-    task::JoinHandle,
-};
-use tonic::{
-    metadata::MetadataMap,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
-};
-
-const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: default}\nspec:\n  clusterIP: 10.96.0.IP\n  ports: [{name: http, port: 80, targetPort: 8080}]\n  selector: {app: NAME}\n";
-
-/// A running control plane and the folder it lives in.
-struct Control {
-    child: Child,
-    log: Lines<BufReader<ChildStderr>>,
-    tls: String,
-    admin: String,
-}
-
-struct Folder {
-    path: tempfile::TempDir,
-    issuer: Issuer,
-}
-
-impl Folder {
-    fn new() -> Self {
-        let folder = Self { path: tempfile::tempdir().unwrap(), issuer: Issuer::generate().unwrap() };
-        fs::create_dir(folder.at("config")).unwrap();
-        fs::write(folder.at("token.pem"), folder.issuer.public_pem()).unwrap();
-        folder
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.path.path().join(name)
-    }
-
-    /// Writes a service as people's tools do, in place.
-    fn service(&self, name: &str, ip: u8) {
-        let text = SERVICE.replace("NAME", name).replace("IP", &ip.to_string());
-        fs::write(self.at("config").join(format!("{name}.yaml")), text).unwrap();
-    }
-
-    fn token(&self, account: &str) -> String {
-        let account = ServiceAccount { namespace: "default".into(), name: account.into(), pod: None };
-        self.issuer.issue(&account, "istio-ca", Duration::from_secs(60)).unwrap()
-    }
-
-    fn root(&self) -> Certificate {
-        Certificate::from_pem(fs::read(self.at("ca/root-cert.pem")).unwrap())
-    }
-
-    async fn start(&self, tls_port: &str) -> Control {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_skysaild"))
-            .args(["--listen", "127.0.0.1", "--tls-port", tls_port, "--admin-port", "0", "--log-json"])
-            .args([Path::new("--config"), &self.at("config"), Path::new("--ca-dir"), &self.at("ca")])
-            .args([Path::new("--token-key"), &self.at("token.pem")])
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut control = Control { child, log, tls: String::new(), admin: String::new() };
-        control.tls =
-            control.logged("serving discovery and certificates").await["address"].as_str().unwrap().into();
-        control.admin = control.logged("serving admin").await["address"].as_str().unwrap().into();
-        control
-    }
-}
-
-impl Control {
-    /// Reads the log up to a line with this text; gives its fields.
-    async fn logged(&mut self, text: &str) -> Value {
-        loop {
-            let line = self.log.next_line().await.unwrap().expect("the control plane ended");
-            let line: Value = serde_json::from_str(&line).unwrap();
-            if line["fields"]["message"].as_str().is_some_and(|message| message.contains(text)) {
-                return line["fields"].clone();
-            }
-        }
-    }
-
-    async fn page(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-        body.to_owned()
-    }
-
-    async fn terminate(mut self) -> String {
-        let pid = self.child.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
-        assert!(self.child.wait().await.unwrap().success());
-        self.tls
-    }
-}
-
-fn endpoint(address: &str, tls: ClientTlsConfig) -> Endpoint {
-    Endpoint::from_shared(format!("https://{address}"))
-        .unwrap()
-        .tls_config(tls.domain_name("istiod.istio-system.svc"))
-        .unwrap()
-}
-
-fn bearer(token: &str) -> MetadataMap {
-    let mut metadata = MetadataMap::new();
-    metadata.insert("authorization", format!("Bearer {token}").parse().unwrap());
-    metadata
-}
-
-async fn connect(control: &Control, folder: &Folder) -> Channel {
-    let tls = ClientTlsConfig::new().ca_certificate(folder.root());
-    endpoint(&control.tls, tls).connect().await.unwrap()
-}
-
-/// Gets a certificate for a service account; gives the TLS settings that use it, and whom it names.
-async fn certificate(control: &Control, folder: &Folder, account: &str) -> (ClientTlsConfig, Identity) {
-    let key = KeyAndCsr::generate(None).unwrap();
-    let request = IstioCertificateRequest {
-        csr: key.csr_pem.clone(),
-        validity_duration: 999_999_999,
-        ..IstioCertificateRequest::default()
-    };
-    let channel = connect(control, folder).await;
-    let chain = create_certificate(channel, bearer(&folder.token(account)), request).await.unwrap().concat();
-    let identity = key.finish(chain.as_bytes()).unwrap();
-    let tls = ClientTlsConfig::new()
-        .ca_certificate(folder.root())
-        .identity(tonic::transport::Identity::from_pem(&chain, key.key_pem()));
-    (tls, identity)
-}
+use support::{Folder, bearer, certificate, connect, endpoint};
+use tokio::{sync::watch, task::JoinHandle};
+use tonic::{metadata::MetadataMap, transport::Endpoint};
 
 fn node(account: &str) -> Node {
     let fields = [("SERVICE_ACCOUNT", string(account)), ("NAMESPACE", string("default"))];

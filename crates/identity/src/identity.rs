@@ -139,6 +139,11 @@ impl Roots {
         Ok(Self { certificates, store, clients })
     }
 
+    /// Verifies certificates, of clients as well as of servers that are known by their SPIFFE ids.
+    pub fn clients(&self) -> &dyn ClientCertVerifier {
+        &*self.clients
+    }
+
     /// The certificates.
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.certificates
@@ -184,6 +189,6 @@ pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, 
     Ok(time(validity.not_after))
 }
 
-fn time(time: ASN1Time) -> SystemTime {
+pub(crate) fn time(time: ASN1Time) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }

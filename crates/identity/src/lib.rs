@@ -2,20 +2,27 @@
 //!
 //! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
 //! key and its certificates, trusted roots, both replaceable while in use), [`matcher`] (which names are accepted), [`tls`] (rustls
-//! configurations), [`resumption`] (connections by them), [`authority`] (signs), [`request`] (asks for a signature), [`token`] (service account
-//! tokens).
+//! configurations), [`resumption`] (connections by them), [`request`] (asks for a signature), [`csr`] (judges such a
+//! request), [`authority`] (signs it), [`cacerts`] (an authority that is plugged in), [`rotation`] (one that is made here and
+//! replaces its root), [`jwks`] and [`token`] (service account tokens
+//! and the keys that verify them).
 
 pub mod authority;
+pub mod cacerts;
+pub mod csr;
 pub mod identity;
+pub mod jwks;
 pub mod matcher;
 pub mod peer;
 pub mod renewal;
 pub mod request;
 pub mod resumption;
+pub mod rotation;
 pub mod tls;
 pub mod token;
 
 pub use authority::Authority;
+pub use csr::{Csr, Refusal};
 pub use identity::{Identity, Live, Roots};
 pub use matcher::{NameMatch, Pattern, SanKind};
 pub use peer::Peer;
@@ -41,9 +48,20 @@ pub enum Error {
     /// A private key that is of no supported kind or does not belong to the certificate.
     #[error("private key: {0}")]
     Key(String),
-    /// A signing request that is broken or signed by another key than its own.
+    /// A signing request that cannot be made.
     #[error("certificate signing request: {0}")]
     Request(String),
+    /// A signing request that is refused.
+    #[error("certificate signing request: {0}")]
+    Refused(#[from] Refusal),
+    /// A file of an authority that is not what it should be.
+    #[error("{file}: {problem}")]
+    Authority {
+        /// Its name.
+        file: &'static str,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A token that is not genuine, not for us, or no longer valid.
     #[error("token: {0}")]
     Token(String),

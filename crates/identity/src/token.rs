@@ -1,15 +1,17 @@
-//! Service account tokens: ES256 JWTs with Kubernetes' claims (RFC 7519, RFC 7515).
+//! Service account tokens: JWTs with Kubernetes' claims (RFC 7519, RFC 7515), verified without asking anybody.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, Validation, errors::ErrorKind};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, jwks::KeySet};
 
 /// The issuer's name in tokens.
 pub const ISSUER: &str = "kubernetes/serviceaccount";
+/// The longest token that is read, in bytes.
+const LONGEST: usize = 16 * 1024;
 
 /// Whom a token speaks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -122,25 +124,30 @@ fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claim
     }
 }
 
-/// Verifies tokens of one issuer for one audience.
+/// Verifies tokens of some issuers for one audience.
 pub struct Verifier {
-    key: DecodingKey,
+    keys: KeySet,
     validation: Validation,
 }
 
 impl Verifier {
-    /// A verifier with an issuer's public key (PEM, EC P-256).
+    /// A verifier with the keys of issuers, who name themselves by one of `issuers` in tokens. Keys that are not public
+    /// are not used.
+    pub fn new(keys: KeySet, audience: &str, issuers: &[impl ToString]) -> Self {
+        let mut validation = Validation::default();
+        validation.set_audience(&[audience]);
+        validation.set_issuer(issuers);
+        validation.validate_nbf = true;
+        validation.set_required_spec_claims(&["exp", "aud", "iss", "sub"]);
+        Self { keys: keys.without_secrets(), validation }
+    }
+
+    /// A verifier with one issuer's public key (PEM), for tokens of [`ISSUER`].
     ///
     /// # Errors
     /// When it is no such key.
     pub fn from_pem(public_pem: &[u8], audience: &str) -> Result<Self, Error> {
-        let key = DecodingKey::from_ec_pem(public_pem).map_err(|error| Error::Key(error.to_string()))?;
-        let mut validation = Validation::new(Algorithm::ES256);
-        validation.set_audience(&[audience]);
-        validation.set_issuer(&[ISSUER]);
-        validation.validate_nbf = true;
-        validation.set_required_spec_claims(&["exp", "aud", "iss", "sub"]);
-        Ok(Self { key, validation })
+        Ok(Self::new(KeySet::of_pem(public_pem)?, audience, &[ISSUER]))
     }
 
     /// Checks signature, issuer, audience, time and form.
@@ -148,19 +155,39 @@ impl Verifier {
     /// # Errors
     /// When any of them is not right.
     pub fn verify(&self, token: &str) -> Result<ServiceAccount, Error> {
-        let claims = jsonwebtoken::decode::<Claims>(token, &self.key, &self.validation)
-            .map_err(|error| Error::Token(error.to_string()))?
-            .claims;
-        let Kubernetes { namespace, pod, serviceaccount: Named { name } } = claims.kubernetes;
-        if claims.sub != format!("system:serviceaccount:{namespace}:{name}") {
-            return Err(Error::Token(format!("subject {:?} is not {namespace}/{name}", claims.sub)));
+        let refused = |why: String| Error::Token(why);
+        if token.len() > LONGEST {
+            return Err(refused(format!("it has {} bytes; {LONGEST} are the most", token.len())));
         }
-        Ok(ServiceAccount { namespace, name, pod: pod.map(|pod| pod.name) })
+        let header = jsonwebtoken::decode_header(token).map_err(|error| refused(error.to_string()))?;
+        let mut validation = self.validation.clone();
+        validation.algorithms = vec![header.alg];
+        let kid = header.kid.as_deref();
+        let mut why = format!("no known key is named {:?} and for {:?}", kid.unwrap_or_default(), header.alg);
+        for key in self.keys.fitting(kid, header.alg) {
+            match jsonwebtoken::decode::<Claims>(token, &key.key, &validation) {
+                Ok(good) => return account(good.claims),
+                Err(error) if *error.kind() == ErrorKind::InvalidSignature => why = error.to_string(),
+                Err(error) => return Err(refused(error.to_string())),
+            }
+        }
+        Err(refused(why))
     }
+}
+
+fn account(claims: Claims) -> Result<ServiceAccount, Error> {
+    let Kubernetes { namespace, pod, serviceaccount: Named { name } } = claims.kubernetes;
+    if claims.sub != format!("system:serviceaccount:{namespace}:{name}") {
+        return Err(Error::Token(format!("subject {:?} is not {namespace}/{name}", claims.sub)));
+    }
+    Ok(ServiceAccount { namespace, name, pod: pod.map(|pod| pod.name) })
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -193,5 +220,60 @@ mod tests {
         let middle = forged.len() / 2;
         forged[middle] ^= 1;
         assert!(verifier.verify(&String::from_utf8_lossy(&forged)).is_err());
+    }
+    #[test]
+    fn keys_of_a_set_are_told_apart_by_name() {
+        // As an API server's /openid/v1/jwks has them.
+        let issuers = [Issuer::generate().unwrap(), Issuer::generate().unwrap(), Issuer::generate().unwrap()];
+        let jwk = |issuer: &Issuer, kid: &str| {
+            let key = KeyPair::from_pem(issuer.private_pem()).unwrap();
+            let point = rcgen::PublicKeyData::der_bytes(&key);
+            let text = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
+            json!({ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": kid,
+                    "x": text(&point[1..33]), "y": text(&point[33..]) })
+        };
+        let secret = json!({ "kty": "oct", "kid": "shared", "k": BASE64_URL_SAFE_NO_PAD.encode([7; 32]) });
+        let set =
+            json!({ "keys": [jwk(&issuers[0], "old"), jwk(&issuers[1], "new"), secret, { "kty": "?" }] });
+        let keys = KeySet::parse(set.to_string().as_bytes()).unwrap();
+        let url = "https://kubernetes.default.svc.cluster.local";
+        let verifier = Verifier::new(keys, "istio-ca", &[url]);
+
+        let account = ServiceAccount { namespace: "default".into(), name: "reviews".into(), pod: None };
+        let minute = Duration::from_secs(60);
+        let mut claims = serde_json::to_value(claims(&account, "istio-ca", minute)).unwrap();
+        let sign = |claims: &serde_json::Value, issuer: &Issuer, kid: Option<&str>| {
+            let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
+            jsonwebtoken::encode(&header, claims, &issuer.signing).unwrap()
+        };
+        let said = |token: &str| verifier.verify(token).map_err(|error| error.to_string());
+        assert!(said(&sign(&claims, &issuers[1], Some("new"))).unwrap_err().contains("InvalidIssuer"));
+        claims["iss"] = url.into();
+        for (issuer, kid) in [(0, Some("old")), (1, Some("new")), (1, None)] {
+            assert_eq!(said(&sign(&claims, &issuers[issuer], kid)).unwrap(), account, "{kid:?}");
+        }
+        for (issuer, kid, words) in [
+            (0, Some("new"), "InvalidSignature"),
+            (1, Some("gone"), "no known key is named \"gone\""),
+            (2, None, "InvalidSignature"),
+        ] {
+            let why = said(&sign(&claims, &issuers[issuer], kid)).unwrap_err();
+            assert!(why.contains(words), "{kid:?}: {why}");
+        }
+        let header = Header { kid: Some("shared".into()), ..Header::new(Algorithm::HS256) };
+        let shared = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(&[7; 32])).unwrap();
+        assert!(said(&shared).unwrap_err().contains("no known key"), "whoever verifies could have signed it");
+        for (claim, value, words) in [
+            ("aud", json!(["other"]), "InvalidAudience"),
+            ("exp", json!(1), "ExpiredSignature"),
+            ("exp", json!(null), ""),
+            ("sub", json!("system:serviceaccount:prod:reviews"), "is not default/reviews"),
+        ] {
+            let mut claims = claims.clone();
+            claims[claim] = value;
+            let why = said(&sign(&claims, &issuers[0], Some("old"))).unwrap_err();
+            assert!(why.contains(words), "{claim}: {why}");
+        }
+        assert!(said(&"x".repeat(LONGEST + 1)).unwrap_err().contains("are the most"));
     }
 }

@@ -74,12 +74,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Runs a real Envoy in this sidecar's place.
 async fn in_its_place(envoy: Envoy) -> anyhow::Result<()> {
-    let tls = secrets::control_plane_tls(&TlsContexts::default(), &envoy.mesh.ca_root)?;
+    let (tls, trust) = secrets::control_plane_tls(&TlsContexts::default(), &envoy.mesh.ca_root)?;
     let place = Place::Tcp(envoy.mesh.host.clone(), envoy.mesh.port);
     let own = OwnCertificate {
         node: bootstrap::load_node(&envoy.mesh.node)?,
         remote: Remote { place, tls: Some(tls), mark: envoy.common.mark },
         ca_root: envoy.mesh.ca_root.clone(),
+        trust,
         token: envoy.mesh.token.clone(),
     };
     envoy.run(own).await
@@ -245,12 +246,13 @@ fn from_mesh(
     secrets: Secrets,
     configuration: Arc<Configuration>,
 ) -> anyhow::Result<Forever> {
-    let tls = secrets::control_plane_tls(&secrets.tls, &mesh.ca_root)?;
+    let (tls, trust) = secrets::control_plane_tls(&secrets.tls, &mesh.ca_root)?;
     let remote = Remote { place: Place::Tcp(mesh.host, mesh.port), tls: Some(tls), mark };
     let own = OwnCertificate {
         node: node.clone(),
         remote: remote.clone(),
         ca_root: mesh.ca_root,
+        trust,
         token: mesh.token.clone(),
     };
     let node = telling_what_it_takes(node, Form::Delta);

@@ -208,6 +208,19 @@ impl Envoy {
     fn discovery_cluster(&self) -> Value {
         let kind = if self.mesh.host.parse::<std::net::IpAddr>().is_ok() { "STATIC" } else { "STRICT_DNS" };
         let mut cluster = cluster("xds-grpc", kind, address(&self.mesh.host, self.mesh.port), true);
+        let secret = |name: &str| {
+            json!({
+                "name": name,
+                "sds_config": {
+                    "resource_api_version": "V3",
+                    "api_config_source": {
+                        "api_type": "GRPC",
+                        "transport_api_version": "V3",
+                        "grpc_services": [{"envoy_grpc": {"cluster_name": "sds-grpc"}}],
+                    },
+                },
+            })
+        };
         cluster["transport_socket"] = json!({
             "name": "envoy.transport_sockets.tls",
             "typed_config": {
@@ -215,22 +228,15 @@ impl Envoy {
                 "sni": CONTROL_PLANE,
                 "common_tls_context": {
                     "alpn_protocols": ["h2"],
-                    "tls_certificate_sds_secret_configs": [{
-                        "name": "default",
-                        "sds_config": {
-                            "resource_api_version": "V3",
-                            "api_config_source": {
-                                "api_type": "GRPC",
-                                "transport_api_version": "V3",
-                                "grpc_services": [{"envoy_grpc": {"cluster_name": "sds-grpc"}}],
-                            },
+                    "tls_certificate_sds_secret_configs": [secret("default")],
+                    "combined_validation_context": {
+                        "default_validation_context": {
+                            "match_typed_subject_alt_names": [
+                                {"san_type": "DNS", "matcher": {"exact": CONTROL_PLANE}},
+                            ],
                         },
-                    }],
-                    "validation_context": {
-                        "trusted_ca": {"filename": self.mesh.ca_root},
-                        "match_typed_subject_alt_names": [
-                            {"san_type": "DNS", "matcher": {"exact": CONTROL_PLANE}},
-                        ],
+                        // Not the file, which Envoy reads once: the root may be replaced.
+                        "validation_context_sds_secret_config": secret("ROOTCA"),
                     },
                 },
             },

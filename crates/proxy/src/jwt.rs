@@ -8,11 +8,12 @@ use base64::{
     Engine as _,
     prelude::{BASE64_URL_SAFE, BASE64_URL_SAFE_NO_PAD},
 };
-use jsonwebtoken::{Algorithm, crypto, jwk};
+use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
+use skysail_identity::jwks::Mismatch;
 
 use crate::{
-    config::jwt::{Jwt, Key, KeySet, Keys, Provider, Requirement, Source},
+    config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
     head::RequestHead,
 };
 
@@ -299,20 +300,13 @@ impl<'t> Token<'t> {
     }
 
     fn verify(&self, keys: &KeySet) -> Result<(), Status> {
-        let id = self.header["kid"].as_str().filter(|id| !id.is_empty());
-        let mut fits = keys
-            .0
-            .iter()
-            .filter(|key| id.is_none() || key.id.is_none() || key.id.as_deref() == id)
-            .filter(|key| key.algorithms.contains(&self.algorithm))
-            .peekable();
-        if fits.peek().is_none() {
-            return Err(Status::NoSuchKey);
-        }
-        let good = |key: &Key| {
-            crypto::verify(self.signature, self.signed.as_bytes(), &key.key, self.algorithm).unwrap_or(false)
-        };
-        if fits.any(good) { Ok(()) } else { Err(Status::Forged) }
+        let id = self.header["kid"].as_str();
+        keys.verify(id, self.algorithm, self.signed.as_bytes(), self.signature).map_err(|mismatch| {
+            match mismatch {
+                Mismatch::NoSuchKey => Status::NoSuchKey,
+                Mismatch::Forged => Status::Forged,
+            }
+        })
     }
 }
 
@@ -327,47 +321,6 @@ fn seconds(claim: &Value) -> Option<Option<u64>> {
         _ => return None,
     };
     Some((number > 0).then_some(number))
-}
-
-impl KeySet {
-    /// Reads a key set; keys of kinds that are not known are left out.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong if it is none.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        let set: Value = serde_json::from_slice(text).map_err(|error| format!("is no JSON: {error}"))?;
-        let keys = set["keys"].as_array().ok_or("has no list of keys")?;
-        Ok(Self(keys.iter().filter_map(key).collect()))
-    }
-}
-
-fn key(json: &Value) -> Option<Key> {
-    use jwk::{AlgorithmParameters as Of, EllipticCurve as Curve};
-    let jwk: jwk::Jwk = serde_json::from_value(json.clone()).ok()?;
-    let possible = match &jwk.algorithm {
-        Of::RSA(_) => &[
-            Algorithm::RS256,
-            Algorithm::RS384,
-            Algorithm::RS512,
-            Algorithm::PS256,
-            Algorithm::PS384,
-            Algorithm::PS512,
-        ][..],
-        Of::EllipticCurve(of) if of.curve == Curve::P256 => &[Algorithm::ES256],
-        Of::EllipticCurve(of) if of.curve == Curve::P384 => &[Algorithm::ES384],
-        Of::OctetKeyPair(of) if of.curve == Curve::Ed25519 => &[Algorithm::EdDSA],
-        Of::OctetKey(_) => &[Algorithm::HS256, Algorithm::HS384, Algorithm::HS512],
-        _ => return None,
-    };
-    let only = json["alg"].as_str();
-    let is_meant =
-        |one: &&Algorithm| only.is_none_or(|name| name.parse().is_ok_and(|name: Algorithm| name == **one));
-    Some(Key {
-        id: json["kid"].as_str().filter(|id| !id.is_empty()).map(Box::from),
-        algorithms: possible.iter().filter(is_meant).copied().collect(),
-        key: jsonwebtoken::DecodingKey::from_jwk(&jwk).ok()?,
-    })
 }
 
 /// The tokens in the places where a provider has them.

@@ -218,6 +218,8 @@ pub(crate) struct OwnCertificate {
     pub(crate) remote: Remote,
     /// PEM file of roots that the control plane's certificate is checked against.
     pub(crate) ca_root: PathBuf,
+    /// The roots it is checked against: those of the file, and those that came with our certificate.
+    pub(crate) trust: Arc<Live<Roots>>,
     /// The service account token, read anew for each attempt.
     pub(crate) token: PathBuf,
 }
@@ -229,7 +231,7 @@ pub(crate) struct Issued {
     pub(crate) chain_pem: String,
     /// The private key, PEM.
     pub(crate) key_pem: String,
-    /// The roots to trust, PEM.
+    /// The roots that workloads are to trust, PEM.
     pub(crate) roots_pem: String,
 }
 
@@ -240,18 +242,28 @@ fn own_names() -> (SecretName, SecretName) {
     (name("default"), name("ROOTCA"))
 }
 
-/// TLS to the control plane: checked against the root file and the name, with our certificate once there is one.
-pub(crate) fn control_plane_tls(tls: &TlsContexts, ca_root: &std::path::Path) -> anyhow::Result<RemoteTls> {
+/// TLS to the control plane: checked against the name and against roots, at first those of the root file; with our
+/// certificate once there is one.
+pub(crate) fn control_plane_tls(
+    tls: &TlsContexts,
+    ca_root: &std::path::Path,
+) -> anyhow::Result<(RemoteTls, Arc<Live<Roots>>)> {
     let pem =
         std::fs::read(ca_root).with_context(|| format!("cannot read --ca-root {}", ca_root.display()))?;
     let roots = Roots::from_pem(&pem).with_context(|| format!("--ca-root {}", ca_root.display()))?;
+    let roots = Live::new(roots);
     let spec = TlsSpec {
         identities: vec![tls.identity(&own_names().0)],
-        peer: Some(PeerCheck { roots: Live::new(roots), names: Vec::new(), host_name: true, required: true }),
+        peer: Some(PeerCheck {
+            roots: Arc::clone(&roots),
+            names: Vec::new(),
+            host_name: true,
+            required: true,
+        }),
         alpn: vec![b"h2".to_vec()],
         ..TlsSpec::default()
     };
-    Ok(RemoteTls::Fixed(spec.client()?, CONTROL_PLANE.try_into()?))
+    Ok((RemoteTls::Fixed(spec.client()?, CONTROL_PLANE.try_into()?), roots))
 }
 
 /// The headers of a call to the control plane: the token as it is now.
@@ -271,8 +283,13 @@ impl OwnCertificate {
     /// Gets the first certificate, then renews it for ever; `take` puts each to use.
     pub(crate) async fn keep(self, mut take: impl FnMut(Issued) -> anyhow::Result<()>) -> Infallible {
         let mut failures = 0;
+        let mut told = String::new();
         loop {
+            // The file may have been replaced.
+            self.trust(&told);
             let obtained = self.obtain().await.and_then(|issued| {
+                told.clone_from(&issued.roots_pem);
+                self.trust(&told);
                 let identity = Arc::clone(&issued.identity);
                 take(issued)?;
                 Ok(identity)
@@ -314,17 +331,28 @@ impl OwnCertificate {
         };
         let chain_pem = own.join("\n");
         let identity = Arc::new(request.finish(chain_pem.as_bytes())?);
-        // The root in the file is trusted as well: while roots are rotated the two differ.
-        let file = std::fs::read_to_string(&self.ca_root).unwrap_or_default();
-        let roots_pem = format!("{root}\n{file}");
-        Ok(Issued { identity, chain_pem, key_pem: request.key_pem(), roots_pem })
+        Ok(Issued { identity, chain_pem, key_pem: request.key_pem(), roots_pem: root.clone() })
     }
 
+    /// Trusts the control plane by these roots and those of the file, which may each be ahead of the other while a root
+    /// is replaced.
+    fn trust(&self, told: &str) {
+        let file = std::fs::read_to_string(&self.ca_root).unwrap_or_default();
+        match Roots::from_pem(format!("{told}\n{file}").as_bytes()) {
+            Ok(roots) => self.trust.set(Arc::new(roots)),
+            Err(error) => {
+                let file = self.ca_root.display();
+                tracing::warn!(%file, %error, "--ca-root cannot be used; the roots before stay in use");
+            }
+        }
+    }
+
+    /// Whom the request names; nobody where the trust domain is not known, as the control plane refuses requests that
+    /// name somebody else.
     fn spiffe_id(&self) -> Option<SpiffeId> {
         let metadata = self.node.metadata.as_ref();
         let text = |key: &str| metadata.and_then(|metadata| text(metadata, key));
-        let domain = text("TRUST_DOMAIN").or_else(|| text("MESH_ID")).unwrap_or("cluster.local");
-        Some(SpiffeId::new(domain, text("NAMESPACE")?, text("SERVICE_ACCOUNT")?))
+        Some(SpiffeId::new(text("TRUST_DOMAIN")?, text("NAMESPACE")?, text("SERVICE_ACCOUNT")?))
     }
 
     fn request_metadata(&self) -> Struct {

@@ -47,7 +47,7 @@ struct Issuer<'a> {
 impl<'a> Issuer<'a> {
     fn new(folder: &'a Path) -> Self {
         let authority = Authority::ephemeral().unwrap();
-        fs::write(folder.join("roots.pem"), authority.root_pem()).unwrap();
+        fs::write(folder.join("roots.pem"), authority.roots_pem()).unwrap();
         Self { authority, folder }
     }
 

@@ -127,7 +127,7 @@ async fn connections_outlive_the_roots_and_certificates_they_began_with() {
     // Who trusts the new root alone is not served until the certificate is from there.
     let of_new = new.spec("client", "server", &[b"http/1.1"]);
     connect(over_http.address, &of_new).await.unwrap_err();
-    let both = [&old, &new].map(|mesh| mesh.0.root_pem()).concat();
+    let both = [&old, &new].map(|mesh| mesh.0.roots_pem()).concat();
     spec.peer.as_ref().unwrap().roots.set(Arc::new(Roots::from_pem(both.as_bytes()).unwrap()));
     spec.identities[0].set(Arc::new(new.identity("server")));
     ask_all().await;

@@ -1,16 +1,19 @@
-//! Running a command inside a pod of a mesh that somebody else started.
+//! Running a command inside a mesh that somebody else started: in a pod, or where the control plane is.
 
 use std::{
     ffi::OsString,
     fs::{self, File},
+    net::SocketAddr,
     os::unix::fs::MetadataExt as _,
 };
 
 use nix::sched::{CloneFlags, setns};
+use skysail_core::names::CONTROL_ADMIN_PORT;
 
 use crate::{
     error::{Context as _, Error},
     isolate::exit_code,
+    plan::BRIDGE,
     rundir::{PodState, State},
 };
 
@@ -22,31 +25,64 @@ use crate::{
 /// When the pod is gone or the command cannot be started.
 pub fn run(mesh: &State, pod: &PodState, command: &[OsString]) -> Result<u8, Error> {
     let handles = pod.handles.ok_or_else(|| Error::Refused(format!("pod {} is not there yet", pod.name)))?;
+    let file = |number: i32| format!("fd/{number}");
+    enter(
+        mesh,
+        [file(handles.net), file(handles.uts), file(handles.mnt)],
+        &format!("entering pod {}", pod.name),
+    )?;
+    here(command)
+}
+
+/// Runs a command beside the control plane, at whose address [`control`] it is reached, and returns its exit code.
+///
+/// # Errors
+/// As with [`run`].
+pub fn beside_control(mesh: &State, command: &[OsString]) -> Result<u8, Error> {
+    let file = |name: &str| format!("ns/{name}");
+    enter(mesh, ["net", "uts", "mnt"].map(file), &format!("entering mesh {}", mesh.name))?;
+    here(command)
+}
+
+/// The control plane's address inside a mesh, for its admin pages.
+pub fn control() -> SocketAddr {
+    SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT))
+}
+
+/// Enters namespaces of a mesh; those of the network, the host's name and the mounts by their places under /proc.
+fn enter(mesh: &State, [net, uts, mnt]: [String; 3], entering: &str) -> Result<(), Error> {
     let process = mesh.process;
-    let open = |path: String| File::open(&path).context(format!("opening {path} (has the pod ended?)"));
-    let user = open(format!("/proc/{process}/ns/user"))?;
+    let open = |name: &str| {
+        let path = format!("/proc/{process}/{name}");
+        File::open(&path).context(format!("opening {path} (has it ended?)"))
+    };
+    let user = open("ns/user")?;
     // All are opened first: inside, /proc is another one.
     let others = [
-        (open(format!("/proc/{process}/ns/pid"))?, CloneFlags::CLONE_NEWPID),
-        (open(format!("/proc/{process}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC),
-        (open(format!("/proc/{process}/fd/{}", handles.net))?, CloneFlags::CLONE_NEWNET),
-        (open(format!("/proc/{process}/fd/{}", handles.uts))?, CloneFlags::CLONE_NEWUTS),
-        (open(format!("/proc/{process}/fd/{}", handles.mnt))?, CloneFlags::CLONE_NEWNS),
+        (open("ns/pid")?, CloneFlags::CLONE_NEWPID),
+        (open("ns/ipc")?, CloneFlags::CLONE_NEWIPC),
+        (open(&net)?, CloneFlags::CLONE_NEWNET),
+        (open(&uts)?, CloneFlags::CLONE_NEWUTS),
+        (open(&mnt)?, CloneFlags::CLONE_NEWNS),
     ];
     let here = std::env::current_dir().ok();
     let own = fs::metadata("/proc/self/ns/user").context("looking at this process's namespaces")?;
     let theirs = user.metadata().context("looking at the mesh's namespaces")?;
-    let entering = format!("entering pod {}", pod.name);
     if (own.dev(), own.ino()) != (theirs.dev(), theirs.ino()) {
-        setns(&user, CloneFlags::CLONE_NEWUSER).context(&entering)?;
+        setns(&user, CloneFlags::CLONE_NEWUSER).context(entering)?;
     }
     for (file, kind) in others {
-        setns(file, kind).context(&entering)?;
+        setns(file, kind).context(entering)?;
     }
     // Entering a mount namespace leads to its root.
     if let Some(here) = here {
         let _ = std::env::set_current_dir(here);
     }
+    Ok(())
+}
+
+/// Runs a command in the namespaces of this process.
+fn here(command: &[OsString]) -> Result<u8, Error> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(wait_for(command))

@@ -8,9 +8,12 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
-    grpc::{self, Answering, Call, Service},
+    grpc::{self, Answering, Call, Requests, Service},
     istio::{IstioCertificateRequest, IstioCertificateResponse},
 };
+
+/// The longest call that is read, in bytes.
+const LONGEST: usize = 64 * 1024;
 
 const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
@@ -65,7 +68,7 @@ impl<S: Signer> Service for CertificateService<S> {
     fn answer(&self, call: Call) -> Answering {
         let signer = Arc::clone(&self.0);
         let Call { headers, extensions, requests, answers, .. } = call;
-        Box::pin(grpc::unary(requests, answers, async move |request| {
+        Box::pin(grpc::unary(Requests::new(requests, LONGEST), answers, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;
             Ok(IstioCertificateResponse { cert_chain })

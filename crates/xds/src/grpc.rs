@@ -305,7 +305,7 @@ impl Alive {
 
 /// A call of one request and one answer.
 pub(crate) async fn unary<R, A>(
-    requests: h2::RecvStream,
+    mut requests: Requests<R>,
     mut answers: Answers,
     answer: impl AsyncFnOnce(R) -> Result<A, Status>,
 ) where
@@ -313,7 +313,6 @@ pub(crate) async fn unary<R, A>(
     A: Message,
 {
     let answered = async {
-        let mut requests = Requests::<R>::new(requests);
         let request = requests.next().await?.ok_or_else(|| Status::invalid_argument("no request came"))?;
         answer(request).await
     };

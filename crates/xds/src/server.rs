@@ -35,6 +35,9 @@ const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
 
+/// The longest request: the names of some hundred thousand resources. In bytes.
+const MAX_REQUEST: usize = 4 << 20;
+
 /// Where a server gets its resources from.
 pub trait Views: Send + Sync + 'static {
     /// Decides whether a client may connect, and what it sees. Called once a stream, with the first request's
@@ -115,7 +118,7 @@ impl<V: Views> DiscoveryService<V> {
         let Call { headers, extensions, requests, mut answers, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let mut requests = Requests::<R>::new(requests);
+            let mut requests = Requests::<R>::new(requests, MAX_REQUEST);
             let served = async {
                 let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
                     .await

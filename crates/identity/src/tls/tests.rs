@@ -16,7 +16,7 @@ fn id(account: &str) -> SpiffeId {
 }
 
 fn identity(authority: &Authority, account: &str) -> Identity {
-    let request = KeyAndCsr::generate(Some(&id("wished-for"))).unwrap();
+    let request = KeyAndCsr::generate(None).unwrap();
     let signed = authority.sign(&request.csr_pem, &id(account), HOUR).unwrap();
     request.finish(signed.pem().as_bytes()).unwrap()
 }
@@ -102,7 +102,7 @@ async fn a_renewed_certificate_and_a_new_root_take_effect_at_once() {
 
     server.identities[0].set(Arc::new(identity(&new, "reviews")));
     assert!(handshake(&server, &client).await.is_err());
-    let both = format!("{}{}", old.root_pem(), new.root_pem());
+    let both = format!("{}{}", old.roots_pem(), new.roots_pem());
     client.peer.as_ref().unwrap().roots.set(Arc::new(Roots::from_pem(both.as_bytes()).unwrap()));
     handshake(&server, &client).await.unwrap();
 }

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
-use jsonwebtoken::{Algorithm, DecodingKey};
+pub use skysail_identity::jwks::{Key, KeySet};
 
 use super::route::RouteMatch;
 
@@ -90,29 +90,6 @@ pub struct RemoteKeys {
     pub lifetime: Duration,
     /// Those there are, and until when they are good.
     pub known: ArcSwapOption<(std::time::Instant, Arc<KeySet>)>,
-}
-
-/// A JSON web key set (RFC 7517), of which keys of kinds that are not known are left out.
-#[derive(Debug)]
-pub struct KeySet(pub Vec<Key>);
-
-/// A public key.
-pub struct Key {
-    /// Its name, if it has one.
-    pub id: Option<Box<str>>,
-    /// What it may be used for.
-    pub algorithms: Vec<Algorithm>,
-    /// The key itself.
-    pub key: DecodingKey,
-}
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key")
-            .field("id", &self.id)
-            .field("algorithms", &self.algorithms)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Which token is needed. Source: `JwtRequirement`. Providers are told by their places.

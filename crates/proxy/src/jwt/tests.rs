@@ -1,5 +1,5 @@
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
-use jsonwebtoken::{EncodingKey, Header, encode};
+use jsonwebtoken::{EncodingKey, Header, encode, jwk};
 use proptest::prelude::*;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, RsaKeySize};
 use serde_json::json;

@@ -202,7 +202,7 @@ fn certificates() -> [String; 3] {
     let request = skysail_identity::KeyAndCsr::generate(None).unwrap();
     let id = skysail_core::SpiffeId::new("cluster.local", "default", "reviews");
     let signed = authority.sign(&request.csr_pem, &id, Duration::from_secs(3600)).unwrap();
-    [authority.root_pem().to_owned(), signed.pem(), request.key_pem()]
+    [authority.roots_pem().to_owned(), signed.pem(), request.key_pem()]
 }
 
 fn secret_named(name: &str, [root, chain, key]: &[String; 3]) -> Secret {

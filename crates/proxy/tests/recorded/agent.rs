@@ -186,7 +186,7 @@ impl SecretDiscoveryService for Agent {
 fn secrets(mesh: &Authority, names: &[String]) -> DiscoveryResponse {
     let secret = |name: &String| {
         let content = if name == "ROOTCA" || name.starts_with("file-root:") {
-            let trusted_ca = inline(mesh.root_pem());
+            let trusted_ca = inline(mesh.roots_pem());
             let context = CertificateValidationContext { trusted_ca, ..Default::default() };
             secret::Type::ValidationContext(context)
         } else {

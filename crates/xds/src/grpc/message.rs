@@ -8,8 +8,6 @@ use h2::RecvStream;
 use prost::Message;
 use tonic::Status;
 
-/// The longest request: the names of some hundred thousand resources. In bytes.
-const MAX_REQUEST: usize = 4 << 20;
 /// Whether a message is compressed, and how long it is.
 const PREFIX: usize = 5;
 
@@ -28,18 +26,20 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 pub(crate) struct Requests<R> {
     stream: RecvStream,
     begun: Begun,
+    /// The longest that is read, in bytes.
+    most: usize,
     kind: PhantomData<fn() -> R>,
 }
 
 impl<R: Message + Default> Requests<R> {
-    pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, begun: Begun::default(), kind: PhantomData }
+    pub(crate) fn new(stream: RecvStream, most: usize) -> Self {
+        Self { stream, begun: Begun::default(), most, kind: PhantomData }
     }
 
     /// The next request; `None` when the client has no more. May be dropped and called again.
     pub(crate) async fn next(&mut self) -> Result<Option<R>, Status> {
         loop {
-            if let Some(request) = self.begun.complete()? {
+            if let Some(request) = self.begun.complete(self.most)? {
                 return Ok(Some(request));
             }
             let Some(data) = self.stream.data().await else { return Ok(None) };
@@ -60,7 +60,7 @@ struct Begun(BytesMut);
 
 impl Begun {
     /// Takes out the next message, if all of it is there.
-    fn complete<R: Message + Default>(&mut self) -> Result<Option<R>, Status> {
+    fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
         let Some((prefix, content)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let [compressed, length @ ..] = *prefix;
         let length = u32::from_be_bytes(length) as usize;
@@ -69,9 +69,9 @@ impl Begun {
                 "the request is compressed, which no answer said was possible",
             ));
         }
-        if length > MAX_REQUEST {
+        if length > most {
             return Err(Status::resource_exhausted(format!(
-                "a request of {length} bytes; at most {MAX_REQUEST} are taken"
+                "a request of {length} bytes; at most {most} are taken"
             )));
         }
         let Some(content) = content.get(..length) else { return Ok(None) };
@@ -101,7 +101,7 @@ mod tests {
         for piece in bytes.chunks(piece) {
             begun.0.extend_from_slice(piece);
             loop {
-                match begun.complete::<DeltaDiscoveryRequest>() {
+                match begun.complete::<DeltaDiscoveryRequest>(1 << 20) {
                     Ok(None) => break,
                     Ok(Some(request)) => read.push(Ok(request.response_nonce)),
                     Err(status) => {

@@ -1,0 +1,108 @@
+//! How many certificates a second the control plane's authority signs, aside from the network: what happens between a
+//! call's arrival and its answer, on as many threads as are wanted.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+use skysail_core::{SpiffeId, names::TOKEN_AUDIENCE, stdio};
+use skysail_identity::{Authority, Csr, Issuer, KeyAndCsr, ServiceAccount, Verifier};
+
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// The clock is looked at after so many.
+const BETWEEN_LOOKS: u32 = 16;
+
+/// Arguments of `skysail bench sign`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Threads that sign; as many as there are CPUs if not given.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// How long each figure is measured.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3)]
+    seconds: u64,
+}
+
+/// What a call needs.
+struct Setting {
+    authority: Authority,
+    verifier: Verifier,
+    token: String,
+    csr: String,
+    id: SpiffeId,
+}
+
+impl Setting {
+    fn new() -> anyhow::Result<Self> {
+        let issuer = Issuer::generate()?;
+        let id = SpiffeId::new("cluster.local", "default", "reviews");
+        let account = ServiceAccount { namespace: "default".into(), name: "reviews".into(), pod: None };
+        Ok(Self {
+            authority: Authority::ephemeral()?,
+            verifier: Verifier::from_pem(issuer.public_pem().as_bytes(), TOKEN_AUDIENCE)?,
+            token: issuer.issue(&account, TOKEN_AUDIENCE, LIFETIME)?,
+            csr: KeyAndCsr::generate(Some(&id))?.csr_pem,
+            id,
+        })
+    }
+
+    fn token(&self) -> anyhow::Result<()> {
+        self.verifier.verify(&self.token)?;
+        Ok(())
+    }
+
+    fn request(&self) -> anyhow::Result<Csr> {
+        let csr = Csr::from_pem(&self.csr)?;
+        csr.names_only(&self.id, &[])?;
+        Ok(csr)
+    }
+
+    fn all(&self) -> anyhow::Result<()> {
+        self.token()?;
+        self.authority.issue(&self.request()?, &self.id, LIFETIME)?;
+        Ok(())
+    }
+}
+
+/// Measures each part on one thread and all of it on all threads.
+pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+    let threads = match args.threads {
+        Some(threads) => threads.max(1),
+        None => thread::available_parallelism().context("counting CPUs")?.get(),
+    };
+    let length = Duration::from_secs(args.seconds.max(1));
+    let setting = &Setting::new()?;
+    let csr = setting.request()?;
+    let sign = || Ok(setting.authority.issue(&csr, &setting.id, LIFETIME).map(drop)?);
+    print("verifying a token (ES256), 1 thread", rate(length, || setting.token())?)?;
+    print("checking a request (P-256), 1 thread", rate(length, || setting.request().map(drop))?)?;
+    print("signing (P-256), 1 thread", rate(length, sign)?)?;
+    print("all of it, 1 thread", rate(length, || setting.all())?)?;
+    let rates = thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(move || rate(length, || setting.all()))).collect();
+        all.into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+            .sum::<anyhow::Result<f64>>()
+    })?;
+    print(&format!("all of it, {threads} threads"), rates)?;
+    Ok(true)
+}
+
+/// How often a second something is done.
+fn rate(length: Duration, mut what: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    let mut done = 0;
+    while start.elapsed() < length {
+        for _ in 0..BETWEEN_LOOKS {
+            what()?;
+        }
+        done += BETWEEN_LOOKS;
+    }
+    Ok(f64::from(done) / start.elapsed().as_secs_f64())
+}
+
+fn print(what: &str, rate: f64) -> anyhow::Result<()> {
+    Ok(stdio::print(format_args!("{what:40} {rate:8.0} a second, {:6.1} µs each", 1e6 / rate))?)
+}

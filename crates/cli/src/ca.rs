@@ -1,0 +1,167 @@
+//! `skysail ca`: how the certificate authority stands, and its root's replacement.
+
+use std::{
+    ffi::OsString,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use skysail_core::stdio;
+use skysail_sandbox::{enter, http, rundir};
+
+use crate::{exit, view};
+
+/// A control plane that takes longer does not answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Arguments of `skysail ca`.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Args {
+    /// Show whom workloads trust, and where the replacement of the root stands.
+    #[command(after_help = "The exit code is 0 if all is well, and 1 if what is in --ca-dir cannot be used.")]
+    Status(Which),
+    /// Begin to replace the root of an authority that is made here. It takes three times the lifetime of a certificate,
+    /// and no call fails for it.
+    Rotate(Which),
+}
+
+/// Whose authority, and how to print it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// The admin address of a control plane; by default that of the mesh that runs here.
+    #[arg(long, value_name = "HOST:PORT")]
+    control: Option<String>,
+    /// The mesh's name, if several run.
+    #[arg(long)]
+    name: Option<String>,
+    /// How to print it.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: view::Output,
+}
+
+/// What the control plane says; `docs/scripting.md` lists it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Status {
+    kind: String,
+    step: String,
+    since: u64,
+    until: Option<u64>,
+    waits_for: String,
+    problem: Option<String>,
+    not_after: u64,
+    roots: Vec<Root>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Root {
+    name: String,
+    serial: String,
+    not_after: u64,
+    signs: bool,
+    trusted: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
+    let (verb, which) = match args {
+        Args::Status(which) => ("status", which),
+        Args::Rotate(which) => ("rotate", which),
+    };
+    let Some(control) = which.control else {
+        return beside_control(verb, &which);
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if verb == "rotate" {
+        runtime.block_on(ask("POST", &control, "/ca/rotate"))?;
+    }
+    let text = runtime.block_on(ask("GET", &control, "/debug/ca"))?;
+    let status: Status = serde_json::from_str(&text).context("the control plane's answer")?;
+    match which.output {
+        view::Output::Json => stdio::print(serde_json::to_string_pretty(&status)?)?,
+        view::Output::Text => stdio::print(status.text(SystemTime::now()))?,
+    }
+    Ok(exit::of(status.problem.is_none()))
+}
+
+/// Runs this program once more, where the control plane can be reached.
+fn beside_control(verb: &str, which: &Which) -> anyhow::Result<u8> {
+    let mesh = rundir::find(which.name.as_deref())?;
+    let exe = std::env::current_exe().context("finding this program's file")?;
+    let output = match which.output {
+        view::Output::Json => "json",
+        view::Output::Text => "text",
+    };
+    let control = enter::control().to_string();
+    let words = ["ca", verb, "--control", &control, "--output", output];
+    let command: Vec<_> = std::iter::once(exe.into()).chain(words.map(OsString::from)).collect();
+    Ok(enter::beside_control(&mesh, &command)?)
+}
+
+async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> {
+    let url = format!("http://{control}{path}");
+    // A POST without a length is none to some servers.
+    let body = (method == "POST").then(String::new);
+    let call = http::Call { method: method.to_owned(), url, headers: Vec::new(), body, http2: false };
+    let (status, body) = http::call(&call, ANSWER_WITHIN)
+        .await
+        .with_context(|| format!("asking the control plane at {control}; is it its admin address?"))?;
+    if status != 200 {
+        bail!("the control plane says {status}: {}", body.trim());
+    }
+    Ok(body)
+}
+
+impl Status {
+    fn text(&self, now: SystemTime) -> String {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut text = format!(
+            "{}, {} for {}, waits for {}",
+            self.kind,
+            self.step,
+            view::time(now.saturating_sub(self.since)),
+            self.waits_for
+        );
+        if let Some(until) = self.until {
+            text += &format!(", {} from now", view::time(until.saturating_sub(now)));
+        }
+        if let Some(problem) = &self.problem {
+            text += &format!("\nnot in force: {problem}");
+        }
+        let row = |root: &Root| {
+            let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+            let left = view::time(root.not_after.saturating_sub(now));
+            [root.name.clone(), root.serial.clone(), yes(root.signs), yes(root.trusted), left]
+        };
+        text + "\n\n" + &view::roots(self.roots.iter().map(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_told_what_is_waited_for() {
+        let root = |name: &str, signs, trusted| Root {
+            name: name.into(),
+            serial: "01".into(),
+            not_after: 1000 + 90 * 60,
+            signs,
+            trusted,
+        };
+        let status = Status {
+            kind: "self-signed".into(),
+            step: "issue".into(),
+            since: 940,
+            until: Some(1000 + 3 * 24 * 3600),
+            waits_for: "the last certificate of the former root to end".into(),
+            problem: None,
+            not_after: 0,
+            roots: vec![root("CN=new", true, true), root("CN=old", false, true)],
+        };
+        let text = status.text(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
+        let first = "self-signed, issue for 60s, waits for the last certificate of the former root to end, 3d from now\n";
+        assert!(text.starts_with(first), "{text}");
+        assert!(text.contains("CN=old") && text.contains("90m"), "{text}");
+    }
+}

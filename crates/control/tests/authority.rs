@@ -1,0 +1,202 @@
+//! The certificate authority of a control plane that runs: plugged in, replaced, restarted in the midst of it; and whom it
+//! refuses.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
+
+mod support;
+
+use std::{fs, path::Path, time::Duration};
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, PublicKeyData as _};
+use serde_json::{Value, json};
+use skysail_core::SpiffeId;
+use skysail_identity::{Issuer as TokenIssuer, KeyAndCsr, Roots, ServiceAccount};
+use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
+use support::{Control, Folder, bearer, connect};
+use tonic::Status;
+
+/// An authority's certificate and key.
+struct Made {
+    pem: String,
+    key: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+fn made(name: &str, above: Option<&Made>) -> Made {
+    let pair = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let certificate = match above {
+        Some(above) => params.signed_by(&pair, &above.issuer).unwrap(),
+        None => params.self_signed(&pair).unwrap(),
+    };
+    let key = pair.serialize_pem();
+    Made { pem: certificate.pem(), key, issuer: Issuer::from_ca_cert_der(certificate.der(), pair).unwrap() }
+}
+
+/// Asks for a certificate with a CSR and a token; gives the chain.
+async fn sign(control: &Control, folder: &Folder, csr: &str, token: &str) -> Result<Vec<String>, Status> {
+    let request = IstioCertificateRequest { csr: csr.to_owned(), ..IstioCertificateRequest::default() };
+    create_certificate(connect(control, folder).await, bearer(token), request).await
+}
+
+/// The chain that a new certificate has, which a workload that trusts `root` accepts.
+async fn chain(control: &Control, folder: &Folder, root: &str) -> Vec<String> {
+    let key = KeyAndCsr::generate(None).unwrap();
+    let chain = sign(control, folder, &key.csr_pem, &folder.token("client")).await.unwrap();
+    let (roots, own) = chain.split_last().unwrap();
+    assert!(roots.contains(root.trim()), "{roots}");
+    let identity = key.finish(own.concat().as_bytes()).unwrap();
+    let (leaf, rest) = identity.chain().split_first().unwrap();
+    let trust = Roots::from_pem(root.as_bytes()).unwrap();
+    trust.clients().verify_client_cert(leaf, rest, rustls::pki_types::UnixTime::now()).unwrap();
+    chain
+}
+
+async fn status(control: &Control) -> Value {
+    serde_json::from_str(&control.page("/debug/ca").await).unwrap()
+}
+
+fn plug_in(ca: &Path, files: &[(&str, &str)]) {
+    for (name, text) in files {
+        fs::write(ca.join(name), text).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_plugged_in_authority_is_replaced_without_a_restart() {
+    let folder = Folder::new();
+    let ca = folder.at("ca");
+    fs::create_dir(&ca).unwrap();
+    let old = made("old root", None);
+    let signer = made("old signer", Some(&old));
+    plug_in(
+        &ca,
+        &[
+            ("root-cert.pem", &old.pem),
+            ("ca-cert.pem", &signer.pem),
+            ("ca-key.pem", &signer.key),
+            ("cert-chain.pem", &format!("{}{}", signer.pem, old.pem)),
+        ],
+    );
+    let mut control = folder.start("0").await;
+    assert_eq!(chain(&control, &folder, &old.pem).await.len(), 3, "leaf, intermediate, root");
+    let before = status(&control).await;
+    assert_eq!((before["kind"].as_str(), before["problem"].as_str()), (Some("plugged-in"), None));
+
+    let (code, said) = control.ask("POST", "/ca/rotate").await;
+    assert!(code == 409 && said.contains("replace the files"), "{code} {said}");
+
+    // One file after another: the key before its certificate is no authority, and nothing changes.
+    let new = made("new root", None);
+    let both = format!("{}{}", old.pem, new.pem);
+    plug_in(&ca, &[("root-cert.pem", &both), ("ca-key.pem", &new.key)]);
+    let problem = control.logged("cannot be used").await;
+    assert!(problem["problem"].as_str().unwrap().starts_with("ca-key.pem: "), "{problem}");
+    assert!(control.page("/metrics").await.contains("skysail_ca_problem 1\n"));
+    assert_eq!(chain(&control, &folder, &old.pem).await.len(), 3);
+
+    fs::remove_file(ca.join("cert-chain.pem")).unwrap();
+    plug_in(&ca, &[("ca-cert.pem", &new.pem)]);
+    control.logged("another certificate authority is plugged in").await;
+    let after = chain(&control, &folder, &new.pem).await;
+    assert_eq!(after.len(), 2, "leaf, roots");
+    assert!(after[1].contains(old.pem.trim()), "workloads trust all of root-cert.pem");
+    // Its own certificate is of the new authority, too.
+    fs::write(ca.join("root-cert.pem"), &new.pem).unwrap();
+    control.logged("another certificate authority is plugged in").await;
+    chain(&control, &folder, &new.pem).await;
+    assert_eq!(status(&control).await["roots"].as_array().unwrap().len(), 1);
+
+    control.terminate().await;
+    fs::remove_file(ca.join("ca-key.pem")).unwrap();
+    let said = folder.refused(&[]).await;
+    assert!(said.contains("ca-key.pem: there is no such file"), "{said}");
+}
+
+#[tokio::test]
+async fn a_rotation_goes_on_after_a_restart() {
+    let folder = Folder::new();
+    let control = folder.start("0").await;
+    let old = fs::read_to_string(folder.at("ca/root-cert.pem")).unwrap();
+    assert_eq!(control.ask("POST", "/ca/rotate").await.0, 200);
+    assert_eq!(status(&control).await["step"], "distribute");
+    let both = chain(&control, &folder, &old).await;
+    assert_eq!(both.last().unwrap().matches("BEGIN").count(), 2, "old and new are trusted");
+    assert!(control.page("/metrics").await.contains("skysail_ca_step{step=\"distribute\"} 1\n"));
+    let before = status(&control).await;
+    control.child_killed().await;
+
+    let control = folder.start("0").await;
+    assert_eq!(status(&control).await, before, "the same roots, since and until the same time");
+    assert_eq!(chain(&control, &folder, &old).await.last(), both.last());
+    control.terminate().await;
+}
+
+#[tokio::test]
+async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
+    let folder = Folder::new();
+    // A second issuer, whose key is in a key set.
+    let cluster = TokenIssuer::generate().unwrap();
+    let jwks = folder.at("jwks.json");
+    fs::write(&jwks, key_set(&folder.issuer)).unwrap();
+    let mut control = folder.start_with("0", &["--token-jwks", jwks.to_str().unwrap()]).await;
+
+    let csr = |id: Option<SpiffeId>| KeyAndCsr::generate(id.as_ref()).unwrap().csr_pem;
+    let good = csr(Some(SpiffeId::new("cluster.local", "default", "client")));
+    let token = folder.token("client");
+    sign(&control, &folder, &good, &token).await.unwrap();
+    let foreign = csr(Some(SpiffeId::new("cluster.local", "prod", "client")));
+    let weak = include_str!("../../identity/src/csr/requests/rsa1024.pem");
+    let long = "x".repeat(100_000);
+    for (csr, words) in
+        [(&*foreign, "it names spiffe"), (weak, "1024 bits"), (&format!("{good}{good}"), "several")]
+    {
+        let refused = sign(&control, &folder, csr, &token).await.unwrap_err();
+        assert!(refused.message().contains(words), "{refused}");
+    }
+    assert_eq!(sign(&control, &folder, &long, &token).await.unwrap_err().code(), tonic::Code::OutOfRange);
+    let metrics = control.page("/metrics").await;
+    for reason in ["foreign_name", "key_size", "several"] {
+        assert!(metrics.contains(&format!("skysail_csr_refusals{{reason=\"{reason}\"}} 1\n")), "{metrics}");
+    }
+
+    let account = |pod: Option<&str>| ServiceAccount {
+        namespace: "default".into(),
+        name: "client".into(),
+        pod: pod.map(str::to_owned),
+    };
+    let hour = Duration::from_secs(3600);
+    let other = cluster.issue(&account(None), "istio-ca", hour).unwrap();
+    assert!(sign(&control, &folder, &good, &other).await.is_err(), "its issuer is not known yet");
+    fs::write(&jwks, key_set(&cluster)).unwrap();
+    control.logged("the keys for tokens were replaced").await;
+    sign(&control, &folder, &good, &other).await.unwrap();
+    let elsewhere = cluster.issue(&account(None), "vault", hour).unwrap();
+    let refused = sign(&control, &folder, &good, &elsewhere).await.unwrap_err();
+    assert!(refused.message().contains("InvalidAudience"), "{refused}");
+
+    // A token that outlives its pod.
+    let bound = cluster.issue(&account(Some("client-1")), "istio-ca", hour).unwrap();
+    sign(&control, &folder, &good, &bound).await.unwrap();
+    let pod = folder.at("config/pod.yaml");
+    fs::write(&pod, "apiVersion: v1\nkind: Pod\nmetadata: {name: client-1, namespace: default}\nspec: {containers: [{name: a, image: b}]}\n").unwrap();
+    control.logged("configuration published").await;
+    sign(&control, &folder, &good, &bound).await.unwrap();
+    fs::remove_file(&pod).unwrap();
+    control.logged("configuration published").await;
+    let refused = sign(&control, &folder, &good, &bound).await.unwrap_err();
+    assert!(refused.message().contains("pod default/client-1, which is gone"), "{refused}");
+}
+
+/// A key set with the key of an issuer, as API servers have it.
+fn key_set(issuer: &TokenIssuer) -> String {
+    let key = KeyPair::from_pem(issuer.private_pem()).unwrap();
+    let point = key.der_bytes().to_vec();
+    let text = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
+    let (x, y) = (text(&point[1..33]), text(&point[33..]));
+    json!({ "keys": [{ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "x": x, "y": y }] })
+        .to_string()
+}

@@ -1,0 +1,209 @@
+//! An authority that is plugged in: a folder with Istio's `cacerts` in it, and what must be right about them.
+//!
+//! `ca-cert.pem` and `ca-key.pem` sign, `cert-chain.pem` leads from there to a root (it may be left out where a root
+//! signs), and `root-cert.pem` is what everybody trusts: one root, or several while one replaces another.
+
+use std::{fmt::Display, fs, io, path::Path, time::SystemTime};
+
+use rcgen::{KeyPair, PublicKeyData as _};
+use rustls::pki_types::CertificateDer;
+use x509_parser::certificate::X509Certificate;
+
+use crate::{
+    Authority, Error,
+    authority::RootInfo,
+    csr,
+    identity::{self, certificates},
+};
+
+/// The texts of the files of a folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// `root-cert.pem`
+    pub roots: String,
+    /// `ca-cert.pem`
+    pub certificate: String,
+    /// `ca-key.pem`
+    key: String,
+    /// `cert-chain.pem`, empty if there is none.
+    chain: String,
+}
+
+impl Files {
+    /// Whether an authority is plugged in here, or the beginning of one.
+    pub fn are_in(folder: &Path) -> bool {
+        ["ca-cert.pem", "ca-key.pem", "cert-chain.pem"].iter().any(|name| folder.join(name).exists())
+    }
+
+    /// Reads the files. While they are being replaced they may be of different authorities, or half there.
+    ///
+    /// # Errors
+    /// When one that must be there is not, or cannot be read.
+    pub fn read(folder: &Path) -> Result<Self, Error> {
+        let read = |name: &'static str| match fs::read_to_string(folder.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(problem(
+                name,
+                "there is no such file; a plugged-in authority has ca-cert.pem, ca-key.pem, root-cert.pem and, unless a root \
+                 signs, cert-chain.pem",
+            )),
+            Err(error) => Err(problem(name, error)),
+            Ok(text) => Ok(text),
+        };
+        let chain =
+            if folder.join("cert-chain.pem").exists() { read("cert-chain.pem")? } else { String::new() };
+        let (roots, certificate) = (read("root-cert.pem")?, read("ca-cert.pem")?);
+        Ok(Self { roots, certificate, key: read("ca-key.pem")?, chain })
+    }
+
+    /// The authority they are.
+    ///
+    /// # Errors
+    /// When one of them is not what it should be, or they do not go together.
+    pub fn authority(&self) -> Result<Authority, Error> {
+        Authority::from_pem(&self.roots, &self.certificate, &self.key, &self.chain)
+    }
+}
+
+/// What the files hold.
+pub(crate) struct Parts {
+    pub(crate) signer: CertificateDer<'static>,
+    pub(crate) key: KeyPair,
+    /// From the signing certificate up, without roots.
+    pub(crate) intermediates: Vec<CertificateDer<'static>>,
+    pub(crate) roots: Vec<CertificateDer<'static>>,
+    pub(crate) described: Vec<RootInfo>,
+    /// From when and until when all of the chain is valid.
+    pub(crate) not_before: SystemTime,
+    pub(crate) not_after: SystemTime,
+}
+
+/// Checks all that can be said of one file alone, so that the complaint can name it.
+pub(crate) fn check(
+    roots: &str,
+    certificate: &str,
+    key: &str,
+    chain: &str,
+    now: SystemTime,
+) -> Result<Parts, Error> {
+    let read = |file: &'static str, text: &str| {
+        certificates(text.as_bytes(), file).map_err(|error| match error {
+            Error::Pem { reason, .. } => problem(file, reason),
+            other => other,
+        })
+    };
+    let signers = read("ca-cert.pem", certificate)?;
+    let [signer] = &signers[..] else {
+        let wrong = "it holds several certificates; leave the one that signs and put those above it into cert-chain.pem";
+        return Err(problem("ca-cert.pem", wrong));
+    };
+    let above = if chain.trim().is_empty() { Vec::new() } else { read("cert-chain.pem", chain)? };
+    let roots = read("root-cert.pem", roots)?;
+    let mut validity = check_authority("ca-cert.pem", signer, now)?;
+    let mut intermediates: Vec<CertificateDer<'static>> = Vec::new();
+    for certificate in std::iter::once(signer).chain(&above) {
+        if roots.contains(certificate) || intermediates.contains(certificate) {
+            continue;
+        }
+        let (from, until) = check_authority("cert-chain.pem", certificate, now)?;
+        validity = (validity.0.max(from), validity.1.min(until));
+        intermediates.push(certificate.clone());
+    }
+    let issuers: Vec<_> = intermediates.iter().chain([signer]).filter_map(|der| issuer(der)).collect();
+    let (mut ends, mut described) = (Vec::new(), Vec::new());
+    for root in &roots {
+        let parsed = parse("root-cert.pem", root)?;
+        let signs = issuers.iter().any(|issuer| issuer == parsed.subject().as_raw());
+        described.push(describe_root(&parsed, signs));
+        // Another root in the bundle may have ended; the one that our chain leads to may not.
+        if signs {
+            ends.push(check_authority("root-cert.pem", root, now)?.1);
+            let constraints = parsed.basic_constraints().ok().flatten();
+            let below = constraints.and_then(|constraints| constraints.value.path_len_constraint);
+            // Some verifiers look at it and some do not, so nobody else tells.
+            if below.is_some_and(|below| intermediates.len() > below as usize) {
+                let wrong =
+                    format!("{} may have no authority so far below it (path length)", parsed.subject());
+                return Err(problem("root-cert.pem", wrong));
+            }
+        }
+    }
+    let not_after = ends.into_iter().max().map_or(validity.1, |root| root.min(validity.1));
+    let key = check_key(key, signer)?;
+    let signer = signer.clone();
+    Ok(Parts { signer, key, intermediates, roots, described, not_before: validity.0, not_after })
+}
+
+/// That a certificate may sign others, now; from when and until when it is valid.
+fn check_authority(
+    file: &'static str,
+    certificate: &CertificateDer<'_>,
+    now: SystemTime,
+) -> Result<(SystemTime, SystemTime), Error> {
+    let parsed = parse(file, certificate)?;
+    let subject = parsed.subject();
+    let constraints = parsed.basic_constraints().map_err(|error| problem(file, error))?;
+    if !constraints.is_some_and(|constraints| constraints.value.ca) {
+        let wrong =
+            format!("{subject} is no authority's certificate: it must say CA:TRUE in its basic constraints");
+        return Err(problem(file, wrong));
+    }
+    let usage = parsed.key_usage().map_err(|error| problem(file, error))?;
+    if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
+        return Err(problem(
+            file,
+            format!("{subject} may not sign certificates: its key usage lacks keyCertSign"),
+        ));
+    }
+    csr::check_key(parsed.public_key()).map_err(|refusal| problem(file, format!("{subject}: {refusal}")))?;
+    let validity = parsed.validity();
+    let (from, until) = (identity::time(validity.not_before), identity::time(validity.not_after));
+    if until <= now {
+        return Err(problem(file, format!("{subject} ended at {}; replace it", validity.not_after)));
+    }
+    if from > now {
+        let wrong = format!("{subject} is not valid before {}; is the clock right?", validity.not_before);
+        return Err(problem(file, wrong));
+    }
+    Ok((from, until))
+}
+
+/// What people are told of a root.
+pub(crate) fn describe_root(root: &X509Certificate<'_>, signs: bool) -> RootInfo {
+    let not_after = identity::time(root.validity().not_after);
+    RootInfo { name: root.subject().to_string(), serial: root.raw_serial_as_string(), not_after, signs }
+}
+
+fn check_key(pem: &str, signer: &CertificateDer<'_>) -> Result<KeyPair, Error> {
+    let file = "ca-key.pem";
+    let key = KeyPair::from_pem(pem).map_err(|error| {
+        let wanted = "a PEM private key (PKCS #8, SEC 1 or PKCS #1) without a password: ECDSA P-256, P-384 or P-521, RSA or Ed25519";
+        problem(file, format!("it is not {wanted}: {error}"))
+    })?;
+    let certified = parse("ca-cert.pem", signer)?;
+    if key.der_bytes() != &*certified.public_key().subject_public_key.data {
+        return Err(problem(
+            file,
+            "it is not the key of the certificate in ca-cert.pem; the two must be replaced together",
+        ));
+    }
+    Ok(key)
+}
+
+fn parse<'a>(file: &'static str, certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Error> {
+    let parsed = x509_parser::parse_x509_certificate(certificate);
+    parsed.map(|(_, parsed)| parsed).map_err(|error| problem(file, error))
+}
+
+/// Who signed a certificate, as DER.
+fn issuer(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    Some(parsed.issuer().as_raw().to_vec())
+}
+
+/// What is wrong with one of the files.
+pub(crate) fn problem(file: &'static str, problem: impl Display) -> Error {
+    Error::Authority { file, problem: problem.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

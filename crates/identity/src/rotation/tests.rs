@@ -1,0 +1,101 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const LIFETIMES: Lifetimes = Lifetimes { certificate: HOUR, root: Duration::from_secs(1000 * 3600) };
+
+fn open(folder: &Path, lifetimes: Lifetimes, now: SystemTime) -> Result<SelfSigned, Error> {
+    SelfSigned::open(Some(folder), lifetimes, now)
+}
+
+/// How many roots are in the bundle, by the authority and by the file, and the root that signs.
+fn trusted(authority: &SelfSigned, folder: &Path) -> (usize, String) {
+    let roots = authority.authority().unwrap().roots_pem().to_owned();
+    let file = fs::read_to_string(folder.join(ROOTS)).unwrap();
+    assert_eq!(certificates(roots.as_bytes(), "").unwrap(), certificates(file.as_bytes(), "").unwrap());
+    (
+        certificates(roots.as_bytes(), "").unwrap().len(),
+        authority.authority().unwrap().described()[0].serial.clone(),
+    )
+}
+
+#[test]
+fn a_rotation_goes_through_its_steps_whatever_is_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let mut now = SystemTime::now();
+    let mut authority = open(path, LIFETIMES, now).unwrap();
+    let mode = |name| fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(STATE), mode(ROOTS)), (0o600, 0o644));
+    let (count, old) = trusted(&authority, path);
+    assert_eq!(count, 1);
+    assert!(!authority.advance(now + HOUR).unwrap(), "nothing is due");
+
+    assert!(authority.rotate(now).unwrap());
+    assert!(!authority.rotate(now).unwrap(), "one at a time");
+    let mut signers = vec![old.clone()];
+    for (step, count) in [(Step::Distribute, 2), (Step::Issue, 2), (Step::Retire, 1), (Step::Settled, 1)] {
+        // A process that ends and starts again, here with the file for others lost, goes on where it was.
+        fs::remove_file(path.join(ROOTS)).unwrap();
+        authority = open(path, LIFETIMES, now).unwrap();
+        assert_eq!(authority.step(), step);
+        let (trusts, signs) = trusted(&authority, path);
+        assert_eq!(trusts, count, "{step:?}");
+        signers.push(signs);
+        assert!(!authority.advance(now + HOUR).unwrap(), "{step:?} lasts for longer than a certificate");
+        now += 2 * HOUR;
+        assert_eq!(authority.advance(now).unwrap(), step != Step::Settled, "{step:?}");
+    }
+    let new = signers[3].clone();
+    assert_eq!(signers, [old.clone(), old.clone(), new.clone(), new.clone(), new.clone()]);
+    assert_ne!(old, new);
+}
+
+#[test]
+fn a_root_is_replaced_before_it_ends() {
+    let now = SystemTime::now();
+    let mut authority = SelfSigned::open(None, LIFETIMES, now).unwrap();
+    assert!(authority.until() > now + 700 * HOUR && authority.until() < now + 900 * HOUR);
+    assert!(authority.advance(now + 900 * HOUR).unwrap());
+    assert_eq!(authority.step(), Step::Distribute);
+
+    let short = Lifetimes { root: 9 * HOUR, ..LIFETIMES };
+    let refused = SelfSigned::open(None, short, now).err().unwrap().to_string();
+    assert!(refused.contains("at least 10 times"), "{refused}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let signs = |at| open(folder.path(), LIFETIMES, at).unwrap().state.signing.certificate;
+    let ended = signs(now - 2000 * HOUR);
+    assert_eq!(ended, signs(now - 1500 * HOUR));
+    assert_ne!(ended, signs(now), "one that has ended is of no use to anybody");
+}
+
+#[test]
+fn certificates_that_lived_longer_are_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    open(folder.path(), LIFETIMES, now).unwrap();
+    let short = Lifetimes { certificate: Duration::from_secs(60), ..LIFETIMES };
+    let mut authority = open(folder.path(), short, now).unwrap();
+    authority.rotate(now).unwrap();
+    assert!(authority.until() > now + HOUR, "certificates of an hour may be alive");
+    let later = authority.until();
+    assert!(authority.advance(later).unwrap());
+    assert!(authority.until() < later + HOUR / 10, "they are not now");
+}
+
+#[test]
+fn what_is_not_whole_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    open(folder.path(), LIFETIMES, now).unwrap();
+    let state = folder.path().join(STATE);
+    let text = fs::read_to_string(&state).unwrap();
+    fs::write(&state, &text[..text.len() / 2]).unwrap();
+    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(said.contains("authority.json: it cannot be read"), "{said}");
+    fs::remove_file(&state).unwrap();
+    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(said.contains("authority.json: it is gone"), "{said}");
+}
