@@ -157,7 +157,10 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
         let refused = sign(&control, &folder, csr, &token).await.unwrap_err();
         assert!(refused.message().contains(words), "{refused}");
     }
-    assert_eq!(sign(&control, &folder, &long, &token).await.unwrap_err().code(), tonic::Code::ResourceExhausted);
+    assert_eq!(
+        sign(&control, &folder, &long, &token).await.unwrap_err().code(),
+        tonic::Code::ResourceExhausted
+    );
     let metrics = control.page("/metrics").await;
     for reason in ["foreign_name", "key_size", "several"] {
         assert!(metrics.contains(&format!("skysail_csr_refusals{{reason=\"{reason}\"}} 1\n")), "{metrics}");

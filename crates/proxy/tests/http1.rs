@@ -148,10 +148,13 @@ async fn upgrades_become_tunnels() {
     let mut client = proxy.connect().await;
     let upgrade =
         |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
-    // What is not granted is an answer as any other, after which the client may ask for more.
+    // What is not granted is answered whole, and nothing follows it.
     client.send(&upgrade("WebSocket").replace("GET /", "GET /private")).await;
     let (head, body) = client.message().await;
-    assert!(head.starts_with("HTTP/1.1 401 ") && body == "no", "{head}{body}");
+    assert!(head.starts_with("HTTP/1.1 401 ") && head.contains("connection: close\r\n"), "{head}");
+    assert_eq!(body, "no");
+    assert_eq!(client.rest().await, "");
+    let mut client = proxy.connect().await;
     client.send(&upgrade("WebSocket")).await;
     let head = client.head().await;
     assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
