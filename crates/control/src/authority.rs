@@ -241,7 +241,7 @@ impl Keeper {
             Ok(true) => self.tell(),
             Ok(false) => {}
             Err(error) => {
-                error!(%error, "the replacement of the root does not go on; what there is stays in force")
+                error!(%error, "the replacement of the root does not go on; what there is stays in force");
             }
         }
         Some(advanced.map(drop))

@@ -103,28 +103,7 @@ impl Metrics {
         let help = "Signing requests refused, by reason.";
         family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
         if let Some(authority) = &gauges.authority {
-            let step = |step: &Step| {
-                (format!("{{step=\"{}\"}}", step.name()), f64::from(u8::from(*step == authority.step)))
-            };
-            let steps: Vec<_> = Step::ALL.iter().map(step).collect();
-            let help = "Where the replacement of the root stands: 1 for the step it is in.";
-            family("skysail_ca_step", "gauge", help, &steps);
-            for (name, help, value) in [
-                (
-                    "citadel_server_root_cert_expiry_timestamp",
-                    "When the authority ends, seconds since 1970.",
-                    authority.not_after,
-                ),
-                ("skysail_ca_step_since_timestamp", "When this step began.", authority.since),
-                ("skysail_ca_trusted_roots", "Roots that workloads trust.", authority.trusted()),
-                (
-                    "skysail_ca_problem",
-                    "1 if what is in --ca-dir cannot be used.",
-                    u64::from(authority.problem.is_some()),
-                ),
-            ] {
-                family(name, "gauge", help, &one(value as f64));
-            }
+            render_authority(authority, &mut family);
         }
         for (name, kind, help, value) in [
             ("skysail_xds_connections", "counter", "Streams opened.", get(&self.connections) as f64),
@@ -204,5 +183,29 @@ impl Metrics {
             labelled("condition", word, gauges.names.get(&condition).copied().unwrap_or_default() as f64)
         });
         family("skysail_dns_names", "gauge", "Names of endpoints that are looked up.", &names);
+    }
+}
+
+fn render_authority(authority: &Status, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {
+    let step =
+        |step: &Step| (format!("{{step=\"{}\"}}", step.name()), f64::from(u8::from(*step == authority.step)));
+    let steps: Vec<_> = Step::ALL.iter().map(step).collect();
+    let help = "Where the replacement of the root stands: 1 for the step it is in.";
+    family("skysail_ca_step", "gauge", help, &steps);
+    for (name, help, value) in [
+        (
+            "citadel_server_root_cert_expiry_timestamp",
+            "When the authority ends, seconds since 1970.",
+            authority.not_after,
+        ),
+        ("skysail_ca_step_since_timestamp", "When this step began.", authority.since),
+        ("skysail_ca_trusted_roots", "Roots that workloads trust.", authority.trusted()),
+        (
+            "skysail_ca_problem",
+            "1 if what is in --ca-dir cannot be used.",
+            u64::from(authority.problem.is_some()),
+        ),
+    ] {
+        family(name, "gauge", help, &[(String::new(), value as f64)]);
     }
 }
