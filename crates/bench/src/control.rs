@@ -1,7 +1,7 @@
 //! `skysail bench control`: what a control plane costs, driven as many sidecars would drive it.
 //!
 //! [`mesh`] writes the configuration and changes it, [`fleet`] is all the sidecars on one thread: [`connection`] is the little
-//! of HTTP/2 that they need, [`message`] the few messages, [`sidecar`] what each asks for, [`learn`] the names that the
+//! of HTTP/2 that they need, [`message`] the few messages, [`sidecar`] what each asks for, [`mod@learn`] the names that the
 //! first one finds out for all.
 
 mod connection;

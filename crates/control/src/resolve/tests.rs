@@ -154,11 +154,8 @@ async fn the_start_is_over_when_every_name_was_asked_for_once() {
     let answers: Vec<_> = names.iter().skip(1).map(|name| (*name, found(&["10.0.0.1"], 5))).collect();
     let mut setup = Setup::new(&names, &answers);
     let mut known = HashSet::new();
-    loop {
-        match setup.events.recv().await.unwrap() {
-            Event::Changed(name, _) => drop(known.insert(name)),
-            Event::Settled => break,
-        }
+    while let Event::Changed(name, _) = setup.events.recv().await.unwrap() {
+        known.insert(name);
     }
     assert_eq!(known.len(), names.len());
     setup.questions();
