@@ -174,7 +174,10 @@ async fn try_http2(
     request: &Request,
     answer: &mut Answer,
 ) -> Result<(), h2::Error> {
-    let (requests, connection) = h2::client::handshake(stream).await?;
+    // Nothing waits for a window: Envoy gives up on the rest of an answer if that takes a busy client too long.
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 20);
+    let (requests, connection) = builder.handshake(stream).await?;
     tokio::spawn(connection);
     let uri = http::Uri::builder().scheme(scheme).authority(&*request.host).path_and_query(&*request.path);
     let mut head = http::Request::builder().method(request.method).uri(uri.build().unwrap());
