@@ -14,11 +14,11 @@ use skysail_identity::{Authority, Identity, Live, PeerCheck, Roots, TlsSpec, ren
 use skysail_xds::grpc::{self, Service};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpSocket},
-    sync::{Semaphore, watch},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
 
@@ -169,22 +169,34 @@ pub(crate) async fn serve<S: Service + 'static>(
         let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
         match acceptor.clone() {
             Some(acceptor) => tokio::spawn(async move {
-                let mut handshake = pin!(timeout(HANDSHAKE, acceptor.accept(stream)));
-                let soon = timeout(GRACE, &mut handshake).await;
-                drop(permit);
-                let done = match soon {
-                    Ok(done) => done,
-                    Err(_) => handshake.await,
-                };
-                match done {
-                    Ok(Ok(stream)) => connection(stream, service, shutdown).await,
-                    Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
-                    Err(_) => debug!("TLS handshake took too long"),
+                if let Some(stream) = shake_hands(&acceptor, stream, permit).await {
+                    connection(stream, service, shutdown).await;
                 }
             }),
             None => tokio::spawn(connection(stream, service, shutdown)),
         };
     }
+}
+
+/// Lets others in when it is done, or takes too long.
+async fn shake_hands(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Option<TlsStream<TcpStream>> {
+    let mut handshake = pin!(timeout(HANDSHAKE, acceptor.accept(stream)));
+    let soon = timeout(GRACE, &mut handshake).await;
+    drop(permit);
+    let done = match soon {
+        Ok(done) => done,
+        Err(_) => handshake.await,
+    };
+    match done {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+        Err(_) => debug!("TLS handshake took too long"),
+    }
+    None
 }
 
 /// Serves a connection, and holds up the exit while it has calls.

@@ -6,16 +6,11 @@ mod message;
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures_util::task::AtomicWaker;
 use h2::{
     Ping, PingPong, Reason, SendStream,
     server::{Builder, SendResponse},
@@ -158,76 +153,24 @@ where
     let mut draining = pin!(draining);
     let mut drained = false;
     let mut calls: Vec<Answering> = Vec::new();
-    let relay = Arc::new(Relay::default());
-    let waker = Waker::from(Arc::clone(&relay));
     poll_fn(|cx| {
-        relay.rounds(cx, || {
-            let cx = &mut Context::from_waker(&waker);
-            if !drained && draining.as_mut().poll(cx).is_ready() {
-                drained = true;
-                connection.graceful_shutdown();
-            }
-            if alive.as_mut().is_some_and(|alive| alive.poll(cx).is_ready()) {
-                debug!("a client does not answer");
-                return Poll::Ready(Ok(()));
-            }
-            while let Poll::Ready(accepted) = connection.poll_accept(cx) {
-                let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
-                calls.extend(begin(accepted, &extensions, service));
-            }
-            // What they say is written in the next round.
-            calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-            Poll::Pending
-        })
+        if !drained && draining.as_mut().poll(cx).is_ready() {
+            drained = true;
+            connection.graceful_shutdown();
+        }
+        if alive.as_mut().is_some_and(|alive| alive.poll(cx).is_ready()) {
+            debug!("a client does not answer");
+            return Poll::Ready(Ok(()));
+        }
+        while let Poll::Ready(accepted) = connection.poll_accept(cx) {
+            let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
+            calls.extend(begin(accepted, &extensions, service));
+        }
+        // What they say wakes this task again, and is written then.
+        calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        Poll::Pending
     })
     .await
-}
-
-/// Between a connection's parts and its task: while the task is at work, who is woken has its turn in the next round, and the
-/// task need not be scheduled again.
-#[derive(Default)]
-struct Relay {
-    task: AtomicWaker,
-    at_work: AtomicBool,
-    woken: AtomicBool,
-}
-
-impl Relay {
-    /// In one, what has come is read and answered, in the next written. More are left to another turn of the task.
-    const ROUNDS: usize = 3;
-
-    fn rounds<T>(&self, cx: &Context<'_>, mut round: impl FnMut() -> Poll<T>) -> Poll<T> {
-        self.task.register(cx.waker());
-        self.at_work.store(true, SeqCst);
-        for _ in 0..Self::ROUNDS {
-            self.woken.store(false, SeqCst);
-            let done = round();
-            if done.is_ready() {
-                return done;
-            }
-            if !self.woken.load(SeqCst) {
-                break;
-            }
-        }
-        self.at_work.store(false, SeqCst);
-        if self.woken.load(SeqCst) {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
-    }
-}
-
-impl Wake for Relay {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, SeqCst);
-        if !self.at_work.load(SeqCst) {
-            self.task.wake();
-        }
-    }
 }
 
 type Accepted = (tonic::codegen::http::Request<h2::RecvStream>, SendResponse<Bytes>);
