@@ -38,9 +38,10 @@ pub use route::route;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their folders of seeds.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("certificate", certificate),
     ("csr", csr),
+    ("discovery", discovery),
     ("dns", dns),
     ("format", format),
     ("hpack", hpack),
@@ -313,6 +314,12 @@ pub fn certificate(data: &[u8]) {
     let leaf = leaf.unwrap_or_else(|error| panic!("{error}"));
     let peer = Peer::from_der(&leaf[0]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(peer, Peer { uris: vec![id.to_string()], spiffe: Some(id), ..Peer::default() });
+}
+
+/// Requests of the discovery protocol, good ones and bytes, while resources change: a client that keeps to the protocol has what it
+/// asked for in the end.
+pub fn discovery(data: &[u8]) {
+    skysail_xds::server::fuzzing::stream(data);
 }
 
 /// Questions to the sandbox's DNS server: an answer fits, and gets no answer itself.

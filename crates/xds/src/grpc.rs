@@ -26,6 +26,8 @@ use tonic::{
 };
 use tracing::debug;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::message::Begun;
 pub(crate) use self::message::{Requests, framed};
 
 /// Calls at the same time on a connection.

@@ -3,6 +3,8 @@
 //! Each stream is one task that owns its [`session`](state); nothing is shared between streams but the
 //! resources. The session decides what to send, here is only the carrying.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod state;
 
 use std::{sync::Arc, time::Duration};

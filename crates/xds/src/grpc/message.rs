@@ -56,11 +56,11 @@ fn broken(error: h2::Error) -> Status {
 
 /// What has come of the next message.
 #[derive(Default)]
-struct Begun(BytesMut);
+pub(crate) struct Begun(pub(crate) BytesMut);
 
 impl Begun {
     /// Takes out the next message, if all of it is there.
-    fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
+    pub(crate) fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
         let Some((prefix, content)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let [compressed, length @ ..] = *prefix;
         let length = u32::from_be_bytes(length) as usize;

@@ -81,6 +81,8 @@ struct Watched {
     nonce: Option<u64>,
     /// State of the world: the next request is to be answered, whatever it looks like.
     answer_next: bool,
+    /// State of the world: names were given, so that none means nothing and no longer all.
+    explicit: bool,
 }
 
 /// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared where
@@ -402,7 +404,8 @@ impl Watched {
 
     fn ask_sotw(&mut self, ask: Ask, acknowledges: bool, snapshot: &Snapshot) {
         let Ask { kind, mut names, .. } = ask;
-        let wildcard = names.iter().any(|name| name == WILDCARD) || (names.is_empty() && kind.is_wildcard());
+        self.explicit |= !names.is_empty();
+        let wildcard = names.iter().any(|name| name == WILDCARD) || (!self.explicit && kind.is_wildcard());
         names.retain(|name| name != WILDCARD);
         let names = Names(snapshot.intern(kind, names).into());
         let first = !self.open;
