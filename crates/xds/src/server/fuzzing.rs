@@ -200,7 +200,9 @@ impl Play {
         let side = self.kinds.entry(kind).or_default();
         match self.form {
             Form::Delta => {
-                let response = DeltaResponse::decode(&*bytes).unwrap_or_else(|error| panic!("{error}"));
+                let response = DeltaResponse::decode(&*bytes);
+                assert!(response.is_ok(), "{response:?}");
+                let response = response.unwrap_or_default();
                 side.nonce = response.nonce;
                 let both =
                     response.resources.iter().find(|one| response.removed_resources.contains(&one.name));
@@ -213,7 +215,9 @@ impl Play {
                 response.removed_resources.iter().for_each(|name| _ = side.have.remove(name));
             }
             Form::Sotw => {
-                let response = SotwResponse::decode(&*bytes).unwrap_or_else(|error| panic!("{error}"));
+                let response = SotwResponse::decode(&*bytes);
+                assert!(response.is_ok(), "{response:?}");
+                let response = response.unwrap_or_default();
                 side.nonce = response.nonce;
                 if matches!(kind, Kind::Cluster | Kind::Listener) {
                     side.have.clear();
