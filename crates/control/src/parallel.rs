@@ -3,16 +3,21 @@
 use std::{
     num::NonZero,
     panic::resume_unwind,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     thread,
 };
 
 /// Fewer are done sooner than threads begin.
 const FEW: usize = 16;
+/// Asking for it reads files.
+static CORES: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
 /// What `work` makes of each, in their order.
 pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len() / FEW);
+    let threads = CORES.min(items.len() / FEW);
     if threads < 2 {
         return items.iter().map(work).collect();
     }

@@ -6,6 +6,8 @@
 //! where a change may have an effect; what depends on the workload is made for each [`View`]. What came out equal is no
 //! change: an apply without effect pushes nothing.
 
+mod scope;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
@@ -15,13 +17,14 @@ use std::{
 use serde::Serialize;
 use skysail_core::fingerprint;
 use skysail_model::{
-    Diagnostic, Files, Outline, Parsed, Part, ProxyNode, ProxyView, Resolved, Severity, Surroundings,
-    Touched, World, compile_host, compile_own, compile_part, is_alike, outline, parse, parts,
+    Diagnostic, Files, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, Touched, World,
+    compile_own, parse,
 };
-use skysail_xds::{Kind, Layer, Resource, Resources, Snapshot, client::Form, server::Event};
+use skysail_xds::{Layer, Resources, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use self::scope::{Like, Scope};
 use crate::{
     metrics::{Gauges, Metrics, count},
     parallel,
@@ -61,17 +64,6 @@ struct State {
     said: BTreeSet<Diagnostic>,
     next_client: u64,
     closed: bool,
-}
-
-/// What proxies share that have the same surroundings.
-#[derive(Default)]
-struct Scope {
-    layer: Arc<Layer>,
-    /// The resources of each part.
-    parts: HashMap<Part, Vec<(Kind, Arc<str>)>>,
-    outline: Outline,
-    /// How many views are of it.
-    views: usize,
 }
 
 /// What proxies are sent that are alike.
@@ -184,6 +176,8 @@ impl Publisher {
         if changed {
             self.tell_wanted(&state.world);
             state.publish();
+            // What is wrong can wait until all are told what there is.
+            state.findings = state.world.validate();
         }
         state.log_findings();
         let (views, clients) = (state.views.len(), state.clients.len());
@@ -333,9 +327,6 @@ impl State {
             }
         }
         self.platform.configure(self.world.mesh());
-        if changed {
-            self.findings = self.world.validate();
-        }
         changed
     }
 
@@ -349,15 +340,17 @@ impl State {
             self.regroup();
             touched.everything = true;
         }
-        let mut done = HashMap::with_capacity(self.scopes.len());
+        let mut done: Vec<(Surroundings, Scope, Arc<Layer>)> = Vec::with_capacity(self.scopes.len());
         let mut kin = HashMap::new();
         for (surroundings, mut scope) in std::mem::take(&mut self.scopes) {
-            let like: &Surroundings = kin.entry(surroundings.kin()).or_insert_with(|| surroundings.clone());
-            let like = done.get_key_value(like);
+            let like = kin.get(&surroundings.kin()).and_then(|index: &usize| done.get(*index));
+            let like = like.map(|(surroundings, scope, before)| Like { surroundings, scope, before });
+            let before = Arc::clone(&scope.layer);
             scope.update(&self.world, &surroundings, &touched, self.generation, like);
-            done.insert(surroundings, scope);
+            kin.entry(surroundings.kin()).or_insert(done.len());
+            done.push((surroundings, scope, before));
         }
-        self.scopes = done;
+        self.scopes = done.into_iter().map(|(surroundings, scope, _)| (surroundings, scope)).collect();
         for (view, state) in &mut self.views {
             let Some(scope) = self.scopes.get(&state.surroundings) else { continue };
             let mut snapshot = state.sender.borrow().clone();
@@ -451,6 +444,7 @@ impl State {
         let everything = Touched { everything: true, ..Touched::default() };
         let kin = surroundings.kin();
         let like = self.scopes.iter().find(|(other, _)| other.kin() == kin);
+        let like = like.map(|(surroundings, scope)| Like { surroundings, scope, before: &scope.layer });
         scope.update(&self.world, surroundings, &everything, self.generation, like);
         // Most of what two scopes are sent is the same, and kept once.
         if let Some(other) = self.scopes.values().next() {
@@ -505,88 +499,6 @@ fn say(finding: &Diagnostic) {
         Severity::Error => error!("{finding}"),
         Severity::Warning => warn!("{finding}"),
         Severity::Info => info!("{finding}"),
-    }
-}
-
-impl Scope {
-    /// Takes in what those have who were of another scope.
-    fn inherit(&mut self, before: &Self, generation: u64) {
-        let layer = Arc::make_mut(&mut self.layer);
-        for (part, names) in &before.parts {
-            if !self.parts.contains_key(part) {
-                let resources = names.iter().filter_map(|(kind, name)| before.layer.get(*kind, name));
-                resources.for_each(|resource| {
-                    layer.set(generation, Arc::clone(resource));
-                });
-                self.parts.insert(part.clone(), names.clone());
-            }
-        }
-    }
-
-    /// The resources of a part.
-    fn made(&self, part: &Part) -> Vec<Arc<Resource>> {
-        let names = self.parts.get(part).into_iter().flatten();
-        names.filter_map(|(kind, name)| self.layer.get(*kind, name)).cloned().collect()
-    }
-
-    /// Makes anew the parts that may have changed, or takes them from a scope that is up to date and in which they are the
-    /// same.
-    fn update(
-        &mut self,
-        world: &World,
-        surroundings: &Surroundings,
-        touched: &Touched,
-        generation: u64,
-        like: Option<(&Surroundings, &Self)>,
-    ) {
-        if touched.everything || touched.names {
-            self.outline = outline(world, surroundings);
-        }
-        let mut anew: BTreeSet<Part> = BTreeSet::new();
-        if touched.everything {
-            anew.extend(self.parts.keys().cloned());
-            anew.extend(parts(world, surroundings));
-        }
-        let services = touched.services.iter().cloned();
-        anew.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
-        // Where routes come whole, a part of them is all of them.
-        let routes = touched.routes || (!touched.hosts.is_empty() && !surroundings.hosts_apart);
-        anew.extend(routes.then_some(Part::Routes));
-        anew.extend(touched.names.then_some(Part::Names));
-        if anew.is_empty() && touched.hosts.is_empty() {
-            return;
-        }
-        let layer = Arc::make_mut(&mut self.layer);
-        if !anew.contains(&Part::Routes) {
-            for host in &touched.hosts {
-                let made = |kind, name: &str| layer.get(kind, name).cloned();
-                for resource in compile_host(world, surroundings, host, made) {
-                    layer.set(generation, resource);
-                }
-            }
-        }
-        let anew: Vec<Part> = anew.into_iter().collect();
-        let all = parallel::map(&anew, |part| match like {
-            Some((theirs, like)) if is_alike(world, surroundings, theirs, part) => like.made(part),
-            _ => compile_part(world, surroundings, part),
-        });
-        // A host can become another service's.
-        let made: HashSet<(Kind, Arc<str>)> =
-            all.iter().flatten().map(|resource| (resource.kind, Arc::clone(&resource.name))).collect();
-        for part in &anew {
-            for name in self.parts.remove(part).into_iter().flatten().filter(|name| !made.contains(name)) {
-                layer.remove(generation, name.0, &name.1);
-            }
-        }
-        for (part, made) in anew.into_iter().zip(all) {
-            if !made.is_empty() {
-                let names = made.iter().map(|resource| (resource.kind, Arc::clone(&resource.name)));
-                self.parts.insert(part, names.collect());
-            }
-            for resource in made {
-                layer.set(generation, resource);
-            }
-        }
     }
 }
 

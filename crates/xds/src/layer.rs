@@ -26,6 +26,32 @@ pub struct Layer {
     generation: u64,
 }
 
+/// Changes that are made together, of each name the last.
+#[derive(Debug, Default)]
+pub struct Edits([BTreeMap<Arc<str>, Option<Arc<Resource>>>; Kind::ALL.len()]);
+
+impl Edits {
+    /// Has a resource added, or replaced.
+    pub fn set(&mut self, resource: Arc<Resource>) {
+        self.0[resource.kind as usize].insert(Arc::clone(&resource.name), Some(resource));
+    }
+
+    /// Has a resource taken away.
+    pub fn remove(&mut self, kind: Kind, name: Arc<str>) {
+        self.0[kind as usize].insert(name, None);
+    }
+
+    /// What is to become of a name, if anything: a resource, or none.
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Option<Arc<Resource>>> {
+        self.0[kind as usize].get(name)
+    }
+
+    /// True if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(BTreeMap::is_empty)
+    }
+}
+
 /// The resources of one kind.
 #[derive(Clone, Debug, Default)]
 struct Shelf {
@@ -101,9 +127,37 @@ impl Layer {
         self.shelf(kind).by_name.get(name).map(|entry| &entry.resource)
     }
 
-    /// Shares with another layer what is equal, so that it is held once.
+    /// Makes changes. What another layer was `before` them and is `after` is taken from there where it is the same here, so
+    /// that it is held, and encoded, once.
+    pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) {
+        for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {
+            if let Some((before, after)) = like
+                && Arc::ptr_eq(&self.shelves[kind as usize], &before.shelves[kind as usize])
+                && after.shelf(kind).came_of(before.shelf(kind), &edits, generation)
+            {
+                self.shelves[kind as usize] = Arc::clone(&after.shelves[kind as usize]);
+                self.generation = self.generation.max(self.shelf(kind).last_change());
+                continue;
+            }
+            for (name, edit) in edits {
+                match edit {
+                    Some(resource) => self.set(generation, resource),
+                    None => self.remove(generation, kind, &name),
+                };
+            }
+        }
+    }
+
+    /// Shares with another layer what is equal, so that it is held once. For a layer that nobody was sent anything of.
     pub fn share(&mut self, other: &Self) {
         for (shelf, other) in self.shelves.iter_mut().zip(&other.shelves) {
+            let mut entries = shelf.by_name.values().zip(other.by_name.values());
+            if shelf.by_name.len() == other.by_name.len()
+                && entries.all(|(one, other)| one.resource == other.resource)
+            {
+                *shelf = Arc::clone(other);
+                continue;
+            }
             for (name, entry) in &mut Arc::make_mut(shelf).by_name {
                 if let Some(equal) = other.by_name.get(name).filter(|other| other.resource == entry.resource)
                 {
@@ -119,6 +173,25 @@ impl Layer {
 }
 
 impl Shelf {
+    /// Whether this is what another shelf becomes by these edits.
+    fn came_of(
+        &self,
+        before: &Self,
+        edits: &BTreeMap<Arc<str>, Option<Arc<Resource>>>,
+        generation: u64,
+    ) -> bool {
+        let version = |shelf: &Self, name: &str| shelf.by_name.get(name).map(|entry| entry.resource.version);
+        let mut changed = 0;
+        for (name, edit) in edits {
+            let now = edit.as_ref().map(|resource| resource.version);
+            if version(self, name) != now {
+                return false;
+            }
+            changed += usize::from(version(before, name) != now);
+        }
+        self.changes.iter().rev().take_while(|(of, _)| *of == generation).count() == changed
+    }
+
     fn last_change(&self) -> u64 {
         self.changes.back().map_or(self.forgotten, |(generation, _)| *generation)
     }
@@ -332,6 +405,66 @@ mod tests {
         assert!(layer.replace(3, &set(&[("b", b"2"), ("c", b"1")])));
         let now = snapshot(&Layer::default(), &layer);
         assert_eq!(names(&now.changes(Kind::Cluster, 1)), (vec!["b", "c"], Some(vec!["a"])));
+    }
+
+    fn change(
+        layer: &mut Layer,
+        generation: u64,
+        all: &[(&str, Option<&'static [u8]>)],
+        like: Option<(&Layer, &Layer)>,
+    ) {
+        let mut edits = Edits::default();
+        for (name, body) in all {
+            match body {
+                Some(body) => edits.set(resource(name, body)),
+                None => edits.remove(Kind::Cluster, (*name).into()),
+            }
+        }
+        layer.edit(generation, edits, like);
+    }
+
+    #[test]
+    fn layers_that_become_the_same_are_held_once() {
+        let is_one = |one: &Layer, other: &Layer| {
+            let index = Kind::Cluster as usize;
+            Arc::ptr_eq(&one.shelves[index], &other.shelves[index])
+        };
+        let (mut first, mut second) = (Layer::default(), Layer::default());
+        for layer in [&mut first, &mut second] {
+            layer.set(1, resource("a", b"1"));
+            layer.set(1, resource("b", b"1"));
+        }
+        assert!(!is_one(&first, &second));
+        second.share(&first);
+        assert!(is_one(&first, &second));
+
+        // An equal change keeps them one, whatever else is said of what stays as it is.
+        let before = first.clone();
+        change(&mut first, 2, &[("a", Some(b"2")), ("c", Some(b"1"))], None);
+        change(
+            &mut second,
+            2,
+            &[("a", Some(b"2")), ("b", Some(b"1")), ("c", Some(b"1")), ("d", None)],
+            Some((&before, &first)),
+        );
+        assert!(is_one(&first, &second));
+        assert_eq!(snapshot(&Layer::default(), &second).generation(), 2);
+
+        // Less, more and other changes part them.
+        for other in [
+            &[("a", Some(&b"3"[..]))][..],
+            &[("a", Some(b"3")), ("b", None), ("c", None)],
+            &[("a", Some(b"3")), ("b", Some(b"3"))],
+        ] {
+            let (before, mut first, mut second) = (first.clone(), first.clone(), second.clone());
+            change(&mut first, 3, &[("a", Some(b"3")), ("b", None)], None);
+            change(&mut second, 3, other, Some((&before, &first)));
+            assert!(!is_one(&first, &second), "{other:?}");
+            for (name, body) in other {
+                let now = second.get(Kind::Cluster, name).map(|resource| &*resource.body);
+                assert_eq!(now, *body, "{name}");
+            }
+        }
     }
 
     #[test]

@@ -16,14 +16,14 @@ impl Report<'_> {
         let kubernetes = |entry: &&Entry<Service>| entry.object.spec.outside.is_none();
         for entry in self.world.services.iter().filter(kubernetes) {
             for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
-                http_ports.entry(port.port).or_insert_with(|| About { entry, kind: Kind::Service }.name());
+                http_ports.entry(port.port).or_insert(About { entry, kind: Kind::Service });
             }
         }
         for entry in self.world.services.iter().filter(kubernetes) {
             let about = About { entry, kind: Kind::Service };
             for address in &entry.object.spec.cluster_ips {
-                if let Some(other) = addresses.insert(*address, about.name()) {
-                    let message = format!("{address} is also the address of {other}");
+                if let Some(other) = addresses.insert(*address, About { entry, kind: Kind::Service }) {
+                    let message = format!("{address} is also the address of {}", other.name());
                     self.say(
                         &about,
                         Severity::Error,
@@ -64,7 +64,7 @@ impl Report<'_> {
     }
 
     /// TCP without an address of its own is told apart by the port alone, where HTTP may stand already.
-    fn addressless(&mut self, about: &About<'_, Service>, http_ports: &HashMap<u16, String>) {
+    fn addressless(&mut self, about: &About<'_, Service>, http_ports: &HashMap<u16, About<'_, Service>>) {
         let spec = &about.entry.object.spec;
         if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
             return;
@@ -72,7 +72,7 @@ impl Report<'_> {
         for (index, port) in spec.ports.iter().enumerate().filter(|(_, port)| port.protocol == Protocol::Tcp)
         {
             if let Some(other) = http_ports.get(&port.port) {
-                let message = format!("has no address, and port {} is HTTP for {other}", port.port);
+                let message = format!("has no address, and port {} is HTTP for {}", port.port, other.name());
                 let field = format!("spec.ports[{index}].port");
                 self.say(about, Severity::Warning, field, message, "give it a clusterIP, or another port");
             }
