@@ -50,6 +50,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SETTLE: Duration = Duration::from_secs(1);
 /// After a change, for what follows from it.
 const AFTERMATH: Duration = Duration::from_millis(300);
+/// While sidecars go and come.
+const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
 /// Files that are open besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -109,7 +111,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
     churn: u32,
 
-    /// For how long they do.
+    /// For how long they do, while an endpoint or a route changes ten times a second.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     seconds: Duration,
 
@@ -187,6 +189,8 @@ struct Told {
     sidecars: usize,
     /// From the change of the file until a sidecar has it: of all changes together.
     ms: Spread,
+    /// The same until the last sidecar has it: the median of the changes.
+    last_ms: f64,
     /// The control plane's CPU time for a change, the median.
     cpu_ms: f64,
     bytes_each: f64,
@@ -200,7 +204,10 @@ struct Churn {
     per_second: f64,
     cpu_ms_each: f64,
     ms: Spread,
-    resident_mb: f64,
+    /// How many changes there were meanwhile.
+    changes: u64,
+    /// Resident megabytes at the end of each tenth of the time.
+    resident_mb: Vec<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -286,11 +293,11 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
         let told = tell(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?;
         stdio::tell(format_args!(
             "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
-            told.sidecars, told.ms.last, told.cpu_ms
+            told.sidecars, told.last_ms, told.cpu_ms
         ));
         changes.push(told);
     }
-    let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, args)).transpose()?;
+    let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
     drop(fleet);
     tokio::time::sleep(SETTLE).await;
     let left_mb = server.resident();
@@ -355,7 +362,7 @@ fn tell(
     change: Change,
     repeat: u32,
 ) -> anyhow::Result<Told> {
-    let (mut moments, mut cpu, mut bytes, mut told) = (Vec::new(), Vec::new(), 0, 0);
+    let (mut moments, mut lasts, mut cpu, mut bytes, mut told) = (Vec::new(), Vec::new(), Vec::new(), 0, 0);
     let kind = match change {
         Change::Endpoint => Kind::Endpoint,
         Change::Route if fleet.plan.hosts_apart => Kind::VirtualHost,
@@ -378,7 +385,9 @@ fn tell(
         // What follows is part of it: acknowledgements, and what else the change brings.
         fleet.rest(AFTERMATH)?;
         cpu.push(server.cpu() - before);
-        moments.extend(fleet.told.changed.iter().map(|at| at - began));
+        let took: Vec<u64> = fleet.told.changed.iter().map(|at| at - began).collect();
+        lasts.extend(took.iter().max());
+        moments.extend(took);
         bytes += fleet.told.bytes;
     }
     cpu.sort_unstable();
@@ -386,16 +395,31 @@ fn tell(
         change,
         sidecars: told,
         ms: Spread::of(moments),
+        last_ms: Spread::of(lasts).p50,
         cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
         bytes_each: bytes as f64 / f64::from(repeat) / told.max(1) as f64,
     })
 }
 
-fn churn(fleet: &mut Fleet<'_>, server: &mut Server, args: &Args) -> anyhow::Result<Churn> {
+fn churn(fleet: &mut Fleet<'_>, server: &mut Server, mesh: &mut Mesh, args: &Args) -> anyhow::Result<Churn> {
     fleet.told = Default::default();
     let (cpu, start) = (server.cpu(), Instant::now());
-    let back = fleet.churn(f64::from(args.churn) / 100.0, args.seconds, args.at_once as usize)?;
+    let (mut changes, mut resident_mb) = (0, Vec::new());
+    let meanwhile = || {
+        let passed = start.elapsed();
+        if passed >= BETWEEN_CHANGES * (changes as u32 + 1) {
+            mesh.change(if changes % 2 == 0 { Change::Endpoint } else { Change::Route })?;
+            changes += 1;
+        }
+        if passed >= args.seconds / 10 * (resident_mb.len() as u32 + 1) {
+            resident_mb.push(server.resident());
+        }
+        Ok(())
+    };
+    let share = f64::from(args.churn) / 100.0;
+    let back = fleet.churn(share, args.seconds, args.at_once as usize, meanwhile)?;
     let seconds = start.elapsed().as_secs_f64();
+    resident_mb.push(server.resident());
     let told = std::mem::take(&mut fleet.told);
     let made = told.configured.len() as f64;
     Ok(Churn {
@@ -404,7 +428,8 @@ fn churn(fleet: &mut Fleet<'_>, server: &mut Server, args: &Args) -> anyhow::Res
         per_second: back as f64 / args.seconds.as_secs_f64(),
         cpu_ms_each: (server.cpu() - cpu) as f64 / 1e6 / made,
         ms: Spread::of(told.configured),
-        resident_mb: server.resident(),
+        changes,
+        resident_mb,
     })
 }
 
@@ -505,8 +530,11 @@ impl Report {
             rows.push((
                 format!("{:?} changes, at {} sidecars", told.change, told.sidecars),
                 format!(
-                    "{}; CPU {:.1} ms; {:.0} bytes to each",
-                    told.ms.text(),
+                    "P50 {:.1} ms, P99 {:.1}, the last {:.1} (at most {:.1}); CPU {:.1} ms; {:.0} bytes to each",
+                    told.ms.p50,
+                    told.ms.p99,
+                    told.last_ms,
+                    told.ms.last,
                     told.cpu_ms,
                     told.bytes_each
                 ),
@@ -516,11 +544,12 @@ impl Report {
             rows.push((
                 format!("{} % go and come back", churn.percent),
                 format!(
-                    "{:.0} a second; CPU {:.2} ms each; each after {}; {:.0} MB",
+                    "{:.0} a second; CPU {:.2} ms each; each after {}; {} changes; MB by tenths: {}",
                     churn.per_second,
                     churn.cpu_ms_each,
                     churn.ms.text(),
-                    churn.resident_mb
+                    churn.changes,
+                    churn.resident_mb.iter().map(|mb| format!("{mb:.0}")).collect::<Vec<_>>().join(" "),
                 ),
             ));
         }

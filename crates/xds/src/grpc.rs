@@ -216,16 +216,21 @@ fn begin(
 struct Alive {
     ping: PingPong,
     asked: bool,
+    /// The task is woken when the timer ends.
+    awaited: bool,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Alive {
     fn new(ping: PingPong) -> Self {
-        Self { ping, asked: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
+        Self { ping, asked: false, awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
     }
 
-    /// Ready if it does not.
+    /// Ready if it does not. Whoever polls does so as one and the same task.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.awaited && !self.asked && Instant::now() < self.timer.deadline() {
+            return Poll::Pending;
+        }
         if self.asked && matches!(self.ping.poll_pong(cx), Poll::Ready(Ok(_))) {
             self.wait(false, BETWEEN_PINGS);
         }
@@ -239,6 +244,7 @@ impl Alive {
                 self.wait(false, BETWEEN_PINGS);
             }
         }
+        self.awaited = true;
         Poll::Pending
     }
 

@@ -7,7 +7,7 @@
 pub mod fuzzing;
 mod state;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use envoy_types::pb::{
     envoy::{
@@ -152,14 +152,17 @@ async fn serve<R: IntoAsk>(
     let mut next = Some(first);
     let mut held_until = None;
     loop {
-        let current = resources.borrow_and_update().clone();
-        if let Some(request) = next.take() {
-            match request.into_ask() {
-                Ok(ask) => session.ask(ask, &current, &mut *report),
-                Err(url) => debug!(url, "asked for a kind that is not served"),
+        let pushes = {
+            // Looked at in its place: all streams would count their references to it at the same time.
+            let current = resources.borrow_and_update();
+            match next.take().map(R::into_ask) {
+                Some(Ok(ask)) => session.ask(ask, &current, &mut *report),
+                Some(Err(url)) => debug!(url, "asked for a kind that is not served"),
+                None => {}
             }
-        }
-        let pushes = session.pushes(&current).map_err(|Behind| {
+            session.pushes(&current)
+        };
+        let pushes = pushes.map_err(|Behind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
         for push in pushes {
@@ -173,8 +176,15 @@ async fn serve<R: IntoAsk>(
         } else if held_until.is_none() {
             held_until = Some(Instant::now() + HOLD);
         }
+        let held = async {
+            match held_until {
+                Some(until) => sleep_until(until).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
-            () = sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => session.release(),
+            biased;
+            () = held => session.release(),
             request = requests.next() => match request? {
                 Some(request) => next = Some(request),
                 None => return Ok(()),

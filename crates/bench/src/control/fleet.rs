@@ -111,13 +111,20 @@ impl<'a> Fleet<'a> {
     }
 
     /// Closes some connections at the front and opens them anew, in turn, for as long as said. Tells how many sidecars came
-    /// back.
-    pub(crate) fn churn(&mut self, share: f64, length: Duration, at_once: usize) -> anyhow::Result<usize> {
+    /// back. `meanwhile` is called again and again.
+    pub(crate) fn churn(
+        &mut self,
+        share: f64,
+        length: Duration,
+        at_once: usize,
+        mut meanwhile: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<usize> {
         let (start, patience) = (clock::now(), Duration::from_secs(60));
         let end = start + nanoseconds(length);
         let moving = ((self.slots.len() as f64 * share) as usize).max(1);
         let (first, mut under_way, mut next) = (self.told.configured.len(), 0, 0);
         while clock::now() < end {
+            meanwhile()?;
             under_way = under_way.max(self.told.configured.len() - first);
             while under_way - (self.told.configured.len() - first) < at_once.min(moving * self.streams) {
                 let at = next % moving;
