@@ -14,13 +14,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use skysail_core::fingerprint;
 use skysail_model::{
     Diagnostic, Files, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, Touched, World,
     compile_own, parse,
 };
-use skysail_xds::{Layer, Resources, Snapshot, client::Form, server::Event};
+use skysail_xds::{Kind, Layer, Resources, Snapshot, client::Form, server::Event};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -98,8 +98,24 @@ pub(crate) struct ClientStatus {
     form: &'static str,
     /// Seconds since 1970.
     connected_at: u64,
-    /// By type.
-    types: BTreeMap<&'static str, TypeStatus>,
+    /// By type. Few, in thousands of proxies.
+    #[serde(serialize_with = "by_type")]
+    types: Vec<(Kind, TypeStatus)>,
+}
+
+impl ClientStatus {
+    fn of(&mut self, kind: Kind) -> &mut TypeStatus {
+        let index = self.types.iter().position(|(of, _)| *of == kind).unwrap_or_else(|| {
+            self.types.reserve_exact(1);
+            self.types.push((kind, TypeStatus::default()));
+            self.types.len() - 1
+        });
+        &mut self.types[index].1
+    }
+}
+
+fn by_type<S: Serializer>(types: &[(Kind, TypeStatus)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(types.iter().map(|(kind, status)| (kind.short(), status)))
 }
 
 /// How a proxy gets on with one type of resource.
@@ -249,7 +265,7 @@ impl Publisher {
                 Form::Sotw => "sotw",
             },
             connected_at: now.as_secs(),
-            types: BTreeMap::new(),
+            types: Vec::new(),
         };
         let status = Arc::new(Mutex::new(status));
         state.clients.insert(id, Client { view, status: Arc::clone(&status) });
@@ -507,30 +523,28 @@ impl Connected {
     pub(crate) fn report(&self, event: Event<'_>) {
         let metrics = &self.publisher.metrics;
         let mut status = lock(&self.status);
-        let ClientStatus { proxy, types, .. } = &mut *status;
         match event {
             Event::Asked { kind } => {
-                let status = TypeStatus { synced: true, ..TypeStatus::default() };
-                types.insert(kind.short(), status);
+                *status.of(kind) = TypeStatus { synced: true, ..TypeStatus::default() };
             }
             Event::Sent { kind, nonce, bytes, .. } => {
                 count(&metrics.pushes[kind as usize]);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
                 metrics.push_bytes[kind as usize].fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
-                let status = types.entry(kind.short()).or_default();
+                let status = status.of(kind);
                 status.sent = nonce;
                 status.responses += 1;
                 status.synced = false;
             }
             Event::Acked { kind, nonce } => {
-                let status = types.entry(kind.short()).or_default();
+                let status = status.of(kind);
                 let TypeStatus { sent, responses, .. } = *status;
                 *status = TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
             }
             Event::Rejected { kind, nonce, reason } => {
                 count(&metrics.rejects[kind as usize]);
-                warn!(%proxy, %kind, reason, "the proxy refused its configuration");
-                let status = types.entry(kind.short()).or_default();
+                warn!(proxy = status.proxy, %kind, reason, "the proxy refused its configuration");
+                let status = status.of(kind);
                 status.nacked = nonce;
                 status.error = reason.to_owned();
                 status.synced = false;

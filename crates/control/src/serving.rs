@@ -169,11 +169,16 @@ pub(crate) async fn serve<S: Service + 'static>(
         let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
         match acceptor.clone() {
             Some(acceptor) => tokio::spawn(async move {
-                if let Some(stream) = shake_hands(&acceptor, stream, permit).await {
-                    connection(stream, service, shutdown).await;
+                // What a handshake needs is held no longer than that.
+                if let Some(stream) = Box::pin(shake_hands(&acceptor, stream, permit)).await {
+                    let info = stream.connect_info();
+                    connection(Box::new(stream), info, service, shutdown).await;
                 }
             }),
-            None => tokio::spawn(connection(stream, service, shutdown)),
+            None => tokio::spawn(async move {
+                let info = stream.connect_info();
+                connection(stream, info, service, shutdown).await;
+            }),
         };
     }
 }
@@ -199,14 +204,15 @@ async fn shake_hands(
     None
 }
 
-/// Serves a connection, and holds up the exit while it has calls.
-async fn connection<IO>(stream: IO, service: Arc<impl Service>, mut shutdown: Shutdown)
+/// Serves a connection, of which `info` is known, and holds up the exit as long as it is there.
+async fn connection<IO, Info>(stream: IO, info: Info, service: Arc<impl Service>, mut shutdown: Shutdown)
 where
-    IO: AsyncRead + AsyncWrite + Connected + Unpin,
+    IO: AsyncRead + AsyncWrite + Unpin,
+    Info: Clone + Send + Sync + 'static,
 {
     let _guard = shutdown.guard();
     let mut extensions = Extensions::new();
-    extensions.insert(stream.connect_info());
+    extensions.insert(info);
     if let Err(error) = grpc::serve(stream, extensions, &*service, shutdown.draining()).await {
         debug!(%error, "a connection ended");
     }

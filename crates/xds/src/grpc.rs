@@ -146,7 +146,8 @@ where
 {
     let mut builder = Builder::new();
     builder.max_concurrent_streams(CALLS).max_header_list_size(MAX_HEAD);
-    let Ok(connection) = tokio::time::timeout(PATIENCE, builder.handshake(io)).await else {
+    // What the beginning needs is held no longer than that.
+    let Ok(connection) = Box::pin(tokio::time::timeout(PATIENCE, builder.handshake(io))).await else {
         debug!("a client does not begin");
         return Ok(());
     };

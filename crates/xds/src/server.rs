@@ -122,16 +122,20 @@ impl<V: Views> DiscoveryService<V> {
         Box::pin(async move {
             let mut requests = Requests::<R>::new(requests, MAX_REQUEST);
             let served = async {
-                let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
-                    .await
-                    .map_err(|_| Status::deadline_exceeded("no request came"))??
-                    .ok_or_else(|| Status::cancelled("the client left"))?;
-                let node = first
-                    .take_node()
-                    .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
-                let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
-                let view = views.connect(node, R::FORM, call).await?;
-                serve(view, first, requests, &mut answers).await
+                // What the beginning needs is held no longer than that.
+                let begun = Box::pin(async {
+                    let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
+                        .await
+                        .map_err(|_| Status::deadline_exceeded("no request came"))??
+                        .ok_or_else(|| Status::cancelled("the client left"))?;
+                    let node = first
+                        .take_node()
+                        .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
+                    let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
+                    Ok::<_, Status>((views.connect(node, R::FORM, call).await?, first.into_ask()))
+                });
+                let (view, first) = begun.await?;
+                serve(view, first, &mut requests, &mut answers).await
             };
             let status = served.await.err().unwrap_or_else(|| Status::ok(""));
             debug!(%status, "discovery stream ended");
@@ -143,8 +147,8 @@ impl<V: Views> DiscoveryService<V> {
 /// Serves one stream until the client leaves or the view ends.
 async fn serve<R: IntoAsk>(
     view: View,
-    first: R,
-    mut requests: Requests<R>,
+    first: Result<Ask, String>,
+    requests: &mut Requests<R>,
     answers: &mut Answers,
 ) -> Result<(), Status> {
     let View { mut resources, mut report } = view;
@@ -155,7 +159,7 @@ async fn serve<R: IntoAsk>(
         let pushes = {
             // Looked at in its place: all streams would count their references to it at the same time.
             let current = resources.borrow_and_update();
-            match next.take().map(R::into_ask) {
+            match next.take() {
                 Some(Ok(ask)) => session.ask(ask, &current, &mut *report),
                 Some(Err(url)) => debug!(url, "asked for a kind that is not served"),
                 None => {}
@@ -186,7 +190,7 @@ async fn serve<R: IntoAsk>(
             biased;
             () = held => session.release(),
             request = requests.next() => match request? {
-                Some(request) => next = Some(request),
+                Some(request) => next = Some(request.into_ask()),
                 None => return Ok(()),
             },
             changed = resources.changed() => {

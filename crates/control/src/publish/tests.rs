@@ -1,7 +1,7 @@
 //! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
 
 use skysail_model::api::kube::Locality;
-use skysail_xds::{Changes, Kind, Resource};
+use skysail_xds::{Changes, Resource};
 
 use super::*;
 
