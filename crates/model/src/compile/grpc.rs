@@ -5,7 +5,7 @@
 //! clusters, which name endpoints. Routes and endpoints are those of sidecars; of a cluster gRPC takes little, and refuses what
 //! it does not know, so clusters are made here.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use skysail_core::ClusterName;
 use skysail_xds::{
@@ -22,27 +22,29 @@ use super::{
     Scope, balance, filters, order,
     pb::{Any, cluster, from_ads, listener, pack},
     policy::Effective,
-    pool, routes,
+    pool, routes, tls,
 };
 use crate::api::{
-    DestinationRule, Protocol, Service, ServicePort, Typed,
-    destination_rule::{LoadBalancer, SimpleLb},
+    DestinationRule, MeshConfig, Protocol, Service, ServicePort, Typed,
+    destination_rule::{LoadBalancer, SimpleLb, TlsMode},
 };
 
 use cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy};
 
-/// The listeners of a service, by each name it may be asked for.
-pub(super) fn listeners(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
-    let (hosts, full) = (hosts(scope, service), service.fqdn());
+/// The listeners of these services, by each name they may be asked for.
+pub(super) fn listeners(scope: &Scope<'_>, services: &[&Typed<Service>]) -> Vec<Arc<Resource>> {
+    let full: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
-    for port in ports(service) {
-        let manager = connection_manager(ClusterName::outbound(port.port, "", &full).to_string());
-        made.extend(hosts.iter().map(|host| {
-            let name = format!("{host}:{}", port.port);
-            let api_listener = Some(listener::ApiListener { api_listener: Some(manager.clone()) });
-            let listener = listener::Listener { name, api_listener, ..Default::default() };
-            order::encode(Kind::Listener, &listener.name, &listener)
-        }));
+    for service in services {
+        let mut hosts = short_names(scope, service);
+        // A host outside may be called so, too.
+        hosts.retain(|host| !full.contains(host));
+        hosts.push(service.fqdn());
+        for port in ports(service) {
+            let routes = ClusterName::outbound(port.port, "", &service.fqdn()).to_string();
+            let manager = connection_manager(routes);
+            made.extend(hosts.iter().map(|host| listener(format!("{host}:{}", port.port), &manager)));
+        }
     }
     made
 }
@@ -59,11 +61,17 @@ pub(super) fn clusters(
     port: &ServicePort,
     rule: Option<&Typed<DestinationRule>>,
 ) -> Vec<cluster::Cluster> {
-    let host = service.fqdn();
+    let (host, mesh) = (service.fqdn(), scope.world.mesh());
     let rule = rule.map(|rule| &rule.spec);
     let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
     let made = |subset: &str, effective: &Effective<'_>| {
-        of_endpoints(scope, ClusterName::outbound(port.port, subset, &host).to_string(), effective)
+        let name = ClusterName::outbound(port.port, subset, &host).to_string();
+        let mut made = of_endpoints(mesh, name, effective);
+        // Only if it is asked for, as in Istio: there is no telling whether a server takes both.
+        if effective.tls.is_some_and(|tls| tls.mode == TlsMode::IstioMutual) {
+            made.transport_socket = Some(tls::for_grpc(mesh, &scope.world.service_identities(service)));
+        }
+        made
     };
     let subsets = rule.into_iter().flat_map(|rule| rule.subsets.iter().map(move |subset| (rule, subset)));
     std::iter::once(made("", &whole))
@@ -77,14 +85,19 @@ fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {
     service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp)
 }
 
-/// The names a client may ask for a service by. As in Istio, the short ones are for its own namespace.
-fn hosts(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
+/// What a client may call a service beside its full name. As in Istio, only one of its own namespace.
+fn short_names(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
-    let mut hosts = vec![service.fqdn()];
-    if service.spec.outside.is_none() && namespace == scope.namespace {
-        hosts.extend([name.clone(), format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
+    if service.spec.outside.is_some() || namespace != scope.namespace {
+        return Vec::new();
     }
-    hosts
+    vec![name.clone(), format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]
+}
+
+fn listener(name: String, manager: &Any) -> Arc<Resource> {
+    let api_listener = Some(listener::ApiListener { api_listener: Some(manager.clone()) });
+    let listener = listener::Listener { name, api_listener, ..Default::default() };
+    order::encode(Kind::Listener, &listener.name, &listener)
 }
 
 fn connection_manager(routes: String) -> Any {
@@ -101,7 +114,7 @@ fn connection_manager(routes: String) -> Any {
     })
 }
 
-fn of_endpoints(scope: &Scope<'_>, name: String, effective: &Effective<'_>) -> cluster::Cluster {
+fn of_endpoints(mesh: &MeshConfig, name: String, effective: &Effective<'_>) -> cluster::Cluster {
     let mut made = cluster::Cluster {
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32)),
         eds_cluster_config: Some(EdsClusterConfig {
@@ -112,7 +125,7 @@ fn of_endpoints(scope: &Scope<'_>, name: String, effective: &Effective<'_>) -> c
         name,
         ..Default::default()
     };
-    pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
+    pool::apply(&mut made, mesh, effective.connection_pool);
     pick(&mut made, effective.load_balancer);
     made
 }

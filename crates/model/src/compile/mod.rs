@@ -86,11 +86,11 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
             shared.chain(own).collect()
         }
-        Part::Names if scope.role == Role::Grpc => {
-            scope.services().flat_map(|service| grpc::listeners(&scope, service)).collect()
-        }
         Part::Names => {
             let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            if scope.role == Role::Grpc {
+                return grpc::listeners(&scope, &services);
+            }
             vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
         }
     }

@@ -63,7 +63,7 @@ spec:
     connectionPool: {http: {http2MaxRequests: 7, maxRequestsPerConnection: 3}, tcp: {maxConnections: 5}}
     outlierDetection: {consecutive5xxErrors: 3}
   subsets:
-    - {name: least, trafficPolicy: {loadBalancer: {simple: LEAST_REQUEST}}}
+    - {name: least, trafficPolicy: {loadBalancer: {simple: LEAST_REQUEST}, tls: {mode: ISTIO_MUTUAL}}}
     - {name: maglev, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {}}}}}
 ";
 
@@ -86,6 +86,7 @@ fn clusters_say_what_grpc_knows_and_nothing_else() {
         // It would eject by success rate, which Istio's settings have not.
         assert_eq!(cluster.outlier_detection, None);
         assert!(cluster.transport_socket_matches.is_empty() && cluster.filters.is_empty());
+        assert_eq!(cluster.transport_socket.is_some(), subset == "least", "{subset}");
     }
     let headless: cluster::Cluster =
         get(&made, Kind::Cluster, "outbound|3307||db-headless.shop.svc.cluster.local");
@@ -128,6 +129,31 @@ fn routes_are_for_every_host_with_timeouts_as_grpc_has_them() {
     let host = sidecars.virtual_hosts.iter().find(|host| host.name.starts_with("db.")).unwrap();
     assert_eq!(action(&host.routes[0]).max_stream_duration, None);
     assert_eq!(host.routes[0].typed_per_filter_config.len(), 2);
+}
+
+#[test]
+fn a_full_name_is_never_anothers_short_one() {
+    let world = world(
+        r"
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: alike, namespace: other}
+spec:
+  hosts: [db.shop]
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints: [{address: 10.8.0.1}]
+",
+    );
+    let scope = Surroundings::of(&client("shop"), false);
+    let made = compile_part(&world, &scope, &Part::Names);
+    let of_name: Vec<_> = made.iter().filter(|resource| &*resource.name == "db.shop:80").collect();
+    assert_eq!(of_name.len(), 1);
+    let listener: listener::Listener = Message::decode(of_name[0].body.clone()).unwrap();
+    let manager: HttpConnectionManager =
+        unpack(&listener.api_listener.unwrap().api_listener.unwrap()).unwrap();
+    let Some(RouteSpecifier::Rds(rds)) = manager.route_specifier else { panic!("no routes") };
+    assert_eq!(rds.route_config_name, "outbound|80||db.shop");
 }
 
 #[test]
