@@ -14,14 +14,21 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{OnceLock, mpsc},
     thread,
+    time::{Duration, SystemTime},
 };
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use skysail_core::SpiffeId;
+use skysail_identity::{
+    Authority, KeyAndCsr,
+    rotation::{Lifetimes, SelfSigned},
+};
 use skysail_testkit::eventually;
 
 const MESH: &str = include_str!("grpc/mesh.yaml");
 const ROUTES: &str = include_str!("grpc/routes.yaml");
+const DAY: Duration = Duration::from_secs(24 * 3600);
 const ECHO: &str = "xds:///echo.shop.svc.cluster.local:9000";
 
 /// A process that ends with the test.
@@ -41,10 +48,12 @@ fn program() -> &'static Path {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-client");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/grpc");
         let build = Command::new("go").args(["build", "-o"]).arg(&program).current_dir(source).status();
-        let built = build.unwrap_or_else(|error| {
-            panic!("this test needs Go, to build a client of gRPC, and go does not start ({error}): run ./test.sh")
-        });
-        assert!(built.success(), "tests/grpc could not be built; it needs the Go module proxy (GOPROXY), once");
+        assert!(
+            build.is_ok(),
+            "this test builds a client with Go, and go does not start ({build:?}): run ./test.sh"
+        );
+        let built = build.is_ok_and(|status| status.success());
+        assert!(built, "tests/grpc could not be built; it needs the Go module proxy (GOPROXY), once");
         program
     })
 }
@@ -60,8 +69,13 @@ struct Server {
 
 impl Server {
     fn start(name: &'static str, version: &'static str, ip: &str) -> Self {
+        Self::start_with(name, version, ip, None)
+    }
+
+    /// With a folder: mutual TLS with the certificate in it.
+    fn start_with(name: &'static str, version: &'static str, ip: &str, certificate: Option<&Path>) -> Self {
         let mut command = Command::new(program());
-        command.args(["serve", &format!("{ip}:0"), name]).stdout(Stdio::piped());
+        command.args(["serve", &format!("{ip}:0"), name]).args(certificate).stdout(Stdio::piped());
         let mut process = Process(command.spawn().unwrap());
         let mut address = BufReader::new(process.0.stdout.take().unwrap()).lines();
         let address = address.next().unwrap().unwrap();
@@ -74,28 +88,36 @@ impl Server {
         let Self { name, version, ip, port, .. } = self;
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, labels: {{app: echo, version: {version}}}}}\n\
-             spec: {{containers: [{{name: echo, image: echo, ports: [{{name: grpc, containerPort: {port}}}]}}]}}\n\
+             spec: {{serviceAccountName: echo, containers: [{{name: echo, image: echo, ports: [{{name: grpc, containerPort: {port}}}]}}]}}\n\
              status: {{podIP: {ip}, conditions: [{{type: Ready, status: 'True'}}]}}\n"
         )
     }
 }
 
-/// A control plane and its files.
+/// A control plane, its files, and what it signs with.
 struct Control {
     _process: Process,
     folder: tempfile::TempDir,
-    discovery: String,
+    _ca: tempfile::TempDir,
+    authority: Authority,
+    /// Discovery over TLS, and without.
+    secure: String,
+    plain: String,
     admin: String,
 }
 
 impl Control {
     fn start(files: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, ca) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let lifetimes = Lifetimes { certificate: DAY, root: 100 * DAY };
+        let authority =
+            SelfSigned::open(Some(ca.path()), lifetimes, SystemTime::now()).unwrap().authority().unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_skysail"));
         command
             .args(["control", "--listen", "127.0.0.1", "--log-json", "--no-dns", "--config"])
             .arg(folder.path());
+        command.arg("--ca-dir").arg(ca.path());
         command.args(["--tls-port", "0", "--plain-port", "0", "--admin-port", "0"]).stderr(Stdio::piped());
         let mut process = Process(command.spawn().unwrap());
         let log = BufReader::new(process.0.stderr.take().unwrap()).lines();
@@ -108,13 +130,14 @@ impl Control {
             }
         });
         let address = |of: &str| loop {
-            let line = lines.recv().unwrap_or_else(|_| panic!("the control plane ended"));
+            let line = lines.recv().unwrap();
             if line["message"].as_str().is_some_and(|message| message.starts_with(of)) {
                 return line["address"].as_str().unwrap().to_owned();
             }
         };
-        let (discovery, admin) = (address("serving discovery (plain text"), address("serving admin"));
-        Self { _process: process, folder, discovery, admin }
+        let secure = address("serving discovery and certificates");
+        let (plain, admin) = (address("serving discovery (plain text"), address("serving admin"));
+        Self { _process: process, folder, _ca: ca, authority, secure, plain, admin }
     }
 
     /// Writes a file as people's tools do.
@@ -187,17 +210,33 @@ impl Outcome {
 }
 
 impl Client {
+    /// One that nobody knows.
     fn start(control: &Control, namespace: &str) -> Self {
+        Self::start_as(&control.plain, namespace, json!({"type": "insecure"}), json!({}))
+    }
+
+    /// One that shows the certificate in a folder to the control plane, and to servers where the mesh wants it.
+    fn start_with(control: &Control, namespace: &str, certificate: &Path) -> Self {
+        let at = |file: &str| certificate.join(file);
+        let files = json!({"certificate_file": at("cert.pem"), "private_key_file": at("key.pem"),
+            "ca_certificate_file": at("root.pem")});
+        let provider = json!({"plugin_name": "file_watcher", "config": files});
+        let credentials = json!({"type": "tls", "config": files});
+        Self::start_as(&control.secure, namespace, credentials, json!({"default": provider}))
+    }
+
+    fn start_as(server: &str, namespace: &str, credentials: Value, certificates: Value) -> Self {
         let bootstrap = json!({
             "xds_servers": [{
-                "server_uri": control.discovery,
-                "channel_creds": [{"type": "insecure"}],
+                "server_uri": server,
+                "channel_creds": [credentials],
                 "server_features": ["xds_v3"],
             }],
             "node": {
                 "id": format!("sidecar~127.0.0.1~client.{namespace}~{namespace}.svc.cluster.local"),
-                "metadata": {"GENERATOR": "grpc", "NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes"},
+                "metadata": {"GENERATOR": "grpc", "NAMESPACE": namespace, "SERVICE_ACCOUNT": "client"},
             },
+            "certificate_providers": certificates,
         });
         let mut command = Command::new(program());
         command.arg("call").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap.to_string());
@@ -278,6 +317,40 @@ fn policies_hold(client: &mut Client) {
     assert!(nowhere.error().starts_with("Unavailable"), "{nowhere:?}");
     assert!(nowhere.error().contains("outbound|9000||no-such-service.shop.svc.cluster.local"), "{nowhere:?}");
     assert!(call("", "").errors.is_empty());
+}
+
+/// Writes a certificate for an account as Istio's agent does for clients of gRPC.
+fn certify(authority: &Authority, account: &str) -> tempfile::TempDir {
+    let (folder, key) = (tempfile::tempdir().unwrap(), KeyAndCsr::generate(None).unwrap());
+    let id = SpiffeId::new("cluster.local", "shop", account);
+    let signed = authority.sign(&key.csr_pem, &id, DAY).unwrap();
+    let files = [("cert.pem", signed.chain.concat()), ("key.pem", key.key_pem())];
+    for (name, text) in files.into_iter().chain([("root.pem", authority.roots_pem().to_owned())]) {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
+    let mesh = MESH.replace("loadBalancer: {simple: RANDOM}", "tls: {mode: ISTIO_MUTUAL}");
+    let control = Control::start(&[("mesh.yaml", &mesh)]);
+    let [own, echo, other] = ["client", "echo", "other"].map(|account| certify(&control.authority, account));
+    let right = Server::start_with("right", "v1", "127.0.0.1", Some(echo.path()));
+    let wrong = Server::start_with("wrong", "v1", "127.0.0.2", Some(other.path()));
+    control.put("pod.yaml", &right.pod());
+    let mut client = Client::start_with(&control, "shop", own.path());
+    eventually("the server is trusted", || client.call(ECHO, 10, &[]).only("right"));
+    assert_eq!(control.clients()[0]["identity"], "spiffe://cluster.local/ns/shop/sa/client");
+
+    // Of the same authority, but for another account.
+    control.put("pod.yaml", &wrong.pod());
+    eventually("the other server is not trusted", || {
+        let outcome = client.call(ECHO, 1, &[]);
+        let names = |error: &String| error.contains("spiffe://cluster.local/ns/shop/sa/other");
+        if outcome.errors.keys().any(names) { Ok(()) } else { Err(format!("{outcome:?}")) }
+    });
+    control.all_is_taken();
 }
 
 #[test]

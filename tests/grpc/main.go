@@ -1,22 +1,29 @@
 // Command grpc is both ends of a call for tests/grpc.rs: a server that says who it is, and a client that takes its
 // configuration from a control plane by itself (xDS).
 //
-//	grpc serve ADDRESS NAME   serves gRPC's health service; says where on standard output
-//	grpc call                 reads what to call from standard input, a line of JSON each, and answers in lines of JSON
+//	grpc serve ADDRESS NAME [FOLDER]   serves gRPC's health service; says where on standard output
+//	grpc call                          reads what to call from standard input, a line of JSON each, and answers in lines of JSON
+//
+// With a folder, the server shows the certificate in it and asks its clients for one.
 package main
 
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/credentials/xds"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -37,16 +44,22 @@ func main() {
 func run(args []string) error {
 	switch {
 	case len(args) == 3 && args[0] == "serve":
-		return serve(args[1], args[2])
+		return serve(args[1], args[2], insecure.NewCredentials())
+	case len(args) == 4 && args[0] == "serve":
+		own, err := mutual(args[3])
+		if err != nil {
+			return err
+		}
+		return serve(args[1], args[2], own)
 	case len(args) == 1 && args[0] == "call":
 		return answerAll()
 	default:
-		return fmt.Errorf("usage: grpc serve ADDRESS NAME | grpc call")
+		return fmt.Errorf("usage: grpc serve ADDRESS NAME [FOLDER] | grpc call")
 	}
 }
 
 // serve answers until the process is ended.
-func serve(address, name string) error {
+func serve(address, name string, own credentials.TransportCredentials) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return err
@@ -61,10 +74,29 @@ func serve(address, name string) error {
 		}
 		return next(ctx, request)
 	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(intercept))
+	server := grpc.NewServer(grpc.Creds(own), grpc.UnaryInterceptor(intercept))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	fmt.Println(listener.Addr())
 	return server.Serve(listener)
+}
+
+// mutual is TLS with the certificate and the roots in a folder.
+func mutual(folder string) (credentials.TransportCredentials, error) {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(folder, "cert.pem"), filepath.Join(folder, "key.pem"))
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(folder, "root.pem"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(text)
+	return credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientCAs:    roots,
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+	}), nil
 }
 
 // behave does what the caller asks for by the header "please".
@@ -102,6 +134,11 @@ type outcome struct {
 
 // answerAll keeps its connections, and with them what it knows of the mesh, until its input ends.
 func answerAll() error {
+	// The mesh says where TLS is spoken.
+	own, err := xds.NewClientCredentials(xds.ClientOptions{FallbackCreds: insecure.NewCredentials()})
+	if err != nil {
+		return err
+	}
 	connections := map[string]*grpc.ClientConn{}
 	input, output := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
 	for input.Scan() {
@@ -112,7 +149,7 @@ func answerAll() error {
 		connection := connections[wanted.Target]
 		if connection == nil {
 			var err error
-			connection, err = grpc.NewClient(wanted.Target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			connection, err = grpc.NewClient(wanted.Target, grpc.WithTransportCredentials(own))
 			if err != nil {
 				return err
 			}
