@@ -265,7 +265,13 @@ fn calls_go_where_services_and_rules_say() {
 
     // Without rules in turn, by whatever name the service has here.
     for host in ["echo.shop.svc.cluster.local", "echo.shop.svc", "echo.shop", "echo"] {
-        let outcome = client.call(&format!("xds:///{host}:9000"), 100, &[]);
+        let name = format!("xds:///{host}:9000");
+        // Connections are made one by one, and used when they are there.
+        eventually("both are connected", || match client.call(&name, 10, &[]) {
+            outcome if outcome.answers.len() == 2 => Ok(()),
+            outcome => Err(format!("{host}: {outcome:?}")),
+        });
+        let outcome = client.call(&name, 100, &[]);
         assert!(outcome.errors.is_empty(), "{host}: {outcome:?}");
         assert!(outcome.answers.values().all(|count| (45..=55).contains(count)), "{host}: {outcome:?}");
         assert_eq!(outcome.answers.len(), 2, "{host}: {outcome:?}");
