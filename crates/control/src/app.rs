@@ -92,8 +92,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
     let services = Arc::new((discovery.clone(), certificates));
     tokio::spawn(serving::serve(tls, Some(own.config()?), services, shutdown.clone()));
-    if args.plain_port != 0 {
-        let plain = bind(&args, args.plain_port, "discovery (plain text, no authentication)")?;
+    if let Some(port) = args.plain_port {
+        let plain = bind(&args, port, "discovery (plain text, no authentication)")?;
         tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;

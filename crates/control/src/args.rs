@@ -21,9 +21,9 @@ pub struct Args {
     /// Discovery and certificates over TLS; 0 takes any free port.
     #[arg(long, value_name = "PORT", default_value_t = names::DISCOVERY_TLS_PORT)]
     pub tls_port: u16,
-    /// Discovery in plain text and without authentication; off unless given.
-    #[arg(long, value_name = "PORT", default_value_t = 0)]
-    pub plain_port: u16,
+    /// Discovery in plain text and without authentication; off unless given. 0 takes any free port.
+    #[arg(long, value_name = "PORT")]
+    pub plain_port: Option<u16>,
     /// Readiness, metrics and debugging; 0 takes any free port.
     #[arg(long, value_name = "PORT", default_value_t = names::CONTROL_ADMIN_PORT)]
     pub admin_port: u16,

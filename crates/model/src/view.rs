@@ -24,7 +24,7 @@ pub struct ProxyNode {
 /// What a proxy's configuration depends on. Proxies with equal views get the same, made once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProxyView {
-    /// Sidecar or gateway.
+    /// Whose configuration it takes.
     pub role: Role,
     /// Its namespace.
     pub namespace: String,
@@ -59,7 +59,7 @@ pub struct ProxyView {
 /// What shared resources depend on: the part of a view that many workloads have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Surroundings {
-    /// Sidecar or gateway.
+    /// Whose configuration they take.
     pub role: Role,
     /// The namespace.
     pub namespace: String,
@@ -104,6 +104,11 @@ impl Surroundings {
     pub fn kin(&self) -> Self {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
     }
+
+    /// Whether the routes of a host are resources of their own.
+    pub fn routes_by_host(&self) -> bool {
+        self.hosts_apart || self.role == Role::Grpc
+    }
 }
 
 /// What a proxy is for.
@@ -113,7 +118,12 @@ pub enum Role {
     Sidecar,
     /// A gateway.
     Router,
+    /// In a workload: its gRPC library takes configuration itself (metadata `GENERATOR: grpc`).
+    Grpc,
 }
+
+/// What clients of gRPC say their configuration is to be made by.
+const GRPC: &str = "grpc";
 
 /// Why a node cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -144,6 +154,7 @@ struct Metadata {
     pod_ports: PodPorts,
     mesh_id: String,
     node_name: String,
+    generator: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
     skysail_resolved: String,
@@ -221,6 +232,8 @@ impl ProxyNode {
         if ips.is_empty() {
             return Err(invalid());
         }
+        let role = if metadata.generator == GRPC { Role::Grpc } else { role };
+        let grpc = role == Role::Grpc;
         let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
         let view = ProxyView {
             role,
@@ -235,9 +248,9 @@ impl ProxyNode {
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             mesh_id: metadata.mesh_id,
-            plain_envoy: metadata.skysail_plain_envoy == "true",
-            hosts_apart: metadata.skysail_vhds == "true",
-            names_resolved: metadata.skysail_resolved == "true",
+            plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
+            hosts_apart: metadata.skysail_vhds == "true" && !grpc,
+            names_resolved: metadata.skysail_resolved == "true" || grpc,
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }
@@ -267,6 +280,15 @@ mod tests {
         assert_eq!(node.view.domain, "cluster.local");
         assert_eq!(node.view.named_ports, BTreeMap::from([("web".into(), 80)]));
         assert!(node.view.ipv4 && node.view.ipv6);
+    }
+
+    #[test]
+    fn a_client_of_grpc_says_so() {
+        let parse = |metadata| ProxyNode::parse(ID, metadata, Locality::default()).unwrap().view;
+        let view = parse(json!({"GENERATOR": "grpc", "SKYSAIL_VHDS": "true", "SKYSAIL_PLAIN_ENVOY": "true"}));
+        assert_eq!(view.role, Role::Grpc);
+        assert_eq!((view.hosts_apart, view.plain_envoy, view.names_resolved), (false, false, true));
+        assert_eq!(parse(json!({"GENERATOR": ""})).role, Role::Sidecar);
     }
 
     #[test]

@@ -156,6 +156,8 @@ impl Layer {
                 && entries.all(|(one, other)| one.resource == other.resource)
             {
                 *shelf = Arc::clone(other);
+                // What came to pass there before is no news to who begins here, also where this layer is empty.
+                self.generation = self.generation.max(shelf.last_change());
                 continue;
             }
             for (name, entry) in &mut Arc::make_mut(shelf).by_name {
@@ -437,6 +439,13 @@ mod tests {
         assert!(!is_one(&first, &second));
         second.share(&first);
         assert!(is_one(&first, &second));
+        // What another went through is not told to who never had any of it.
+        let (mut emptied, mut empty) = (Layer::default(), Layer::default());
+        emptied.set(1, resource("gone", b"1"));
+        emptied.remove(2, Kind::Cluster, "gone");
+        empty.share(&emptied);
+        let now = snapshot(&Layer::default(), &empty);
+        assert!(is_one(&emptied, &empty) && !now.is_changed(Kind::Cluster, now.generation()));
 
         // An equal change keeps them one, whatever else is said of what stays as it is.
         let before = first.clone();

@@ -73,7 +73,7 @@ impl Scope {
         let services = touched.services.iter().cloned();
         anew.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
         // Where routes come whole, a part of them is all of them.
-        let routes = touched.routes || (!touched.hosts.is_empty() && !surroundings.hosts_apart);
+        let routes = touched.routes || (!touched.hosts.is_empty() && !surroundings.routes_by_host());
         anew.extend(routes.then_some(Part::Routes));
         anew.extend(touched.names.then_some(Part::Names));
 

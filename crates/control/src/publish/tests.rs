@@ -140,13 +140,23 @@ const FILES: [(&str, &[&str]); 18] = [
 const NAMES: [&str; 3] = ["a.example", "b.example", "c.example"];
 const ADDRESSES: [&[&str]; 4] = [&[], &["10.7.0.1"], &["10.7.0.2", "10.7.0.1"], &["10.7.0.3", "fd00::3"]];
 
-/// The proxies: namespace, version, zone, and whether they take virtual hosts one by one and addresses for names.
-const PROXIES: [(&str, &str, &str, bool); 5] = [
-    ("x", "v1", "z", false),
-    ("x", "v2", "z", true),
-    ("y", "v1", "", true),
-    ("z", "v1", "", false),
-    ("x", "v1", "z", true),
+/// What takes configuration: a sidecar, one that takes virtual hosts one by one and addresses for names, a client of gRPC.
+#[derive(Clone, Copy, PartialEq)]
+enum Who {
+    Plain,
+    Apart,
+    Grpc,
+}
+
+/// The proxies: namespace, version, zone, and what they are.
+const PROXIES: [(&str, &str, &str, Who); 7] = [
+    ("x", "v1", "z", Who::Plain),
+    ("x", "v2", "z", Who::Apart),
+    ("y", "v1", "", Who::Apart),
+    ("z", "v1", "", Who::Plain),
+    ("x", "v1", "z", Who::Apart),
+    ("x", "v1", "z", Who::Grpc),
+    ("y", "v2", "", Who::Grpc),
 ];
 
 type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
@@ -165,11 +175,12 @@ impl Mesh {
     }
 
     fn connect(&mut self, proxy: usize) {
-        let (namespace, version, zone, apart) = PROXIES[proxy];
+        let (namespace, version, zone, who) = PROXIES[proxy];
+        let apart = (who == Who::Apart).to_string();
         let id = format!("sidecar~10.2.0.{proxy}~p-{proxy}.{namespace}~{namespace}.svc.cluster.local");
         let metadata = serde_json::json!({
-            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart.to_string(), "SKYSAIL_RESOLVED": apart.to_string(),
-            "LABELS": {"app": "a", "version": version},
+            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart, "SKYSAIL_RESOLVED": apart,
+            "LABELS": {"app": "a", "version": version}, "GENERATOR": if who == Who::Grpc { "grpc" } else { "" },
         });
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
         let node = ProxyNode::parse(&id, metadata, locality).unwrap();

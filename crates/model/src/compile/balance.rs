@@ -53,24 +53,32 @@ pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>
 }
 
 fn hash(made: &mut cluster::Cluster, hash: &ConsistentHash) {
-    let size = |value: u64| Some(UInt64Value { value });
-    let some = |value: u64| size(value).filter(|size| size.value != 0);
     if let Some(maglev) = &hash.maglev {
         made.lb_policy = LbPolicy::Maglev as i32;
         let config =
-            some(maglev.table_size).map(|table_size| MaglevLbConfig { table_size: Some(table_size) });
+            size(maglev.table_size).map(|table_size| MaglevLbConfig { table_size: Some(table_size) });
         made.lb_config = config.map(LbConfig::MaglevLbConfig).or(made.lb_config.take());
         return;
     }
+    ring(made, hash);
+}
+
+/// Leads each key to its endpoint by a ring.
+pub(super) fn ring(made: &mut cluster::Cluster, hash: &ConsistentHash) {
     made.lb_policy = LbPolicy::RingHash as i32;
     let minimum = match &hash.ring_hash {
-        Some(ring) => some(ring.minimum_ring_size),
-        None => some(hash.minimum_ring_size).or(size(RING)),
+        Some(ring) => size(ring.minimum_ring_size),
+        None => size(hash.minimum_ring_size).or(size(RING)),
     };
     if minimum.is_some() {
         let config = RingHashLbConfig { minimum_ring_size: minimum, ..Default::default() };
         made.lb_config = Some(LbConfig::RingHashLbConfig(config));
     }
+}
+
+/// A size that was said.
+fn size(value: u64) -> Option<UInt64Value> {
+    (value != 0).then_some(UInt64Value { value })
 }
 
 /// What of a request leads it to its endpoint in this cluster.

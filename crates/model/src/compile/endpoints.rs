@@ -16,6 +16,7 @@ use super::{
     policy::Effective,
 };
 use crate::{
+    Role,
     api::{
         Address, DestinationRule, MtlsMode, Resolution, Service, ServicePort, Typed,
         destination_rule::TlsMode, kube::Locality, service_entry::WORKLOAD_ENTRY,
@@ -35,6 +36,10 @@ pub(super) fn assignments(
         scope.world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready).collect();
     if are_resolved(scope, service) {
         ready = resolve(scope, service, &ready);
+    }
+    if scope.role == Role::Grpc {
+        // It looks no names up.
+        ready.retain(|endpoint| endpoint.address.ip().is_some());
     }
     let rule = rule.map(|rule| &rule.spec);
     let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();

@@ -4,7 +4,8 @@
 //! same; each [`Part`] of them is made by itself. Listeners depend on the whole view.
 //!
 //! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`], [`balance`] and [`locality`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
-//! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`].
+//! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]; [`grpc`] for
+//! clients without a proxy.
 
 mod access_log;
 mod balance;
@@ -12,6 +13,7 @@ mod clause;
 mod clusters;
 mod endpoints;
 mod filters;
+mod grpc;
 mod listeners;
 mod locality;
 mod nametable;
@@ -43,7 +45,7 @@ pub enum Part {
     Service(String, String),
     /// All routes.
     Routes,
-    /// The name table.
+    /// The names of services: the name table; for gRPC's clients the listeners.
     Names,
 }
 
@@ -74,6 +76,9 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
             service.map(|service| of_service(&scope, service)).unwrap_or_default()
         }
         Part::Routes if scope.role == Role::Router => Vec::new(),
+        Part::Routes if scope.role == Role::Grpc => {
+            scope.services().flat_map(|service| grpc::routes(&scope, service)).collect()
+        }
         Part::Routes => {
             let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
             let named = listeners::named(&services);
@@ -83,6 +88,9 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
         }
         Part::Names => {
             let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            if scope.role == Role::Grpc {
+                return grpc::listeners(&scope, &services);
+            }
             vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
         }
     }
@@ -98,7 +106,7 @@ pub fn is_alike(world: &World, one: &Surroundings, other: &Surroundings, part: &
 }
 
 /// The routes of one host ([`Touched::hosts`](crate::Touched::hosts)) anew, for proxies that have these surroundings and take
-/// virtual hosts one by one; `made` gives what was made before.
+/// [routes by host](Surroundings::routes_by_host); `made` gives what was made before.
 pub fn compile_host(
     world: &World,
     surroundings: &Surroundings,
@@ -106,12 +114,20 @@ pub fn compile_host(
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, surroundings);
-    world.service(host).map(|service| routes::again(&scope, service, made)).unwrap_or_default()
+    let Some(service) = world.service(host) else { return Vec::new() };
+    if scope.role == Role::Grpc {
+        grpc::routes(&scope, service)
+    } else {
+        routes::again(&scope, service, made)
+    }
 }
 
 /// What outbound listeners proxies need that have these surroundings.
 pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
-    listeners::outline(Scope::new(world, surroundings).services())
+    match surroundings.role {
+        Role::Sidecar => listeners::outline(Scope::new(world, surroundings).services()),
+        Role::Router | Role::Grpc => Outline::default(),
+    }
 }
 
 /// What a proxy has that depends on its workload, and what could not be made as it was written. The outline is that of its
@@ -123,6 +139,7 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     let scope = Scope::new(world, &surroundings);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
+        Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
     (made, findings.list)
@@ -212,7 +229,11 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
     let mut made = Vec::new();
     let rule = scope.rule(service);
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
-        let mut clusters = clusters::outbound(scope, service, port, rule.as_deref());
+        let mut clusters = if scope.role == Role::Grpc {
+            grpc::clusters(scope, service, port, rule.as_deref())
+        } else {
+            clusters::outbound(scope, service, port, rule.as_deref())
+        };
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
         if by_discovery {
             let assignments = endpoints::assignments(scope, service, port, rule.as_deref());

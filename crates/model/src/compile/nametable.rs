@@ -8,10 +8,10 @@ use crate::{
     api::{Service, Typed},
 };
 
-/// The name table of a proxy. Gateways have no DNS of their own.
+/// The name table of a proxy. Only sidecars have a DNS of their own.
 pub(super) fn compile(scope: &Scope<'_>, services: &[&Typed<Service>]) -> NameTable {
     let table = match scope.role {
-        Role::Router => Default::default(),
+        Role::Router | Role::Grpc => Default::default(),
         Role::Sidecar => services
             .iter()
             .map(|service| (service.fqdn(), name_info(scope, service)))

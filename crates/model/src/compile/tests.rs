@@ -12,10 +12,12 @@ use skysail_xds::envoy::pb::envoy::extensions::{
 };
 
 use super::{
-    pb::{Any, cluster, core, listener, rbac, route},
+    pb::{Any, cluster, core, endpoint, listener, rbac, route},
     *,
 };
 use crate::parse;
+
+mod grpc;
 
 const APP: &str = r#"
 apiVersion: v1

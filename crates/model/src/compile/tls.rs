@@ -9,8 +9,8 @@ use skysail_core::SpiffeId;
 use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
     raw_buffer::v3::RawBuffer,
     tls::v3::{
-        CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
-        UpstreamTlsContext,
+        CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext,
+        DownstreamTlsContext, SdsSecretConfig, TlsParameters, UpstreamTlsContext,
         common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
         tls_parameters::TlsProtocol,
     },
@@ -58,18 +58,49 @@ pub(super) fn upstream(
     inside: Inside,
     plain_envoy: bool,
 ) -> core::TransportSocket {
+    let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
+    tls_socket(pack(&UpstreamTlsContext {
+        common_tls_context: Some(common(names_of(mesh, identities), &[], alpn)),
+        sni: sni.to_owned(),
+        ..Default::default()
+    }))
+}
+
+/// The same for clients of gRPC: they have certificates from who is called `default` in their bootstrap, as Istio's agent
+/// writes it (<https://github.com/grpc/proposal/blob/master/A29-xds-tls-security.md>).
+pub(super) fn for_grpc(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> core::TransportSocket {
+    let provider = |name: &str| CertificateProviderPluginInstance {
+        instance_name: "default".into(),
+        certificate_name: name.to_owned(),
+    };
+    #[expect(deprecated, reason = "what istiod sends and gRPC reads")]
+    let validation = CertificateValidationContext {
+        match_subject_alt_names: names_of(mesh, identities),
+        ca_certificate_provider_instance: Some(provider("ROOTCA")),
+        ..Default::default()
+    };
+    let combined = CombinedCertificateValidationContext {
+        default_validation_context: Some(validation),
+        ..Default::default()
+    };
+    tls_socket(pack(&UpstreamTlsContext {
+        common_tls_context: Some(CommonTlsContext {
+            tls_certificate_provider_instance: Some(provider("default")),
+            validation_context_type: Some(ValidationContextType::CombinedValidationContext(combined)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }))
+}
+
+/// The names that peers of these identities show, in each of the mesh's trust domains.
+fn names_of(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> Vec<matcher::StringMatcher> {
     let under = |domain: &String| {
         let domain = domain.clone();
         identities.iter().map(move |id| SpiffeId { trust_domain: domain.clone(), ..id.clone() }.to_string())
     };
     let names = trust_domains(mesh).flat_map(under);
-    let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
-    let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
-    tls_socket(pack(&UpstreamTlsContext {
-        common_tls_context: Some(common(names, &[], alpn)),
-        sni: sni.to_owned(),
-        ..Default::default()
-    }))
+    names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
 }
 
 /// TLS of another kind, as a DestinationRule describes it. Files are read by the proxy's agent, by name.

@@ -2,11 +2,14 @@
 //!
 //! Rules, from the xDS protocol's description and from what Envoy needs:
 //! - One response of a kind is under way at a time; what changes meanwhile is merged into the next.
-//! - What is referred to goes before what refers to it. In the delta form clusters and endpoints are also taken
-//!   away last, when listeners and routes no longer refer to them, so that no request finds its cluster gone.
+//! - What is referred to goes before what refers to it. Clusters and endpoints are taken away last, when listeners and routes
+//!   no longer refer to them, so that no request finds its cluster gone. In the state of the world that is so only while no
+//!   cluster changes, as a response has all there are.
 //! - Listeners and routes wait until the client has the endpoints of new clusters, or a request could be routed to
-//!   a cluster that is not ready. Delta only; and not for ever, as some clients never ask for endpoints.
-//! - A name newly asked for is answered even if the client should have it, and even if it does not exist.
+//!   a cluster that is not ready. Not for ever, as some clients never ask for endpoints.
+//! - A name newly asked for is answered even if the client should have it, and even if it does not exist; in the state of the
+//!   world the latter only for clusters and listeners, as the absence of others says nothing.
+//! - To ask for nothing is to ask for everything, but not for who has named something before.
 //! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged. So do the virtual
 //!   hosts of a route configuration.
 //!
@@ -187,7 +190,7 @@ impl Session {
             if matches!(kind, Kind::Listener | Kind::Route | Kind::VirtualHost) && self.holds(snapshot) {
                 continue;
             }
-            let late = self.form == Form::Delta && matches!(kind, Kind::Cluster | Kind::Endpoint);
+            let late = matches!(kind, Kind::Cluster | Kind::Endpoint);
             if !self.push(kind, snapshot, !late, &mut pushes)? {
                 // Later kinds may refer to what cannot be sent yet.
                 return Ok(pushes);
@@ -195,7 +198,7 @@ impl Session {
         }
         let settled = |kind: Kind| self.kinds[kind as usize].in_flight.is_none();
         let referring = [Kind::Listener, Kind::Route, Kind::VirtualHost];
-        if self.form == Form::Delta && !self.is_holding() && referring.into_iter().all(settled) {
+        if !self.is_holding() && referring.into_iter().all(settled) {
             for kind in [Kind::Cluster, Kind::Endpoint] {
                 self.push(kind, snapshot, true, &mut pushes)?;
             }
@@ -231,18 +234,19 @@ impl Session {
             return Ok(false);
         }
         self.nonce += 1;
-        if kind == Kind::Cluster && self.form == Form::Delta {
+        if kind == Kind::Cluster {
             let new = send.iter().filter(|resource| watched.lacks(kind, snapshot, &resource.name));
             self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
             self.held = 0;
         }
-        watched.told(snapshot, removals);
+        // What is sent whole says what is gone by itself.
+        let whole = self.form == Form::Sotw && kind.is_wildcard();
+        watched.told(snapshot, removals || whole);
         watched.answer = false;
         watched.in_flight = Some(self.nonce);
         watched.nonce = watched.in_flight;
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
-        let mut resources =
-            if self.form == Form::Sotw && kind.is_wildcard() { watched.whole(snapshot, kind) } else { send };
+        let mut resources = if whole { watched.whole(snapshot, kind) } else { send };
         let together = snapshot.together(kind, self.form, &mut resources);
         pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources, together, removed });
         match kind {
@@ -320,7 +324,7 @@ impl Watched {
             }
         } else {
             // The older way to ask for everything: a first request without names.
-            let wildcard = names.is_empty() && kind.is_wildcard();
+            let wildcard = names.is_empty() && unsubscribe.is_empty() && kind.is_wildcard();
             self.answer = wildcard && have.is_empty();
             self.open(snapshot);
             // A version we never gave is different from all of ours.
@@ -410,14 +414,16 @@ impl Watched {
         let names = Names(snapshot.intern(kind, names).into());
         let first = !self.open;
         let same = names == self.names;
-        let repeated = !first && !acknowledges && same;
+        let repeated = !first && !acknowledges && same && wildcard == self.wildcard;
         if first || repeated || self.answer_next {
             self.answer = wildcard || !names.0.is_empty();
             self.again.extend(names.0.iter().cloned());
             self.answer_next = false;
         } else {
-            self.again.extend(names.0.iter().filter(|name| !self.names.contains(name)).cloned());
-            self.answer |= wildcard && !self.wildcard;
+            let new: Vec<_> = names.0.iter().filter(|name| !self.names.contains(name)).cloned().collect();
+            let missing = || new.iter().any(|name| snapshot.get(kind, name).is_none());
+            self.answer |= (wildcard && !self.wildcard) || (kind.is_wildcard() && missing());
+            self.again.extend(new);
         }
         if first {
             self.open(snapshot);

@@ -13,6 +13,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
 
 use super::{Rule, retry, virtual_service::string_matcher};
 use crate::{
+    Role,
     api::{
         value::Percent,
         virtual_service as api,
@@ -21,7 +22,7 @@ use crate::{
     compile::{
         Scope, balance,
         pb::{
-            Any, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds,
+            Any, Duration, boolean, core, duration, matcher, matching, pack, percent, regex, route, seconds,
             timed_action, uint32, whole_percent,
         },
     },
@@ -66,9 +67,17 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         request_mirror_policies: mirrors(port, http),
         ..timed_action(timeout)
     };
+    if port.scope.role == Role::Grpc {
+        to.max_stream_duration = http.timeout.map(|length| longest(duration(length.0)));
+    }
     rewrite(&mut to, http);
     to.hash_policy = hash_policies(port.scope, &to);
     Some(Action::Route(to))
+}
+
+/// What gRPC takes for a timeout.
+fn longest(length: Duration) -> route::route_action::MaxStreamDuration {
+    route::route_action::MaxStreamDuration { max_stream_duration: Some(length), ..Default::default() }
 }
 
 /// What leads requests to their endpoints, of every cluster that the route may choose.
@@ -89,10 +98,11 @@ pub(super) fn single_cluster(action: &Action) -> Option<ClusterName<'_>> {
     ClusterName::parse(name)
 }
 
-/// Faults and cross-origin rules, which are filters of their own.
-pub(super) fn per_filter(http: &HttpRoute) -> HashMap<String, Any> {
+/// Faults and cross-origin rules, which are filters of their own. gRPC refuses filters it does not have.
+pub(super) fn per_filter(scope: &Scope<'_>, http: &HttpRoute) -> HashMap<String, Any> {
     let fault = http.fault.as_ref().map(|from| ("envoy.filters.http.fault", pack(&fault(from))));
-    let cors = http.cors_policy.as_ref().map(|from| ("envoy.filters.http.cors", pack(&cors(from))));
+    let rules = http.cors_policy.as_ref().filter(|_| scope.role != Role::Grpc);
+    let cors = rules.map(|from| ("envoy.filters.http.cors", pack(&cors(from))));
     [fault, cors].into_iter().flatten().map(|(name, config)| (name.to_owned(), config)).collect()
 }
 

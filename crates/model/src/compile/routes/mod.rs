@@ -95,6 +95,12 @@ pub(super) fn own(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> Arc
     encode(&configuration(host.name.clone(), vec![host]))
 }
 
+/// The same, for clients that ask by the name of the service's cluster.
+pub(super) fn of_cluster(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> Arc<Resource> {
+    let name = ClusterName::outbound(port, "", &service.fqdn()).to_string();
+    encode(&configuration(name, vec![of_service(scope, service, port, vec!["*".into()])]))
+}
+
 fn encode(configuration: &route::RouteConfiguration) -> Arc<Resource> {
     order::encode(Kind::Route, &configuration.name, configuration)
 }

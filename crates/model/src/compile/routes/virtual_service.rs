@@ -79,7 +79,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
         r#match: Some(matched),
         metadata: Some(metadata("istio", fields([("config", path)]))),
         decorator: Some(route::Decorator { operation, ..Default::default() }),
-        typed_per_filter_config: action::per_filter(http),
+        typed_per_filter_config: action::per_filter(port.scope, http),
         action: Some(action),
         ..Default::default()
     };

@@ -5,6 +5,8 @@ use bytes::Bytes;
 use super::*;
 use crate::{layer::Layer, resource::Resources};
 
+mod protocol;
+
 /// Resources that change one by one.
 #[derive(Default)]
 struct World(Layer);

@@ -1,0 +1,143 @@
+//! What clients of gRPC take that ask for configuration themselves, without a proxy (metadata `GENERATOR: grpc`), as Istio
+//! sends it: <https://github.com/grpc/proposal/blob/master/A27-xds-global-load-balancing.md>.
+//!
+//! A client asks by name: for the listener `HOST:PORT`, which names the routes of that port of that service, which name
+//! clusters, which name endpoints. Routes and endpoints are those of sidecars; of a cluster gRPC takes little, and refuses what
+//! it does not know, so clusters are made here.
+
+use std::{collections::HashSet, sync::Arc};
+
+use skysail_core::ClusterName;
+use skysail_xds::{
+    Kind, Resource,
+    envoy::pb::envoy::extensions::filters::{
+        http::{fault::v3::HttpFault, router::v3::Router},
+        network::http_connection_manager::v3::{
+            HttpConnectionManager, Rds, http_connection_manager::RouteSpecifier,
+        },
+    },
+};
+
+use super::{
+    Scope, balance, filters, order,
+    pb::{Any, cluster, from_ads, listener, pack},
+    policy::Effective,
+    pool, routes, tls,
+};
+use crate::api::{
+    DestinationRule, MeshConfig, Protocol, Service, ServicePort, Typed,
+    destination_rule::{LoadBalancer, SimpleLb, TlsMode},
+};
+
+use cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy};
+
+/// The listeners of these services, by each name they may be asked for.
+pub(super) fn listeners(scope: &Scope<'_>, services: &[&Typed<Service>]) -> Vec<Arc<Resource>> {
+    let full: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
+    let mut made = Vec::new();
+    for service in services {
+        let mut hosts = short_names(scope, service);
+        // A host outside may be called so, too.
+        hosts.retain(|host| !full.contains(host));
+        hosts.push(service.fqdn());
+        for port in ports(service) {
+            let routes = ClusterName::outbound(port.port, "", &service.fqdn()).to_string();
+            let manager = connection_manager(routes);
+            made.extend(hosts.iter().map(|host| listener(format!("{host}:{}", port.port), &manager)));
+        }
+    }
+    made
+}
+
+/// The routes of a service, a resource for each port.
+pub(super) fn routes(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
+    ports(service).map(|port| routes::of_cluster(scope, service, port.port)).collect()
+}
+
+/// The clusters of a service's port: of the whole service, then of each subset.
+pub(super) fn clusters(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    rule: Option<&Typed<DestinationRule>>,
+) -> Vec<cluster::Cluster> {
+    let (host, mesh) = (service.fqdn(), scope.world.mesh());
+    let rule = rule.map(|rule| &rule.spec);
+    let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
+    let made = |subset: &str, effective: &Effective<'_>| {
+        let name = ClusterName::outbound(port.port, subset, &host).to_string();
+        let mut made = of_endpoints(mesh, name, effective);
+        // Only if it is asked for, as in Istio: there is no telling whether a server takes both.
+        if effective.tls.is_some_and(|tls| tls.mode == TlsMode::IstioMutual) {
+            made.transport_socket = Some(tls::for_grpc(mesh, &scope.world.service_identities(service)));
+        }
+        made
+    };
+    let subsets = rule.into_iter().flat_map(|rule| rule.subsets.iter().map(move |subset| (rule, subset)));
+    std::iter::once(made("", &whole))
+        .chain(
+            subsets.map(|(rule, subset)| made(&subset.name, &Effective::of_subset(rule, subset, port.port))),
+        )
+        .collect()
+}
+
+fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {
+    service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp)
+}
+
+/// What a client may call a service beside its full name. As in Istio, only one of its own namespace.
+fn short_names(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
+    let (name, namespace) = (&service.meta.name, &service.meta.namespace);
+    if service.spec.outside.is_some() || namespace != scope.namespace {
+        return Vec::new();
+    }
+    vec![name.clone(), format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]
+}
+
+fn listener(name: String, manager: &Any) -> Arc<Resource> {
+    let api_listener = Some(listener::ApiListener { api_listener: Some(manager.clone()) });
+    let listener = listener::Listener { name, api_listener, ..Default::default() };
+    order::encode(Kind::Listener, &listener.name, &listener)
+}
+
+fn connection_manager(routes: String) -> Any {
+    pack(&HttpConnectionManager {
+        http_filters: vec![
+            filters::http("envoy.filters.http.fault", pack(&HttpFault::default())),
+            filters::http("envoy.filters.http.router", pack(&Router::default())),
+        ],
+        route_specifier: Some(RouteSpecifier::Rds(Rds {
+            config_source: Some(from_ads()),
+            route_config_name: routes,
+        })),
+        ..Default::default()
+    })
+}
+
+fn of_endpoints(mesh: &MeshConfig, name: String, effective: &Effective<'_>) -> cluster::Cluster {
+    let mut made = cluster::Cluster {
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32)),
+        eds_cluster_config: Some(EdsClusterConfig {
+            eds_config: Some(from_ads()),
+            service_name: name.clone(),
+        }),
+        circuit_breakers: Some(pool::unlimited()),
+        name,
+        ..Default::default()
+    };
+    pool::apply(&mut made, mesh, effective.connection_pool);
+    pick(&mut made, effective.load_balancer);
+    made
+}
+
+/// How a client picks. It goes around unless told otherwise, which is its own habit; what it does not know it would refuse.
+fn pick(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
+    let Some(balancer) = balancer else { return };
+    match (&balancer.consistent_hash, balancer.simple) {
+        (Some(hash), _) => balance::ring(made, hash),
+        (None, Some(SimpleLb::LeastRequest | SimpleLb::LeastConn)) => {
+            made.lb_policy = LbPolicy::LeastRequest as i32;
+        }
+        _ => {}
+    }
+}

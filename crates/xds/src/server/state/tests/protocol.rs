@@ -1,0 +1,243 @@
+//! The protocol's text, statement by statement, as far as the rules beside do not show it:
+//! <https://www.envoyproxy.io/docs/envoy/v1.40.0/api-docs/xds_protocol>.
+
+use super::*;
+
+fn unsubscribe(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
+    Ask { unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(), ..ask(kind, nonce, &[]) }
+}
+
+/// Takes a request in and says what was reported of it.
+fn reported(session: &mut Session, request: Ask, world: &World) -> Vec<String> {
+    let mut events = Vec::new();
+    session.ask(request, &world.now(), &mut |event| events.push(format!("{event:?}")));
+    events
+}
+
+/// "How the client specifies what resources to return", the example for the state of the world.
+#[test]
+fn in_the_state_of_the_world_an_empty_list_means_everything_until_something_was_named() {
+    let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
+    let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
+    let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
+    let mut session = Session::new(Form::Sotw);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
+    // An acknowledgement is an empty list too.
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &["*", "a"]), &world), one(Cluster, 2, "a,b", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 2, &["*", "a"]), &world), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 2, &["a"]), &world), []);
+    assert_eq!(out(&mut session, &changed), one(Cluster, 3, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 3, &[]), &changed), []);
+    assert_eq!(out(&mut session, &again), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 3, &["*"]), &again), one(Cluster, 4, "a,b", ""));
+
+    // Who begins with a name never had the older way.
+    let mut session = Session::new(Form::Sotw);
+    assert_eq!(exchange(&mut session, ask(Listener, 0, &["none"]), &world), one(Listener, 1, "", ""));
+    let listeners = world.then(&[(Listener, "l", b"1")]);
+    assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &listeners), []);
+}
+
+/// The same, the example for the incremental form.
+#[test]
+fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
+    let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
+    let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
+    let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
+    let mut session = Session::new(Form::Delta);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 1, &["a"]), &world), one(Cluster, 2, "a", ""));
+    assert_eq!(exchange(&mut session, unsubscribe(Cluster, 2, &["*"]), &world), []);
+    assert_eq!(out(&mut session, &changed), one(Cluster, 3, "a", ""));
+    assert_eq!(exchange(&mut session, unsubscribe(Cluster, 3, &["a"]), &changed), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &again), []);
+    assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*"]), &again), one(Cluster, 4, "a,b", ""));
+
+    // Not by one that only takes something back.
+    let mut session = Session::new(Form::Delta);
+    assert_eq!(exchange(&mut session, unsubscribe(Cluster, 0, &["a"]), &world), []);
+}
+
+/// "Grouping Resources into Responses", "Deleting Resources", "Knowing When a Requested Resource Does Not Exist".
+#[test]
+fn in_the_state_of_the_world_clusters_and_listeners_come_together_and_go_by_their_absence() {
+    for kind in [Cluster, Listener] {
+        let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1"), (kind, "other", b"1")]);
+        let mut session = Session::new(Form::Sotw);
+        assert_eq!(exchange(&mut session, ask(kind, 0, &["a"]), &world), one(kind, 1, "a", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 1, &["a"]), &world), []);
+        assert_eq!(exchange(&mut session, ask(kind, 1, &["a", "b"]), &world), one(kind, 2, "a,b", ""));
+        // What is not there is answered by a response without it, at once.
+        assert_eq!(exchange(&mut session, ask(kind, 2, &["a", "b", "c"]), &world), one(kind, 3, "a,b", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 3, &["a", "b", "c"]), &world), []);
+        // It is remembered that it was asked for.
+        let more = world.then(&[(kind, "a", b"1"), (kind, "b", b"1"), (kind, "c", b"1")]);
+        assert_eq!(out(&mut session, &more), one(kind, 4, "a,b,c", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 4, &["a", "b", "c"]), &more), []);
+        let fewer = more.then(&[(kind, "b", b"1")]);
+        assert_eq!(out(&mut session, &fewer), one(kind, 5, "b", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 5, &["a", "b", "c"]), &fewer), []);
+        // The last one, too.
+        assert_eq!(out(&mut session, &fewer.then(&[])), one(kind, 6, "", ""));
+    }
+}
+
+/// The same, for all other kinds.
+#[test]
+fn in_the_state_of_the_world_the_absence_of_routes_and_endpoints_says_nothing() {
+    for kind in [Route, Endpoint] {
+        let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1")]);
+        let mut session = Session::new(Form::Sotw);
+        assert_eq!(exchange(&mut session, ask(kind, 0, &["a", "b"]), &world), one(kind, 1, "a,b", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 1, &["a", "b", "c"]), &world), []);
+        let fewer = world.then(&[(kind, "b", b"1")]);
+        assert_eq!(out(&mut session, &fewer), []);
+        let others = fewer.then(&[(kind, "b", b"1"), (kind, "c", b"1")]);
+        assert_eq!(out(&mut session, &others), one(kind, 2, "c", ""));
+        assert_eq!(exchange(&mut session, ask(kind, 2, &["b", "c"]), &others), []);
+        assert_eq!(exchange(&mut session, ask(kind, 2, &[]), &others), []);
+        assert_eq!(out(&mut session, &others.then(&[(kind, "b", b"2")])), []);
+    }
+}
+
+/// "Resource updates": a request that answers an older response is stale, also with other names.
+#[test]
+fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
+    let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
+    let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
+    let mut session = Session::new(Form::Sotw);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 1, "a", ""));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 1, &["a"]), &world), []);
+    assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
+    let late = Ask { error: Some("of the former".into()), ..ask(Endpoint, 1, &["a", "b"]) };
+    assert_eq!(reported(&mut session, late, &changed), [""; 0]);
+    assert_eq!(out(&mut session, &changed), []);
+    // The client repeats itself with its answer to the last response.
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a", "b"]), &changed), one(Endpoint, 3, "b", ""));
+    // Several requests may answer the same response.
+    exchange(&mut session, ask(Endpoint, 3, &["a", "b"]), &changed);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 3, &["a"]), &changed), []);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 3, &["a", "b"]), &changed), one(Endpoint, 4, "b", ""));
+}
+
+/// "Incremental xDS": there the nonce decides what is acknowledged, and nothing else.
+#[test]
+fn in_the_delta_form_a_stale_request_changes_what_is_asked_for() {
+    let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
+    let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
+    exchange(&mut session, ask(Endpoint, 1, &[]), &world);
+    assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
+    assert_eq!(reported(&mut session, ask(Endpoint, 1, &["b"]), &changed), [""; 0]);
+    assert_eq!(out(&mut session, &changed), [], "the second response is still under way");
+    let acked = reported(&mut session, ask(Endpoint, 2, &[]), &changed);
+    assert_eq!(acked, ["Acked { kind: Endpoint, nonce: 2 }"]);
+    assert_eq!(out(&mut session, &changed), one(Endpoint, 3, "b", ""));
+    // A response that never was is not acknowledged either.
+    assert_eq!(reported(&mut session, ask(Endpoint, 99, &[]), &changed), [""; 0]);
+}
+
+/// "ACK/NACK": each kind by itself, and with what a refusal asks for besides.
+#[test]
+fn a_refusal_concerns_its_response_only() {
+    for form in [Form::Delta, Form::Sotw] {
+        let world = resources(&[(Route, "a", b"1"), (Route, "b", b"1"), (Endpoint, "a", b"1")]);
+        let mut session = Session::new(form);
+        assert_eq!(exchange(&mut session, ask(Route, 0, &["a"]), &world), one(Route, 1, "a", ""));
+        assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 2, "a", ""));
+        let names: &[&str] = if form == Form::Delta { &["b"] } else { &["a", "b"] };
+        let nack = Ask { error: Some("no".into()), ..ask(Route, 1, names) };
+        assert_eq!(
+            reported(&mut session, nack, &world),
+            [r#"Rejected { kind: Route, nonce: 1, reason: "no" }"#]
+        );
+        assert_eq!(out(&mut session, &world), one(Route, 3, "b", ""));
+        let acked = reported(&mut session, ask(Endpoint, 2, &["a"]), &world);
+        assert_eq!(acked, ["Acked { kind: Endpoint, nonce: 2 }"]);
+    }
+}
+
+/// "Unsubscribing from Resources": what was never asked for can be taken back.
+#[test]
+fn needless_unsubscriptions_are_passed_over() {
+    let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
+    let mut session = Session::new(Form::Delta);
+    exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
+    exchange(&mut session, ask(Endpoint, 1, &[]), &world);
+    assert_eq!(exchange(&mut session, unsubscribe(Endpoint, 0, &["b", "none", "*"]), &world), []);
+    let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"2")]);
+    assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
+}
+
+/// "Incremental xDS", on reconnecting: all names are said again, and what is known is not sent again, whichever way it is
+/// asked for.
+#[test]
+fn who_comes_again_by_name_and_for_everything_is_sent_what_differs() {
+    let before = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1"), (Cluster, "gone", b"1")]);
+    let after = before.then(&[(Cluster, "a", b"1"), (Cluster, "b", b"2"), (Cluster, "c", b"1")]);
+    let have = ["a", "b", "gone"].map(|name| {
+        let version = before.now().get(Cluster, name).unwrap().version_text();
+        (name.to_owned(), version)
+    });
+    let asks: [&[&str]; 3] = [&["*"], &["*", "a", "gone"], &["a", "b", "c", "gone"]];
+    for names in asks {
+        let mut session = Session::new(Form::Delta);
+        let again = Ask { have: have.clone().into(), ..ask(Cluster, 0, names) };
+        let mut said = exchange(&mut session, again, &after);
+        said.extend(exchange(&mut session, ask(Cluster, 1, &[]), &after));
+        let sent: Vec<_> = said.iter().map(|push| push.2.as_str()).filter(|text| !text.is_empty()).collect();
+        let gone: Vec<_> = said.iter().map(|push| push.3.as_str()).filter(|text| !text.is_empty()).collect();
+        assert_eq!((sent, gone), (vec!["b,c"], vec!["gone"]), "{names:?}");
+    }
+}
+
+/// "Eventual consistency considerations", as far as whole states allow it.
+#[test]
+fn in_the_state_of_the_world_clusters_come_first_and_go_last() {
+    let before = resources(&[
+        (Cluster, "old", b"1"),
+        (Endpoint, "old", b"1"),
+        (Listener, "l", b"1"),
+        (Route, "r", b"1"),
+    ]);
+    let both = before.then(&[
+        (Cluster, "new", b"1"),
+        (Cluster, "old", b"1"),
+        (Endpoint, "new", b"1"),
+        (Endpoint, "old", b"1"),
+        (Listener, "l", b"2"),
+        (Route, "r", b"2"),
+    ]);
+    let mut session = Session::new(Form::Sotw);
+    let first =
+        [ask(Cluster, 0, &[]), ask(Endpoint, 0, &["old"]), ask(Listener, 0, &[]), ask(Route, 0, &["r"])];
+    for (request, nonce) in first.into_iter().zip(1..) {
+        let (kind, names) = (request.kind, request.names.clone());
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(exchange(&mut session, request, &before).len(), 1);
+        assert_eq!(exchange(&mut session, ask(kind, nonce, &names), &before), []);
+    }
+    // Listeners and routes wait for the endpoints of the new cluster.
+    assert_eq!(out(&mut session, &both), one(Cluster, 5, "new,old", ""));
+    assert!(session.is_holding());
+    assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &both), []);
+    let endpoints = exchange(&mut session, ask(Endpoint, 2, &["new", "old"]), &both);
+    assert_eq!(endpoints, one(Endpoint, 6, "new,old", ""));
+    let rest = exchange(&mut session, ask(Endpoint, 6, &["new", "old"]), &both);
+    assert_eq!(rest, [one(Listener, 7, "l", ""), one(Route, 8, "r", "")].concat());
+    exchange(&mut session, ask(Listener, 7, &[]), &both);
+    exchange(&mut session, ask(Route, 8, &["r"]), &both);
+    // A cluster that goes waits for the routes that no longer name it.
+    let after = both.then(&[
+        (Cluster, "new", b"1"),
+        (Endpoint, "new", b"1"),
+        (Listener, "l", b"2"),
+        (Route, "r", b"3"),
+    ]);
+    assert_eq!(out(&mut session, &after), one(Route, 9, "r", ""));
+    assert_eq!(exchange(&mut session, ask(Route, 9, &["r"]), &after), one(Cluster, 10, "new", ""));
+    assert_eq!(exchange(&mut session, ask(Cluster, 10, &[]), &after), []);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 6, &["new"]), &after), []);
+}

@@ -1,0 +1,391 @@
+//! Clients of gRPC without a proxy: grpc-go takes its configuration from `skysaild` itself (`xds:///echo.shop…:9000`), and
+//! its calls go where the mesh says.
+//!
+//! The client and the servers are `tests/grpc/main.go`, built here with `go`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Lines, Read as _, Write as _},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{OnceLock, mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skysail_core::SpiffeId;
+use skysail_identity::{
+    Authority, KeyAndCsr,
+    rotation::{Lifetimes, SelfSigned},
+};
+use skysail_testkit::eventually;
+
+const MESH: &str = include_str!("grpc/mesh.yaml");
+const ROUTES: &str = include_str!("grpc/routes.yaml");
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const ECHO: &str = "xds:///echo.shop.svc.cluster.local:9000";
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The client's and the servers' program.
+fn program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-client");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/grpc");
+        let build = Command::new("go").args(["build", "-o"]).arg(&program).current_dir(source).status();
+        assert!(
+            build.is_ok(),
+            "this test builds a client with Go, and go does not start ({build:?}): run ./test.sh"
+        );
+        let built = build.is_ok_and(|status| status.success());
+        assert!(built, "tests/grpc could not be built; it needs the Go module proxy (GOPROXY), once");
+        program
+    })
+}
+
+/// A server of gRPC, which says its name with each answer.
+struct Server {
+    _process: Process,
+    version: &'static str,
+    name: &'static str,
+    ip: String,
+    port: u16,
+}
+
+impl Server {
+    fn start(name: &'static str, version: &'static str, ip: &str) -> Self {
+        Self::start_with(name, version, ip, None)
+    }
+
+    /// With a folder: mutual TLS with the certificate in it.
+    fn start_with(name: &'static str, version: &'static str, ip: &str, certificate: Option<&Path>) -> Self {
+        let mut command = Command::new(program());
+        command.args(["serve", &format!("{ip}:0"), name]).args(certificate).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        let mut address = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let address = address.next().unwrap().unwrap();
+        let port = address.rsplit(':').next().unwrap().parse().unwrap();
+        Self { _process: process, version, name, ip: ip.to_owned(), port }
+    }
+
+    /// The pod that it is to the mesh.
+    fn pod(&self) -> String {
+        let Self { name, version, ip, port, .. } = self;
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, labels: {{app: echo, version: {version}}}}}\n\
+             spec: {{serviceAccountName: echo, containers: [{{name: echo, image: echo, ports: [{{name: grpc, containerPort: {port}}}]}}]}}\n\
+             status: {{podIP: {ip}, conditions: [{{type: Ready, status: 'True'}}]}}\n"
+        )
+    }
+}
+
+/// A control plane, its files, and what it signs with.
+struct Control {
+    _process: Process,
+    folder: tempfile::TempDir,
+    _ca: tempfile::TempDir,
+    authority: Authority,
+    /// Discovery over TLS, and without.
+    secure: String,
+    plain: String,
+    admin: String,
+}
+
+impl Control {
+    fn start(files: &[(&str, &str)]) -> Self {
+        let (folder, ca) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let lifetimes = Lifetimes { certificate: DAY, root: 100 * DAY };
+        let authority =
+            SelfSigned::open(Some(ca.path()), lifetimes, SystemTime::now()).unwrap().authority().unwrap();
+        files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skysail"));
+        command
+            .args(["control", "--listen", "127.0.0.1", "--log-json", "--no-dns", "--config"])
+            .arg(folder.path());
+        command.arg("--ca-dir").arg(ca.path());
+        command.args(["--tls-port", "0", "--plain-port", "0", "--admin-port", "0"]).stderr(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        let log = BufReader::new(process.0.stderr.take().unwrap()).lines();
+        let (sender, lines) = mpsc::channel();
+        // It must always find somebody who reads.
+        thread::spawn(move || {
+            for line in log.map_while(Result::ok) {
+                let line: Value = serde_json::from_str(&line).unwrap_or_default();
+                let _ = sender.send(line["fields"].clone());
+            }
+        });
+        let address = |of: &str| loop {
+            let line = lines.recv().unwrap();
+            if line["message"].as_str().is_some_and(|message| message.starts_with(of)) {
+                return line["address"].as_str().unwrap().to_owned();
+            }
+        };
+        let secure = address("serving discovery and certificates");
+        let (plain, admin) = (address("serving discovery (plain text"), address("serving admin"));
+        Self { _process: process, folder, _ca: ca, authority, secure, plain, admin }
+    }
+
+    /// Writes a file as people's tools do.
+    fn put(&self, file: &str, text: &str) {
+        let part = self.folder.path().join(format!(".{file}.part"));
+        fs::write(&part, text).unwrap();
+        fs::rename(part, self.folder.path().join(file)).unwrap();
+    }
+
+    fn remove(&self, file: &str) {
+        fs::remove_file(self.folder.path().join(file)).unwrap();
+    }
+
+    /// What is known of the clients.
+    fn clients(&self) -> Vec<Value> {
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        stream.write_all(b"GET /debug/syncz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Everybody has taken all there is, and refused nothing.
+    fn all_is_taken(&self) {
+        eventually("all clients are synced", || {
+            for client in self.clients() {
+                assert_eq!(client["form"], "sotw", "{client}");
+                for (kind, status) in client["types"].as_object().unwrap() {
+                    assert_eq!(status["nacked"], 0, "{kind} of {client}");
+                    if status["synced"] != true {
+                        return Err(format!("{kind} of {client}"));
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A client of gRPC that finds its way by itself.
+struct Client {
+    _process: Process,
+    orders: ChildStdin,
+    outcomes: Lines<BufReader<ChildStdout>>,
+}
+
+/// What came of some calls.
+#[derive(Debug, Deserialize)]
+struct Outcome {
+    /// How many each server answered.
+    answers: BTreeMap<String, u64>,
+    /// How many failed, by status.
+    errors: BTreeMap<String, u64>,
+    /// How long all of them took.
+    millis: u64,
+}
+
+impl Outcome {
+    fn only(&self, server: &str) -> Result<(), String> {
+        let is = self.errors.is_empty() && self.answers.keys().eq([server]);
+        if is { Ok(()) } else { Err(format!("{self:?}")) }
+    }
+
+    /// The status of calls of which none succeeded.
+    fn error(&self) -> &str {
+        assert!(self.answers.is_empty() && self.errors.len() == 1, "{self:?}");
+        self.errors.keys().next().unwrap()
+    }
+}
+
+impl Client {
+    /// One that nobody knows.
+    fn start(control: &Control, namespace: &str) -> Self {
+        Self::start_as(&control.plain, namespace, json!({"type": "insecure"}), json!({}))
+    }
+
+    /// One that shows the certificate in a folder to the control plane, and to servers where the mesh wants it.
+    fn start_with(control: &Control, namespace: &str, certificate: &Path) -> Self {
+        let at = |file: &str| certificate.join(file);
+        let files = json!({"certificate_file": at("cert.pem"), "private_key_file": at("key.pem"),
+            "ca_certificate_file": at("root.pem")});
+        let provider = json!({"plugin_name": "file_watcher", "config": files});
+        let credentials = json!({"type": "tls", "config": files});
+        Self::start_as(&control.secure, namespace, credentials, json!({"default": provider}))
+    }
+
+    fn start_as(server: &str, namespace: &str, credentials: Value, certificates: Value) -> Self {
+        let bootstrap = json!({
+            "xds_servers": [{
+                "server_uri": server,
+                "channel_creds": [credentials],
+                "server_features": ["xds_v3"],
+            }],
+            "node": {
+                "id": format!("sidecar~127.0.0.1~client.{namespace}~{namespace}.svc.cluster.local"),
+                "metadata": {"GENERATOR": "grpc", "NAMESPACE": namespace, "SERVICE_ACCOUNT": "client"},
+            },
+            "certificate_providers": certificates,
+        });
+        let mut command = Command::new(program());
+        command.arg("call").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap.to_string());
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = Process(child);
+        let orders = process.0.stdin.take().unwrap();
+        let outcomes = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        Self { _process: process, orders, outcomes }
+    }
+
+    /// Calls a target so many times, with a header that routes know.
+    fn call(&mut self, target: &str, calls: u64, headers: &[(&str, &str)]) -> Outcome {
+        let headers: BTreeMap<_, _> = headers.iter().copied().collect();
+        let order = json!({"target": target, "calls": calls, "headers": headers, "seconds": 30});
+        writeln!(self.orders, "{order}").unwrap();
+        serde_json::from_str(&self.outcomes.next().unwrap().unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn calls_go_where_services_and_rules_say() {
+    let (one, two) = (Server::start("one", "v1", "127.0.0.1"), Server::start("two", "v2", "127.0.0.2"));
+    let files = [("mesh.yaml", MESH), ("one.yaml", &one.pod()), ("two.yaml", &two.pod())];
+    let control = Control::start(&files);
+    let mut client = Client::start(&control, "shop");
+
+    // Without rules in turn, by whatever name the service has here.
+    for host in ["echo.shop.svc.cluster.local", "echo.shop.svc", "echo.shop", "echo"] {
+        let name = format!("xds:///{host}:9000");
+        // Connections are made one by one, and used when they are there.
+        eventually("both are connected", || match client.call(&name, 10, &[]) {
+            outcome if outcome.answers.len() == 2 => Ok(()),
+            outcome => Err(format!("{host}: {outcome:?}")),
+        });
+        let outcome = client.call(&name, 100, &[]);
+        assert!(outcome.errors.is_empty(), "{host}: {outcome:?}");
+        assert!(outcome.answers.values().all(|count| (45..=55).contains(count)), "{host}: {outcome:?}");
+        assert_eq!(outcome.answers.len(), 2, "{host}: {outcome:?}");
+    }
+
+    control.put("routes.yaml", ROUTES);
+    eventually("calls with the header go to v2", || {
+        client.call(ECHO, 10, &[("x-case", "version")]).only("two")
+    });
+    let outcome = client.call(ECHO, 1_000, &[]);
+    assert!((140..=260).contains(outcome.answers.get("two").unwrap()), "{outcome:?}");
+    assert!(outcome.errors.is_empty(), "{outcome:?}");
+    policies_hold(&mut client);
+
+    // Another weight, then another endpoint.
+    control
+        .put("routes.yaml", &ROUTES.replace("weight: 80", "weight: 0").replace("weight: 20", "weight: 100"));
+    eventually("all calls go to v2", || client.call(ECHO, 20, &[]).only("two"));
+    let three = Server::start("three", "v2", "127.0.0.3");
+    control.put("three.yaml", &three.pod());
+    eventually("calls go to the new server too", || {
+        let outcome = client.call(ECHO, 20, &[]);
+        assert!(outcome.errors.is_empty(), "{outcome:?}");
+        outcome.answers.contains_key("three").then_some(()).ok_or(format!("{outcome:?}"))
+    });
+    control.remove("two.yaml");
+    eventually("calls go to the new server only", || {
+        let outcome = client.call(ECHO, 20, &[]);
+        assert!(outcome.errors.is_empty(), "{outcome:?}");
+        outcome.only("three")
+    });
+    drop(two);
+    client.call(ECHO, 20, &[]).only("three").unwrap();
+    control.all_is_taken();
+}
+
+/// What rules say beside where to.
+fn policies_hold(client: &mut Client) {
+    let mut call = |case: &str, please: &str| client.call(ECHO, 1, &[("x-case", case), ("please", please)]);
+    let late = call("timeout", "hang");
+    assert!(late.error().starts_with("DeadlineExceeded"), "{late:?}");
+    assert!(late.millis < 5_000, "{late:?}");
+    let retried = call("retry", "fail-once");
+    assert!(retried.errors.is_empty(), "{retried:?}");
+    assert!(call("no-retry", "fail-once").error().contains("this was the first attempt"));
+    assert!(call("fault", "").error().starts_with("ResourceExhausted"));
+    // Only calls of this rule fail.
+    let nowhere = call("nowhere", "");
+    assert!(nowhere.error().starts_with("Unavailable"), "{nowhere:?}");
+    assert!(nowhere.error().contains("outbound|9000||no-such-service.shop.svc.cluster.local"), "{nowhere:?}");
+    assert!(call("", "").errors.is_empty());
+}
+
+/// Writes a certificate for an account as Istio's agent does for clients of gRPC.
+fn certify(authority: &Authority, account: &str) -> tempfile::TempDir {
+    let (folder, key) = (tempfile::tempdir().unwrap(), KeyAndCsr::generate(None).unwrap());
+    let id = SpiffeId::new("cluster.local", "shop", account);
+    let signed = authority.sign(&key.csr_pem, &id, DAY).unwrap();
+    let files = [("cert.pem", signed.chain.concat()), ("key.pem", key.key_pem())];
+    for (name, text) in files.into_iter().chain([("root.pem", authority.roots_pem().to_owned())]) {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
+    let mesh = MESH.replace("loadBalancer: {simple: RANDOM}", "tls: {mode: ISTIO_MUTUAL}");
+    let control = Control::start(&[("mesh.yaml", &mesh)]);
+    let [own, echo, other] = ["client", "echo", "other"].map(|account| certify(&control.authority, account));
+    let right = Server::start_with("right", "v1", "127.0.0.1", Some(echo.path()));
+    let wrong = Server::start_with("wrong", "v1", "127.0.0.2", Some(other.path()));
+    control.put("pod.yaml", &right.pod());
+    let mut client = Client::start_with(&control, "shop", own.path());
+    eventually("the server is trusted", || client.call(ECHO, 10, &[]).only("right"));
+    assert_eq!(control.clients()[0]["identity"], "spiffe://cluster.local/ns/shop/sa/client");
+
+    // Of the same authority, but for another account.
+    control.put("pod.yaml", &wrong.pod());
+    eventually("the other server is not trusted", || {
+        let outcome = client.call(ECHO, 1, &[]);
+        let names = |error: &String| error.contains("spiffe://cluster.local/ns/shop/sa/other");
+        if outcome.errors.keys().any(names) { Ok(()) } else { Err(format!("{outcome:?}")) }
+    });
+    control.all_is_taken();
+}
+
+#[test]
+fn names_that_are_not_there_fail_clearly_and_may_come() {
+    let one = Server::start("one", "v1", "127.0.0.1");
+    let control = Control::start(&[("one.yaml", &one.pod())]);
+    let (mut client, mut stranger) = (Client::start(&control, "shop"), Client::start(&control, "elsewhere"));
+
+    // grpc-go takes no answer for an answer that is late, and waits for 15 seconds.
+    let unknown = client.call(ECHO, 1, &[]);
+    assert!(unknown.error().starts_with("Unavailable"), "{unknown:?}");
+    assert!(unknown.error().contains("echo.shop.svc.cluster.local:9000"), "{unknown:?}");
+    assert!(unknown.millis < 25_000, "{unknown:?}");
+    control.put("mesh.yaml", MESH);
+    eventually("the service is there", || client.call(ECHO, 1, &[]).only("one"));
+    stranger.call(ECHO, 1, &[]).only("one").unwrap();
+
+    // Who goes, goes at once, and only that.
+    let other = MESH.replace("name: echo", "name: other").replace("host: echo", "host: other");
+    control.put("other.yaml", &other);
+    let name = "xds:///other.shop.svc.cluster.local:9000";
+    eventually("the other service is there", || client.call(name, 1, &[]).only("one"));
+    control.remove("other.yaml");
+    let gone = eventually("the other service is gone", || match client.call(name, 1, &[]) {
+        outcome if outcome.errors.is_empty() => Err(format!("{outcome:?}")),
+        outcome => Ok(outcome),
+    });
+    assert!(gone.error().contains("other.shop.svc.cluster.local:9000"), "{gone:?}");
+    assert!(gone.millis < 5_000, "{gone:?}");
+    client.call(ECHO, 1, &[]).only("one").unwrap();
+    control.all_is_taken();
+}
