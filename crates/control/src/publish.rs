@@ -20,7 +20,12 @@ use skysail_model::{
     Diagnostic, Files, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, Touched, World,
     compile_own, parse,
 };
-use skysail_xds::{Kind, Layer, Resources, Snapshot, client::Form, server::Event};
+use skysail_xds::{
+    Kind, Layer, Resources, Snapshot,
+    client::Form,
+    interest::{Change, Interest},
+    server::{Event, Resources as Watched},
+};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -70,6 +75,8 @@ struct State {
 struct View {
     surroundings: Surroundings,
     sender: watch::Sender<Snapshot>,
+    /// What its proxies ask for. Others are not woken.
+    interest: Arc<Interest>,
     findings: Vec<Diagnostic>,
     clients: usize,
 }
@@ -232,10 +239,7 @@ impl Publisher {
     }
 
     /// Lets a proxy in; `None` when the control plane is shutting down.
-    pub(crate) fn connect(
-        self: &Arc<Self>,
-        mut client: NewClient,
-    ) -> Option<(watch::Receiver<Snapshot>, Connected)> {
+    pub(crate) fn connect(self: &Arc<Self>, mut client: NewClient) -> Option<(Watched, Connected)> {
         // There are no virtual hosts by themselves in the other form.
         client.node.view.hosts_apart &= client.form == Form::Delta;
         client.node.view.names_resolved &= self.wanted.is_some();
@@ -251,7 +255,7 @@ impl Publisher {
         if state.generation != generation {
             own = state.prepare(&mut client.node);
         }
-        let (view, receiver) = state.enter(Arc::new(client.node.view), own);
+        let (view, watched) = state.enter(Arc::new(client.node.view), own);
         state.next_client += 1;
         let id = state.next_client;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -270,7 +274,7 @@ impl Publisher {
         let status = Arc::new(Mutex::new(status));
         state.clients.insert(id, Client { view, status: Arc::clone(&status) });
         count(&self.metrics.connections);
-        Some((receiver, Connected { publisher: Arc::clone(self), id, status }))
+        Some((watched, Connected { publisher: Arc::clone(self), id, status }))
     }
 
     /// Ends all streams and lets nobody in any more.
@@ -366,22 +370,29 @@ impl State {
             kin.entry(surroundings.kin()).or_insert(done.len());
             done.push((surroundings, scope, before));
         }
-        self.scopes = done.into_iter().map(|(surroundings, scope, _)| (surroundings, scope)).collect();
+        let scopes = done.into_iter().map(|(surroundings, scope, _)| {
+            let change = Change::since(&scope.layer, self.generation - 1);
+            (surroundings, (scope, change))
+        });
+        let scopes: HashMap<Surroundings, (Scope, Change)> = scopes.collect();
         for (view, state) in &mut self.views {
-            let Some(scope) = self.scopes.get(&state.surroundings) else { continue };
+            let Some((scope, change)) = scopes.get(&state.surroundings) else { continue };
             let mut snapshot = state.sender.borrow().clone();
+            let mut concerns_all = touched.everything;
             if touched.touches_workloads_in(&view.namespace) {
                 let (made, findings) = compile_own(&self.world, view, &scope.outline);
-                Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
+                concerns_all |= Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
                 state.findings = findings;
             }
             snapshot.shared = Arc::clone(&scope.layer);
+            let interest = &state.interest;
             state.sender.send_if_modified(|now| {
                 let changed = now.generation() != snapshot.generation();
                 *now = snapshot;
-                changed
+                changed && (concerns_all || interest.concerns(change))
             });
         }
+        self.scopes = scopes.into_iter().map(|(surroundings, (scope, _))| (surroundings, scope)).collect();
     }
 
     /// Puts views into other scopes, as other things count as surroundings. Where several become one, what there was is news
@@ -418,13 +429,11 @@ impl State {
     }
 
     /// What a view is sent, which is `own` if nobody used it so far.
-    fn enter(
-        &mut self,
-        view: Arc<ProxyView>,
-        own: Option<Own>,
-    ) -> (Arc<ProxyView>, watch::Receiver<Snapshot>) {
+    fn enter(&mut self, view: Arc<ProxyView>, own: Option<Own>) -> (Arc<ProxyView>, Watched) {
         if let Some((view, state)) = self.views.get_key_value(&view) {
-            let entered = (Arc::clone(view), state.sender.subscribe());
+            let watched =
+                Watched { snapshot: state.sender.subscribe(), interest: Arc::clone(&state.interest) };
+            let entered = (Arc::clone(view), watched);
             if let Some(state) = self.views.get_mut(&entered.0) {
                 state.clients += 1;
             }
@@ -447,8 +456,10 @@ impl State {
             }
         }
         let (sender, receiver) = watch::channel(snapshot);
-        self.views.insert(Arc::clone(&view), View { surroundings, sender, findings, clients: 1 });
-        (view, receiver)
+        let interest = Arc::<Interest>::default();
+        let watched = Watched { snapshot: receiver, interest: Arc::clone(&interest) };
+        self.views.insert(Arc::clone(&view), View { surroundings, sender, interest, findings, clients: 1 });
+        (view, watched)
     }
 
     /// Makes what these surroundings are sent, if nobody had them so far.

@@ -148,6 +148,19 @@ impl Layer {
         }
     }
 
+    /// The names of a kind of which something changed after a generation; `None` if they are not all known any more.
+    pub(crate) fn changed_names(&self, kind: Kind, since: u64) -> Option<impl Iterator<Item = &str>> {
+        let shelf = self.shelf(kind);
+        let first = shelf.changes.partition_point(|(generation, _)| *generation <= since);
+        let names = shelf.changes.range(first..).map(|(_, name)| &**name);
+        (since >= shelf.forgotten).then_some(names)
+    }
+
+    /// The last change of anything in it.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Shares with another layer what is equal, so that it is held once. For a layer that nobody was sent anything of.
     pub fn share(&mut self, other: &Self) {
         for (shelf, other) in self.shelves.iter_mut().zip(&other.shelves) {

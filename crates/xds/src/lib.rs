@@ -4,12 +4,13 @@
 //! and to the proxy that applies them. [`server`] serves them to any xDS client, [`client`] takes them from any
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
-//! Modules in the order of the data: [`resource`] (what is served), [`layer`] (and what changed of it), [`istio`] and [`otlp`] (messages Envoy's API lacks),
+//! Modules in the order of the data: [`resource`] (what is served), [`layer`] (and what changed of it), [`interest`] (and whom that concerns), [`istio`] and [`otlp`] (messages Envoy's API lacks),
 //! `wire` (responses as bytes), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
 pub mod certificates;
 pub mod client;
 pub mod grpc;
+pub mod interest;
 pub mod istio;
 pub mod layer;
 pub mod otlp;

@@ -27,6 +27,7 @@ use self::state::{Ask, Behind, Session};
 pub use crate::wire::Form;
 use crate::{
     grpc::{Answering, Answers, Call, Requests, Service},
+    interest::Interest,
     layer::Snapshot,
     resource::Kind,
     wire::{self, Push},
@@ -54,10 +55,19 @@ pub trait Views: Send + Sync + 'static {
 
 /// What one client sees, and who wants to know how it gets on.
 pub struct View {
-    /// The resources of now. When its sender is dropped, the stream is ended.
-    pub resources: watch::Receiver<Snapshot>,
+    /// What it is sent.
+    pub resources: Resources,
     /// Told what happens; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
+}
+
+/// Resources that change.
+#[derive(Clone, Debug)]
+pub struct Resources {
+    /// Those of now. When its sender is dropped, the stream is ended. Changes that concern nobody may come without notice.
+    pub snapshot: watch::Receiver<Snapshot>,
+    /// Told what the stream asks for, while it looks at the snapshot.
+    pub interest: Arc<Interest>,
 }
 
 /// Something that happened on a stream.
@@ -151,14 +161,14 @@ async fn serve<R: IntoAsk>(
     requests: &mut Requests<R>,
     answers: &mut Answers,
 ) -> Result<(), Status> {
-    let View { mut resources, mut report } = view;
-    let mut session = Session::new(R::FORM);
+    let View { resources: Resources { mut snapshot, interest }, mut report } = view;
+    let mut session = Session::new(R::FORM, interest);
     let mut next = Some(first);
     let mut held_until = None;
     loop {
         let pushes = {
             // Looked at in its place: all streams would count their references to it at the same time.
-            let current = resources.borrow_and_update();
+            let current = snapshot.borrow_and_update();
             match next.take() {
                 Some(Ok(ask)) => session.ask(ask, &current, &mut *report),
                 Some(Err(url)) => debug!(url, "asked for a kind that is not served"),
@@ -193,7 +203,7 @@ async fn serve<R: IntoAsk>(
                 Some(request) => next = Some(request.into_ask()),
                 None => return Ok(()),
             },
-            changed = resources.changed() => {
+            changed = snapshot.changed() => {
                 changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
             }
         }

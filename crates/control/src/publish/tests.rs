@@ -159,13 +159,16 @@ const PROXIES: [(&str, &str, &str, Who); 7] = [
     ("y", "v2", "", Who::Grpc),
 ];
 
+/// What proxies ask for that do not ask for all.
+const ASKED_FOR: &str = "outbound|80||a.x.svc.cluster.local";
+
 type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
 
 /// One control plane and who is connected to it.
 struct Mesh {
     publisher: Arc<Publisher>,
     wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
-    connected: BTreeMap<usize, (watch::Receiver<Snapshot>, Connected)>,
+    connected: BTreeMap<usize, (Watched, Connected)>,
 }
 
 impl Mesh {
@@ -185,7 +188,14 @@ impl Mesh {
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
         let node = ProxyNode::parse(&id, metadata, locality).unwrap();
         let client = NewClient { node, address: String::new(), identity: String::new(), form: Form::Delta };
-        self.connected.insert(proxy, self.publisher.connect(client).unwrap());
+        let connected = self.publisher.connect(client).unwrap();
+        // Proxies of a version ask for the same.
+        let interest = &connected.0.interest;
+        match version {
+            "v1" => Kind::ALL.into_iter().for_each(|kind| interest.add_all(kind)),
+            _ => interest.add(Kind::Endpoint, [ASKED_FOR]),
+        }
+        self.connected.insert(proxy, connected);
     }
 
     fn put(&self, file: usize, variant: Option<usize>) {
@@ -207,7 +217,15 @@ impl Mesh {
     }
 
     fn snapshot(&self, proxy: usize) -> Snapshot {
-        self.connected[&proxy].0.borrow().clone()
+        self.connected[&proxy].0.snapshot.borrow().clone()
+    }
+
+    /// Whether a proxy was woken since it was last asked.
+    fn is_woken(&mut self, proxy: usize) -> bool {
+        let snapshot = &mut self.connected.get_mut(&proxy).unwrap().0.snapshot;
+        let woken = snapshot.has_changed().unwrap();
+        snapshot.mark_unchanged();
+        woken
     }
 }
 
@@ -235,6 +253,7 @@ fn told(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
 
 #[test]
 fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
+    let mut slept = 0;
     for seed in 0..12 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut mesh = Mesh::new();
@@ -284,9 +303,18 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
                     assert!(missed.is_empty(), "{at}: not told of {missed:?}");
                     let needless: Vec<_> = told.difference(&differ).collect();
                     assert!(needless.is_empty() || regrouped, "{at}: needlessly told of {needless:?}");
+                    let asks_for_all = PROXIES[proxy].1 == "v1";
+                    let concerned =
+                        differ.iter().any(|name| asks_for_all || *name == format!("eds {ASKED_FOR}"));
+                    let is_woken = mesh.is_woken(proxy);
+                    assert!(is_woken || !concerned, "{at}: not woken for {differ:?}");
+                    slept += usize::from(!is_woken && !differ.is_empty());
+                } else {
+                    mesh.is_woken(proxy);
                 }
                 had.insert(proxy, (snapshot.generation(), now));
             }
         }
     }
+    assert!(slept > 0, "all are woken whatever they ask for");
 }

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     grpc::Begun,
+    interest::{Change, Interest},
     layer::{Layer, Snapshot},
     resource::{Kind, Resource},
     wire::{DeltaResponse, Form, SotwResponse, name_of},
@@ -49,8 +50,14 @@ pub fn stream(script: &[u8]) {
         let kind = kinds[usize::from(what >> 4) % kinds.len()];
         let name = name(kind, *argument);
         match what & 15 {
-            0..=2 => play.set(kind, name, argument >> 2),
-            3 | 4 => play.remove(kind, name),
+            0..=2 => {
+                play.set(kind, name, argument >> 2);
+                continue;
+            }
+            3 | 4 => {
+                play.remove(kind, name);
+                continue;
+            }
             5..=7 => play.wants(kind, |names| names.insert(name.to_owned())),
             8 => play.wants(kind, |names| names.remove(name)),
             9 => play.wants(kind, |names| names.insert("*".to_owned())),
@@ -81,6 +88,7 @@ struct Play {
     world: Layer,
     generation: u64,
     session: Session,
+    interest: Arc<Interest>,
     kinds: BTreeMap<Kind, Side>,
     /// What the server said and the client has not read, as it goes over the wire.
     under_way: VecDeque<(Kind, Vec<u8>)>,
@@ -112,11 +120,13 @@ impl Side {
 
 impl Play {
     fn new(form: Form) -> Self {
+        let interest = Arc::<Interest>::default();
         Self {
             form,
             world: Layer::default(),
             generation: 1,
-            session: Session::new(form),
+            session: Session::new(form, Arc::clone(&interest)),
+            interest,
             kinds: BTreeMap::new(),
             under_way: VecDeque::new(),
             wild: false,
@@ -131,11 +141,20 @@ impl Play {
         self.generation += 1;
         let message = Cluster { name: name.into(), alt_stat_name: value.to_string(), ..Cluster::default() };
         self.world.set(self.generation, Resource::encode(kind, name, &message));
+        self.wake();
+    }
+
+    /// Whom a change does not concern does not look at it.
+    fn wake(&mut self) {
+        if self.interest.concerns(&Change::since(&self.world, self.generation - 1)) {
+            self.deliver();
+        }
     }
 
     fn remove(&mut self, kind: Kind, name: &str) {
         self.generation += 1;
         self.world.remove(self.generation, kind, name);
+        self.wake();
     }
 
     fn ask(&mut self, ask: Ask) {
@@ -239,7 +258,8 @@ impl Play {
 
     /// A new stream, to which the client says what it has.
     fn reconnect(&mut self) {
-        self.session = Session::new(self.form);
+        self.interest = Arc::default();
+        self.session = Session::new(self.form, Arc::clone(&self.interest));
         self.under_way.clear();
         let form = self.form;
         // Who wants nothing says nothing: it would mean all.
@@ -282,15 +302,11 @@ impl Play {
 
     /// All is said and taken; then the client has what it asked for.
     fn finish(mut self) {
-        loop {
+        while self.take(true) || self.session.is_holding() {
+            if self.under_way.is_empty() {
+                self.session.release();
+            }
             self.deliver();
-            if self.take(true) {
-                continue;
-            }
-            if !self.session.is_holding() {
-                break;
-            }
-            self.session.release();
         }
         if self.wild {
             return;

@@ -20,6 +20,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{Event, Form};
 use crate::{
+    interest::Interest,
     layer::Snapshot,
     resource::{Kind, Resource},
     wire::Push,
@@ -66,6 +67,8 @@ struct Watched {
     open: bool,
     wildcard: bool,
     names: Names,
+    /// They, or that all are asked for, are not noted in the interest yet.
+    renamed: bool,
     /// Everything that there is is news.
     all: bool,
     /// Changes up to this generation have been told, but for removals that must wait.
@@ -128,18 +131,22 @@ pub(super) struct Session {
     holding: Vec<Arc<str>>,
     /// The generation in which it was last seen that there are such clusters.
     held: u64,
+    /// Told what is asked for.
+    interest: Arc<Interest>,
 }
 
 impl Session {
-    pub(super) fn new(form: Form) -> Self {
-        Self { form, nonce: 0, kinds: Default::default(), compared: None, holding: Vec::new(), held: 0 }
+    pub(super) fn new(form: Form, interest: Arc<Interest>) -> Self {
+        let kinds = Default::default();
+        Self { form, nonce: 0, kinds, compared: None, holding: Vec::new(), held: 0, interest }
     }
 
     /// Takes a request in.
     pub(super) fn ask(&mut self, ask: Ask, snapshot: &Snapshot, report: &mut dyn FnMut(Event<'_>)) {
-        let watched = &mut self.kinds[ask.kind as usize];
+        let kind = ask.kind;
+        let watched = &mut self.kinds[kind as usize];
         if !watched.open {
-            report(Event::Asked { kind: ask.kind });
+            report(Event::Asked { kind });
         }
         let nonce: Option<u64> = ask.nonce.parse().ok();
         let answers_last = nonce.is_some() && nonce == watched.nonce;
@@ -166,6 +173,12 @@ impl Session {
             // nothing; a client that saw the last one will repeat itself.
             Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => {}
             Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
+        }
+        if std::mem::take(&mut watched.renamed) {
+            if watched.wildcard {
+                self.interest.add_all(kind);
+            }
+            self.interest.add(kind, watched.names.0.iter().map(|name| &**name));
         }
     }
 
@@ -338,6 +351,7 @@ impl Watched {
             };
             self.subscribe(kind, names, snapshot, stale);
             self.wildcard |= wildcard;
+            self.renamed |= wildcard;
             self.all &= have.is_empty();
             if self.wildcard && !have.is_empty() {
                 let all = snapshot.iter(kind).map(|resource| &resource.name);
@@ -401,6 +415,7 @@ impl Watched {
             let members = snapshot.iter(kind).map(|resource| &resource.name).filter(asked);
             again.extend(members.filter(|member| news(member)).cloned());
         }
+        self.renamed = true;
         self.names.extend(named);
         self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
@@ -429,6 +444,7 @@ impl Watched {
             self.open(snapshot);
         }
         self.all = wildcard && (self.all || !self.wildcard);
+        self.renamed |= first || !same || wildcard != self.wildcard;
         self.wildcard = wildcard;
         self.again.retain(|name| names.contains(name));
         if !same {

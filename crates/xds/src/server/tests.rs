@@ -46,7 +46,8 @@ impl Views for OneView {
         }
         let events = Arc::clone(&self.events);
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
-        Ok(View { resources: self.world.subscribe(), report: Box::new(report) })
+        let resources = super::Resources { snapshot: self.world.subscribe(), interest: Arc::default() };
+        Ok(View { resources, report: Box::new(report) })
     }
 }
 

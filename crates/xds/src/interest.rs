@@ -1,0 +1,139 @@
+//! Whom a change concerns, as far as a glance tells: thousands of streams need not be woken to find that nothing is for them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{layer::Layer, resource::Kind};
+
+/// 256 bits for the names of a kind: of ten names asked for, one in 170 others is taken for one of them.
+const WORDS: usize = 4;
+
+/// What some streams ask for: a Bloom filter of two bits a name for each kind. It is only ever added to, as who is told too much
+/// finds nothing to do. Whoever adds does so while holding on to the snapshot that it answers from, and the one who changes
+/// that asks while nobody does, so nobody is missed.
+#[derive(Debug, Default)]
+pub struct Interest([[AtomicU64; WORDS]; Kind::ALL.len()]);
+
+impl Interest {
+    /// Somebody asks for all of a kind.
+    pub fn add_all(&self, kind: Kind) {
+        self.0[kind as usize].iter().for_each(|word| word.store(u64::MAX, Relaxed));
+    }
+
+    /// Somebody asks for names of a kind.
+    pub fn add<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
+        let words = &self.0[kind as usize];
+        for (word, bit) in names.into_iter().flat_map(bits) {
+            // Mostly it is there, and a look keeps the line shared between cores.
+            if words[word].load(Relaxed) & bit == 0 {
+                words[word].fetch_or(bit, Relaxed);
+            }
+        }
+    }
+
+    /// False if a change concerns nobody here.
+    pub fn concerns(&self, change: &Change) -> bool {
+        let has = |words: &[AtomicU64; WORDS], name: &Bits| {
+            name.iter().all(|(word, bit)| words[*word].load(Relaxed) & bit != 0)
+        };
+        self.0.iter().zip(&change.0).any(|(words, change)| match change {
+            Names::Some(names) => names.iter().any(|name| has(words, name)),
+            Names::All => words.iter().any(|word| word.load(Relaxed) != 0),
+        })
+    }
+}
+
+/// The places of a name's bits.
+type Bits = [(usize, u64); 2];
+
+fn bits(name: &str) -> Bits {
+    let hash = xxh3_64(name.as_bytes());
+    let place = |hash: u64| ((hash >> 6) as usize % WORDS, 1 << (hash & 63));
+    [place(hash), place(hash >> 32)]
+}
+
+/// What changed in a layer.
+#[derive(Debug)]
+pub struct Change([Names; Kind::ALL.len()]);
+
+#[derive(Debug)]
+enum Names {
+    Some(Vec<Bits>),
+    /// Too many to be known by name.
+    All,
+}
+
+impl Change {
+    /// Whatever there is.
+    pub fn everything() -> Self {
+        Self(std::array::from_fn(|_| Names::All))
+    }
+
+    /// What changed after a generation.
+    pub fn since(layer: &Layer, generation: u64) -> Self {
+        Self(Kind::ALL.map(|kind| match layer.changed_names(kind, generation) {
+            None => Names::All,
+            Some(names) => {
+                let both = names.flat_map(|name| [Some(name), kind.family(name)]);
+                Names::Some(both.flatten().map(bits).collect())
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::resource::Resource;
+
+    #[test]
+    fn changes_concern_those_who_ask_for_them() {
+        let mut layer = Layer::default();
+        let set = |layer: &mut Layer, generation, kind, name: &str, body: &'static [u8]| {
+            layer.set(generation, Resource::from_body(kind, name, Bytes::from_static(body)));
+        };
+        for number in 0..1_000 {
+            set(&mut layer, 1, Kind::Endpoint, &format!("outbound|80||service-{number}"), b"1");
+        }
+        let asks = |kind: Kind, names: &[&str]| {
+            let interest = Interest::default();
+            interest.add(kind, names.iter().copied());
+            interest
+        };
+        let one = asks(Kind::Endpoint, &["outbound|80||service-7", "outbound|80||not-yet"]);
+        let (all, none) = (Interest::default(), Interest::default());
+        all.add_all(Kind::Endpoint);
+
+        let mut concerned = 0;
+        for number in 0..1_000 {
+            let generation = 2 + number;
+            set(&mut layer, generation, Kind::Endpoint, &format!("outbound|80||service-{number}"), b"2");
+            let change = Change::since(&layer, generation - 1);
+            assert!(all.concerns(&change) && !none.concerns(&change));
+            assert!(number != 7 || one.concerns(&change));
+            concerned += usize::from(one.concerns(&change));
+        }
+        assert!(concerned < 5, "{concerned} of 1000 changes seem to concern who asks for two names");
+        set(&mut layer, 2_000, Kind::Endpoint, "outbound|80||not-yet", b"1");
+        assert!(one.concerns(&Change::since(&layer, 1_999)));
+        layer.remove(2_001, Kind::Endpoint, "outbound|80||service-7");
+        assert!(one.concerns(&Change::since(&layer, 2_000)));
+
+        // A kind is not another, and a virtual host is of its route configuration.
+        assert!(!asks(Kind::Cluster, &["outbound|80||service-7"]).concerns(&Change::since(&layer, 2_000)));
+        set(&mut layer, 2_002, Kind::VirtualHost, "80/a:80", b"1");
+        assert!(asks(Kind::VirtualHost, &["80"]).concerns(&Change::since(&layer, 2_001)));
+        assert!(!asks(Kind::VirtualHost, &["81"]).concerns(&Change::since(&layer, 2_001)));
+
+        // Who may have missed what happened is told.
+        assert!(one.concerns(&Change::everything()) && !none.concerns(&Change::everything()));
+        for generation in 2_003..5_000 {
+            let body = if generation % 2 == 0 { b"1" } else { b"2" };
+            set(&mut layer, generation, Kind::Endpoint, "outbound|80||service-1", body);
+        }
+        assert!(one.concerns(&Change::since(&layer, 2_003)));
+    }
+}
