@@ -165,11 +165,12 @@ where
             debug!("a client does not answer");
             return Poll::Ready(Ok(()));
         }
+        // What they say is written, and what comes for them read, in the same run: thousands of others are waiting for theirs.
+        calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
             calls.extend(begin(accepted, &extensions, service));
         }
-        // What they say wakes this task again, and is written then.
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         Poll::Pending
     })
