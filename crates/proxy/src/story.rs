@@ -6,6 +6,7 @@
 
 use std::{
     borrow::Cow,
+    cell::OnceCell,
     future::poll_fn,
     net::IpAddr,
     rc::Rc,
@@ -15,10 +16,12 @@ use std::{
 };
 
 use serde_json::{Map, Value};
+use tokio::sync::oneshot;
 
 use crate::{
     config::{
-        Cluster, HttpManager, Snapshot,
+        Cluster, HttpManager, RouteTable, Snapshot,
+        demand,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -47,11 +50,15 @@ use crate::{
     timer,
 };
 
+/// Requests wait a little longer for a virtual host than the control thread lets them.
+const LONGEST_ASK: Duration = Duration::from_secs(6);
+
 /// One request, from its head to its record.
 pub(crate) struct Story<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
+    renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) head: &'a mut RequestHead,
@@ -84,6 +91,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
+    /// A place for a newer one, if the request has to wait for that.
+    pub(crate) renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     /// This hop's element of `x-forwarded-client-cert`.
     pub(crate) forwarded_cert: Option<&'a str>,
@@ -131,13 +140,14 @@ impl<'a> Story<'a> {
         head: &'a mut RequestHead,
         response: &'a mut ResponseHead,
     ) -> Self {
-        let Terms { worker, manager, snapshot, counters, forwarded_cert } = terms;
+        let Terms { worker, manager, snapshot, renewed, counters, forwarded_cert } = terms;
         let started = Instant::now();
         let (under_way, welcome) = worker.overload.begin(started);
         Self {
             worker,
             manager,
             snapshot,
+            renewed,
             counters,
             client: downstream.origin.source.ip(),
             downstream,
@@ -216,6 +226,9 @@ impl<'a> Story<'a> {
         }
         self.receive(upgrade.is_some());
         self.find_route();
+        if let Some(answer) = self.question() {
+            Box::pin(self.wait_for_host(answer, body)).await?;
+        }
         if let Some(tracing) = &self.manager.tracing {
             self.begin_trace(tracing);
         }
@@ -252,11 +265,57 @@ impl<'a> Story<'a> {
         }
     }
 
-    pub(crate) fn find_route(&mut self) {
-        let table = match &self.manager.routes {
+    fn table(&self) -> Option<&'a RouteTable> {
+        match &self.manager.routes {
             Routes::Inline(table) => Some(table),
-            Routes::Named(name) => self.snapshot.routes.get(name),
+            Routes::Named(name) => self.snapshot.routes.get(name).map(|table| &**table),
+        }
+    }
+
+    /// Asks for the authority's virtual host if that may be one that is not in hand.
+    fn question(&self) -> Option<oneshot::Receiver<()>> {
+        let (demand, table) = match &self.found {
+            Ok(found) => {
+                let demand = found.table.demand.as_deref()?;
+                demand::mark(&found.host.used);
+                if found.exact {
+                    return None;
+                }
+                (demand, found.table)
+            }
+            Err(_) => {
+                let table = self.table()?;
+                (table.demand.as_deref()?, table)
+            }
         };
+        let authority = route::looked_up(table, self.head.authority());
+        if table.exact.contains_key(&*authority) { None } else { demand.ask(&authority) }
+    }
+
+    /// Waits for the virtual host that was asked for, or for the news that there is none, and goes on with what there is then.
+    async fn wait_for_host(&mut self, answer: oneshot::Receiver<()>, body: &mut Flow) -> Result<(), Error> {
+        let asked = Instant::now();
+        let answered = async {
+            // Without an answer what there is has to do.
+            let _ = timer::timeout(LONGEST_ASK, answer).await;
+            Ok(())
+        };
+        let mut deadlines = Deadlines::default();
+        let waited = Client::new(self.downstream, &mut deadlines, body, false).wait(answered).await;
+        self.counters.on_demand.inc();
+        let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.counters.on_demand_micros.add(micros);
+        waited?;
+        self.snapshot = self.renewed.get_or_init(|| self.worker.snapshot());
+        self.find_route();
+        if let Ok(found) = &self.found {
+            demand::mark(&found.host.used);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn find_route(&mut self) {
+        let table = self.table();
         let mut dice = self.worker.dice.borrow_mut();
         self.found = table.map_or(Err(Missing::Route), |table| route::find(table, self.head, &mut dice));
         self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);

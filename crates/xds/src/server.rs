@@ -58,6 +58,8 @@ pub struct View {
     pub resources: watch::Receiver<Snapshot>,
     /// Told what happens; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
+    /// Virtual hosts that are sent to a client that has none and asks for them one by one, before it asks for them.
+    pub remembered: Arc<[Arc<str>]>,
 }
 
 /// Something that happened on a stream.
@@ -87,6 +89,16 @@ pub enum Event<'a> {
         kind: Kind,
         /// Which response.
         nonce: u64,
+    },
+    /// The client asked for a virtual host, by its name or by an authority, and is sent it.
+    Used {
+        /// Which, by its name.
+        host: &'a Arc<str>,
+    },
+    /// The client no longer asks for a virtual host, or for what it said of it.
+    Unused {
+        /// Which.
+        host: &'a Arc<str>,
     },
     /// The client refused a response, or a part of it.
     Rejected {
@@ -147,8 +159,8 @@ async fn serve<R: IntoAsk>(
     mut requests: Requests<R>,
     answers: &mut Answers,
 ) -> Result<(), Status> {
-    let View { mut resources, mut report } = view;
-    let mut session = Session::new(R::FORM);
+    let View { mut resources, mut report, remembered } = view;
+    let mut session = Session::new(R::FORM, remembered);
     let mut next = Some(first);
     let mut held_until = None;
     loop {

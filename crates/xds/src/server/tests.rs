@@ -46,7 +46,7 @@ impl Views for OneView {
         }
         let events = Arc::clone(&self.events);
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
-        Ok(View { resources: self.world.subscribe(), report: Box::new(report) })
+        Ok(View { resources: self.world.subscribe(), report: Box::new(report), remembered: Arc::default() })
     }
 }
 
