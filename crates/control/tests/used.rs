@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
-#[expect(dead_code, reason = "others use it")]
 mod support;
 
 use std::{collections::BTreeSet, fs};

@@ -16,12 +16,10 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tokio::sync::oneshot;
 
 use crate::{
     config::{
         Cluster, HttpManager, RouteTable, Snapshot,
-        demand,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -50,15 +48,12 @@ use crate::{
     timer,
 };
 
-/// Requests wait a little longer for a virtual host than the control thread lets them.
-const LONGEST_ASK: Duration = Duration::from_secs(6);
-
 /// One request, from its head to its record.
 pub(crate) struct Story<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
-    renewed: &'a OnceCell<Rc<Snapshot>>,
+    pub(crate) renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) head: &'a mut RequestHead,
@@ -265,53 +260,11 @@ impl<'a> Story<'a> {
         }
     }
 
-    fn table(&self) -> Option<&'a RouteTable> {
+    pub(crate) fn table(&self) -> Option<&'a RouteTable> {
         match &self.manager.routes {
             Routes::Inline(table) => Some(table),
             Routes::Named(name) => self.snapshot.routes.get(name).map(|table| &**table),
         }
-    }
-
-    /// Asks for the authority's virtual host if that may be one that is not in hand.
-    fn question(&self) -> Option<oneshot::Receiver<()>> {
-        let (demand, table) = match &self.found {
-            Ok(found) => {
-                let demand = found.table.demand.as_deref()?;
-                demand::mark(&found.host.used);
-                if found.exact {
-                    return None;
-                }
-                (demand, found.table)
-            }
-            Err(_) => {
-                let table = self.table()?;
-                (table.demand.as_deref()?, table)
-            }
-        };
-        let authority = route::looked_up(table, self.head.authority());
-        if table.exact.contains_key(&*authority) { None } else { demand.ask(&authority) }
-    }
-
-    /// Waits for the virtual host that was asked for, or for the news that there is none, and goes on with what there is then.
-    async fn wait_for_host(&mut self, answer: oneshot::Receiver<()>, body: &mut Flow) -> Result<(), Error> {
-        let asked = Instant::now();
-        let answered = async {
-            // Without an answer what there is has to do.
-            let _ = timer::timeout(LONGEST_ASK, answer).await;
-            Ok(())
-        };
-        let mut deadlines = Deadlines::default();
-        let waited = Client::new(self.downstream, &mut deadlines, body, false).wait(answered).await;
-        self.counters.on_demand.inc();
-        let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.counters.on_demand_micros.add(micros);
-        waited?;
-        self.snapshot = self.renewed.get_or_init(|| self.worker.snapshot());
-        self.find_route();
-        if let Ok(found) = &self.found {
-            demand::mark(&found.host.used);
-        }
-        Ok(())
     }
 
     pub(crate) fn find_route(&mut self) {

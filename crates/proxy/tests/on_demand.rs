@@ -108,6 +108,13 @@ impl Mesh {
     }
 }
 
+/// How many requests had to wait.
+async fn waited(mesh: &Mesh) -> u64 {
+    let metrics = mesh.proxy.metrics().await;
+    let line = metrics.lines().find(|line| line.starts_with("skysail_on_demand_requests{")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
 async fn send(client: &mut Client, authority: &str) {
     client.send(&format!("GET / HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await;
 }
@@ -123,7 +130,7 @@ async fn a_request_to_a_host_in_hand_asks_nobody_and_marks_it_as_used() {
     let mut client = mesh.client().await;
     assert_eq!(ask(&mut client, "HERE:80").await, "here");
     assert!(mesh.questions.try_recv().is_err());
-    assert!(!mesh.proxy.metrics().await.contains("skysail_on_demand_requests"));
+    assert_eq!(waited(&mesh).await, 0);
 }
 
 #[tokio::test]
@@ -145,7 +152,7 @@ async fn a_request_waits_for_its_host_and_takes_it() {
         assert_eq!(ask(client, "new").await, "new");
     }
     assert!(mesh.questions.try_recv().is_err());
-    assert!(mesh.proxy.metrics().await.contains("skysail_on_demand_requests"));
+    assert_eq!(waited(&mesh).await, 2);
 }
 
 #[tokio::test]

@@ -158,7 +158,9 @@ impl Shelf {
         let aliases = self.aliases.get_or_init(|| {
             let each = self.by_name.iter();
             let mut all: Vec<_> = each
-                .flat_map(|(name, entry)| entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name))))
+                .flat_map(|(name, entry)| {
+                    entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name)))
+                })
                 .collect();
             all.sort_unstable();
             all.into()

@@ -236,7 +236,11 @@ impl Hosts {
     }
 
     /// Lets requests ask for hosts, or not.
-    pub(super) fn set_demand(&mut self, table: &Arc<str>, questions: Option<&mpsc::UnboundedSender<Question>>) {
+    pub(super) fn set_demand(
+        &mut self,
+        table: &Arc<str>,
+        questions: Option<&mpsc::UnboundedSender<Question>>,
+    ) {
         if self.demand.is_some() != questions.is_some() {
             self.demand = questions.cloned().map(|questions| {
                 Arc::new(Demand { table: Arc::clone(table), known: ArcSwap::default(), questions })
@@ -261,13 +265,8 @@ impl Hosts {
                 return false;
             }
         }
-        let new = || Name {
-            since: now,
-            answered: false,
-            known: false,
-            used: Arc::default(),
-            waiting: Vec::new(),
-        };
+        let new =
+            || Name { since: now, answered: false, known: false, used: Arc::default(), waiting: Vec::new() };
         let name = self.names.entry(authority).or_insert_with(new);
         if name.known {
             let _ = answered.send(());
@@ -301,7 +300,8 @@ impl Hosts {
         });
         let known = self.names.iter().filter(|(_, name)| name.known);
         let before = demand.known.load();
-        if known.clone().count() != before.len() || known.clone().any(|(name, _)| !before.contains_key(name)) {
+        if known.clone().count() != before.len() || known.clone().any(|(name, _)| !before.contains_key(name))
+        {
             let known: Map<_, _> =
                 known.map(|(authority, name)| (authority.clone(), Arc::clone(&name.used))).collect();
             demand.known.store(Arc::new(known));

@@ -20,12 +20,12 @@ use skysail_xds::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use super::slot::{Failure, Kept, Slot};
 use super::{
     hosts::{Hosts, compose},
     slot::{self, PATIENCE},
     uses,
 };
-pub(crate) use super::slot::{Failure, Kept, Slot};
 use crate::{
     config::{
         ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
@@ -156,8 +156,7 @@ impl Inventory {
             }
             Kind::Route => {
                 let hosts_apart = translate::has_hosts_apart(body).map_err(|reject| reject.to_string())?;
-                let make =
-                    || translator.routes(body).map(|table| RouteTable { hosts_apart, ..table });
+                let make = || translator.routes(body).map(|table| RouteTable { hosts_apart, ..table });
                 let slot = self.routes.entry(Arc::clone(&name)).or_default();
                 let before = slot.newest().map(|kept| kept.body.clone());
                 let changed = slot.offer(body, version, fixed, make)? && before.as_ref() != Some(body);
@@ -379,7 +378,8 @@ impl Inventory {
         let routes = listeners.flat_map(|kept| uses::tables(&kept.value)).map(|name| name.to_string());
         let secrets = self.secrets.tls.names().into_iter().filter(|name| name.source == SecretSource::Ads);
         let secrets = secrets.map(|name| name.name.into_string());
-        let apart = self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.hosts_apart));
+        let apart =
+            self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.hosts_apart));
         let hosts = apart.flat_map(|(name, _)| -> Box<dyn Iterator<Item = String> + '_> {
             match self.hosts.get(name).filter(|_| self.take == Take::Used) {
                 Some(hosts) => Box::new(hosts.wanted(name)),

@@ -309,7 +309,11 @@ impl Configuration {
             self.waits.notify_one();
         }
         let seen = self.seen.iter().all(|seen| seen.load(Ordering::Acquire));
-        if seen && failed.is_empty() && inventory.is_warm(Instant::now()) && !self.ready.swap(true, Ordering::AcqRel) {
+        if seen
+            && failed.is_empty()
+            && inventory.is_warm(Instant::now())
+            && !self.ready.swap(true, Ordering::AcqRel)
+        {
             tracing::info!(
                 listeners = inventory.listeners.len(),
                 clusters = inventory.clusters.len(),

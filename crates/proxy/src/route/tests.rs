@@ -67,7 +67,8 @@ fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
 #[test]
 fn connect_has_no_route() {
     let mut table = table(&["*"], false);
-    Arc::get_mut(&mut table.hosts[0]).unwrap().routes = vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
+    Arc::get_mut(&mut table.hosts[0]).unwrap().routes =
+        vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
     let found =
         |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut dice()).is_ok();
     assert!(found("GET", "/"));

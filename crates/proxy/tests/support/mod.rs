@@ -369,12 +369,7 @@ fn table(forward: Forward) -> RouteTable {
         require_tls: false,
         used: AtomicBool::default(),
     };
-    RouteTable {
-        name: "table".into(),
-        hosts: vec![Arc::new(host)],
-        any: Some(0),
-        ..RouteTable::default()
-    }
+    RouteTable { name: "table".into(), hosts: vec![Arc::new(host)], any: Some(0), ..RouteTable::default() }
 }
 
 /// Bytes to the cluster `upstream`.

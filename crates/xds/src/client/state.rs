@@ -224,7 +224,8 @@ impl State {
         let mut request = Outgoing { type_url: kind.url(), ..Outgoing::default() };
         request.subscribe = wanted.difference(&state.asked).cloned().collect();
         let given = std::mem::take(&mut state.given);
-        request.unsubscribe = state.asked.union(&given).filter(|name| !wanted.contains(*name)).cloned().collect();
+        request.unsubscribe =
+            state.asked.union(&given).filter(|name| !wanted.contains(*name)).cloned().collect();
         if wildcard {
             // Delta: an empty first list means all, but one with names only those (and then "*" says all).
             if first && !wanted.is_empty() {

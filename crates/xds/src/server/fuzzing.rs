@@ -55,7 +55,9 @@ pub fn stream(script: &[u8]) {
             3 | 4 => play.remove(kind, name),
             5 if kind == Kind::VirtualHost => {
                 let alias = ALIASES[usize::from(*argument) % ALIASES.len()];
-                play.wants(kind, |names| if argument & 8 == 0 { names.insert(alias.to_owned()) } else { names.remove(alias) });
+                play.wants(kind, |names| {
+                    if argument & 8 == 0 { names.insert(alias.to_owned()) } else { names.remove(alias) }
+                });
             }
             5..=7 => play.wants(kind, |names| names.insert(name.to_owned())),
             8 => play.wants(kind, |names| names.remove(name)),
@@ -331,9 +333,14 @@ impl Play {
             let have: BTreeMap<_, _> =
                 side.have.iter().filter(|(name, _)| whole || expected.contains_key(*name)).collect();
             assert_eq!(have, expected.iter().collect(), "{kind} of a client that asks for {:?}", side.names);
-            for alias in side.names.iter().filter(|name| self.form == Form::Delta && ALIASES.contains(&name.as_str())) {
+            for alias in
+                side.names.iter().filter(|name| self.form == Form::Delta && ALIASES.contains(&name.as_str()))
+            {
                 let found = now.find(*kind, alias);
-                assert!(found.is_none_or(|host| side.have.contains_key(&*host.name)), "{found:?} of {alias} is missing");
+                assert!(
+                    found.is_none_or(|host| side.have.contains_key(&*host.name)),
+                    "{found:?} of {alias} is missing"
+                );
             }
         }
     }

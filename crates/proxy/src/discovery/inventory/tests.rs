@@ -380,11 +380,8 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
     let mut first = question(&mut inventory, &mut questions, "one", now).unwrap();
     let mut second = question(&mut inventory, &mut questions, "one", now).unwrap();
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"], "they share one question");
-    let update = Update {
-        kind: Kind::VirtualHost,
-        added: vec![host("1", "one")],
-        removed: vec!["t/one".to_owned()],
-    };
+    let update =
+        Update { kind: Kind::VirtualHost, added: vec![host("1", "one")], removed: vec!["t/one".to_owned()] };
     assert!(inventory.apply(&update).is_empty());
     assert!(!settled(&mut inventory, now), "its cluster is not here");
     answer_all(&mut inventory, now);
@@ -442,11 +439,7 @@ fn a_wildcard_in_hand_does_not_answer_for_names_that_were_never_asked_for() {
     let mut other = question(&mut inventory, &mut questions, "c.b", now).unwrap();
     assert!(other.try_recv().is_err());
     let own = host("own", "c.b");
-    inventory.apply(&Update {
-        kind: Kind::VirtualHost,
-        added: vec![own],
-        removed: vec!["t/c.b".to_owned()],
-    });
+    inventory.apply(&Update { kind: Kind::VirtualHost, added: vec![own], removed: vec!["t/c.b".to_owned()] });
     settled(&mut inventory, now);
     answer_all(&mut inventory, now);
     assert!(other.try_recv().is_ok());
@@ -536,7 +529,9 @@ fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
     settled(&mut inventory, now);
     assert_eq!(leads_to(&inventory, "two"), "t/2");
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    assert!(uses::of_table(&table).any(|name| name == "a") && !uses::of_table(&table).any(|name| name == "b"));
+    assert!(
+        uses::of_table(&table).any(|name| name == "a") && !uses::of_table(&table).any(|name| name == "b")
+    );
     assert_eq!(wanted(&inventory).0, ["a", "all", "b"]);
     // That there is none is an answer.
     remove(&mut inventory, Kind::Cluster, "b");
