@@ -123,7 +123,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         secrets: secrets.clone(),
         node: node.clone(),
         mark: common.mark,
-        fetch_secrets: matches!(start, Start::File(_)),
+        in_mesh: matches!(start, Start::Mesh(..)),
     });
     if let Start::File(file) = &start {
         configuration.add_static(file)?;

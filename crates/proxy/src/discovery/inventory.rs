@@ -47,6 +47,8 @@ pub(crate) struct Inventory {
     /// Endpoints by the name that clusters ask for them with; without a body where there are none.
     pub(crate) assignments: HashMap<Arc<str>, Assignment>,
     take: Take,
+    /// A header may name any cluster, so with [`Take::Used`] all are used.
+    uses_all: bool,
     /// Some clusters have come, or the news that there are none.
     seen_clusters: bool,
     /// Where requests ask for virtual hosts.
@@ -89,6 +91,7 @@ impl Inventory {
             hosts: BTreeMap::new(),
             assignments: HashMap::new(),
             take: Take::AsTold,
+            uses_all: false,
             seen_clusters: false,
             questions: None,
             changed: false,
@@ -102,6 +105,11 @@ impl Inventory {
         for (name, hosts) in &mut self.hosts {
             hosts.set_demand(name, self.questions.as_ref());
         }
+    }
+
+    /// Whether only those clusters come that are asked for by name.
+    fn asks_by_name(&self) -> bool {
+        self.take == Take::Used && !self.uses_all
     }
 
     pub(crate) fn take(&self) -> Take {
@@ -227,10 +235,11 @@ impl Inventory {
     fn remove(&mut self, kind: Kind, name: &str) {
         match kind {
             Kind::Cluster => {
+                let by_name = self.asks_by_name();
                 if let Some(slot) = self.clusters.get_mut(name) {
                     slot.warming = None;
                     slot.error = None;
-                    if self.take == Take::Used && slot.active.is_none() {
+                    if by_name && slot.active.is_none() {
                         slot.absent = true;
                     } else {
                         slot.removed = Some(Instant::now());
@@ -281,11 +290,12 @@ impl Inventory {
         for slot in self.clusters.values_mut() {
             self.changed |= slot.promote(now, |kept| cluster_is_warm(kept, assignments));
         }
-        let (clusters, take, seen) = (&self.clusters, self.take, self.seen_clusters);
+        let (clusters, seen) = (&self.clusters, self.seen_clusters);
+        let (take, by_name) = (self.take, self.asks_by_name());
         let is_awaited = |name: &str| match clusters.get(name) {
             Some(slot) => slot.is_awaited(now),
             None if name == "*" => false,
-            None => take == Take::Used || (take != Take::AsTold && !seen),
+            None => by_name || (take != Take::AsTold && !seen),
         };
         for hosts in self.hosts.values_mut() {
             hosts.settle(now, is_awaited);
@@ -325,7 +335,7 @@ impl Inventory {
         let listeners = self.listeners.values().filter_map(|slot| slot.active.as_ref());
         let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
         let used: BTreeSet<Box<str>> = tables.chain(hosts).chain(listeners).map(Box::from).collect();
-        let by_name = self.take == Take::Used;
+        let by_name = self.asks_by_name();
         let mut gone = false;
         self.clusters.retain(|name, slot| {
             let stays = |since| used.contains(&**name) && now.duration_since(since) < PATIENCE;
@@ -424,7 +434,8 @@ impl Inventory {
             let slot = self.routes.get(name);
             slot.is_some_and(|slot| slot.both().any(|kept| kept.value.hosts_apart))
         });
-        if self.take == Take::Used && !clusters.contains("*") {
+        self.uses_all = clusters.contains("*");
+        if self.asks_by_name() {
             let changed = &mut self.changed;
             self.clusters.retain(|name, slot| {
                 let stays = clusters.contains(&**name) || slot.active.as_ref().is_some_and(|kept| kept.fixed);

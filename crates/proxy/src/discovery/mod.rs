@@ -53,8 +53,8 @@ pub(crate) struct Configuration {
     /// Encoded static clusters, which discovery and secrets may be behind.
     remotes: HashMap<String, Bytes>,
     mark: Option<u32>,
-    /// Whether secrets are fetched from SDS servers; in own mode they are not.
-    fetch_secrets: bool,
+    /// In a mesh without a bootstrap file: secrets are not fetched from SDS servers, and the server may be ours.
+    in_mesh: bool,
     /// Where requests ask for virtual hosts, and where they are heard.
     questions: (mpsc::UnboundedSender<Question>, Mutex<mpsc::UnboundedReceiver<Question>>),
     /// Clusters and listeners have come once, or none were to come.
@@ -75,15 +75,15 @@ pub(crate) struct Setup {
     pub(crate) secrets: Secrets,
     pub(crate) node: Node,
     pub(crate) mark: Option<u32>,
-    pub(crate) fetch_secrets: bool,
+    pub(crate) in_mesh: bool,
 }
 
 impl Configuration {
     pub(crate) fn new(setup: Setup) -> Self {
-        let Setup { workers, secrets, node, mark, fetch_secrets } = setup;
+        let Setup { workers, secrets, node, mark, in_mesh } = setup;
         let (ask, asked) = mpsc::unbounded_channel();
         let mut inventory = Inventory::new(secrets.clone(), node.clone());
-        if !fetch_secrets {
+        if in_mesh {
             inventory.set_take(Take::NotYet, None);
         }
         Self {
@@ -93,7 +93,7 @@ impl Configuration {
             node,
             remotes: HashMap::new(),
             mark,
-            fetch_secrets,
+            in_mesh,
             questions: (ask, Mutex::new(asked)),
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
@@ -281,7 +281,7 @@ impl Configuration {
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
         self.secrets.follow_files();
-        if self.fetch_secrets {
+        if !self.in_mesh {
             self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
         }
         let mut changed = inventory.settle(Instant::now());

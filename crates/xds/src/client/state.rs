@@ -366,6 +366,45 @@ mod tests {
     }
 
     #[test]
+    fn virtual_hosts_that_come_unasked_are_confirmed_or_declined() {
+        let mut state = state(Form::Delta);
+        let opened = state.open(&wanting(Kind::VirtualHost, &["80/*", "80/a"]));
+        assert_eq!(opened.last().unwrap().subscribe, ["80/*", "80/a"]);
+        let hosts = [("80/a:80", "1"), ("80/b:80", "1"), ("81/c:81", "1")];
+        let (update, pending) =
+            state.received(response(Kind::VirtualHost, "1", &hosts, &["80/*", "80/a"])).unwrap();
+        assert_eq!(names(&update), ["80/a:80", "80/b:80"]);
+        assert_eq!(update.removed, ["80/*", "80/a"]);
+        state.applied(pending, &[]);
+        let wanted = wanting(Kind::VirtualHost, &["80/*", "80/a:80"]);
+        let asked = state.wanted(&wanted);
+        assert_eq!(asked[0].subscribe, ["80/a:80"]);
+        assert_eq!(asked[0].unsubscribe, ["80/a", "80/b:80"]);
+        assert_eq!(state.wanted(&wanted), []);
+        let opened = state.open(&wanted);
+        assert_eq!(opened.last().unwrap().have, BTreeMap::from([("80/a:80".into(), "1".into())]));
+    }
+
+    #[test]
+    fn all_may_be_asked_for_by_name_and_less_later() {
+        let options = Options { node: Node::default(), form: Form::Delta, wildcard: vec![Kind::Listener] };
+        let mut state = State::new(options);
+        state.open(&Names::default());
+        let asked = state.wanted(&wanting(Kind::Cluster, &["*"]));
+        assert_eq!(asked[0].subscribe, ["*"]);
+        let (update, pending) =
+            state.received(response(Kind::Cluster, "1", &[("a", "1"), ("b", "1")], &["c"])).unwrap();
+        assert_eq!((names(&update), update.removed.as_slice()), (vec!["a", "b"], &["c".to_owned()][..]));
+        state.applied(pending, &[]);
+        let asked = state.wanted(&wanting(Kind::Cluster, &["a"]));
+        assert_eq!(asked[0].subscribe, ["a"]);
+        assert_eq!(asked[0].unsubscribe, ["*"]);
+        let (update, _) =
+            state.received(response(Kind::Cluster, "2", &[("a", "2"), ("b", "2")], &[])).unwrap();
+        assert_eq!(names(&update), ["a"]);
+    }
+
+    #[test]
     fn delta_asks_acknowledges_and_says_what_it_has_on_the_next_stream() {
         let mut state = state(Form::Delta);
         let opened = state.open(&Names::default());

@@ -539,3 +539,30 @@ fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
     assert!(uses::of_table(&table).any(|name| name == "b"));
 }
+
+#[test]
+fn a_server_that_is_not_ours_is_asked_for_all() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    inventory.set_take(Take::NotYet, None);
+    assert_eq!(wanted(&inventory), (vec![], vec![]));
+    let (sender, _questions) = mpsc::unbounded_channel();
+    inventory.set_take(Take::All, Some(sender));
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
+    assert!(!settled(&mut inventory, now), "no clusters have come");
+    assert!(!inventory.is_warm(now));
+    assert_eq!(wanted(&inventory), (vec!["*".to_owned()], vec![]));
+    serve(&mut inventory, "a");
+    serve(&mut inventory, "of nobody");
+    assert!(settled(&mut inventory, now));
+    assert!(inventory.is_warm(now));
+    assert_eq!(inventory.snapshot().clusters.len(), 2);
+    assert!(inventory.snapshot().routes["t"].demand.is_none());
+    // What is not among all is not waited for.
+    add(&mut inventory, Kind::Route, vec![routes("t", "none")]);
+    assert!(settled(&mut inventory, now));
+    // Virtual hosts come all, too.
+    add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
+    assert_eq!(wanted(&inventory).1, ["t"]);
+}
