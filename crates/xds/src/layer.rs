@@ -40,11 +40,14 @@ struct Shelf {
     encoded: [OnceLock<Entries>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
-    /// Fingerprints of aliases with the names they stand for, sorted; made when somebody asks.
-    aliases: OnceLock<Arc<[(u64, Arc<str>)]>>,
+    /// Made when somebody asks.
+    aliases: OnceLock<Aliases>,
     /// Since when they are as they are.
     realiased: u64,
 }
+
+/// Fingerprints of aliases with the names they stand for, sorted.
+type Aliases = Arc<[(u64, Arc<str>)]>;
 
 #[derive(Clone, Debug)]
 struct Entry {
