@@ -16,13 +16,14 @@ use axum::{
 use skysail_core::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
-use crate::{authority::Keeper, metrics::Gauges, publish::Publisher, resolve::Names};
+use crate::{authority::Keeper, habits::Habits, metrics::Gauges, publish::Publisher, resolve::Names};
 
 /// What the pages show.
 struct Pages {
     publisher: Arc<Publisher>,
     names: Arc<Names>,
     keeper: Arc<Keeper>,
+    habits: Arc<Habits>,
     shutdown: Shutdown,
 }
 
@@ -32,6 +33,7 @@ const HELP: &str = "\
 /debug/config_files       files in force, with the fingerprints of their texts
 /debug/dns                names of endpoints: addresses, how long they hold, what went wrong
 /debug/syncz              connected proxies, and what each has taken or refused
+/debug/used               virtual hosts that workloads use, by identity: sent to their proxies before they ask
 /metrics                  counters and gauges as Prometheus text
 /ready                    200 when ready, 503 when shutting down
 ";
@@ -42,9 +44,10 @@ pub(crate) async fn serve(
     publisher: Arc<Publisher>,
     names: Arc<Names>,
     keeper: Arc<Keeper>,
+    habits: Arc<Habits>,
     shutdown: Shutdown,
 ) -> std::io::Result<()> {
-    let pages = Arc::new(Pages { publisher, names, keeper, shutdown });
+    let pages = Arc::new(Pages { publisher, names, keeper, habits, shutdown });
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
@@ -53,6 +56,7 @@ pub(crate) async fn serve(
         .route("/debug/ca", get(async |State(pages): State<Arc<Pages>>| Json(pages.keeper.status())))
         .route("/ca/rotate", post(rotate))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
+        .route("/debug/used", get(async |State(pages): State<Arc<Pages>>| Json(pages.habits.all())))
         .route("/debug/dns", get(async |State(pages): State<Arc<Pages>>| Json(pages.names.status())))
         .route(
             "/debug/config_files",

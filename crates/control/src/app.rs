@@ -20,6 +20,7 @@ use crate::{
     authority::Keeper,
     certificates::Certificates,
     discovery::Discovery,
+    habits::Habits,
     metrics::Metrics,
     publish::Publisher,
     resolve::{Lookups, Names},
@@ -83,7 +84,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let own = OwnCertificate::new(&keeper, domain, args.listen, args.cert_ttl)?;
 
     let cluster_id = args.cluster_id.clone();
-    let views = Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), cluster_id);
+    let habits = Arc::new(Habits::open(args.state_dir.as_deref()));
+    let views =
+        Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), Arc::clone(&habits), cluster_id);
     let discovery = DiscoveryService::new(Arc::new(views));
     let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
     let certificates = CertificateService::new(Arc::new(signer));
@@ -98,7 +101,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     }
     let admin = bind(&args, args.admin_port, "admin")?;
     tokio::spawn(tokens.follow(keys));
-    start_rest(admin, folders, own, &publisher, names, keeper, &shutdown);
+    tokio::spawn(Arc::clone(&habits).keep());
+    start_rest(admin, folders, own, &publisher, names, (keeper, Arc::clone(&habits)), &shutdown);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -107,6 +111,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     publisher.close();
     if tokio::time::timeout(DRAIN, trigger.drained()).await.is_err() {
         info!("some calls did not end in {DRAIN:?}");
+    }
+    if let Err(error) = habits.write() {
+        warn!(%error, "what workloads use cannot be written down; it is forgotten");
     }
     Ok(())
 }
@@ -129,13 +136,13 @@ fn start_rest(
     own: OwnCertificate,
     publisher: &Arc<Publisher>,
     names: Arc<Names>,
-    keeper: Arc<Keeper>,
+    (keeper, habits): (Arc<Keeper>, Arc<Habits>),
     shutdown: &Shutdown,
 ) {
     tokio::spawn(own.renew());
     tokio::spawn(Arc::clone(&keeper).run());
     tokio::spawn(keep_small(Arc::clone(publisher)));
-    let pages = admin::serve(admin, Arc::clone(publisher), names, keeper, shutdown.clone());
+    let pages = admin::serve(admin, Arc::clone(publisher), names, keeper, habits, shutdown.clone());
     tokio::spawn(async move {
         if let Err(error) = pages.await {
             error!(%error, "the admin pages are gone");

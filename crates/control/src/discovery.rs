@@ -11,13 +11,14 @@ use skysail_xds::{
         envoy::config::core::v3::Node,
         google::protobuf::{Struct, Value as ProtoValue, value},
     },
-    server::{View, Views},
+    server::{Event, View, Views},
 };
 use tonic::{Request, Status};
 use tracing::info;
 
 use crate::{
     authentication::{Authentication, Caller, address, caller},
+    habits::Habits,
     metrics::count,
     publish::{NewClient, Publisher},
 };
@@ -26,6 +27,7 @@ use crate::{
 pub(crate) struct Discovery {
     publisher: Arc<Publisher>,
     authentication: Arc<Authentication>,
+    habits: Arc<Habits>,
     /// The cluster of proxies that do not name theirs.
     cluster_id: String,
 }
@@ -34,9 +36,10 @@ impl Discovery {
     pub(crate) fn new(
         publisher: Arc<Publisher>,
         authentication: Arc<Authentication>,
+        habits: Arc<Habits>,
         cluster_id: String,
     ) -> Self {
-        Self { publisher, authentication, cluster_id }
+        Self { publisher, authentication, habits, cluster_id }
     }
 
     fn enter(&self, node: Node, form: Form, call: &Request<()>) -> Result<View, Status> {
@@ -49,13 +52,25 @@ impl Discovery {
                 id.to_string()
             }
         };
+        // What nobody proved does not mix with what somebody did.
+        let who: Arc<str> = match identity.as_str() {
+            "" => format!("{}/{}", node.view.namespace, node.view.service_account).into(),
+            proven => proven.into(),
+        };
         let address = address(call.extensions());
         let client = NewClient { node, address, identity, form };
         let (resources, connected) = self
             .publisher
             .connect(client)
             .ok_or_else(|| Status::unavailable("the control plane is shutting down; connect again"))?;
-        Ok(View { resources, report: Box::new(move |event| connected.report(event)) })
+        let habits = Arc::clone(&self.habits);
+        let remembered = habits.of(&who, &resources.snapshot.borrow());
+        let report = move |event: Event<'_>| match event {
+            Event::Used { host } => habits.used(&who, host),
+            Event::Unused { host } => habits.unused(&who, host),
+            event => connected.report(event),
+        };
+        Ok(View { resources, report: Box::new(report), remembered })
     }
 
     fn read(&self, node: Node) -> Result<ProxyNode, String> {

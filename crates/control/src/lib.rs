@@ -1,7 +1,7 @@
 //! skysaild: sources, publication, discovery service, certificate service.
 //!
 //! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
-//! compiled views, who is connected) → `discovery` and `certificates` (what proxies call, after
+//! compiled views, who is connected) and `habits` (what workloads use) → `discovery` and `certificates` (what proxies call, after
 //! `authentication` said who they are by what `platform` knows, the latter signed by what `authority` keeps) → `serving` (sockets and TLS) → `admin` (pages for people and
 //! Prometheus) → `app` (all of it, start to end).
 
@@ -12,6 +12,7 @@ mod authentication;
 mod authority;
 mod certificates;
 mod discovery;
+mod habits;
 mod metrics;
 mod parallel;
 mod platform;

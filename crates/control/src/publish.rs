@@ -552,6 +552,7 @@ impl Connected {
                 let TypeStatus { sent, responses, .. } = *status;
                 *status = TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
             }
+            Event::Used { .. } | Event::Unused { .. } => {}
             Event::Rejected { kind, nonce, reason } => {
                 count(&metrics.rejects[kind as usize]);
                 warn!(proxy = status.proxy, %kind, reason, "the proxy refused its configuration");

@@ -123,7 +123,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         secrets: secrets.clone(),
         node: node.clone(),
         mark: common.mark,
-        fetch_secrets: matches!(start, Start::File(_)),
+        in_mesh: matches!(start, Start::Mesh(..)),
     });
     if let Start::File(file) = &start {
         configuration.add_static(file)?;
@@ -146,6 +146,10 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let _fresh = Task::start({
         let configuration = Arc::clone(&configuration);
         async move { configuration.keep_fresh().await }
+    });
+    let _heard = Task::start({
+        let configuration = Arc::clone(&configuration);
+        async move { configuration.hear().await }
     });
     let _small = Task::start({
         let configuration = Arc::clone(&configuration);
@@ -256,7 +260,8 @@ fn from_mesh(
         token: mesh.token.clone(),
     };
     let node = telling_what_it_takes(node, Form::Delta);
-    let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Cluster, Kind::Listener] };
+    // Clusters are asked for once it is known whether the server is ours.
+    let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());
         let _renewal = Task::start({

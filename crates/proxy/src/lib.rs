@@ -26,6 +26,7 @@ pub(crate) mod early;
 
 // The story of a request (`serve`, then `story`, `forward`, `exchange`) and of a connection (`tcp`).
 pub(crate) mod filters;
+pub(crate) mod on_demand;
 pub(crate) mod serve;
 pub(crate) mod spans;
 pub(crate) mod story;

@@ -42,6 +42,8 @@ pub(crate) enum Limit {
     Requests,
     /// A cluster's retries.
     Retries,
+    /// Names of virtual hosts that requests ask for.
+    Names,
 }
 
 impl Limit {
@@ -80,11 +82,14 @@ impl Limit {
             }
             Self::Requests => "there are as many requests as max_requests allows: others are refused",
             Self::Retries => "there are as many retries as allowed: other requests are not tried again",
+            Self::Names => {
+                "as many names of hosts are in use as are asked for: the host goes by wildcards and the catch-all"
+            }
         }
     }
 }
 
-const COUNT: usize = Limit::Retries as usize + 1;
+const COUNT: usize = Limit::Names as usize + 1;
 /// The log hears of a limit no more often.
 const QUIET: Duration = Duration::from_secs(60);
 

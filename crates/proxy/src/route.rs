@@ -31,6 +31,8 @@ pub struct Found<'a> {
     pub route: &'a Route,
     /// The one of its weighted targets that the request goes to.
     pub target: Option<&'a Target>,
+    /// The host has the authority by its full name.
+    pub exact: bool,
 }
 
 /// Why a request has no route.
@@ -52,7 +54,7 @@ pub fn find<'a>(
     head: &RequestHead,
     dice: &mut fastrand::Rng,
 ) -> Result<Found<'a>, Missing> {
-    let host = virtual_host(table, head.authority()).ok_or(Missing::Route)?;
+    let (host, exact) = virtual_host(table, head.authority()).ok_or(Missing::Route)?;
     if host.require_tls && !is_secure(head) {
         return Err(Missing::Tls);
     }
@@ -64,7 +66,7 @@ pub fn find<'a>(
         }
         _ => None,
     };
-    Ok(Found { table, host, route, target })
+    Ok(Found { table, host, route, target, exact })
 }
 
 impl Forward {
@@ -83,13 +85,16 @@ pub fn is_secure(head: &RequestHead) -> bool {
     head.header("x-forwarded-proto") == Some(b"https")
 }
 
-/// The virtual host that an authority belongs to.
-pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<&'a VirtualHost> {
-    let authority = if table.ignore_port { without_port(authority) } else { authority };
-    let authority = lower_case(authority);
-    let index = table
-        .exact
-        .get(&*authority)
+/// An authority as a table has it.
+pub fn looked_up<'a>(table: &RouteTable, authority: &'a str) -> Cow<'a, str> {
+    lower_case(if table.ignore_port { without_port(authority) } else { authority })
+}
+
+/// The virtual host that an authority belongs to, and whether by its full name.
+pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<(&'a VirtualHost, bool)> {
+    let authority = looked_up(table, authority);
+    let exact = table.exact.get(&*authority);
+    let index = exact
         .or_else(|| {
             let suffix = table.suffixes.iter().find(|(suffix, _)| {
                 // The star stands for at least one character.
@@ -105,7 +110,7 @@ pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<&'a Vi
             prefix.map(|(_, index)| index)
         })
         .or(table.any.as_ref())?;
-    table.hosts.get(*index)
+    Some((table.hosts.get(*index)?, exact.is_some()))
 }
 
 /// `a.b:80` and `[::1]:80` without the port.

@@ -6,6 +6,7 @@
 
 use std::{
     borrow::Cow,
+    cell::OnceCell,
     future::poll_fn,
     net::IpAddr,
     rc::Rc,
@@ -18,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::{
-        Cluster, HttpManager, Snapshot,
+        Cluster, HttpManager, RouteTable, Snapshot,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -52,6 +53,7 @@ pub(crate) struct Story<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
+    pub(crate) renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) head: &'a mut RequestHead,
@@ -84,6 +86,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
+    /// A place for a newer one, if the request has to wait for that.
+    pub(crate) renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     /// This hop's element of `x-forwarded-client-cert`.
     pub(crate) forwarded_cert: Option<&'a str>,
@@ -131,13 +135,14 @@ impl<'a> Story<'a> {
         head: &'a mut RequestHead,
         response: &'a mut ResponseHead,
     ) -> Self {
-        let Terms { worker, manager, snapshot, counters, forwarded_cert } = terms;
+        let Terms { worker, manager, snapshot, renewed, counters, forwarded_cert } = terms;
         let started = Instant::now();
         let (under_way, welcome) = worker.overload.begin(started);
         Self {
             worker,
             manager,
             snapshot,
+            renewed,
             counters,
             client: downstream.origin.source.ip(),
             downstream,
@@ -216,6 +221,9 @@ impl<'a> Story<'a> {
         }
         self.receive(upgrade.is_some());
         self.find_route();
+        if let Some(answer) = self.question() {
+            Box::pin(self.wait_for_host(answer, body)).await?;
+        }
         if let Some(tracing) = &self.manager.tracing {
             self.begin_trace(tracing);
         }
@@ -252,11 +260,15 @@ impl<'a> Story<'a> {
         }
     }
 
-    pub(crate) fn find_route(&mut self) {
-        let table = match &self.manager.routes {
+    pub(crate) fn table(&self) -> Option<&'a RouteTable> {
+        match &self.manager.routes {
             Routes::Inline(table) => Some(table),
-            Routes::Named(name) => self.snapshot.routes.get(name),
-        };
+            Routes::Named(name) => self.snapshot.routes.get(name).map(|table| &**table),
+        }
+    }
+
+    pub(crate) fn find_route(&mut self) {
+        let table = self.table();
         let mut dice = self.worker.dice.borrow_mut();
         self.found = table.map_or(Err(Missing::Route), |table| route::find(table, self.head, &mut dice));
         self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);

@@ -61,6 +61,7 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     }
     command.extend(["--listen".to_owned(), BRIDGE.to_string()]);
     command.extend(["--ca-dir".to_owned(), text(&folder.join("ca"))]);
+    command.extend(["--state-dir".to_owned(), text(&folder.join("state"))]);
     command.extend(["--token-key".to_owned(), text(&folder.join("token-key.pem"))]);
     // Names that the mesh itself knows are all that there are here.
     command.extend(["--dns-server".to_owned(), BRIDGE.to_string()]);

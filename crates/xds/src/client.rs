@@ -37,7 +37,10 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -161,6 +164,8 @@ type Names = [BTreeSet<String>; Kind::ALL.len()];
 struct Wanted {
     names: Mutex<Names>,
     changed: Notify,
+    /// The server is one of ours.
+    ours: AtomicBool,
 }
 
 impl Wanted {
@@ -194,6 +199,11 @@ impl Subscriptions {
             wanted[kind as usize] = names;
             changed
         });
+    }
+
+    /// Whether the server is one of ours, which finds virtual hosts by authority; known when an update comes.
+    pub fn is_ours(&self) -> bool {
+        self.wanted.ours.load(Ordering::Acquire)
     }
 
     /// Whether a stream is open; for readiness and metrics.
@@ -270,6 +280,7 @@ impl Client {
         };
         self.connected.send_replace(true);
         let wanted = Arc::clone(&self.wanted);
+        let mut first = true;
         loop {
             let response = tokio::select! {
                 response = responses.next() => response,
@@ -286,6 +297,9 @@ impl Client {
                 Some(Ok(response)) => response,
             };
             *failures = 0;
+            if std::mem::take(&mut first) {
+                wanted.ours.store(response.ours, Ordering::Release);
+            }
             let Some((update, pending)) = self.state.received(response) else { continue };
             let kind = update.kind;
             let mut rejections = pending.undecodable();

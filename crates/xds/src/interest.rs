@@ -74,6 +74,8 @@ impl Change {
     pub fn since(layer: &Layer, generation: u64) -> Self {
         Self(Kind::ALL.map(|kind| match layer.changed_names(kind, generation) {
             None => Names::All,
+            // What was asked for by another name may be found now.
+            _ if layer.is_realiased(kind, generation) => Names::All,
             Some(names) => {
                 let both = names.flat_map(|name| [Some(name), kind.family(name)]);
                 Names::Some(both.flatten().map(bits).collect())

@@ -8,6 +8,8 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::{
     resource::{Kind, Resource, Resources},
     wire::{Entries, Form},
@@ -64,7 +66,14 @@ struct Shelf {
     encoded: [OnceLock<Entries>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
+    /// Made when somebody asks.
+    aliases: OnceLock<Aliases>,
+    /// Since when they are as they are.
+    realiased: u64,
 }
+
+/// Fingerprints of aliases with the names they stand for, sorted.
+type Aliases = Arc<[(u64, Arc<str>)]>;
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -83,11 +92,16 @@ impl Layer {
             return false;
         }
         let added = before.map_or(generation, |entry| entry.added);
+        let aliases = before.map_or(&[][..], |entry| &entry.resource.aliases);
+        let realiased = *aliases != *resource.aliases;
         let name =
             before.map_or_else(|| Arc::clone(&resource.name), |entry| Arc::clone(&entry.resource.name));
         let shelf = Arc::make_mut(shelf);
         shelf.by_name.insert(Arc::clone(&name), Entry { resource, added, changed: generation });
         shelf.note(generation, name);
+        if realiased {
+            shelf.realias(generation);
+        }
         self.generation = generation;
         true
     }
@@ -99,8 +113,11 @@ impl Layer {
             return false;
         }
         let shelf = Arc::make_mut(shelf);
-        if let Some((name, _)) = shelf.by_name.remove_entry(name) {
+        if let Some((name, entry)) = shelf.by_name.remove_entry(name) {
             shelf.note(generation, name);
+            if !entry.resource.aliases.is_empty() {
+                shelf.realias(generation);
+            }
         }
         self.generation = generation;
         true
@@ -156,9 +173,9 @@ impl Layer {
         (since >= shelf.forgotten).then_some(names)
     }
 
-    /// The last change of anything in it.
-    pub fn generation(&self) -> u64 {
-        self.generation
+    /// Whether any name is found otherwise than in a generation.
+    pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
+        self.shelf(kind).realiased > since
     }
 
     /// Shares with another layer what is equal, so that it is held once. For a layer that nobody was sent anything of.
@@ -221,6 +238,28 @@ impl Shelf {
             self.forgotten = generation;
         }
     }
+
+    fn realias(&mut self, generation: u64) {
+        self.aliases = OnceLock::new();
+        self.realiased = generation;
+    }
+
+    /// The resource that an alias stands for.
+    fn by_alias(&self, alias: &str) -> Option<&Entry> {
+        let aliases = self.aliases.get_or_init(|| {
+            let each = self.by_name.iter();
+            let mut all: Vec<_> = each
+                .flat_map(|(name, entry)| {
+                    entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name)))
+                })
+                .collect();
+            all.sort_unstable();
+            all.into()
+        });
+        let fingerprint = xxh3_64(alias.as_bytes());
+        let index = aliases.binary_search_by_key(&fingerprint, |(alias, _)| *alias).ok()?;
+        self.by_name.get(&aliases.get(index)?.1)
+    }
 }
 
 /// All that one client is served now: what is only for those like it, and what it shares with many more. A name stands in one
@@ -251,6 +290,26 @@ impl Snapshot {
     /// The resource of a kind and name.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
         self.entry(kind, name).map(|entry| &entry.resource)
+    }
+
+    /// The resource of a name, or the virtual host that a request goes to by `ROUTE CONFIGURATION/AUTHORITY`: the one of that
+    /// domain, else the one of the longest `*.suffix` of it.
+    pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
+        let by_alias = || {
+            let shelf = self.shared.shelf(kind);
+            let authority = name.strip_prefix(kind.family(name)?)?.strip_prefix('/')?;
+            let family = name.strip_suffix(authority)?;
+            let suffixes = authority.match_indices('.').filter_map(|(at, _)| authority.get(at..));
+            shelf.by_alias(name).or_else(|| {
+                suffixes.into_iter().find_map(|suffix| shelf.by_alias(&format!("{family}*{suffix}")))
+            })
+        };
+        self.entry(kind, name).or_else(by_alias).map(|entry| &entry.resource)
+    }
+
+    /// Whether any name is found otherwise than in a generation.
+    pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
+        self.shared.is_realiased(kind, since)
     }
 
     /// All resources of a kind: those of the workload, then the shared ones, each sorted by name.

@@ -110,6 +110,8 @@ pub struct Resource {
     pub version: u64,
     /// The encoded message, the `value` of the `Any` it is sent in.
     pub body: Bytes,
+    /// Fingerprints of the other names it is found by ([`Snapshot::find`](crate::Snapshot::find)), which follow from the body.
+    pub(crate) aliases: Box<[u64]>,
 }
 
 impl Resource {
@@ -120,7 +122,18 @@ impl Resource {
 
     /// Wraps a message that is encoded already.
     pub fn from_body(kind: Kind, name: &str, body: Bytes) -> Arc<Self> {
-        Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body })
+        Self::with_aliases(kind, name, body, [])
+    }
+
+    /// Wraps a message that is found by other names as well: a virtual host by `ROUTE CONFIGURATION/DOMAIN`, in lower case.
+    pub fn with_aliases<'a>(
+        kind: Kind,
+        name: &str,
+        body: Bytes,
+        aliases: impl IntoIterator<Item = &'a str>,
+    ) -> Arc<Self> {
+        let aliases = aliases.into_iter().map(|alias| xxh3_64(alias.as_bytes())).collect();
+        Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body, aliases })
     }
 
     /// The version as it goes over the wire.

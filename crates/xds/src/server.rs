@@ -59,6 +59,8 @@ pub struct View {
     pub resources: Resources,
     /// Told what happens; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
+    /// Virtual hosts that are sent to a client that has none and asks for them one by one, before it asks for them.
+    pub remembered: Arc<[Arc<str>]>,
 }
 
 /// Resources that change.
@@ -97,6 +99,16 @@ pub enum Event<'a> {
         kind: Kind,
         /// Which response.
         nonce: u64,
+    },
+    /// The client asked for a virtual host, by its name or by an authority, and is sent it.
+    Used {
+        /// Which, by its name.
+        host: &'a Arc<str>,
+    },
+    /// The client no longer asks for a virtual host, or for what it said of it.
+    Unused {
+        /// Which.
+        host: &'a Arc<str>,
     },
     /// The client refused a response, or a part of it.
     Rejected {
@@ -161,8 +173,8 @@ async fn serve<R: IntoAsk>(
     requests: &mut Requests<R>,
     answers: &mut Answers,
 ) -> Result<(), Status> {
-    let View { resources: Resources { mut snapshot, interest }, mut report } = view;
-    let mut session = Session::new(R::FORM, interest);
+    let View { resources: Resources { mut snapshot, interest }, mut report, remembered } = view;
+    let mut session = Session::new(R::FORM, interest, remembered);
     let mut next = Some(first);
     let mut held_until = None;
     loop {

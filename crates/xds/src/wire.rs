@@ -25,6 +25,8 @@ pub(crate) const MAX_MESSAGE: usize = 512 << 20;
 const NOT_COMPRESSED: u8 = 0;
 /// Bodies of this length are not copied. In bytes.
 const BY_REFERENCE: usize = 4 << 10;
+/// How our server calls itself, in the first response of a stream: who reads it may ask for virtual hosts by authority.
+const SERVER: &str = "skysail";
 /// How long [`Resource::version_text`] is.
 const VERSION_LEN: usize = 16;
 
@@ -75,6 +77,10 @@ impl Push {
         self.resources.len() + self.together.count
     }
 
+    fn is_first(&self) -> bool {
+        self.form == Form::Delta && self.nonce == 1
+    }
+
     /// The `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message, and its length. Of what is long no copy is
     /// made.
     pub(crate) fn pieces(&self) -> (Vec<Bytes>, usize) {
@@ -85,7 +91,8 @@ impl Push {
         let length = entries.chain(removed).sum::<usize>()
             + self.together.bytes.len()
             + text_len(&nonce) * 2
-            + text_len(url);
+            + text_len(url)
+            + if self.is_first() { nested_len(text_len(SERVER)) } else { 0 };
         let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
         let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
         let room = 256 + 160 * self.resources.len() + 64 * self.removed.len() + copies;
@@ -110,6 +117,10 @@ impl Push {
         }
         for name in &self.removed {
             text(6, name, &mut open);
+        }
+        if self.is_first() {
+            header(7, text_len(SERVER), &mut open);
+            text(1, SERVER, &mut open);
         }
         if !open.is_empty() {
             pieces.push(open.freeze());
@@ -174,6 +185,22 @@ pub(crate) struct DeltaResponse {
     pub(crate) nonce: String,
     #[prost(string, repeated, tag = "6")]
     pub(crate) removed_resources: Vec<String>,
+    #[prost(message, optional, tag = "7")]
+    pub(crate) control_plane: Option<ControlPlane>,
+}
+
+/// `envoy.config.core.v3.ControlPlane`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ControlPlane {
+    #[prost(string, tag = "1")]
+    pub(crate) identifier: String,
+}
+
+impl DeltaResponse {
+    /// Whether our own server says that it is.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.control_plane.as_ref().is_some_and(|server| server.identifier == SERVER)
+    }
 }
 
 /// `envoy.service.discovery.v3.Resource`.

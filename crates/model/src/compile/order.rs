@@ -15,6 +15,8 @@ use prost::{
 };
 use skysail_xds::{Kind, Resource};
 
+use super::pb::route::VirtualHost;
+
 /// Which fields go last, which are maps, and which are messages to look into.
 struct Shape {
     last: &'static [u32],
@@ -75,8 +77,20 @@ static POLICY_ENTRY: Shape = shape(&[], &[(2, &POLICY)]);
 static RULES: Shape = shape(&[], &[(2, &POLICY_ENTRY)]);
 static RBAC: Shape = shape(&[], &[(1, &RULES), (2, &RULES)]);
 
+/// A virtual host of a route configuration, which is found by its domains too.
+pub(super) fn encode_host(routes: &str, host: &VirtualHost) -> Arc<Resource> {
+    let aliases: Vec<String> =
+        host.domains.iter().map(|domain| format!("{routes}/{}", domain.to_ascii_lowercase())).collect();
+    let body = encoded(Kind::VirtualHost, host).into();
+    Resource::with_aliases(Kind::VirtualHost, &host.name, body, aliases.iter().map(String::as_str))
+}
+
 /// A resource, the same bytes every time.
 pub(super) fn encode<M: Message>(kind: Kind, name: &str, message: &M) -> Arc<Resource> {
+    Resource::from_body(kind, name, encoded(kind, message).into())
+}
+
+fn encoded<M: Message>(kind: Kind, message: &M) -> Vec<u8> {
     let body = message.encode_to_vec();
     let shape = match kind {
         Kind::Cluster => &CLUSTER,
@@ -84,9 +98,9 @@ pub(super) fn encode<M: Message>(kind: Kind, name: &str, message: &M) -> Arc<Res
         Kind::Route => &ROUTES,
         Kind::VirtualHost => &VIRTUAL_HOST,
         Kind::NameTable => &NAME_TABLE,
-        _ => return Resource::from_body(kind, name, body.into()),
+        _ => return body,
     };
-    Resource::from_body(kind, name, ordered(shape, &body).unwrap_or(body).into())
+    ordered(shape, &body).unwrap_or(body)
 }
 
 /// The message of this full name, its fields in Go's order.

@@ -203,7 +203,7 @@ fn routes(inventory: &Inventory) -> RoutesConfigDump {
         let Some(kept) = slot.newest() else { continue };
         dump.dynamic_route_configs.push(DynamicRouteConfig {
             version_info: kept.version.clone(),
-            route_config: resource(Kind::Route, &kept.body),
+            route_config: resource(Kind::Route, &inventory.whole_body(kept)),
             last_updated: timestamp(kept.updated),
             error_state: failure(Kind::Route, slot.error.as_ref()),
             client_status: status(slot.error.is_some()),

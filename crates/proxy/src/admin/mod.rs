@@ -72,6 +72,7 @@ const HELP: &str = "\
 /listeners                addresses listened on (?format=json)
 /logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
 /memory                   resident memory in bytes
+/on_demand                virtual hosts by route configuration: those in hand, names asked for, names that none has
 /quitquitquit             (POST) drain and end
 /ready                    LIVE when ready
 /server_info              version, state, uptime, node
@@ -157,6 +158,7 @@ fn all() -> Router<Arc<Admin>> {
         .route("/listeners", get(listeners))
         .route("/logging", post(logging::page))
         .route("/memory", get(memory))
+        .route("/on_demand", get(on_demand))
         .route("/quitquitquit", post(quit))
         .route("/ready", get(ready))
         .route("/server_info", get(server_info))
@@ -290,6 +292,11 @@ async fn memory() -> Json<Value> {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     Json(json!({"allocated": (pages * 4096).to_string()}))
+}
+
+async fn on_demand(State(admin): State<Arc<Admin>>) -> Json<Value> {
+    let inventory = admin.configuration.inventory().await;
+    Json(inventory.hosts.iter().map(|(table, hosts)| (table.to_string(), hosts.shown())).collect())
 }
 
 async fn quit(State(admin): State<Arc<Admin>>) -> &'static str {

@@ -45,7 +45,7 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
     assert_eq!(manager.access_logs.len(), 1);
     assert_eq!(manager.server, ServerHeader::Overwrite("istio-envoy".into()));
     assert_eq!(snapshot.clusters["up"].endpoints.load().priorities[0].len(), 1);
-    assert!(inventory.is_warm());
+    assert!(inventory.is_warm(std::time::Instant::now()));
 }
 
 #[test]

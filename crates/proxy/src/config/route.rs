@@ -3,10 +3,14 @@
 //! Source: `envoy.config.route.v3`. Making the index of a table is part of the translation; finding in it is
 //! `route::find`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use super::{
     Map,
+    demand::Demand,
     http::Format,
     limit::RateLimit,
     policy::Policy,
@@ -15,12 +19,12 @@ use super::{
 };
 
 /// All virtual hosts of one route configuration, indexed by domain.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RouteTable {
     /// The name it has in RDS: `9080`.
     pub name: Arc<str>,
     /// In the order of the configuration.
-    pub hosts: Vec<VirtualHost>,
+    pub hosts: Vec<Arc<VirtualHost>>,
     /// `reviews.default` → index into `hosts`. In lower case; compared with the port (`a.b:80`).
     pub exact: Map<Box<str>, usize>,
     /// `*.example.com`, without the star, longest first.
@@ -33,6 +37,32 @@ pub struct RouteTable {
     pub ignore_port: bool,
     /// Operations for every route.
     pub headers: HeaderOps,
+    /// More virtual hosts come apart from it.
+    pub hosts_apart: bool,
+    /// How requests ask for those; `None` where all come unasked.
+    pub demand: Option<Arc<Demand>>,
+}
+
+impl RouteTable {
+    /// Makes a domain, in lower case, lead to the host of this index; false if it led to another before.
+    pub fn put(&mut self, domain: &str, index: usize) -> bool {
+        let (list, rest) = match (domain.strip_prefix('*'), domain.strip_suffix('*')) {
+            (Some(""), _) => return self.any.replace(index).is_none(),
+            (Some(rest), _) => (&mut self.suffixes, rest),
+            (None, Some(rest)) => (&mut self.prefixes, rest),
+            (None, None) => return self.exact.insert(domain.into(), index).is_none(),
+        };
+        let known = list.iter_mut().find(|(other, _)| **other == *rest);
+        let is_new = known.is_none();
+        match known {
+            Some((_, known)) => *known = index,
+            None => {
+                let longer = list.partition_point(|(other, _)| other.len() >= rest.len());
+                list.insert(longer, (rest.into(), index));
+            }
+        }
+        is_new
+    }
 }
 
 /// Source: `envoy.config.route.v3.VirtualHost`.
@@ -48,6 +78,8 @@ pub struct VirtualHost {
     pub include_attempt_count: bool,
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
+    /// A request came for it since somebody looked; noted where hosts are asked for on demand.
+    pub used: AtomicBool,
 }
 
 /// Source: `envoy.config.route.v3.Route`.

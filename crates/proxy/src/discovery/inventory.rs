@@ -7,12 +7,9 @@
 //! [`PATIENCE`] what there is will have to do.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant, SystemTime},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, atomic::Ordering},
+    time::{Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -21,19 +18,22 @@ use skysail_xds::{
     client::{Received, Rejection, Update},
     envoy::pb::envoy::{config::core::v3::Node, extensions::transport_sockets::tls::v3::Secret},
 };
+use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use super::slot::{Failure, Kept, Slot};
 use super::{
-    composed::{Composed, Whole, compose},
+    hosts::{Hosts, compose},
+    slot::{self, PATIENCE},
     uses,
 };
 use crate::{
-    config::{ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery},
+    config::{
+        ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
+    },
+    notice::{self, Limit},
     secrets::Secrets,
     translate::{self, SecretName, SecretSource, Translator},
 };
-
-/// How long something new waits for what it needs.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// All resources.
 pub(crate) struct Inventory {
@@ -42,121 +42,42 @@ pub(crate) struct Inventory {
     pub(crate) clusters: BTreeMap<Arc<str>, Slot<Cluster>>,
     pub(crate) listeners: BTreeMap<Arc<str>, Slot<Listener>>,
     pub(crate) routes: BTreeMap<Arc<str>, Slot<RouteTable>>,
-    /// Those of them that come in parts.
-    composed: Composed,
+    /// The virtual hosts of those that come in parts.
+    pub(crate) hosts: BTreeMap<Arc<str>, Hosts>,
     /// Endpoints by the name that clusters ask for them with; without a body where there are none.
     pub(crate) assignments: HashMap<Arc<str>, Assignment>,
+    take: Take,
+    /// A header may name any cluster, so with [`Take::Used`] all are used.
+    uses_all: bool,
+    /// Some clusters have come, or the news that there are none.
+    seen_clusters: bool,
+    /// Where requests ask for virtual hosts.
+    questions: Option<mpsc::UnboundedSender<Question>>,
     /// Something in force changed since the last snapshot.
     changed: bool,
 }
 
-/// What there is of one name.
-pub(crate) struct Slot<T> {
-    pub(crate) active: Option<Kept<T>>,
-    pub(crate) warming: Option<Kept<T>>,
-    /// The last one that was refused.
-    pub(crate) error: Option<Failure>,
-    /// The server says there is none.
-    absent: bool,
-    /// Taken away at this time, but still in use.
-    removed: Option<Instant>,
+/// Which clusters are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    /// As a bootstrap file says.
+    AsTold,
+    /// It is not known yet who the server is.
+    NotYet,
+    /// All.
+    All,
+    /// Those that are used, by name; virtual hosts, too.
+    Used,
 }
 
-/// A resource that was taken.
-pub(crate) struct Kept<T> {
-    pub(crate) value: Arc<T>,
-    pub(crate) body: Bytes,
-    pub(crate) version: String,
-    pub(crate) updated: SystemTime,
-    /// From the bootstrap file.
-    pub(crate) fixed: bool,
-    since: Instant,
-    /// For clusters whose host names are looked up: whether that has happened.
-    pub(crate) resolved: Arc<AtomicBool>,
-    /// The same: whether somebody looks them up.
-    pub(crate) looked_up: bool,
-}
-
-/// A resource that was refused.
-pub(crate) struct Failure {
-    pub(crate) reason: String,
-    pub(crate) body: Bytes,
-    pub(crate) version: String,
-    pub(crate) at: SystemTime,
-}
+/// Names to ask for by kind.
+pub(crate) type Wanted = [(Kind, BTreeSet<String>); 5];
 
 /// The endpoints of one name.
 pub(crate) struct Assignment {
     pub(crate) body: Option<Bytes>,
     pub(crate) version: String,
     pub(crate) updated: SystemTime,
-}
-
-impl<T> Default for Slot<T> {
-    fn default() -> Self {
-        Self { active: None, warming: None, error: None, absent: false, removed: None }
-    }
-}
-
-impl<T> Slot<T> {
-    /// The newest.
-    pub(crate) fn newest(&self) -> Option<&Kept<T>> {
-        self.warming.as_ref().or(self.active.as_ref())
-    }
-
-    /// Takes a new one unless it is the same as the newest.
-    fn offer(
-        &mut self,
-        body: &Bytes,
-        version: &str,
-        fixed: bool,
-        make: impl FnOnce() -> translate::Result<T>,
-    ) -> Result<bool, String> {
-        self.absent = false;
-        let revived = self.removed.take().is_some();
-        if let Some(kept) = self.warming.as_mut().or(self.active.as_mut())
-            && kept.body == *body
-        {
-            version.clone_into(&mut kept.version);
-            self.error = None;
-            return Ok(revived);
-        }
-        match make() {
-            Ok(value) => {
-                self.error = None;
-                self.warming = Some(Kept {
-                    value: Arc::new(value),
-                    body: body.clone(),
-                    version: version.to_owned(),
-                    updated: SystemTime::now(),
-                    fixed,
-                    since: Instant::now(),
-                    resolved: Arc::default(),
-                    looked_up: false,
-                });
-                Ok(true)
-            }
-            Err(reject) => {
-                let reason = reject.to_string();
-                let at = SystemTime::now();
-                let failure =
-                    Failure { reason: reason.clone(), body: body.clone(), version: version.to_owned(), at };
-                self.error = Some(failure);
-                Err(reason)
-            }
-        }
-    }
-
-    /// Puts what is warm into force; true if there was something.
-    fn promote(&mut self, now: Instant, warm: impl FnOnce(&Kept<T>) -> bool) -> bool {
-        let Some(kept) = &self.warming else { return false };
-        let must = self.active.is_none() && now.duration_since(kept.since) >= PATIENCE;
-        if !must && !warm(kept) {
-            return false;
-        }
-        self.active = self.warming.take();
-        true
-    }
 }
 
 impl Inventory {
@@ -167,10 +88,32 @@ impl Inventory {
             clusters: BTreeMap::new(),
             listeners: BTreeMap::new(),
             routes: BTreeMap::new(),
-            composed: Composed::default(),
+            hosts: BTreeMap::new(),
             assignments: HashMap::new(),
+            take: Take::AsTold,
+            uses_all: false,
+            seen_clusters: false,
+            questions: None,
             changed: false,
         }
+    }
+
+    /// Asks for clusters so from now on. With [`Take::Used`] requests ask for virtual hosts by these questions.
+    pub(crate) fn set_take(&mut self, take: Take, questions: Option<mpsc::UnboundedSender<Question>>) {
+        self.take = take;
+        self.questions = questions.filter(|_| take == Take::Used);
+        for (name, hosts) in &mut self.hosts {
+            hosts.set_demand(name, self.questions.as_ref());
+        }
+    }
+
+    /// Whether only those clusters come that are asked for by name.
+    fn asks_by_name(&self) -> bool {
+        self.take == Take::Used && !self.uses_all
+    }
+
+    pub(crate) fn take(&self) -> Take {
+        self.take
     }
 
     /// Takes a resource of the bootstrap file.
@@ -184,6 +127,7 @@ impl Inventory {
         if update.kind == Kind::VirtualHost {
             return self.take_hosts(update);
         }
+        self.seen_clusters |= update.kind == Kind::Cluster;
         let mut rejections = Vec::new();
         for received in &update.added {
             if let Err(reason) = self.add(update.kind, received, false) {
@@ -218,20 +162,19 @@ impl Inventory {
                     .or_default()
                     .offer(body, version, fixed, || translator.listener(body))?;
             }
-            Kind::Route if translate::has_hosts_apart(body).map_err(|reject| reject.to_string())? => {
-                let before = self.composed.parts(&name).clone();
-                self.composed.parts(&name).set_configuration(received);
-                if let Err(reason) = self.offer_composed(&name) {
-                    *self.composed.parts(&name) = before;
-                    return Err(reason);
-                }
-            }
             Kind::Route => {
-                self.composed.remove(&name);
-                self.routes
-                    .entry(name)
-                    .or_default()
-                    .offer(body, version, fixed, || translator.routes(body))?;
+                let hosts_apart = translate::has_hosts_apart(body).map_err(|reject| reject.to_string())?;
+                let make = || translator.routes(body).map(|table| RouteTable { hosts_apart, ..table });
+                let slot = self.routes.entry(Arc::clone(&name)).or_default();
+                let before = slot.newest().map(|kept| kept.body.clone());
+                let changed = slot.offer(body, version, fixed, make)? && before.as_ref() != Some(body);
+                if hosts_apart {
+                    let hosts = self.hosts.entry(Arc::clone(&name)).or_default();
+                    hosts.set_demand(&name, self.questions.as_ref());
+                    if changed {
+                        hosts.retake(translator, body);
+                    }
+                }
             }
             Kind::Endpoint => {
                 let assignment = Assignment {
@@ -281,49 +224,26 @@ impl Inventory {
         rejections
     }
 
-    /// Takes virtual hosts of one route configuration. Those that are wrong by themselves are refused alone, and all of them
-    /// where they are wrong together.
     fn take_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
-        let before = self.composed.parts(family).clone();
-        let mut after = before.clone();
-        removed.iter().for_each(|name| after.remove_host(name));
-        added.iter().for_each(|received| after.set_host(received));
-        *self.composed.parts(family) = after.clone();
-        let Err(reason) = self.offer_composed(family) else { return Vec::new() };
-
         let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
-        let mut rejections = Vec::new();
-        for received in added {
-            let alone = compose(&[], std::iter::once(&received.body));
-            if let Err(reject) = translator.routes(&alone) {
-                rejections.push(Rejection { name: received.name.clone(), reason: reject.to_string() });
-                after.restore_host(&received.name, &before);
-            }
-        }
-        *self.composed.parts(family) = after;
-        if !rejections.is_empty() && self.offer_composed(family).is_ok() {
-            return rejections;
-        }
-        *self.composed.parts(family) = before;
-        let all = added.iter();
-        all.map(|received| Rejection { name: received.name.clone(), reason: reason.clone() }).collect()
-    }
-
-    /// Takes a route configuration whose parts have changed, once they are complete.
-    fn offer_composed(&mut self, name: &str) -> Result<(), String> {
-        let Some(Whole { version, body }) = self.composed.parts(name).whole() else { return Ok(()) };
-        let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
-        let slot = self.routes.entry(name.into()).or_default();
-        slot.offer(&body, &version, false, || translator.routes(&body)).map(drop)
+        let slot = self.routes.get(family).and_then(Slot::newest);
+        let configuration = slot.filter(|kept| kept.value.hosts_apart).map(|kept| kept.body.clone());
+        let hosts = self.hosts.entry(family.into()).or_default();
+        hosts.take(translator, &configuration.unwrap_or_default(), added, removed)
     }
 
     fn remove(&mut self, kind: Kind, name: &str) {
         match kind {
             Kind::Cluster => {
+                let by_name = self.asks_by_name();
                 if let Some(slot) = self.clusters.get_mut(name) {
                     slot.warming = None;
                     slot.error = None;
-                    slot.removed = Some(Instant::now());
+                    if by_name && slot.active.is_none() {
+                        slot.absent = true;
+                    } else {
+                        slot.removed = Some(Instant::now());
+                    }
                 }
             }
             Kind::Listener => {
@@ -370,19 +290,35 @@ impl Inventory {
         for slot in self.clusters.values_mut() {
             self.changed |= slot.promote(now, |kept| cluster_is_warm(kept, assignments));
         }
-        let warming: HashSet<Arc<str>> = self
-            .clusters
-            .iter()
-            .filter(|(_, slot)| slot.active.is_none() && slot.warming.is_some())
-            .map(|(name, _)| Arc::clone(name))
-            .collect();
-        for slot in self.routes.values_mut() {
-            self.changed |=
-                slot.promote(now, |kept| !uses::of_table(&kept.value).any(|name| warming.contains(name)));
+        let (clusters, seen) = (&self.clusters, self.seen_clusters);
+        let (take, by_name) = (self.take, self.asks_by_name());
+        let is_awaited = |name: &str| match clusters.get(name) {
+            Some(slot) => slot.is_awaited(now),
+            None if name == "*" => false,
+            None => by_name || (take != Take::AsTold && !seen),
+        };
+        for hosts in self.hosts.values_mut() {
+            hosts.settle(now, is_awaited);
+        }
+        let hosts = &self.hosts;
+        for (name, slot) in &mut self.routes {
+            self.changed |= slot.promote(now, |kept| {
+                let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
+                !uses::of_table(&kept.value).any(is_awaited) && (!kept.value.hosts_apart || complete())
+            });
         }
         let routes = &self.routes;
         for slot in self.listeners.values_mut() {
-            self.changed |= slot.promote(now, |kept| listener_is_warm(&kept.value, routes));
+            self.changed |= slot.promote(now, |kept| {
+                listener_is_warm(&kept.value, routes)
+                    && (take == Take::AsTold || !uses::of_listener(&kept.value).any(is_awaited))
+            });
+        }
+        for (name, hosts) in &mut self.hosts {
+            let base = self.routes.get(name).and_then(|slot| slot.active.as_ref());
+            if let Some(kept) = base.filter(|kept| kept.value.hosts_apart) {
+                self.changed |= hosts.assemble(&kept.value);
+            }
         }
         self.drop_removed(now);
         std::mem::take(&mut self.changed)
@@ -393,22 +329,24 @@ impl Inventory {
         if self.clusters.values().all(|slot| slot.removed.is_none()) {
             return;
         }
-        let tables = self
-            .routes
-            .values()
-            .filter_map(|slot| slot.active.as_ref())
-            .flat_map(|kept| uses::of_table(&kept.value));
-        let listeners = self
-            .listeners
-            .values()
-            .filter_map(|slot| slot.active.as_ref())
-            .flat_map(|kept| uses::of_listener(&kept.value));
-        let used: HashSet<Arc<str>> = tables.chain(listeners).cloned().collect();
-        let before = self.clusters.len();
+        let tables = self.routes.values().filter_map(|slot| slot.active.as_ref());
+        let tables = tables.flat_map(|kept| uses::of_table(&kept.value));
+        let hosts = self.hosts.values().flat_map(Hosts::clusters_in_force);
+        let listeners = self.listeners.values().filter_map(|slot| slot.active.as_ref());
+        let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
+        let used: BTreeSet<Box<str>> = tables.chain(hosts).chain(listeners).map(Box::from).collect();
+        let by_name = self.asks_by_name();
+        let mut gone = false;
         self.clusters.retain(|name, slot| {
-            slot.removed.is_none_or(|since| used.contains(name) && now.duration_since(since) < PATIENCE)
+            let stays = |since| used.contains(&**name) && now.duration_since(since) < PATIENCE;
+            if slot.removed.is_none_or(stays) {
+                return true;
+            }
+            gone = true;
+            *slot = Slot { absent: true, ..Slot::default() };
+            by_name
         });
-        self.changed |= self.clusters.len() != before;
+        self.changed |= gone;
     }
 
     /// What is in force.
@@ -424,58 +362,139 @@ impl Inventory {
                 by_address.insert(*address, Arc::clone(listener));
             }
         }
+        let mut routes = active(&self.routes);
+        for (name, table) in &mut routes {
+            if let Some(whole) = self.hosts.get(name).and_then(Hosts::whole)
+                && table.hosts_apart
+            {
+                *table = Arc::clone(whole);
+            }
+        }
         Snapshot {
             listeners: Arc::new(crate::config::Listeners { by_name, by_address }),
-            routes: Arc::new(active(&self.routes)),
+            routes: Arc::new(routes),
             clusters: Arc::new(active(&self.clusters)),
         }
     }
 
-    /// The names to ask for: endpoints, routes, virtual hosts, secrets.
-    pub(crate) fn wanted(&self) -> [(Kind, BTreeSet<String>); 4] {
+    /// The names to ask for: clusters, endpoints, routes, virtual hosts, secrets.
+    pub(crate) fn wanted(&self) -> Wanted {
         let clusters = self.clusters.values().filter_map(Slot::newest);
         let endpoints = clusters.filter_map(|kept| match &kept.value.discovery {
             Discovery::Eds(name) => Some(name.to_string()),
             _ => None,
         });
-        let listeners = self.listeners.values().flat_map(|slot| slot.active.iter().chain(&slot.warming));
+        let listeners = self.listeners.values().flat_map(Slot::both);
         let routes = listeners.flat_map(|kept| uses::tables(&kept.value)).map(|name| name.to_string());
         let secrets = self.secrets.tls.names().into_iter().filter(|name| name.source == SecretSource::Ads);
         let secrets = secrets.map(|name| name.name.into_string());
+        let apart =
+            self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.hosts_apart));
+        let hosts = apart.flat_map(|(name, _)| -> Box<dyn Iterator<Item = String> + '_> {
+            match self.hosts.get(name).filter(|_| self.take == Take::Used) {
+                Some(hosts) => Box::new(hosts.wanted(name)),
+                None => Box::new(std::iter::once(name.to_string())),
+            }
+        });
         [
+            (Kind::Cluster, self.wanted_clusters()),
             (Kind::Endpoint, endpoints.collect()),
             (Kind::Route, routes.collect()),
-            (Kind::VirtualHost, self.composed.wanted().map(str::to_owned).collect()),
+            (Kind::VirtualHost, hosts.collect()),
             (Kind::Secret, secrets.collect()),
         ]
     }
 
-    /// Forgets endpoints and tables that nothing names any more.
-    pub(crate) fn forget_unwanted(&mut self, wanted: &[(Kind, BTreeSet<String>); 4]) {
-        let [(_, endpoints), (_, routes), ..] = wanted;
+    fn wanted_clusters(&self) -> BTreeSet<String> {
+        let all = || BTreeSet::from(["*".to_owned()]);
+        match self.take {
+            Take::AsTold | Take::NotYet => BTreeSet::new(),
+            Take::All => all(),
+            Take::Used => {
+                let listeners = self.listeners.values().flat_map(Slot::both);
+                let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
+                let tables = self.routes.values().flat_map(Slot::both);
+                let tables = tables.flat_map(|kept| uses::of_table(&kept.value));
+                let hosts = self.hosts.values().flat_map(Hosts::clusters);
+                let used: BTreeSet<String> =
+                    listeners.chain(tables).chain(hosts).map(str::to_owned).collect();
+                if used.contains("*") { all() } else { used }
+            }
+        }
+    }
+
+    /// Forgets endpoints, tables and clusters that nothing names any more, and awaits the clusters that are asked for.
+    pub(crate) fn forget_unwanted(&mut self, wanted: &Wanted, now: Instant) {
+        let [(_, clusters), (_, endpoints), (_, routes), ..] = wanted;
         self.assignments.retain(|name, _| endpoints.contains(&**name));
-        self.composed.retain(routes);
         let before = self.routes.len();
         self.routes.retain(|name, _| routes.contains(&**name));
         self.changed |= self.routes.len() != before;
+        self.hosts.retain(|name, _| {
+            let slot = self.routes.get(name);
+            slot.is_some_and(|slot| slot.both().any(|kept| kept.value.hosts_apart))
+        });
+        self.uses_all = clusters.contains("*");
+        if self.asks_by_name() {
+            let changed = &mut self.changed;
+            self.clusters.retain(|name, slot| {
+                let stays = clusters.contains(&**name) || slot.active.as_ref().is_some_and(|kept| kept.fixed);
+                *changed |= !stays && slot.active.is_some();
+                stays
+            });
+            for name in clusters {
+                if !self.clusters.contains_key(&**name) {
+                    self.clusters.insert(name.as_str().into(), Slot { asked: Some(now), ..Slot::default() });
+                }
+            }
+        }
+    }
+
+    /// Takes requests' questions for virtual hosts.
+    pub(crate) fn ask(&mut self, question: Question, now: Instant) {
+        let Some(hosts) = self.hosts.get_mut(&question.table) else {
+            let _ = question.answered.send(());
+            return;
+        };
+        let name = format!("{}/{}", question.table, question.authority);
+        if !hosts.ask(question, now) {
+            notice::tell(Limit::Names, format_args!("{name}"));
+        }
+    }
+
+    /// The requests whose questions are answered by what workers have.
+    pub(crate) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
+        self.hosts.values_mut().flat_map(|hosts| hosts.answer(now)).collect()
+    }
+
+    /// Lets go of what no request has used for long.
+    pub(crate) fn drop_idle(&mut self, now: Instant) {
+        self.hosts.values_mut().for_each(|hosts| hosts.drop_idle(now));
+    }
+
+    /// A route configuration with its virtual hosts in force.
+    pub(crate) fn whole_body(&self, kept: &Kept<RouteTable>) -> Bytes {
+        match self.hosts.get(&kept.value.name).filter(|_| kept.value.hosts_apart) {
+            Some(hosts) => compose(&kept.body, hosts.bodies()),
+            None => kept.body.clone(),
+        }
     }
 
     /// When patience with the first of those that wait is at its end.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        fn waiting<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> impl Iterator<Item = Instant> {
-            slots.values().filter_map(|slot| match (&slot.warming, &slot.active) {
-                (Some(kept), None) => Some(kept.since),
-                _ => slot.removed,
-            })
-        }
-        let all = waiting(&self.clusters).chain(waiting(&self.routes)).chain(waiting(&self.listeners));
-        all.min().map(|since| since + PATIENCE)
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+        let all = slot::waiting(&self.clusters, now)
+            .chain(slot::waiting(&self.routes, now))
+            .chain(slot::waiting(&self.listeners, now));
+        let hosts = self.hosts.values().filter_map(|hosts| hosts.deadline(now));
+        all.map(|since| since + PATIENCE).chain(hosts).min()
     }
 
     /// True when nothing new waits for what it needs.
-    pub(crate) fn is_warm(&self) -> bool {
-        self.listeners.values().all(|slot| slot.active.is_some() || slot.warming.is_none())
-            && self.clusters.values().all(|slot| slot.active.is_some() || slot.warming.is_none())
+    pub(crate) fn is_warm(&self, now: Instant) -> bool {
+        let known = self.seen_clusters || matches!(self.take, Take::AsTold | Take::Used);
+        known
+            && !self.listeners.values().any(|slot| slot.is_awaited(now))
+            && !self.clusters.values().any(|slot| slot.is_awaited(now))
     }
 }
 

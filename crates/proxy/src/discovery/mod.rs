@@ -4,9 +4,10 @@
 //! its end, goes through [`Configuration`] one after the other: take it, put into force what is warm, ask for what is
 //! named, publish.
 
-mod composed;
+mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;
+mod slot;
 mod uses;
 
 use std::{
@@ -25,12 +26,13 @@ use skysail_xds::{
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
     envoy::pb::envoy::config::core::v3::Node,
 };
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
 use tonic::metadata::MetadataMap;
 
-use self::inventory::Inventory;
+use self::inventory::{Inventory, Take};
 use crate::{
     bootstrap,
+    config::demand::Question,
     remote::Remote,
     secrets::Secrets,
     translate::{TlsContexts, Translator},
@@ -51,8 +53,10 @@ pub(crate) struct Configuration {
     /// Encoded static clusters, which discovery and secrets may be behind.
     remotes: HashMap<String, Bytes>,
     mark: Option<u32>,
-    /// Whether secrets are fetched from SDS servers; in own mode they are not.
-    fetch_secrets: bool,
+    /// In a mesh without a bootstrap file: secrets are not fetched from SDS servers, and the server may be ours.
+    in_mesh: bool,
+    /// Where requests ask for virtual hosts, and where they are heard.
+    questions: (mpsc::UnboundedSender<Question>, Mutex<mpsc::UnboundedReceiver<Question>>),
     /// Clusters and listeners have come once, or none were to come.
     seen: [AtomicBool; 2],
     /// Told what to ask for; `None` without discovery.
@@ -71,20 +75,26 @@ pub(crate) struct Setup {
     pub(crate) secrets: Secrets,
     pub(crate) node: Node,
     pub(crate) mark: Option<u32>,
-    pub(crate) fetch_secrets: bool,
+    pub(crate) in_mesh: bool,
 }
 
 impl Configuration {
     pub(crate) fn new(setup: Setup) -> Self {
-        let Setup { workers, secrets, node, mark, fetch_secrets } = setup;
+        let Setup { workers, secrets, node, mark, in_mesh } = setup;
+        let (ask, asked) = mpsc::unbounded_channel();
+        let mut inventory = Inventory::new(secrets.clone(), node.clone());
+        if in_mesh {
+            inventory.set_take(Take::NotYet, None);
+        }
         Self {
-            inventory: Mutex::new(Inventory::new(secrets.clone(), node.clone())),
+            inventory: Mutex::new(inventory),
             workers,
             secrets,
             node,
             remotes: HashMap::new(),
             mark,
-            fetch_secrets,
+            in_mesh,
+            questions: (ask, Mutex::new(asked)),
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
@@ -178,6 +188,18 @@ impl Configuration {
     /// Takes an update; gives what of it is refused.
     async fn update(self: &Arc<Self>, update: Update) -> Vec<Rejection> {
         let mut inventory = self.inventory.lock().await;
+        if inventory.take() != Take::AsTold {
+            // Only our own server finds virtual hosts by authority.
+            let ours = self.subscriptions.get().is_some_and(Subscriptions::is_ours);
+            let take = if ours { Take::Used } else { Take::All };
+            if inventory.take() != take {
+                tracing::info!(on_demand = ours, "discovery");
+                inventory.set_take(take, Some(self.questions.0.clone()));
+            }
+            if ours {
+                self.seen[0].store(true, Ordering::Release);
+            }
+        }
         let mut rejections = inventory.apply(&update);
         match update.kind {
             Kind::Cluster => self.seen[0].store(true, Ordering::Release),
@@ -203,7 +225,7 @@ impl Configuration {
     /// Refreshes whenever a secret came, a name was looked up, or something has waited for long enough.
     pub(crate) async fn keep_fresh(self: &Arc<Self>) -> std::convert::Infallible {
         loop {
-            let deadline = self.inventory.lock().await.deadline();
+            let deadline = self.inventory.lock().await.deadline(Instant::now());
             let late = async {
                 match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
@@ -216,6 +238,26 @@ impl Configuration {
                 () = self.waits.notified() => continue,
             }
             self.refresh().await;
+        }
+    }
+
+    /// Hears the questions of requests, and lets go of what none has used for long.
+    pub(crate) async fn hear(self: &Arc<Self>) -> std::convert::Infallible {
+        let mut questions = self.questions.1.lock().await;
+        let mut sweep = tokio::time::interval(hosts::IDLE / 8);
+        loop {
+            let mut asked = Vec::new();
+            tokio::select! {
+                _ = questions.recv_many(&mut asked, 1_024) => {}
+                _ = sweep.tick() => {}
+            }
+            let mut inventory = self.inventory.lock().await;
+            let now = Instant::now();
+            if asked.is_empty() {
+                inventory.drop_idle(now);
+            }
+            asked.into_iter().for_each(|question| inventory.ask(question, now));
+            self.settle(&mut inventory).await;
         }
     }
 
@@ -239,12 +281,12 @@ impl Configuration {
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
         self.secrets.follow_files();
-        if self.fetch_secrets {
+        if !self.in_mesh {
             self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
         }
         let mut changed = inventory.settle(Instant::now());
         let wanted = inventory.wanted();
-        inventory.forget_unwanted(&wanted);
+        inventory.forget_unwanted(&wanted, Instant::now());
         // What was forgotten leaves the snapshot as well.
         changed |= inventory.settle(Instant::now());
         if let Some(subscriptions) = self.subscriptions.get() {
@@ -259,11 +301,19 @@ impl Configuration {
                 failed.push((Arc::clone(&error.listener), error.to_string()));
             }
         }
-        if inventory.deadline().is_some() {
+        for waiting in inventory.answer(Instant::now()) {
+            // Who is gone waits no more.
+            let _ = waiting.send(());
+        }
+        if inventory.deadline(Instant::now()).is_some() {
             self.waits.notify_one();
         }
         let seen = self.seen.iter().all(|seen| seen.load(Ordering::Acquire));
-        if seen && failed.is_empty() && inventory.is_warm() && !self.ready.swap(true, Ordering::AcqRel) {
+        if seen
+            && failed.is_empty()
+            && inventory.is_warm(Instant::now())
+            && !self.ready.swap(true, Ordering::AcqRel)
+        {
             tracing::info!(
                 listeners = inventory.listeners.len(),
                 clusters = inventory.clusters.len(),

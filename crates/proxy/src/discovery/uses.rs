@@ -1,17 +1,21 @@
-//! What refers to what: route tables that listeners name, clusters that routes lead to.
+//! What refers to what: route tables that listeners name, clusters that are led to and asked.
 
 use std::sync::Arc;
 
 use crate::config::{
-    Listener, RouteTable,
-    http::Routes,
+    FilterChain, HttpManager, Listener, RouteTable,
+    http::{AccessLog, Does, LogTarget, Routes},
+    jwt::Keys,
     listener::Terminal,
-    route::{Action, Targets},
+    route::{Action, Targets, VirtualHost},
 };
+
+/// Names of clusters. A header that names one is known only when a request comes, and stands as `*`.
+pub(crate) type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
 
 /// The route tables a listener takes from discovery.
 pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
-    terminals(listener).filter_map(|terminal| match terminal {
+    chains(listener).filter_map(|chain| match &chain.terminal {
         Terminal::Http(manager) => match &manager.routes {
             Routes::Named(name) => Some(name),
             Routes::Inline(_) => None,
@@ -20,41 +24,74 @@ pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
     })
 }
 
-/// The clusters a listener leads to by itself.
-pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
-    terminals(listener).flat_map(|terminal| -> Box<dyn Iterator<Item = &Arc<str>>> {
-        match terminal {
-            Terminal::Tcp(proxy) => Box::new(of_targets(&proxy.targets)),
-            Terminal::Http(manager) => match &manager.routes {
-                Routes::Inline(table) => Box::new(of_table(table)),
-                Routes::Named(_) => Box::new(std::iter::empty()),
-            },
+/// The clusters a listener leads to or asks by itself.
+pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
+    chains(listener).flat_map(|chain| -> Names<'_> {
+        let asked = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
+        match &chain.terminal {
+            Terminal::Tcp(proxy) => {
+                Box::new(asked.chain(of_targets(&proxy.targets)).chain(of_logs(&proxy.access_logs)))
+            }
+            Terminal::Http(manager) => Box::new(asked.chain(of_manager(manager))),
+        }
+    })
+}
+
+fn of_manager(manager: &HttpManager) -> Names<'_> {
+    let tables = match &manager.routes {
+        Routes::Inline(table) => of_table(table),
+        Routes::Named(_) => Box::new(std::iter::empty()),
+    };
+    let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
+        match &filter.does {
+            Does::Ask(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            Does::Jwt(jwt) => Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
+                Keys::Remote(keys) => Some(&*keys.cluster),
+                Keys::Here(_) => None,
+            })),
+            Does::Authorize(_) | Does::Fault(_) | Does::Limit(_) | Does::Cors | Does::GrpcWeb => {
+                Box::new(std::iter::empty())
+            }
+        }
+    });
+    let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);
+    Box::new(tables.chain(filters).chain(tracing).chain(of_logs(&manager.access_logs)))
+}
+
+fn of_logs(logs: &[Arc<AccessLog>]) -> impl Iterator<Item = &str> {
+    logs.iter().filter_map(|log| match &log.to {
+        LogTarget::File { .. } => None,
+        LogTarget::Entries { collector, .. } | LogTarget::Records { collector, .. } => {
+            Some(&*collector.cluster)
         }
     })
 }
 
 /// The clusters a route table leads to.
-pub(crate) fn of_table(table: &RouteTable) -> impl Iterator<Item = &Arc<str>> {
-    let routes = table.hosts.iter().flat_map(|host| &host.routes);
-    routes.flat_map(|route| -> Box<dyn Iterator<Item = &Arc<str>>> {
+pub(crate) fn of_table(table: &RouteTable) -> Names<'_> {
+    Box::new(table.hosts.iter().flat_map(|host| of_host(host)))
+}
+
+/// The clusters a virtual host leads to.
+pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
+    Box::new(host.routes.iter().flat_map(|route| -> Names<'_> {
         match &route.action {
             Action::Forward(forward) => Box::new(
-                of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &mirror.cluster)),
+                of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &*mirror.cluster)),
             ),
             Action::Redirect(_) | Action::Direct(_) => Box::new(std::iter::empty()),
         }
-    })
+    }))
 }
 
-fn of_targets(targets: &Targets) -> Box<dyn Iterator<Item = &Arc<str>> + '_> {
+fn of_targets(targets: &Targets) -> Names<'_> {
     match targets {
-        Targets::Single(name) => Box::new(std::iter::once(name)),
-        Targets::Weighted { targets, .. } => Box::new(targets.iter().map(|target| &target.cluster)),
-        // Known only when a request comes.
-        Targets::Header(_) => Box::new(std::iter::empty()),
+        Targets::Single(name) => Box::new(std::iter::once(&**name)),
+        Targets::Weighted { targets, .. } => Box::new(targets.iter().map(|target| &*target.cluster)),
+        Targets::Header(_) => Box::new(std::iter::once("*")),
     }
 }
 
-fn terminals(listener: &Listener) -> impl Iterator<Item = &Terminal> {
-    listener.chains.iter().chain(&listener.default_chain).map(|chain| &chain.terminal)
+fn chains(listener: &Listener) -> impl Iterator<Item = &FilterChain> {
+    listener.chains.iter().chain(&listener.default_chain).map(|chain| &**chain)
 }

@@ -1,4 +1,7 @@
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use proptest::prelude::*;
 use regex::bytes::Regex;
@@ -48,29 +51,24 @@ fn route(name: &str, matches: RouteMatch) -> Route {
 fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
     let mut table = RouteTable { ignore_port, ..RouteTable::default() };
     for (index, domain) in domains.iter().enumerate() {
-        table.hosts.push(VirtualHost {
+        table.hosts.push(Arc::new(VirtualHost {
             name: (*domain).into(),
             routes: vec![route(domain, prefix("/"))],
             headers: HeaderOps::default(),
             include_attempt_count: false,
             require_tls: false,
-        });
-        match (domain.strip_prefix('*'), domain.strip_suffix('*')) {
-            (Some(""), _) => table.any = Some(index),
-            (Some(suffix), _) => table.suffixes.push((suffix.into(), index)),
-            (None, Some(prefix)) => table.prefixes.push((prefix.into(), index)),
-            (None, None) => _ = table.exact.insert((*domain).into(), index),
-        }
+            used: AtomicBool::default(),
+        }));
+        assert!(table.put(domain, index));
     }
-    table.suffixes.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
-    table.prefixes.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
     table
 }
 
 #[test]
 fn connect_has_no_route() {
     let mut table = table(&["*"], false);
-    table.hosts[0].routes = vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
+    Arc::get_mut(&mut table.hosts[0]).unwrap().routes =
+        vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
     let found =
         |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut dice()).is_ok();
     assert!(found("GET", "/"));
@@ -94,15 +92,15 @@ fn hosts_are_found_exact_then_longest() {
         ("", "*"),
     ];
     for (authority, expected) in cases {
-        assert_eq!(&*virtual_host(&table, authority).unwrap().name, expected, "{authority}");
+        assert_eq!(&*virtual_host(&table, authority).unwrap().0.name, expected, "{authority}");
     }
 }
 
 #[test]
 fn ports_are_ignored_where_configured() {
     let table = table(&["reviews", "[::1]"], true);
-    assert_eq!(&*virtual_host(&table, "reviews:9080").unwrap().name, "reviews");
-    assert_eq!(&*virtual_host(&table, "[::1]:80").unwrap().name, "[::1]");
+    assert_eq!(&*virtual_host(&table, "reviews:9080").unwrap().0.name, "reviews");
+    assert_eq!(&*virtual_host(&table, "[::1]:80").unwrap().0.name, "[::1]");
     assert!(virtual_host(&table, "reviews:x").is_none());
     assert_eq!(without_port("::1"), "::1");
 }
@@ -121,7 +119,7 @@ fn the_first_route_that_matches_is_taken() {
         value: value.map(|value| TextMatch::Exact(bytes(value))),
     };
     let mut table = table(&["*"], false);
-    table.hosts[0].routes = vec![
+    Arc::get_mut(&mut table.hosts[0]).unwrap().routes = vec![
         route("never", RouteMatch { fraction: Some(0), ..prefix("/") }),
         route("exact", by_path(PathMatch::Exact(bytes("/exact")))),
         route("case", RouteMatch { case_sensitive: false, ..by_path(PathMatch::Exact(bytes("/Case"))) }),
@@ -252,7 +250,7 @@ proptest! {
             vec!["a", "b", "a.b", "a:8", "*.a", "*.b", "*a.b", "a.*", "b*", "ab.*", "*"], 0..11),
     ) {
         let table = table(&chosen, false);
-        let found = virtual_host(&table, &authority).map(|host| &*host.name);
+        let found = virtual_host(&table, &authority).map(|(host, _)| &*host.name);
         prop_assert_eq!(found, scan(&chosen, &authority));
     }
 

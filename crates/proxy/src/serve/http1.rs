@@ -1,6 +1,7 @@
 //! HTTP/1.1 on a downstream connection: requests one after the other, each told by [`Story`].
 
 use std::{
+    cell::OnceCell,
     future::poll_fn,
     rc::Rc,
     sync::Arc,
@@ -126,10 +127,12 @@ async fn requests(
         counters.rq_total.inc();
         counters.rq_active.inc();
         let snapshot = downstream.origin.snapshot.clone();
+        let renewed = OnceCell::new();
         let terms = Terms {
             worker,
             manager,
             snapshot: &snapshot,
+            renewed: &renewed,
             counters: &counters,
             forwarded_cert: forwarded_cert.as_deref(),
         };

@@ -1,6 +1,7 @@
 //! HTTP/2 on a downstream connection: every request is a stream, and a task of its own.
 
 use std::{
+    cell::OnceCell,
     future::poll_fn,
     rc::Rc,
     sync::Arc,
@@ -215,10 +216,12 @@ async fn tell(
     counters.rq_active.inc();
     let snapshot = origin.snapshot.clone();
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
+    let renewed = OnceCell::new();
     let terms = Terms {
         worker: &worker,
         manager: &manager,
         snapshot: &snapshot,
+        renewed: &renewed,
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };

@@ -150,6 +150,8 @@ set! {
         http2_head_size: Counter "envoy_http2_header_list_size_too_large",
         http2_refused: Counter "envoy_http2_stream_refused_errors",
         rq_overload_close: Counter "envoy_http_downstream_rq_overload_close",
+        on_demand: Counter "skysail_on_demand_requests",
+        on_demand_micros: Counter "skysail_on_demand_wait_microseconds",
         premature_resets: Counter "envoy_http_downstream_rq_too_many_premature_resets",
         http2_window_updates: Counter "envoy_http2_inbound_window_update_frames_flood",
         http2_priorities: Counter "envoy_http2_inbound_priority_frames_flood",

@@ -45,7 +45,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use crate::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
-pub(crate) use route::has_hosts_apart;
+pub(crate) use route::{domains, has_hosts_apart};
 #[cfg(feature = "fuzzing")]
 pub(crate) use text::format;
 pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};

@@ -1,6 +1,9 @@
 //! Route tables.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use prost::Message;
 use skysail_xds::envoy::pb::{
@@ -48,6 +51,17 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_BASE: Duration = Duration::from_millis(25);
 
+/// The domains of a virtual host, in lower case.
+pub(crate) fn domains(host: &[u8]) -> Result<Vec<String>> {
+    #[derive(Clone, PartialEq, Message)]
+    struct Domains {
+        #[prost(string, repeated, tag = "2")]
+        domains: Vec<String>,
+    }
+    let host = Domains::decode(host).map_err(|error| Reject::new(error.to_string()))?;
+    Ok(host.domains.into_iter().map(|domain| domain.to_ascii_lowercase()).collect())
+}
+
 /// Whether virtual hosts come apart from the route configuration.
 pub(crate) fn has_hosts_apart(body: &[u8]) -> Result<bool> {
     #[derive(Clone, PartialEq, Message)]
@@ -81,39 +95,14 @@ pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
         let path = format_args!("virtual_hosts[{index}]").to_string();
         let translated = virtual_host(host, &filters).at(&path)?;
         for domain in &host.domains {
-            add_domain(&mut table, domain, index).at("domains").at(&path)?;
+            if !table.put(&domain.to_ascii_lowercase(), index) {
+                let twice = format!("{domain:?} is in two virtual hosts or twice in one");
+                return Err(Reject::new(twice)).at("domains").at(&path);
+            }
         }
-        table.hosts.push(translated);
+        table.hosts.push(Arc::new(translated));
     }
-    let longest_first =
-        |list: &mut Vec<(Box<str>, usize)>| list.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
-    longest_first(&mut table.suffixes);
-    longest_first(&mut table.prefixes);
     Ok(table)
-}
-
-fn add_domain(table: &mut RouteTable, domain: &str, index: usize) -> Result<()> {
-    let lower = domain.to_ascii_lowercase();
-    let twice = || Reject::new(format!("{domain:?} is in two virtual hosts or twice in one"));
-    let list = match (lower.strip_prefix('*'), lower.strip_suffix('*')) {
-        (Some(""), _) => {
-            return if table.any.replace(index).is_some() { Err(twice()) } else { Ok(()) };
-        }
-        (Some(rest), _) => (&mut table.suffixes, rest),
-        (None, Some(rest)) => (&mut table.prefixes, rest),
-        (None, None) => {
-            return match table.exact.insert(lower.into(), index) {
-                Some(_) => Err(twice()),
-                None => Ok(()),
-            };
-        }
-    };
-    let (list, rest) = list;
-    if list.iter().any(|(other, _)| **other == *rest) {
-        return Err(twice());
-    }
-    list.push((rest.into(), index));
-    Ok(())
 }
 
 fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
@@ -141,6 +130,7 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
         )?,
         include_attempt_count: proto.include_request_attempt_count,
         require_tls,
+        used: AtomicBool::new(false),
     })
 }
 

@@ -286,6 +286,10 @@ impl Views for OneView {
                 refused.lock().unwrap().push(reason.to_owned());
             }
         };
-        Ok(View { resources: self.resources.subscribe(), report: Box::new(report) })
+        Ok(View {
+            resources: self.resources.subscribe(),
+            report: Box::new(report),
+            remembered: Arc::default(),
+        })
     }
 }

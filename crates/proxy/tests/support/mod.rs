@@ -2,7 +2,12 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::{collections::HashMap, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_proxy::{
@@ -32,6 +37,7 @@ pub(crate) struct Proxy {
     pub(crate) workers: Option<Workers>,
     pub(crate) address: SocketAddr,
     pub(crate) local: Arc<LocalWorkload>,
+    pub(crate) listener: Arc<Listener>,
 }
 
 impl Proxy {
@@ -80,9 +86,11 @@ impl Proxy {
             access_log: Arc::new(AccessLogger::start().unwrap()),
         };
         let workers = Workers::start(count, shared).unwrap();
-        workers.publish(snapshot(listener, clusters)).await.unwrap();
+        let snapshot = snapshot(listener, clusters);
+        let listener = snapshot.listeners.by_name.values().next().cloned().unwrap();
+        workers.publish(snapshot).await.unwrap();
         let address = workers.addresses().await[0].2;
-        Self { workers: Some(workers), address, local }
+        Self { workers: Some(workers), address, local, listener }
     }
 
     pub(crate) fn workers(&self) -> &Workers {
@@ -359,17 +367,9 @@ fn table(forward: Forward) -> RouteTable {
         headers: HeaderOps::default(),
         include_attempt_count: true,
         require_tls: false,
+        used: AtomicBool::default(),
     };
-    RouteTable {
-        name: "table".into(),
-        hosts: vec![host],
-        exact: HashMap::default(),
-        suffixes: vec![],
-        prefixes: vec![],
-        any: Some(0),
-        ignore_port: false,
-        headers: HeaderOps::default(),
-    }
+    RouteTable { name: "table".into(), hosts: vec![Arc::new(host)], any: Some(0), ..RouteTable::default() }
 }
 
 /// Bytes to the cluster `upstream`.

@@ -77,6 +77,8 @@ fn status(message: String) -> rpc::Status {
 pub(super) struct Incoming {
     type_url: String,
     nonce: String,
+    /// The server is one of ours.
+    pub(super) ours: bool,
     /// State of the world only.
     version: String,
     /// Name (empty: take it from the body), version, body.
@@ -86,6 +88,7 @@ pub(super) struct Incoming {
 
 impl From<DeltaResponse> for Incoming {
     fn from(response: DeltaResponse) -> Self {
+        let ours = response.is_ours();
         let resources = response
             .resources
             .into_iter()
@@ -97,6 +100,7 @@ impl From<DeltaResponse> for Incoming {
         Self {
             type_url: response.type_url,
             nonce: response.nonce,
+            ours,
             version: String::new(),
             resources,
             removed: response.removed_resources,
@@ -112,6 +116,7 @@ impl From<SotwResponse> for Incoming {
         Self {
             type_url: response.type_url,
             nonce: response.nonce,
+            ours: false,
             version: response.version_info,
             resources,
             removed: Vec::new(),
@@ -154,6 +159,8 @@ struct PerKind {
     open: bool,
     /// Names this stream has asked for.
     asked: BTreeSet<String>,
+    /// Virtual hosts that came with one that was asked for. It is still to be said whether they are wanted.
+    given: BTreeSet<String>,
     /// The last response's nonce on this stream.
     nonce: String,
 }
@@ -161,13 +168,19 @@ struct PerKind {
 impl PerKind {
     /// Whether this stream has asked for a name.
     fn asks(&self, kind: Kind, name: &str) -> bool {
-        is_asked(kind, &self.asked, name)
+        is_asked(kind, &self.asked, name) || self.given.contains(name)
+    }
+
+    /// Whether a virtual host may come unasked: the catch-all of its route configuration was asked for.
+    fn may_be_given(&self, kind: Kind, name: &str) -> bool {
+        kind.family(name).is_some_and(|family| self.asked.contains(&format!("{family}/*")))
     }
 }
 
-/// Whether a name is among those asked for, or its family is.
+/// Whether a name is among those asked for, or its family is, or all are.
 fn is_asked(kind: Kind, asked: &BTreeSet<String>, name: &str) -> bool {
-    asked.contains(name) || kind.family(name).is_some_and(|family| asked.contains(family))
+    let family = || kind.family(name).is_some_and(|family| asked.contains(family));
+    asked.contains(name) || family() || asked.contains("*")
 }
 
 impl State {
@@ -184,6 +197,7 @@ impl State {
         for kind in &mut self.kinds {
             kind.open = false;
             kind.asked.clear();
+            kind.given.clear();
             kind.nonce.clear();
         }
         let mut requests = self.wanted(wanted);
@@ -203,12 +217,15 @@ impl State {
         let state = &mut self.kinds[kind as usize];
         let first = !state.open;
         // An empty first request would mean all resources; one that is not wildcard waits for a name.
-        if (first && !wildcard && wanted.is_empty()) || (!first && (state.asked == *wanted)) {
+        let same = state.asked == *wanted && state.given.is_empty();
+        if (first && !wildcard && wanted.is_empty()) || (!first && same) {
             return None;
         }
         let mut request = Outgoing { type_url: kind.url(), ..Outgoing::default() };
         request.subscribe = wanted.difference(&state.asked).cloned().collect();
-        request.unsubscribe = state.asked.difference(wanted).cloned().collect();
+        let given = std::mem::take(&mut state.given);
+        request.unsubscribe =
+            state.asked.union(&given).filter(|name| !wanted.contains(*name)).cloned().collect();
         if wildcard {
             // Delta: an empty first list means all, but one with names only those (and then "*" says all).
             if first && !wanted.is_empty() {
@@ -242,8 +259,13 @@ impl State {
         let (mut added, mut undecodable) = (Vec::new(), Vec::new());
         for (name, version, body) in response.resources {
             match if name.is_empty() { name_of(kind, &body) } else { Some(name) } {
-                // A late answer to what has been unsubscribed since is of no use.
-                Some(name) if !wildcard && !state.asks(kind, &name) => {}
+                Some(name) if !wildcard && !state.asks(kind, &name) => {
+                    // Else a late answer to what has been unsubscribed since is of no use.
+                    if state.may_be_given(kind, &name) {
+                        state.given.insert(name.clone());
+                        added.push(Received { name, version, body });
+                    }
+                }
                 Some(name) => added.push(Received { name, version, body }),
                 None => undecodable
                     .push(Rejection { name: String::new(), reason: "its name cannot be decoded".into() }),
@@ -315,6 +337,7 @@ mod tests {
         Incoming {
             type_url: kind.url().into(),
             nonce: nonce.into(),
+            ours: false,
             version: String::new(),
             resources: names
                 .iter()
@@ -340,6 +363,45 @@ mod tests {
         state.applied(pending, &[]);
         let opened = state.open(&wanted);
         assert_eq!(opened.last().unwrap().have, BTreeMap::from([("80/a".into(), "1".into())]));
+    }
+
+    #[test]
+    fn virtual_hosts_that_come_unasked_are_confirmed_or_declined() {
+        let mut state = state(Form::Delta);
+        let opened = state.open(&wanting(Kind::VirtualHost, &["80/*", "80/a"]));
+        assert_eq!(opened.last().unwrap().subscribe, ["80/*", "80/a"]);
+        let hosts = [("80/a:80", "1"), ("80/b:80", "1"), ("81/c:81", "1")];
+        let (update, pending) =
+            state.received(response(Kind::VirtualHost, "1", &hosts, &["80/*", "80/a"])).unwrap();
+        assert_eq!(names(&update), ["80/a:80", "80/b:80"]);
+        assert_eq!(update.removed, ["80/*", "80/a"]);
+        state.applied(pending, &[]);
+        let wanted = wanting(Kind::VirtualHost, &["80/*", "80/a:80"]);
+        let asked = state.wanted(&wanted);
+        assert_eq!(asked[0].subscribe, ["80/a:80"]);
+        assert_eq!(asked[0].unsubscribe, ["80/a", "80/b:80"]);
+        assert_eq!(state.wanted(&wanted), []);
+        let opened = state.open(&wanted);
+        assert_eq!(opened.last().unwrap().have, BTreeMap::from([("80/a:80".into(), "1".into())]));
+    }
+
+    #[test]
+    fn all_may_be_asked_for_by_name_and_less_later() {
+        let options = Options { node: Node::default(), form: Form::Delta, wildcard: vec![Kind::Listener] };
+        let mut state = State::new(options);
+        state.open(&Names::default());
+        let asked = state.wanted(&wanting(Kind::Cluster, &["*"]));
+        assert_eq!(asked[0].subscribe, ["*"]);
+        let (update, pending) =
+            state.received(response(Kind::Cluster, "1", &[("a", "1"), ("b", "1")], &["c"])).unwrap();
+        assert_eq!((names(&update), update.removed.as_slice()), (vec!["a", "b"], &["c".to_owned()][..]));
+        state.applied(pending, &[]);
+        let asked = state.wanted(&wanting(Kind::Cluster, &["a"]));
+        assert_eq!(asked[0].subscribe, ["a"]);
+        assert_eq!(asked[0].unsubscribe, ["*"]);
+        let (update, _) =
+            state.received(response(Kind::Cluster, "2", &[("a", "2"), ("b", "2")], &[])).unwrap();
+        assert_eq!(names(&update), ["a"]);
     }
 
     #[test]

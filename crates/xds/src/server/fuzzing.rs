@@ -30,6 +30,8 @@ use crate::{
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// The same of virtual hosts: two by two of one route configuration.
 const HOSTS: [&str; 4] = ["a/1", "a/2", "b/1", "b/2"];
+/// What they may be found by.
+const ALIASES: [&str; 2] = ["a/x", "b/x"];
 /// Virtual hosts go one by one in the delta form only.
 const KINDS: [Kind; 5] = [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::VirtualHost];
 /// The longest request of a script, in bytes.
@@ -57,6 +59,12 @@ pub fn stream(script: &[u8]) {
             3 | 4 => {
                 play.remove(kind, name);
                 continue;
+            }
+            5 if kind == Kind::VirtualHost => {
+                let alias = ALIASES[usize::from(*argument) % ALIASES.len()];
+                play.wants(kind, |names| {
+                    if argument & 8 == 0 { names.insert(alias.to_owned()) } else { names.remove(alias) }
+                });
             }
             5..=7 => play.wants(kind, |names| names.insert(name.to_owned())),
             8 => play.wants(kind, |names| names.remove(name)),
@@ -125,7 +133,7 @@ impl Play {
             form,
             world: Layer::default(),
             generation: 1,
-            session: Session::new(form, Arc::clone(&interest)),
+            session: Session::new(form, Arc::clone(&interest), Arc::default()),
             interest,
             kinds: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -140,7 +148,9 @@ impl Play {
     fn set(&mut self, kind: Kind, name: &str, value: u8) {
         self.generation += 1;
         let message = Cluster { name: name.into(), alt_stat_name: value.to_string(), ..Cluster::default() };
-        self.world.set(self.generation, Resource::encode(kind, name, &message));
+        let aliases = kind.family(name).filter(|_| value % 2 == 1).map(|family| format!("{family}/x"));
+        let body = message.encode_to_vec().into();
+        self.world.set(self.generation, Resource::with_aliases(kind, name, body, aliases.as_deref()));
         self.wake();
     }
 
@@ -217,6 +227,7 @@ impl Play {
     fn take(&mut self, good: bool) -> bool {
         let Some((kind, bytes)) = self.under_way.pop_front() else { return false };
         let side = self.kinds.entry(kind).or_default();
+        let mut confirmed = Vec::new();
         match self.form {
             Form::Delta => {
                 let response = DeltaResponse::decode(&*bytes);
@@ -227,6 +238,13 @@ impl Play {
                     response.resources.iter().find(|one| response.removed_resources.contains(&one.name));
                 assert!(both.is_none(), "{kind} {both:?} comes and goes");
                 for resource in response.resources {
+                    // What comes for an alias is asked for by its name from then on.
+                    let family = kind.family(&resource.name);
+                    let given = family.is_some_and(|family| side.names.contains(&format!("{family}/x")));
+                    if given && !side.watches(kind, &resource.name) {
+                        side.names.insert(resource.name.clone());
+                        confirmed.push(resource.name.clone());
+                    }
                     if side.watches(kind, &resource.name) {
                         side.have.insert(resource.name, resource.version.into_bytes());
                     }
@@ -253,13 +271,16 @@ impl Play {
         let error = (!good).then(|| "no".to_owned());
         let ask = Ask { kind, nonce: side.nonce.clone(), error, names, ..Ask::default() };
         self.ask(ask);
+        if !confirmed.is_empty() {
+            self.ask(Ask { kind, names: confirmed, ..Ask::default() });
+        }
         true
     }
 
     /// A new stream, to which the client says what it has.
     fn reconnect(&mut self) {
         self.interest = Arc::default();
-        self.session = Session::new(self.form, Arc::clone(&self.interest));
+        self.session = Session::new(self.form, Arc::clone(&self.interest), Arc::default());
         self.under_way.clear();
         let form = self.form;
         // Who wants nothing says nothing: it would mean all.
@@ -328,6 +349,15 @@ impl Play {
             let have: BTreeMap<_, _> =
                 side.have.iter().filter(|(name, _)| whole || expected.contains_key(*name)).collect();
             assert_eq!(have, expected.iter().collect(), "{kind} of a client that asks for {:?}", side.names);
+            for alias in
+                side.names.iter().filter(|name| self.form == Form::Delta && ALIASES.contains(&name.as_str()))
+            {
+                let found = now.find(*kind, alias);
+                assert!(
+                    found.is_none_or(|host| side.have.contains_key(&*host.name)),
+                    "{found:?} of {alias} is missing"
+                );
+            }
         }
     }
 }

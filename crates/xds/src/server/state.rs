@@ -13,6 +13,10 @@
 //! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged. So do the virtual
 //!   hosts of a route configuration.
 //!
+//! A virtual host may be asked for by an authority ([`Snapshot::find`]). That name is answered as one that is not there, and the
+//! host that answers to it comes as if its own name had been asked for, now or when there is one. The client confirms that by
+//! asking for that name. Together with the catch-all of a route configuration (`80/*`) comes what is remembered of its hosts.
+//!
 //! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
 //! that are to be answered out of turn are kept until they are.
 
@@ -67,6 +71,8 @@ struct Watched {
     open: bool,
     wildcard: bool,
     names: Names,
+    /// Those of them that the client has not said, and is to confirm.
+    given: Names,
     /// They, or that all are asked for, are not noted in the interest yet.
     renamed: bool,
     /// Everything that there is is news.
@@ -133,12 +139,14 @@ pub(super) struct Session {
     held: u64,
     /// Told what is asked for.
     interest: Arc<Interest>,
+    /// Virtual hosts that a client like this has used before, unless it has some.
+    remembered: Arc<[Arc<str>]>,
 }
 
 impl Session {
-    pub(super) fn new(form: Form, interest: Arc<Interest>) -> Self {
+    pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
         let kinds = Default::default();
-        Self { form, nonce: 0, kinds, compared: None, holding: Vec::new(), held: 0, interest }
+        Self { form, nonce: 0, kinds, compared: None, holding: Vec::new(), held: 0, interest, remembered }
     }
 
     /// Takes a request in.
@@ -168,18 +176,34 @@ impl Session {
         // Something may be due that waited for this.
         self.compared = None;
         match self.form {
-            Form::Delta => watched.ask_delta(ask, snapshot),
+            Form::Delta => {
+                let hosts = ask.kind == Kind::VirtualHost;
+                if hosts && !ask.have.is_empty() {
+                    self.remembered = Arc::default();
+                }
+                if ask.kind == Kind::Cluster {
+                    self.holding.retain(|name| !ask.unsubscribe.iter().any(|gone| **gone == **name));
+                }
+                if hosts && !ask.unsubscribe.is_empty() {
+                    for name in snapshot.intern(ask.kind, ask.unsubscribe.clone()) {
+                        report(Event::Unused { host: &name });
+                    }
+                }
+                let before = watched.names.0.clone();
+                watched.ask_delta(ask, snapshot);
+                if hosts && !watched.takes_many(Kind::VirtualHost) {
+                    let new = watched.names.0.iter().filter(|name| before.binary_search(name).is_err());
+                    new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
+                        .for_each(|host| report(Event::Used { host }));
+                    watched.give_remembered(&self.remembered, &before, snapshot);
+                }
+            }
             // A request that answers an older response than the last says
             // nothing; a client that saw the last one will repeat itself.
             Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => {}
             Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
         }
-        if std::mem::take(&mut watched.renamed) {
-            if watched.wildcard {
-                self.interest.add_all(kind);
-            }
-            self.interest.add(kind, watched.names.0.iter().map(|name| &**name));
-        }
+        watched.tell(kind, &self.interest);
     }
 
     /// True while listeners and routes wait for the client to ask for endpoints.
@@ -230,6 +254,10 @@ impl Session {
         let watched = &mut self.kinds[kind as usize];
         if !watched.open {
             return Ok(true);
+        }
+        if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
+            watched.resolve(kind, &watched.names.0.clone(), snapshot);
+            watched.tell(kind, &self.interest);
         }
         if watched.is_settled(kind, snapshot, removals) {
             watched.told(snapshot, removals);
@@ -328,6 +356,16 @@ struct Due {
 }
 
 impl Watched {
+    /// Notes what is asked for, if that is not noted yet.
+    fn tell(&mut self, kind: Kind, interest: &Interest) {
+        if std::mem::take(&mut self.renamed) {
+            if self.wildcard {
+                interest.add_all(kind);
+            }
+            interest.add(kind, self.names.0.iter().map(|name| &**name));
+        }
+    }
+
     fn ask_delta(&mut self, ask: Ask, snapshot: &Snapshot) {
         let Ask { kind, names, unsubscribe, have, .. } = ask;
         if self.open {
@@ -364,6 +402,10 @@ impl Watched {
         }
         if !unsubscribe.is_empty() {
             self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).into()));
+            if kind == Kind::VirtualHost {
+                // Who still asks for what leads to one is to have it.
+                self.resolve(kind, &self.names.0.clone(), snapshot);
+            }
         }
     }
 
@@ -374,6 +416,7 @@ impl Watched {
             self.lost.clear();
         }
         self.names.retain(|name| !names.contains(name));
+        self.given.retain(|name| !names.contains(name));
         let mut again = std::mem::take(&mut self.again);
         again.retain(|name| !names.contains(name) && self.watches(kind, name));
         // The client has forgotten what it is still to have, if there is any.
@@ -404,11 +447,12 @@ impl Watched {
             }
             if kind.is_family(&name) {
                 families.push(Arc::clone(&name));
-            } else if news(&name) {
+            } else if !self.given.contains(&name) && news(&name) {
                 again.push(Arc::clone(&name));
             }
             named.push(name);
         }
+        self.given.retain(|given| !named.iter().any(|name| **name == *given));
         if !families.is_empty() {
             let families = Names(families.into());
             let asked = |member: &&Arc<str>| kind.family(member).is_some_and(|name| families.contains(name));
@@ -416,9 +460,39 @@ impl Watched {
             again.extend(members.filter(|member| news(member)).cloned());
         }
         self.renamed = true;
-        self.names.extend(named);
+        self.names.extend(named.iter().cloned());
         self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
+        if kind == Kind::VirtualHost {
+            self.resolve(kind, &named, snapshot);
+        }
+    }
+
+    /// Gives the client what answers to names that are no resource's, unless it has that.
+    fn resolve(&mut self, kind: Kind, names: &[Arc<str>], snapshot: &Snapshot) {
+        let found = names.iter().filter(|name| snapshot.get(kind, name).is_none());
+        let found = found.filter_map(|name| Some(Arc::clone(&snapshot.find(kind, name)?.name)));
+        self.give(kind, found.collect());
+    }
+
+    /// Gives the client what is remembered of the route configurations whose catch-all it asks for now.
+    fn give_remembered(&mut self, remembered: &[Arc<str>], before: &[Arc<str>], snapshot: &Snapshot) {
+        let kind = Kind::VirtualHost;
+        let new = self.names.0.iter().filter(|name| before.binary_search(name).is_err());
+        let families: Vec<&str> = new.filter_map(|name| name.strip_suffix("/*")).collect();
+        let theirs = |name: &&Arc<str>| kind.family(name).is_some_and(|family| families.contains(&family));
+        let found = remembered.iter().filter(theirs).filter_map(|name| snapshot.get(kind, name));
+        let found = found.map(|resource| Arc::clone(&resource.name)).collect();
+        self.give(kind, found);
+    }
+
+    /// Sends these as if the client had asked for them.
+    fn give(&mut self, kind: Kind, mut names: Vec<Arc<str>>) {
+        names.retain(|name| !self.watches(kind, name));
+        self.renamed |= !names.is_empty();
+        self.names.extend(names.iter().cloned());
+        self.again.extend(names.iter().cloned());
+        self.given.extend(names);
     }
 
     fn ask_sotw(&mut self, ask: Ask, acknowledges: bool, snapshot: &Snapshot) {

@@ -47,7 +47,7 @@ impl Views for OneView {
         let events = Arc::clone(&self.events);
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
         let resources = super::Resources { snapshot: self.world.subscribe(), interest: Arc::default() };
-        Ok(View { resources, report: Box::new(report) })
+        Ok(View { resources, report: Box::new(report), remembered: Arc::default() })
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16)
     made.extend(hosts.into_iter().map(|mut host| {
         // Envoy takes hosts away by this name.
         host.name = format!("{port}/{}", host.name);
-        order::encode(Kind::VirtualHost, &host.name, &host)
+        order::encode_host(&port.to_string(), &host)
     }));
     made
 }
@@ -80,7 +80,7 @@ pub(super) fn again(
         if let Some(before) = before {
             let now = of_service(scope, service, number, before.domains);
             let host = route::VirtualHost { name: before.name, ..now };
-            anew.push(order::encode(Kind::VirtualHost, &host.name, &host));
+            anew.push(order::encode_host(&number.to_string(), &host));
         }
         if port.protocol == Protocol::Unknown {
             anew.push(own(scope, service, number));

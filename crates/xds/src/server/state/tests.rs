@@ -81,7 +81,7 @@ use Kind::{Cluster, Endpoint, Listener, Route, VirtualHost};
 
 #[test]
 fn delta_sends_all_then_only_what_changed() {
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
@@ -104,11 +104,11 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
     let version = |name| world.now().get(Cluster, name).unwrap().version_text();
     let have = |pairs: &[(&str, String)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
 
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let all = Ask { have: have(&[("a", version("a")), ("b", version("b"))]), ..ask(Cluster, 0, &[]) };
     assert_eq!(exchange(&mut session, all, &world), []);
 
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let stale = [("a", version("a")), ("b", "of another server".into()), ("gone", version("a"))];
     let some = Ask { have: have(&stale), ..ask(Cluster, 0, &[]) };
     assert_eq!(
@@ -118,7 +118,7 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
     );
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "", "gone"));
 
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let endpoint = world.now().get(Endpoint, "a").unwrap().version_text();
     let named = Ask { have: have(&[("a", endpoint)]), ..ask(Endpoint, 0, &["a", "none"]) };
     assert_eq!(exchange(&mut session, named, &world), one(Endpoint, 1, "", "none"));
@@ -127,7 +127,7 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
 #[test]
 fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
     let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Route, 0, &["80", "none"]), &world), one(Route, 1, "80", "none"));
     assert_eq!(exchange(&mut session, ask(Route, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 0, &["80"]), &world), one(Route, 2, "80", ""));
@@ -144,7 +144,7 @@ fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
 #[test]
 fn a_refused_version_is_not_sent_again_until_it_changes() {
     for form in [Form::Delta, Form::Sotw] {
-        let mut session = Session::new(form, Arc::default());
+        let mut session = Session::new(form, Arc::default(), Arc::default());
         let world = resources(&[(Cluster, "a", b"1")]);
         exchange(&mut session, ask(Cluster, 0, &[]), &world);
         let mut events = Vec::new();
@@ -171,7 +171,7 @@ fn clusters_come_first_and_go_last() {
         (Listener, "l", b"1"),
         (Route, "r", b"2"),
     ]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let first =
         [ask(Cluster, 0, &[]), ask(Endpoint, 0, &["old"]), ask(Listener, 0, &[]), ask(Route, 0, &["r"])];
     for (request, nonce) in first.into_iter().zip(1..) {
@@ -192,7 +192,7 @@ fn clusters_come_first_and_go_last() {
 #[test]
 fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
     let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Listener, "l", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), []);
@@ -201,7 +201,7 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
     assert_eq!(out(&mut session, &world), one(Listener, 2, "l", ""));
 
     // One who refuses the cluster is not waited for at all.
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) }, &world);
     assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 2, "l", ""));
@@ -211,14 +211,14 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
 fn a_changed_cluster_is_followed_by_its_endpoints() {
     let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Endpoint, "a", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, ask(Cluster, 1, &[]), &world);
     exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
     exchange(&mut session, ask(Endpoint, 2, &[]), &world);
     assert_eq!(out(&mut session, &changed), [one(Cluster, 3, "a", ""), one(Endpoint, 4, "a", "")].concat());
 
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, ask(Cluster, 1, &[]), &world);
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 2, "a", ""));
@@ -237,7 +237,7 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
         (Endpoint, "a", b"1"),
         (Endpoint, "b", b"1"),
     ]);
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &world), one(Endpoint, 2, "a,b", ""));
@@ -265,7 +265,7 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
 #[test]
 fn state_of_the_world_answers_new_names_and_clients_from_elsewhere() {
     let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     // The nonce is another server's.
     assert_eq!(exchange(&mut session, ask(Route, 99, &["80"]), &world), one(Route, 1, "80", ""));
     assert_eq!(exchange(&mut session, ask(Route, 1, &["80", "90"]), &world), one(Route, 2, "90", ""));
@@ -278,7 +278,7 @@ fn state_of_the_world_answers_new_names_and_clients_from_elsewhere() {
 #[test]
 fn an_empty_world_is_an_answer_too() {
     for form in [Form::Delta, Form::Sotw] {
-        let mut session = Session::new(form, Arc::default());
+        let mut session = Session::new(form, Arc::default(), Arc::default());
         let world = World::default();
         assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 1, "", ""));
         assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &world), []);
@@ -290,7 +290,7 @@ fn an_empty_world_is_an_answer_too() {
 #[test]
 fn what_is_unsubscribed_from_beside_everything_is_answered() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*", "a"]), &world), one(Cluster, 1, "a,b", ""));
     let unsubscribe = |names: &[&str]| Ask {
         unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(),
@@ -308,8 +308,8 @@ fn what_is_unsubscribed_from_beside_everything_is_answered() {
 #[test]
 fn who_falls_too_far_behind_is_told_to_connect_again() {
     let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "gone", b"1")]);
-    let mut delta = Session::new(Form::Delta, Arc::default());
-    let mut sotw = Session::new(Form::Sotw, Arc::default());
+    let mut delta = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let mut sotw = Session::new(Form::Sotw, Arc::default(), Arc::default());
     exchange(&mut delta, ask(Cluster, 0, &[]), &world);
     exchange(&mut sotw, ask(Cluster, 0, &[]), &world);
     world = world.then(&[(Cluster, "a", b"1")]);
@@ -333,7 +333,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
         (VirtualHost, "8080/a", b"2"),
     ]);
 
-    let mut all_of_80 = Session::new(Form::Delta, Arc::default());
+    let mut all_of_80 = Session::new(Form::Delta, Arc::default(), Arc::default());
     let asked = exchange(&mut all_of_80, ask(VirtualHost, 0, &["80"]), &before);
     assert_eq!(asked, one(VirtualHost, 1, "80/a,80/b", ""));
     assert_eq!(exchange(&mut all_of_80, ask(VirtualHost, 1, &[]), &before), []);
@@ -343,7 +343,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     assert_eq!(exchange(&mut all_of_80, unsubscribe, &after), []);
     assert_eq!(out(&mut all_of_80, &after.then(&[])), []);
 
-    let mut one_of_80 = Session::new(Form::Delta, Arc::default());
+    let mut one_of_80 = Session::new(Form::Delta, Arc::default(), Arc::default());
     let asked = exchange(&mut one_of_80, ask(VirtualHost, 0, &["80/b", "80/none"]), &before);
     assert_eq!(asked, one(VirtualHost, 1, "80/b", "80/none"));
     exchange(&mut one_of_80, ask(VirtualHost, 1, &[]), &before);
@@ -352,14 +352,14 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     // Who comes again is told what became of each.
     let version = |name| before.now().get(VirtualHost, name).unwrap().version_text();
     let have = ["80/a", "80/b"].map(|name| (name.to_owned(), version(name))).into();
-    let mut again = Session::new(Form::Delta, Arc::default());
+    let mut again = Session::new(Form::Delta, Arc::default(), Arc::default());
     let asked = exchange(&mut again, Ask { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
     assert_eq!(asked, one(VirtualHost, 1, "80/a,80/c", "80/b"));
 }
 
 #[test]
 fn a_new_route_configuration_is_followed_by_its_virtual_hosts_where_all_are_asked_for() {
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let world = resources(&[
         (Route, "80", b"1"),
         (Route, "90", b"1"),
@@ -375,4 +375,83 @@ fn a_new_route_configuration_is_followed_by_its_virtual_hosts_where_all_are_aske
     exchange(&mut session, ask(VirtualHost, 2, &[]), &world);
     let both = [one(Route, 3, "90", ""), one(VirtualHost, 4, "90/a", "")].concat();
     assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), both);
+}
+
+/// A world of virtual hosts: table `80`, name, and the domains by which it is found.
+fn hosts(all: &[(&str, &'static [u8], &[&str])]) -> World {
+    let mut world = World::default();
+    add_hosts(&mut world, all);
+    world
+}
+
+fn add_hosts(world: &mut World, all: &[(&str, &'static [u8], &[&str])]) {
+    for (name, body, domains) in all {
+        let aliases: Vec<String> = domains.iter().map(|domain| format!("80/{domain}")).collect();
+        let body = Bytes::from_static(body);
+        let aliases = aliases.iter().map(String::as_str);
+        world.insert(Resource::with_aliases(Kind::VirtualHost, &format!("80/{name}"), body, aliases));
+    }
+}
+
+#[test]
+fn a_virtual_host_is_found_by_authority() {
+    let kind = Kind::VirtualHost;
+    let mut world = hosts(&[("a:80", b"1", &["a", "a.default"]), ("*.b:80", b"1", &["*.b"])]);
+    let find = |world: &World, name: &str| world.now().find(kind, name).map(|host| host.name.to_string());
+    assert_eq!(find(&world, "80/a.default").as_deref(), Some("80/a:80"));
+    assert_eq!(find(&world, "80/a:80").as_deref(), Some("80/a:80"), "its own name is one as well");
+    assert_eq!(find(&world, "80/x.y.b").as_deref(), Some("80/*.b:80"));
+    for unknown in ["80/b", "80/.b.c", "8080/a", "80/*", "a", "80/", ""] {
+        assert_eq!(find(&world, unknown), None, "{unknown}");
+    }
+    add_hosts(&mut world, &[("y.b:80", b"1", &["*.y.b", "x.y.b"])]);
+    assert_eq!(find(&world, "80/z.y.b").as_deref(), Some("80/y.b:80"), "the longest suffix");
+    assert_eq!(find(&world, "80/x.b").as_deref(), Some("80/*.b:80"));
+}
+
+#[test]
+fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
+    let kind = Kind::VirtualHost;
+    let mut world = hosts(&[("a:80", b"1", &["a"]), ("*.b:80", b"1", &["*.b"]), ("c:80", b"1", &["c"])]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let mut used = Vec::new();
+    session.ask(ask(kind, 0, &["80/*", "80/a", "80/x.b", "80/none"]), &world.now(), &mut |event| {
+        if let Event::Used { host } = event {
+            used.push(host.to_string());
+        }
+    });
+    assert_eq!(used, ["80/*.b:80", "80/a:80"]);
+    let first = out(&mut session, &world);
+    assert_eq!(first, one(kind, 1, "80/*.b:80,80/a:80", "80/*,80/a,80/none,80/x.b"));
+    // The client confirms what it was given, and is not sent it once more.
+    assert_eq!(exchange(&mut session, ask(kind, 1, &[]), &world), []);
+    assert_eq!(exchange(&mut session, ask(kind, 0, &["80/*.b:80", "80/a:80"]), &world), []);
+    let done = Ask { unsubscribe: vec!["80/a".into()], ..ask(kind, 0, &[]) };
+    assert_eq!(exchange(&mut session, done, &world), []);
+    // Changes and removal reach it; what it did not ask for does not.
+    add_hosts(&mut world, &[("a:80", b"2", &["a"]), ("c:80", b"2", &["c"])]);
+    assert_eq!(out(&mut session, &world), one(kind, 2, "80/a:80", ""));
+    assert_eq!(exchange(&mut session, ask(kind, 2, &[]), &world), []);
+    // A name that nobody answered to is answered when there is somebody, and one that a wildcard had by its own host.
+    add_hosts(&mut world, &[("n:80", b"1", &["none"]), ("x.b:80", b"1", &["x.b"])]);
+    assert_eq!(out(&mut session, &world), one(kind, 3, "80/n:80,80/x.b:80", ""));
+    assert_eq!(exchange(&mut session, ask(kind, 3, &[]), &world), []);
+    world.0.remove(100, kind, "80/a:80");
+    assert_eq!(out(&mut session, &world), one(kind, 4, "", "80/a:80"));
+}
+
+#[test]
+fn what_is_remembered_comes_with_the_catch_all_to_who_has_nothing() {
+    let kind = Kind::VirtualHost;
+    let world = hosts(&[("a:80", b"1", &["a"]), ("b:80", b"1", &["b"])]);
+    let remembered: Arc<[Arc<str>]> = ["80/a:80".into(), "80/gone:80".into(), "81/a:81".into()].into();
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::clone(&remembered));
+    assert_eq!(exchange(&mut session, ask(kind, 0, &["80/*"]), &world), one(kind, 1, "80/a:80", "80/*"));
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::clone(&remembered));
+    let have = HashMap::from([("80/b:80".to_owned(), "old".to_owned())]);
+    let again = Ask { have, ..ask(kind, 0, &["80/*", "80/b:80"]) };
+    assert_eq!(exchange(&mut session, again, &world), one(kind, 1, "80/b:80", "80/*"));
+    // Who asks for all of them is not to be helped.
+    let mut session = Session::new(Form::Delta, Arc::default(), remembered);
+    assert_eq!(exchange(&mut session, ask(kind, 0, &["80"]), &world), one(kind, 1, "80/a:80,80/b:80", ""));
 }

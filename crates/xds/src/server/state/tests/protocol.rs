@@ -20,7 +20,7 @@ fn in_the_state_of_the_world_an_empty_list_means_everything_until_something_was_
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
     let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
     // An acknowledgement is an empty list too.
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
@@ -33,7 +33,7 @@ fn in_the_state_of_the_world_an_empty_list_means_everything_until_something_was_
     assert_eq!(exchange(&mut session, ask(Cluster, 3, &["*"]), &again), one(Cluster, 4, "a,b", ""));
 
     // Who begins with a name never had the older way.
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Listener, 0, &["none"]), &world), one(Listener, 1, "", ""));
     let listeners = world.then(&[(Listener, "l", b"1")]);
     assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &listeners), []);
@@ -45,7 +45,7 @@ fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
     let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &["a"]), &world), one(Cluster, 2, "a", ""));
     assert_eq!(exchange(&mut session, unsubscribe(Cluster, 2, &["*"]), &world), []);
@@ -55,7 +55,7 @@ fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*"]), &again), one(Cluster, 4, "a,b", ""));
 
     // Not by one that only takes something back.
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, unsubscribe(Cluster, 0, &["a"]), &world), []);
 }
 
@@ -64,7 +64,7 @@ fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
 fn in_the_state_of_the_world_clusters_and_listeners_come_together_and_go_by_their_absence() {
     for kind in [Cluster, Listener] {
         let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1"), (kind, "other", b"1")]);
-        let mut session = Session::new(Form::Sotw, Arc::default());
+        let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
         assert_eq!(exchange(&mut session, ask(kind, 0, &["a"]), &world), one(kind, 1, "a", ""));
         assert_eq!(exchange(&mut session, ask(kind, 1, &["a"]), &world), []);
         assert_eq!(exchange(&mut session, ask(kind, 1, &["a", "b"]), &world), one(kind, 2, "a,b", ""));
@@ -88,7 +88,7 @@ fn in_the_state_of_the_world_clusters_and_listeners_come_together_and_go_by_thei
 fn in_the_state_of_the_world_the_absence_of_routes_and_endpoints_says_nothing() {
     for kind in [Route, Endpoint] {
         let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1")]);
-        let mut session = Session::new(Form::Sotw, Arc::default());
+        let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
         assert_eq!(exchange(&mut session, ask(kind, 0, &["a", "b"]), &world), one(kind, 1, "a,b", ""));
         assert_eq!(exchange(&mut session, ask(kind, 1, &["a", "b", "c"]), &world), []);
         let fewer = world.then(&[(kind, "b", b"1")]);
@@ -106,7 +106,7 @@ fn in_the_state_of_the_world_the_absence_of_routes_and_endpoints_says_nothing() 
 fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 1, "a", ""));
     assert_eq!(exchange(&mut session, ask(Endpoint, 1, &["a"]), &world), []);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
@@ -126,7 +126,7 @@ fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
 fn in_the_delta_form_a_stale_request_changes_what_is_asked_for() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
     exchange(&mut session, ask(Endpoint, 1, &[]), &world);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
@@ -144,7 +144,7 @@ fn in_the_delta_form_a_stale_request_changes_what_is_asked_for() {
 fn a_refusal_concerns_its_response_only() {
     for form in [Form::Delta, Form::Sotw] {
         let world = resources(&[(Route, "a", b"1"), (Route, "b", b"1"), (Endpoint, "a", b"1")]);
-        let mut session = Session::new(form, Arc::default());
+        let mut session = Session::new(form, Arc::default(), Arc::default());
         assert_eq!(exchange(&mut session, ask(Route, 0, &["a"]), &world), one(Route, 1, "a", ""));
         assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 2, "a", ""));
         let names: &[&str] = if form == Form::Delta { &["b"] } else { &["a", "b"] };
@@ -163,7 +163,7 @@ fn a_refusal_concerns_its_response_only() {
 #[test]
 fn needless_unsubscriptions_are_passed_over() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
-    let mut session = Session::new(Form::Delta, Arc::default());
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
     exchange(&mut session, ask(Endpoint, 1, &[]), &world);
     assert_eq!(exchange(&mut session, unsubscribe(Endpoint, 0, &["b", "none", "*"]), &world), []);
@@ -183,7 +183,7 @@ fn who_comes_again_by_name_and_for_everything_is_sent_what_differs() {
     });
     let asks: [&[&str]; 3] = [&["*"], &["*", "a", "gone"], &["a", "b", "c", "gone"]];
     for names in asks {
-        let mut session = Session::new(Form::Delta, Arc::default());
+        let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
         let again = Ask { have: have.clone().into(), ..ask(Cluster, 0, names) };
         let mut said = exchange(&mut session, again, &after);
         said.extend(exchange(&mut session, ask(Cluster, 1, &[]), &after));
@@ -210,7 +210,7 @@ fn in_the_state_of_the_world_clusters_come_first_and_go_last() {
         (Listener, "l", b"2"),
         (Route, "r", b"2"),
     ]);
-    let mut session = Session::new(Form::Sotw, Arc::default());
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     let first =
         [ask(Cluster, 0, &[]), ask(Endpoint, 0, &["old"]), ask(Listener, 0, &[]), ask(Route, 0, &["r"])];
     for (request, nonce) in first.into_iter().zip(1..) {

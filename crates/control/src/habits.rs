@@ -1,0 +1,237 @@
+//! What workloads use: which virtual hosts the proxies of each identity asked for and got, so that the next one of it is sent
+//! them before it asks.
+//!
+//! It is kept in a file that is replaced as a whole, some seconds after a change; without a folder it lives as long as the
+//! process. Nothing depends on it but how long a first request takes.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use skysail_xds::{Kind, Snapshot};
+use tokio::sync::Notify;
+use tracing::warn;
+
+/// The file in the folder.
+const FILE: &str = "used-hosts.json";
+/// So many hosts are remembered of an identity; those that were asked for last.
+const MOST_HOSTS: usize = 300;
+/// So many identities are remembered, those of the last hosts.
+const MOST_IDENTITIES: usize = 50_000;
+/// Changes seldom come alone.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// The memory of all identities.
+pub(crate) struct Habits {
+    known: Mutex<Known>,
+    changed: Notify,
+    file: Option<PathBuf>,
+}
+
+#[derive(Default)]
+struct Known {
+    identities: HashMap<Arc<str>, Habit>,
+    /// Counts what was learned, so that it is known what is oldest.
+    learned: u64,
+    /// Something is not in the file yet.
+    unwritten: bool,
+}
+
+/// What an identity uses.
+#[derive(Default)]
+struct Habit {
+    /// By name, the oldest first.
+    hosts: VecDeque<Arc<str>>,
+    /// When something was learned last.
+    last: u64,
+}
+
+impl Habits {
+    /// What the file in a folder says; one that cannot be read is begun anew.
+    pub(crate) fn open(folder: Option<&Path>) -> Self {
+        let file = folder.map(|folder| folder.join(FILE));
+        let mut known = Known::default();
+        if let Some(file) = &file {
+            match read(file) {
+                Ok(read) => read.into_iter().for_each(|(identity, hosts)| {
+                    let hosts = hosts.into_iter().take(MOST_HOSTS).map(Arc::from).collect();
+                    known.identities.insert(identity.into(), Habit { hosts, last: 0 });
+                }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => warn!(
+                    file = %file.display(),
+                    %error,
+                    "what workloads use cannot be read and is learned anew; their first requests take longer"
+                ),
+            }
+        }
+        Self { known: Mutex::new(known), changed: Notify::new(), file }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // Every change is whole at any moment, so even after a panic.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an identity has used that there still is; the rest is forgotten.
+    pub(crate) fn of(&self, identity: &str, now: &Snapshot) -> Arc<[Arc<str>]> {
+        let mut known = self.lock();
+        let Some(habit) = known.identities.get_mut(identity) else { return Arc::default() };
+        // Who gets virtual hosts with their routes is no measure of which there are.
+        if now.iter(Kind::VirtualHost).next().is_some() {
+            let before = habit.hosts.len();
+            habit.hosts.retain(|host| now.get(Kind::VirtualHost, host).is_some());
+            let changed = habit.hosts.len() != before;
+            let hosts = habit.hosts.iter().cloned().collect();
+            known.unwritten |= changed;
+            return hosts;
+        }
+        Arc::default()
+    }
+
+    /// A proxy of an identity asked for a host, and it is there.
+    pub(crate) fn used(&self, identity: &Arc<str>, host: &Arc<str>) {
+        let mut known = self.lock();
+        known.learned += 1;
+        let (last, full) = (known.learned, known.identities.len() >= MOST_IDENTITIES);
+        if full && !known.identities.contains_key(identity) {
+            let oldest = known.identities.iter().min_by_key(|(_, habit)| habit.last);
+            if let Some(oldest) = oldest.map(|(identity, _)| Arc::clone(identity)) {
+                known.identities.remove(&oldest);
+            }
+        }
+        let habit = known.identities.entry(Arc::clone(identity)).or_default();
+        habit.last = last;
+        habit.hosts.retain(|known| known != host);
+        habit.hosts.push_back(Arc::clone(host));
+        if habit.hosts.len() > MOST_HOSTS {
+            habit.hosts.pop_front();
+        }
+        self.note(known);
+    }
+
+    /// A proxy of an identity has no use for a host any more.
+    pub(crate) fn unused(&self, identity: &str, host: &str) {
+        let mut known = self.lock();
+        let Some(habit) = known.identities.get_mut(identity) else { return };
+        let before = habit.hosts.len();
+        habit.hosts.retain(|known| **known != *host);
+        if habit.hosts.len() < before {
+            self.note(known);
+        }
+    }
+
+    fn note(&self, mut known: MutexGuard<'_, Known>) {
+        known.unwritten = true;
+        drop(known);
+        self.changed.notify_one();
+    }
+
+    /// All of it, for people.
+    pub(crate) fn all(&self) -> BTreeMap<String, Vec<String>> {
+        let known = self.lock();
+        let some = known.identities.iter().filter(|(_, habit)| !habit.hosts.is_empty());
+        let text = |name: &Arc<str>| name.to_string();
+        some.map(|(identity, habit)| (text(identity), habit.hosts.iter().map(text).collect())).collect()
+    }
+
+    /// Writes changes down, now and then.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        let mut failed = false;
+        loop {
+            self.changed.notified().await;
+            tokio::time::sleep(QUIET).await;
+            let habits = Arc::clone(&self);
+            let written = tokio::task::spawn_blocking(move || habits.write()).await;
+            if let Ok(written) = written {
+                if let Err(error) = &written
+                    && !failed
+                {
+                    warn!(%error, "what workloads use cannot be written down; it is forgotten with a restart");
+                }
+                failed = written.is_err();
+            }
+        }
+    }
+
+    /// Writes changes down. Blocks.
+    ///
+    /// # Errors
+    /// When the folder cannot be written to.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        if !std::mem::take(&mut self.lock().unwritten) {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&self.all())?;
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let new = file.with_extension("new");
+        fs::write(&new, text)?;
+        fs::rename(new, file)
+    }
+}
+
+fn read(file: &Path) -> io::Result<BTreeMap<String, Vec<String>>> {
+    Ok(serde_json::from_slice(&fs::read(file)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_xds::{Layer, Resource};
+
+    use super::*;
+
+    fn world(hosts: &[&str]) -> Snapshot {
+        let mut layer = Layer::default();
+        for host in hosts {
+            layer.set(1, Resource::from_body(Kind::VirtualHost, host, Default::default()));
+        }
+        Snapshot { shared: Arc::new(layer), ..Snapshot::default() }
+    }
+
+    fn of(habits: &Habits, identity: &str, now: &Snapshot) -> Vec<String> {
+        habits.of(identity, now).iter().map(|host| host.to_string()).collect()
+    }
+
+    #[test]
+    fn what_is_gone_unused_or_too_old_drops_out() {
+        let habits = Habits::open(None);
+        let who: Arc<str> = "a/a".into();
+        for host in ["80/a", "80/b", "80/c", "80/a"] {
+            habits.used(&who, &host.into());
+        }
+        let now = world(&["80/a", "80/b", "80/c"]);
+        assert_eq!(of(&habits, "a/a", &now), ["80/b", "80/c", "80/a"]);
+        assert!(of(&habits, "a/a", &Snapshot::default()).is_empty());
+        assert!(of(&habits, "b/b", &now).is_empty());
+        habits.unused("a/a", "80/c");
+        assert_eq!(of(&habits, "a/a", &now), ["80/b", "80/a"]);
+        assert_eq!(of(&habits, "a/a", &world(&["80/a"])), ["80/a"]);
+        assert_eq!(of(&habits, "a/a", &now), ["80/a"]);
+        for number in 0..MOST_HOSTS {
+            habits.used(&who, &format!("80/{number}").into());
+        }
+        assert_eq!(habits.all()["a/a"].len(), MOST_HOSTS);
+        assert_eq!(habits.all()["a/a"][0], "80/0");
+    }
+
+    #[test]
+    fn it_survives_a_restart_and_a_file_that_is_broken() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = world(&["80/a"]);
+        let habits = Habits::open(Some(&folder.path().join("state")));
+        habits.used(&"a/a".into(), &"80/a".into());
+        habits.write().unwrap();
+        let habits = Habits::open(Some(&folder.path().join("state")));
+        assert_eq!(of(&habits, "a/a", &now), ["80/a"]);
+        fs::write(folder.path().join("state").join(FILE), "{").unwrap();
+        let habits = Habits::open(Some(&folder.path().join("state")));
+        assert!(of(&habits, "a/a", &now).is_empty());
+    }
+}

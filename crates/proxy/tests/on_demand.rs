@@ -1,0 +1,210 @@
+//! Requests that wait for the virtual host of their authority. The test plays the control thread.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/http2.rs"]
+mod http2;
+mod support;
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use arc_swap::ArcSwap;
+use http2::{content, request};
+use skysail_proxy::config::{
+    Listener, Map, RouteTable, Snapshot,
+    demand::{Demand, Question},
+    http::Routes,
+    listener::Terminal,
+    route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
+};
+use support::{Client, Proxy, http, listener, within};
+use tokio::{net::TcpStream, sync::mpsc};
+
+/// A virtual host that answers with its name.
+fn host(name: &str) -> Arc<VirtualHost> {
+    let matches = RouteMatch {
+        path: PathMatch::Prefix((*b"/").into()),
+        case_sensitive: true,
+        headers: vec![],
+        query: vec![],
+        grpc: false,
+        fraction: None,
+    };
+    let route = Route {
+        name: name.into(),
+        matches,
+        action: Action::Direct(DirectResponse { status: 200, body: name.as_bytes().into() }),
+        headers: HeaderOps::default(),
+        filters: vec![],
+        decorator: None,
+        tracing: None,
+    };
+    Arc::new(VirtualHost {
+        name: name.into(),
+        routes: vec![route],
+        headers: HeaderOps::default(),
+        include_attempt_count: false,
+        require_tls: false,
+        used: AtomicBool::default(),
+    })
+}
+
+struct Mesh {
+    proxy: Proxy,
+    demand: Arc<Demand>,
+    questions: mpsc::UnboundedReceiver<Question>,
+    listener: Arc<Listener>,
+}
+
+impl Mesh {
+    async fn start() -> Self {
+        let Terminal::Http(mut manager) = http(|_, _| ()) else { unreachable!("it is HTTP") };
+        Arc::get_mut(&mut manager).unwrap().routes = Routes::Named("80".into());
+        let proxy = Proxy::start(listener(Terminal::Http(manager), None), vec![]).await;
+        let (sender, questions) = mpsc::unbounded_channel();
+        let demand = Demand { table: "80".into(), known: ArcSwap::default(), questions: sender };
+        let listener = proxy.listener.clone();
+        let mesh = Self { proxy, demand: Arc::new(demand), questions, listener };
+        mesh.publish(&["here", "*.wild"]).await;
+        mesh
+    }
+
+    /// Puts a table of these hosts into force, and one for all others.
+    async fn publish(&self, domains: &[&str]) {
+        let mut table = RouteTable {
+            name: "80".into(),
+            ignore_port: true,
+            demand: Some(Arc::clone(&self.demand)),
+            ..RouteTable::default()
+        };
+        for (index, domain) in domains.iter().chain(&["*"]).enumerate() {
+            table.hosts.push(host(domain));
+            assert!(table.put(domain, index));
+        }
+        let by_name = [("listener".into(), Arc::clone(&self.listener))].into_iter().collect();
+        let listeners = skysail_proxy::config::Listeners { by_name, by_address: Map::default() };
+        let routes = [("80".into(), Arc::new(table))].into_iter().collect();
+        let snapshot =
+            Snapshot { listeners: Arc::new(listeners), routes: Arc::new(routes), ..Snapshot::default() };
+        self.proxy.workers().publish(snapshot).await.unwrap();
+    }
+
+    async fn client(&self) -> Client {
+        self.proxy.connect().await
+    }
+
+    /// The next question.
+    async fn asked(&mut self) -> Question {
+        within(self.questions.recv()).await.unwrap()
+    }
+
+    fn know(&self, authority: &str) {
+        let known = [(authority.into(), Arc::default())].into_iter().collect();
+        self.demand.known.store(Arc::new(known));
+    }
+}
+
+/// How many requests had to wait.
+async fn waited(mesh: &Mesh) -> u64 {
+    let metrics = mesh.proxy.metrics().await;
+    let line = metrics.lines().find(|line| line.starts_with("skysail_on_demand_requests{")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+async fn send(client: &mut Client, authority: &str) {
+    client.send(&format!("GET / HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await;
+}
+
+async fn ask(client: &mut Client, authority: &str) -> String {
+    send(client, authority).await;
+    client.message().await.1
+}
+
+#[tokio::test]
+async fn a_request_to_a_host_in_hand_asks_nobody_and_marks_it_as_used() {
+    let mut mesh = Mesh::start().await;
+    let mut client = mesh.client().await;
+    assert_eq!(ask(&mut client, "HERE:80").await, "here");
+    assert!(mesh.questions.try_recv().is_err());
+    assert_eq!(waited(&mesh).await, 0);
+}
+
+#[tokio::test]
+async fn a_request_waits_for_its_host_and_takes_it() {
+    let mut mesh = Mesh::start().await;
+    let mut clients = [mesh.client().await, mesh.client().await];
+    for client in &mut clients {
+        send(client, "New:80").await;
+    }
+    let questions = [mesh.asked().await, mesh.asked().await];
+    assert_eq!(questions.each_ref().map(|question| &*question.authority), ["new"; 2]);
+    assert_eq!(ask(&mut mesh.client().await, "here").await, "here", "others do not wait");
+    mesh.publish(&["here", "new"]).await;
+    for question in questions {
+        question.answered.send(()).unwrap();
+    }
+    for client in &mut clients {
+        assert_eq!(client.message().await.1, "new");
+        assert_eq!(ask(client, "new").await, "new");
+    }
+    assert!(mesh.questions.try_recv().is_err());
+    assert_eq!(waited(&mesh).await, 2);
+}
+
+#[tokio::test]
+async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
+    let mut mesh = Mesh::start().await;
+    let mut client = mesh.client().await;
+    send(&mut client, "none").await;
+    let question = mesh.asked().await;
+    mesh.know("none");
+    question.answered.send(()).unwrap();
+    assert_eq!(client.message().await.1, "*");
+    assert_eq!(ask(&mut client, "none").await, "*");
+    assert!(mesh.questions.try_recv().is_err());
+    // A wildcard in hand may hide a host that is not.
+    send(&mut client, "a.wild").await;
+    let question = mesh.asked().await;
+    mesh.know("a.wild");
+    question.answered.send(()).unwrap();
+    assert_eq!(client.message().await.1, "*.wild");
+    assert_eq!(ask(&mut client, "a.wild").await, "*.wild");
+    assert!(mesh.questions.try_recv().is_err());
+    // Somebody who hears no questions answers them all.
+    send(&mut client, "lost").await;
+    drop(mesh.asked().await);
+    assert_eq!(client.message().await.1, "*");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_waits_no_more() {
+    let mut mesh = Mesh::start().await;
+    let mut client = mesh.client().await;
+    send(&mut client, "new").await;
+    let mut question = mesh.asked().await;
+    drop(client);
+    within(question.answered.closed()).await;
+}
+
+#[tokio::test]
+async fn streams_of_http2_wait_each_for_its_own() {
+    let mut mesh = Mesh::start().await;
+    let mut requests = http2::client(TcpStream::connect(mesh.proxy.address).await.unwrap()).await;
+    let mut of = |authority: &str| {
+        let mut request = request("GET", "/");
+        *request.uri_mut() = format!("http://{authority}/").parse().unwrap();
+        requests.send_request(request, true).unwrap().0
+    };
+    let (new, here) = (of("new"), of("here"));
+    let question = mesh.asked().await;
+    let mut body = within(here).await.unwrap().into_body();
+    assert_eq!(content(&mut body).await.0, b"here");
+    mesh.publish(&["here", "new"]).await;
+    question.answered.send(()).unwrap();
+    let mut body = within(new).await.unwrap().into_body();
+    assert_eq!(content(&mut body).await.0, b"new");
+}

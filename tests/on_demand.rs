@@ -1,0 +1,98 @@
+//! Sidecars hold what they use, whatever else there is in the mesh, and those of a restarted pod have it before they are asked.
+
+use std::{
+    io::{self, Write as _},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use skysail_testkit::{Mesh, Setup, eventually};
+
+/// Services of which nobody uses one.
+const OTHERS: usize = 200;
+
+fn shop() -> Setup {
+    let others: String = (0..OTHERS)
+        .map(|number| {
+            format!(
+                "---\n{{apiVersion: v1, kind: Service, metadata: {{name: other-{number}, namespace: shop}}, spec: {{selector: \
+                 {{app: other-{number}}}, ports: [{{name: http, port: 80}}]}}}}\n"
+            )
+        })
+        .collect();
+    Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{}{others}", include_str!("shop.yaml")))
+}
+
+/// What a page of a workload's sidecar says.
+fn page(mesh: &Mesh, workload: &str, path: &str) -> String {
+    mesh.call(workload, &format!("http://127.0.0.1:15000{path}"), &[]).body
+}
+
+fn hosts(mesh: &Mesh) -> Vec<String> {
+    let page: Value = serde_json::from_str(&page(mesh, "front", "/on_demand")).unwrap_or_default();
+    let hosts = page["80"]["hosts"].as_array().cloned().unwrap_or_default();
+    hosts.into_iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect()
+}
+
+fn waited(mesh: &Mesh) -> bool {
+    let metrics = page(mesh, "front", "/stats/prometheus");
+    let mut counts = metrics.lines().filter(|line| line.starts_with("skysail_on_demand_requests"));
+    counts.any(|line| !line.ends_with(" 0"))
+}
+
+#[test]
+fn a_sidecar_holds_what_it_uses_and_a_restarted_pod_waits_for_nothing() {
+    let stock = "80/stock.shop.svc.cluster.local:80";
+    let mesh = shop().ready();
+    assert_eq!(hosts(&mesh), [""; 0], "nothing is used yet");
+    // The very first request is not too early.
+    assert_eq!(mesh.call("front", "http://stock.shop/", &[]).status, Some(200));
+    assert_eq!(mesh.call("front", "http://stock/", &["-H", "x-want: v2"]).status, Some(200));
+    assert_eq!(hosts(&mesh), [stock]);
+    assert!(waited(&mesh));
+    let clusters = page(&mesh, "front", "/clusters");
+    assert!(clusters.contains("outbound|80|v2|stock.shop.svc.cluster.local::"), "{clusters}");
+    assert!(!clusters.contains("other-"), "{clusters}");
+
+    // A service that is new is found, though its name was asked for before.
+    let late = "http://late.shop/";
+    assert_ne!(mesh.call("front", late, &[]).status, Some(200));
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: late, namespace: shop}, spec: {selector: {app: stock}, \
+                   ports: [{name: http, port: 80, targetPort: 9090}]}}";
+    mesh.put("late.yaml", service);
+    mesh.wait_status("front", late, &[], 200);
+
+    let before = mesh.names("front");
+    mesh.edit("mesh.yaml", "image: registry.example/shop/front,", "image: registry.example/shop/front:2,");
+    eventually("the pod is another one", || match mesh.names("front") {
+        now if now.len() == 1 && now != before => Ok(()),
+        now => Err(format!("{now:?}")),
+    });
+    mesh.wait_gone("shop", "front", &before);
+    eventually("the new pod has what the one before used", || match hosts(&mesh) {
+        now if now.len() == 2 && now.iter().any(|name| name == stock) => Ok(()),
+        now => Err(format!("{now:?}")),
+    });
+    assert_eq!(mesh.call("front", "http://stock.shop/", &[]).status, Some(200));
+    assert!(!waited(&mesh), "no request had to wait");
+}
+
+#[test]
+fn hosts_are_found_one_after_the_other() {
+    let mesh = shop().ready();
+    let mut took: Vec<Duration> = (0..20)
+        .map(|number| {
+            let began = Instant::now();
+            // There is nobody behind it, which is an answer.
+            assert_eq!(mesh.call("front", &format!("http://other-{number}.shop/"), &[]).status, Some(503));
+            began.elapsed()
+        })
+        .collect();
+    assert_eq!(hosts(&mesh).len(), 20);
+    took.sort_unstable();
+    let metrics = page(&mesh, "front", "/stats/prometheus");
+    let waits: Vec<&str> = metrics.lines().filter(|line| line.starts_with("skysail_on_demand")).collect();
+    // Past the capture of test output: figures to look at, no verdict.
+    writeln!(io::stderr(), "a first request took {:?} with its program; {waits:?}", took[took.len() / 2])
+        .unwrap();
+}
