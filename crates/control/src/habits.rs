@@ -5,7 +5,7 @@
 //! process. Nothing depends on it but how long a first request takes.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -44,10 +44,21 @@ struct Known {
 /// What an identity uses.
 #[derive(Default)]
 struct Habit {
-    /// By name, the oldest first.
-    hosts: VecDeque<Arc<str>>,
+    /// By name, with when each was asked for last.
+    hosts: HashMap<Arc<str>, u64>,
     /// When something was learned last.
     last: u64,
+    /// The hosts as all who come are given them, until there are others.
+    listed: Option<Arc<[Arc<str>]>>,
+}
+
+impl Habit {
+    /// Its hosts, the oldest first.
+    fn list(&self) -> Vec<Arc<str>> {
+        let mut hosts: Vec<_> = self.hosts.iter().collect();
+        hosts.sort_unstable_by_key(|(_, last)| **last);
+        hosts.into_iter().map(|(host, _)| Arc::clone(host)).collect()
+    }
 }
 
 impl Habits {
@@ -58,8 +69,9 @@ impl Habits {
         if let Some(file) = &file {
             match read(file) {
                 Ok(read) => read.into_iter().for_each(|(identity, hosts)| {
-                    let hosts = hosts.into_iter().take(MOST_HOSTS).map(Arc::from).collect();
-                    known.identities.insert(identity.into(), Habit { hosts, last: 0 });
+                    let hosts = hosts.into_iter().map(Arc::from).zip(0..).take(MOST_HOSTS).collect();
+                    known.learned = MOST_HOSTS as u64;
+                    known.identities.insert(identity.into(), Habit { hosts, ..Habit::default() });
                 }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => warn!(
@@ -77,20 +89,19 @@ impl Habits {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What an identity has used that there still is; the rest is forgotten.
+    /// What an identity has used. What there is no more is forgotten when it learns something.
     pub(crate) fn of(&self, identity: &str, now: &Snapshot) -> Arc<[Arc<str>]> {
         let mut known = self.lock();
         let Some(habit) = known.identities.get_mut(identity) else { return Arc::default() };
         // Who gets virtual hosts with their routes is no measure of which there are.
-        if now.iter(Kind::VirtualHost).next().is_some() {
-            let before = habit.hosts.len();
-            habit.hosts.retain(|host| now.get(Kind::VirtualHost, host).is_some());
-            let changed = habit.hosts.len() != before;
-            let hosts = habit.hosts.iter().cloned().collect();
-            known.unwritten |= changed;
-            return hosts;
+        if now.iter(Kind::VirtualHost).next().is_none() {
+            return Arc::default();
         }
-        Arc::default()
+        if habit.listed.is_none() {
+            habit.hosts.retain(|host, _| now.get(Kind::VirtualHost, host).is_some());
+            habit.listed = Some(habit.list().into());
+        }
+        habit.listed.clone().unwrap_or_default()
     }
 
     /// A proxy of an identity asked for a host, and it is there.
@@ -106,11 +117,16 @@ impl Habits {
         }
         let habit = known.identities.entry(Arc::clone(identity)).or_default();
         habit.last = last;
-        habit.hosts.retain(|known| known != host);
-        habit.hosts.push_back(Arc::clone(host));
-        if habit.hosts.len() > MOST_HOSTS {
-            habit.hosts.pop_front();
+        if habit.hosts.insert(Arc::clone(host), last).is_some() {
+            return;
         }
+        if habit.hosts.len() > MOST_HOSTS {
+            let oldest = habit.hosts.iter().min_by_key(|(_, last)| **last);
+            if let Some(oldest) = oldest.map(|(host, _)| Arc::clone(host)) {
+                habit.hosts.remove(&oldest);
+            }
+        }
+        habit.listed = None;
         self.note(known);
     }
 
@@ -118,9 +134,8 @@ impl Habits {
     pub(crate) fn unused(&self, identity: &str, host: &str) {
         let mut known = self.lock();
         let Some(habit) = known.identities.get_mut(identity) else { return };
-        let before = habit.hosts.len();
-        habit.hosts.retain(|known| **known != *host);
-        if habit.hosts.len() < before {
+        if habit.hosts.remove(host).is_some() {
+            habit.listed = None;
             self.note(known);
         }
     }
@@ -136,7 +151,7 @@ impl Habits {
         let known = self.lock();
         let some = known.identities.iter().filter(|(_, habit)| !habit.hosts.is_empty());
         let text = |name: &Arc<str>| name.to_string();
-        some.map(|(identity, habit)| (text(identity), habit.hosts.iter().map(text).collect())).collect()
+        some.map(|(identity, habit)| (text(identity), habit.list().iter().map(text).collect())).collect()
     }
 
     /// Writes changes down, now and then.
@@ -167,14 +182,22 @@ impl Habits {
         if !std::mem::take(&mut self.lock().unwritten) {
             return Ok(());
         }
-        let text = serde_json::to_vec(&self.all())?;
-        if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder)?;
+        let written = replace(file, &self.all());
+        if written.is_err() {
+            self.lock().unwritten = true;
         }
-        let new = file.with_extension("new");
-        fs::write(&new, text)?;
-        fs::rename(new, file)
+        written
     }
+}
+
+fn replace(file: &Path, all: &BTreeMap<String, Vec<String>>) -> io::Result<()> {
+    let text = serde_json::to_vec(all)?;
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let new = file.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(new, file)
 }
 
 fn read(file: &Path) -> io::Result<BTreeMap<String, Vec<String>>> {
@@ -210,8 +233,9 @@ mod tests {
         assert_eq!(of(&habits, "a/a", &now), ["80/b", "80/c", "80/a"]);
         assert!(of(&habits, "a/a", &Snapshot::default()).is_empty());
         assert!(of(&habits, "b/b", &now).is_empty());
+        // All who come are given the same.
+        assert!(Arc::ptr_eq(&habits.of("a/a", &now), &habits.of("a/a", &now)));
         habits.unused("a/a", "80/c");
-        assert_eq!(of(&habits, "a/a", &now), ["80/b", "80/a"]);
         assert_eq!(of(&habits, "a/a", &world(&["80/a"])), ["80/a"]);
         assert_eq!(of(&habits, "a/a", &now), ["80/a"]);
         for number in 0..MOST_HOSTS {
