@@ -15,7 +15,7 @@
 //!
 //! A virtual host may be asked for by an authority ([`Snapshot::find`]). That name is answered as one that is not there, and the
 //! host that answers to it comes as if its own name had been asked for, now or when there is one. The client confirms that by
-//! asking for that name. Together with the catch-all of a route configuration (`80/*`) comes what is remembered of its hosts.
+//! asking for that name. Together with the catch-alls of route configurations (`80/*`) in a first request comes what is remembered of their hosts.
 //!
 //! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
 //! that are to be answered out of turn are kept until they are.
@@ -139,7 +139,7 @@ pub(super) struct Session {
     held: u64,
     /// Told what is asked for.
     interest: Arc<Interest>,
-    /// Virtual hosts that a client like this has used before, unless it has some.
+    /// Virtual hosts that a client like this has used before, until it has asked for some.
     remembered: Arc<[Arc<str>]>,
 }
 
@@ -178,9 +178,9 @@ impl Session {
         match self.form {
             Form::Delta => {
                 let hosts = ask.kind == Kind::VirtualHost;
-                if hosts && !ask.have.is_empty() {
-                    self.remembered = Arc::default();
-                }
+                // A long list, which is of use only to who begins.
+                let remembered = if hosts { std::mem::take(&mut self.remembered) } else { Arc::default() };
+                let begins = ask.have.is_empty();
                 if ask.kind == Kind::Cluster {
                     self.holding.retain(|name| !ask.unsubscribe.iter().any(|gone| **gone == **name));
                 }
@@ -195,7 +195,9 @@ impl Session {
                     let new = watched.names.0.iter().filter(|name| before.binary_search(name).is_err());
                     new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
                         .for_each(|host| report(Event::Used { host }));
-                    watched.give_remembered(&self.remembered, &before, snapshot);
+                    if begins {
+                        watched.give_remembered(&remembered, &before, snapshot);
+                    }
                 }
             }
             // A request that answers an older response than the last says
