@@ -197,8 +197,13 @@ fn parse<'a>(file: &'static str, certificate: &'a CertificateDer<'_>) -> Result<
 fn is_signed_by(certificate: &CertificateDer<'_>, above: &X509Certificate<'_>) -> bool {
     let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else { return false };
     parsed.issuer().as_raw() == above.subject().as_raw()
-        && csr::signed(certificate, parsed.tbs_certificate.as_ref(), &parsed.signature_value.data, above.public_key())
-            .is_ok_and(|good| good)
+        && csr::signed(
+            certificate,
+            parsed.tbs_certificate.as_ref(),
+            &parsed.signature_value.data,
+            above.public_key(),
+        )
+        .is_ok_and(|good| good)
 }
 
 /// What is wrong with one of the files.

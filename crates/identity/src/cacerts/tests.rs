@@ -82,7 +82,9 @@ fn an_intermediate_signs_and_the_root_is_trusted() {
 
 #[test]
 fn roots_of_one_name_are_told_apart_by_their_keys() {
-    let until = |days: u32| move |params: &mut CertificateParams| params.not_after = (SystemTime::now() + days * DAY).into();
+    let until = |days: u32| {
+        move |params: &mut CertificateParams| params.not_after = (SystemTime::now() + days * DAY).into()
+    };
     let ended = made("root", None, |params| params.not_after = (SystemTime::now() - DAY / 2).into());
     let (soon, later) = (made("root", None, until(5)), made("root", None, until(50)));
     let signer = made("signer", Some(&soon), until(30));
@@ -90,7 +92,10 @@ fn roots_of_one_name_are_told_apart_by_their_keys() {
     for (certificate, key, days) in [(&signer.pem, &signer.key, 5), (&later.pem, &later.key, 50)] {
         let authority = Authority::from_pem(&roots, certificate, key, "").unwrap();
         let left = authority.not_after().duration_since(SystemTime::now()).unwrap();
-        assert!(left <= days * DAY && left > (days - 1) * DAY, "nothing outlives the root it leads to: {left:?}");
+        assert!(
+            left <= days * DAY && left > (days - 1) * DAY,
+            "nothing outlives the root it leads to: {left:?}"
+        );
         assert_eq!(authority.described().iter().filter(|root| root.signs).count(), 1);
     }
 }
