@@ -70,6 +70,9 @@ pub struct Args {
     pub log_json: bool,
 }
 
+/// Nothing lives longer: certificates cannot say every year, and clocks cannot add every duration.
+const LONGEST: u64 = 100 * 365 * 24 * 3600;
+
 /// Reads `90s`, `15m`, `24h` or `7d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration such as 90s, 15m, 24h or 7d");
@@ -84,8 +87,9 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: u64 = number.parse().map_err(|_| wrong())?;
     match number.checked_mul(seconds) {
-        Some(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
-        _ => Err(wrong()),
+        Some(seconds @ 1..=LONGEST) => Ok(Duration::from_secs(seconds)),
+        Some(0) => Err(wrong()),
+        _ => Err(format!("{text:?} is too long; 36500d are the most")),
     }
 }
 
@@ -97,7 +101,10 @@ mod tests {
     fn durations_have_a_unit() {
         assert_eq!(duration("24h").unwrap(), Duration::from_secs(24 * 3600));
         assert_eq!(duration("60s").unwrap(), Duration::from_secs(60));
-        for wrong in ["", "5", "h", "0s", "-1s", "1w", "99999999999999999999d"] {
+        assert_eq!(duration("36500d").unwrap(), Duration::from_secs(LONGEST));
+        for wrong in
+            ["", "5", "h", "0s", "-1s", "1w", "99999999999999999999d", "36501d", "18446744073709551615s"]
+        {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,9 +1,9 @@
 //! Who calls: a workload with a certificate of ours, or with a service account's token.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use skysail_core::SpiffeId;
-use skysail_identity::{Live, Peer, Verifier};
+use skysail_identity::{Live, Peer, Verifier, not_after};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::{
@@ -91,7 +91,14 @@ impl Authentication {
     fn by_certificate(&self, info: &TlsInfo) -> Result<Option<SpiffeId>, Status> {
         let Some(chain) = info.peer_certs() else { return Ok(None) };
         let Some(leaf) = chain.first() else { return Ok(None) };
-        let peer = Peer::from_der(leaf).map_err(|error| Status::unauthenticated(error.to_string()))?;
+        let refused = |error: skysail_identity::Error| Status::unauthenticated(error.to_string());
+        // That was when the connection began, and it may have lasted for longer than the certificate.
+        if not_after(leaf).map_err(refused)? <= SystemTime::now() {
+            return Err(Status::unauthenticated(
+                "the client certificate has ended since the connection began",
+            ));
+        }
+        let peer = Peer::from_der(leaf).map_err(refused)?;
         let id = peer
             .spiffe
             .ok_or_else(|| Status::unauthenticated("the client certificate names no service account"))?;

@@ -77,12 +77,13 @@ impl Tokens {
         let changed = Arc::new(Notify::new());
         let folders = [&self.key, &self.jwks].into_iter().flatten().filter_map(|path| path.parent());
         let _watchers: Vec<_> = folders.map(|folder| watch_folder(folder, &changed)).collect();
+        let mut problem = None;
         loop {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
             match self.read().and_then(|now| Ok((self.verifier(&now)?, now))) {
-                Ok((_, now)) if now == texts => {}
+                Ok((_, now)) if now == texts => problem = None,
                 Ok((verifier, now)) => {
-                    texts = now;
+                    (texts, problem) = (now, None);
                     if let Some(verifier) = verifier {
                         self.verifier.set(Arc::new(verifier));
                         info!("the keys for tokens were replaced");
@@ -90,7 +91,10 @@ impl Tokens {
                 }
                 Err(error) => {
                     let error = format!("{error:#}");
-                    warn!(error, "the keys for tokens cannot be read; those before stay in use");
+                    if problem.as_ref() != Some(&error) {
+                        warn!(error, "the keys for tokens cannot be read; those before stay in use");
+                    }
+                    problem = Some(error);
                 }
             }
         }

@@ -5,7 +5,11 @@
 
 mod support;
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, PublicKeyData as _};
@@ -13,8 +17,8 @@ use serde_json::{Value, json};
 use skysail_core::SpiffeId;
 use skysail_identity::{Issuer as TokenIssuer, KeyAndCsr, Roots, ServiceAccount};
 use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
-use support::{Control, Folder, bearer, connect};
-use tonic::Status;
+use support::{Control, Folder, bearer, connect, endpoint};
+use tonic::{Status, metadata::MetadataMap, transport::ClientTlsConfig};
 
 /// An authority's certificate and key.
 struct Made {
@@ -192,6 +196,58 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
     control.logged("configuration published").await;
     let refused = sign(&control, &folder, &good, &bound).await.unwrap_err();
     assert!(refused.message().contains("pod default/client-1, which is gone"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_certificate_that_has_ended_is_good_for_nothing_on_a_connection_that_goes_on() {
+    let folder = Folder::new();
+    let control = folder.start("0").await;
+    let key = KeyAndCsr::generate(None).unwrap();
+    let ask = |seconds| IstioCertificateRequest {
+        csr: key.csr_pem.clone(),
+        validity_duration: seconds,
+        ..IstioCertificateRequest::default()
+    };
+    let none = MetadataMap::new();
+    let first = create_certificate(connect(&control, &folder).await, bearer(&folder.token("client")), ask(3));
+    let chain = first.await.unwrap().concat();
+    let ended = key.finish(chain.as_bytes()).unwrap().not_after;
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(folder.root())
+        .identity(tonic::transport::Identity::from_pem(&chain, key.key_pem()));
+    let channel = endpoint(&control.tls, tls).connect().await.unwrap();
+    create_certificate(channel.clone(), none.clone(), ask(3)).await.unwrap();
+    while SystemTime::now() < ended {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let refused = create_certificate(channel, none, ask(3)).await.unwrap_err();
+    assert!(refused.message().contains("has ended since the connection began"), "{refused}");
+}
+
+#[tokio::test]
+async fn lifetimes_are_granted_up_to_the_longest_and_the_end_of_the_authority() {
+    let folder = Folder::new();
+    let control = folder.start_with("0", &["--cert-ttl", "2h", "--ca-root-ttl", "20h"]).await;
+    let key = KeyAndCsr::generate(None).unwrap();
+    for (asked, hours) in [(0, 2), (-1, 2), (i64::MIN, 2), (i64::MAX, 2), (3600, 1)] {
+        let request = IstioCertificateRequest {
+            csr: key.csr_pem.clone(),
+            validity_duration: asked,
+            ..IstioCertificateRequest::default()
+        };
+        let channel = connect(&control, &folder).await;
+        let chain = create_certificate(channel, bearer(&folder.token("client")), request).await.unwrap();
+        let left = key.finish(chain[0].as_bytes()).unwrap().not_after.duration_since(SystemTime::now());
+        let hour = Duration::from_secs(3600);
+        let left = left.unwrap();
+        assert!(left <= hours * hour && left > hours * hour - hour / 2, "{asked}: {left:?}");
+    }
+    control.terminate().await;
+    // What nobody's clock can add is refused in the beginning.
+    for option in ["--cert-ttl=18446744073709551615s", "--ca-root-ttl=99999999999d"] {
+        let said = folder.refused(&[option]).await;
+        assert!(said.contains("36500d are the most"), "{said}");
+    }
 }
 
 /// A key set with the key of an issuer, as API servers have it.

@@ -11,7 +11,7 @@ use std::{
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
 };
 use rustls::pki_types::CertificateDer;
 use skysail_core::SpiffeId;
@@ -182,7 +182,7 @@ impl Authority {
     /// Signs a request whose names were checked.
     ///
     /// # Errors
-    /// When the id cannot stand in a certificate.
+    /// When the id cannot stand in a certificate, or the authority has ended.
     pub fn issue(&self, csr: &Csr, id: &SpiffeId, lifetime: Duration) -> Result<Signed, Error> {
         let (leaf, not_after) = self.leaf(&csr.key, vec![uri(id)?], lifetime)?;
         let intermediates = self.intermediates.iter().cloned();
@@ -220,9 +220,14 @@ impl Authority {
         lifetime: Duration,
     ) -> Result<(rcgen::Certificate, SystemTime), Error> {
         let now = SystemTime::now();
+        if self.not_after <= now {
+            return Err(Error::Certificate("the authority's own certificate has ended; replace it".into()));
+        }
         let not_after = (now + lifetime).min(self.not_after);
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
+        // By default it comes of the key, and a key may be certified more than once (RFC 5280, section 4.1.2.2).
+        params.serial_number = Some(SerialNumber::from(serial()?.to_vec()));
         params.not_before = (now - margin(lifetime)).into();
         params.not_after = not_after.into();
         params.subject_alt_names = names;
@@ -232,6 +237,16 @@ impl Authority {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         Ok((params.signed_by(key, &self.issuer).map_err(broken)?, not_after))
     }
+}
+
+/// A serial number that no other certificate has.
+fn serial() -> Result<[u8; 16], Error> {
+    let mut serial = [0; 16];
+    let random = rustls::crypto::aws_lc_rs::default_provider().secure_random;
+    random.fill(&mut serial).map_err(|_| Error::Certificate("there are no random numbers".into()))?;
+    // It is a positive number, and written without leading zeros.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    Ok(serial)
 }
 
 /// How far clocks may be apart where certificates of this lifetime are used.
@@ -309,10 +324,24 @@ mod tests {
 
         let forever = authority.sign(&request.csr_pem, &id, 100_000 * HOUR).unwrap();
         assert!(forever.not_after <= authority.not_after());
+        let serial = |signed: &Signed| {
+            let leaf = pem::parse(&signed.chain[0]).unwrap();
+            let (_, leaf) = x509_parser::parse_x509_certificate(leaf.contents()).unwrap();
+            leaf.raw_serial_as_string()
+        };
+        assert_ne!(serial(&minute), serial(&forever), "one key, two certificates");
         let other = KeyAndCsr::generate(None).unwrap();
         assert!(other.finish(signed.pem().as_bytes()).is_err(), "the chain is another key's");
         let somebody = SpiffeId::new("cluster.local", "default", "ratings");
         let foreign = authority.sign(&request.csr_pem, &somebody, HOUR);
         assert!(matches!(foreign, Err(Error::Refused(Refusal::ForeignName { .. }))), "{foreign:?}");
+    }
+
+    #[test]
+    fn an_authority_that_has_ended_signs_nothing() {
+        let ended = Authority { not_after: SystemTime::now(), ..Authority::ephemeral().unwrap() };
+        let request = KeyAndCsr::generate(None).unwrap();
+        let refused = ended.sign(&request.csr_pem, &SpiffeId::new("a", "b", "c"), HOUR).unwrap_err();
+        assert!(refused.to_string().contains("has ended"), "{refused}");
     }
 }

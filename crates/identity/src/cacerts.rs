@@ -108,11 +108,10 @@ pub(crate) fn check(
         validity = (validity.0.max(from), validity.1.min(until));
         intermediates.push(certificate.clone());
     }
-    let issuers: Vec<_> = intermediates.iter().chain([signer]).filter_map(|der| issuer(der)).collect();
     let (mut ends, mut described) = (Vec::new(), Vec::new());
     for root in &roots {
         let parsed = parse("root-cert.pem", root)?;
-        let signs = issuers.iter().any(|issuer| issuer == parsed.subject().as_raw());
+        let signs = intermediates.iter().chain([signer]).any(|below| is_signed_by(below, &parsed));
         described.push(describe_root(&parsed, signs));
         // Another root in the bundle may have ended; the one that our chain leads to may not.
         if signs {
@@ -194,10 +193,17 @@ fn parse<'a>(file: &'static str, certificate: &'a CertificateDer<'_>) -> Result<
     parsed.map(|(_, parsed)| parsed).map_err(|error| problem(file, error))
 }
 
-/// Who signed a certificate, as DER.
-fn issuer(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    Some(parsed.issuer().as_raw().to_vec())
+/// Whether one certificate signed another. A root and the one that follows it often have the same name.
+fn is_signed_by(certificate: &CertificateDer<'_>, above: &X509Certificate<'_>) -> bool {
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else { return false };
+    parsed.issuer().as_raw() == above.subject().as_raw()
+        && csr::signed(
+            certificate,
+            parsed.tbs_certificate.as_ref(),
+            &parsed.signature_value.data,
+            above.public_key(),
+        )
+        .is_ok_and(|good| good)
 }
 
 /// What is wrong with one of the files.

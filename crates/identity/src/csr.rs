@@ -275,24 +275,41 @@ fn check_signature(der: &[u8], request: &X509CertificationRequest<'_>) -> Result
         return Err(Refusal::WeakSignature(weak));
     }
     let info = &request.certification_request_info;
-    let key = &info.subject_pki;
-    let key_id = content(key.raw).and_then(content).ok_or(Refusal::Malformed)?;
+    match signed(der, info.raw, &request.signature_value.data, &info.subject_pki) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Refusal::ForeignSignature),
+        Err(Unknown::Malformed) => Err(Refusal::Malformed),
+        Err(Unknown::Algorithm) => Err(Refusal::SignatureKind(oid)),
+    }
+}
+
+/// Why a signature cannot be checked.
+pub(crate) enum Unknown {
+    Malformed,
+    /// It does not go with the key, or is not known.
+    Algorithm,
+}
+
+/// Whether the first part of a request or a certificate, `info`, is signed by this key.
+pub(crate) fn signed(
+    der: &[u8],
+    info: &[u8],
+    signature: &[u8],
+    key: &SubjectPublicKeyInfo<'_>,
+) -> Result<bool, Unknown> {
+    let key_id = content(key.raw).and_then(content).ok_or(Unknown::Malformed)?;
     // The signature's algorithm follows the information that is signed.
-    let after_info = content(der).and_then(|all| all.get(info.raw.len()..)).ok_or(Refusal::Malformed)?;
-    let signature_id = content(after_info).ok_or(Refusal::Malformed)?;
+    let after_info = content(der).and_then(|all| all.get(info.len()..)).ok_or(Unknown::Malformed)?;
+    let signature_id = content(after_info).ok_or(Unknown::Malformed)?;
     let known = aws_lc_rs::default_provider().signature_verification_algorithms;
     let fits = known.all.iter().filter(|known| {
         known.signature_alg_id().as_ref() == signature_id && known.public_key_alg_id().as_ref() == key_id
     });
     let mut fits = fits.peekable();
     if fits.peek().is_none() {
-        return Err(Refusal::SignatureKind(oid));
+        return Err(Unknown::Algorithm);
     }
-    let (bits, signature) = (&key.subject_public_key.data, &request.signature_value.data);
-    match fits.any(|known| known.verify_signature(bits, info.raw, signature).is_ok()) {
-        true => Ok(()),
-        false => Err(Refusal::ForeignSignature),
-    }
+    Ok(fits.any(|known| known.verify_signature(&key.subject_public_key.data, info, signature).is_ok()))
 }
 
 /// What is in an element of DER.

@@ -173,7 +173,10 @@ pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, S
 }
 
 /// Until when a certificate is valid. Parsing all of it would be a noticeable part of a resumed handshake.
-pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, Error> {
+///
+/// # Errors
+/// When it cannot be parsed.
+pub fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, Error> {
     let validity = || {
         let (_, certificate) = Any::from_der(certificate).ok()?;
         let (_, signed) = Any::from_der(certificate.data).ok()?;

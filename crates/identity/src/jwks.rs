@@ -96,6 +96,13 @@ impl KeySet {
 
 fn key(json: &Value) -> Option<Key> {
     use jwk::{AlgorithmParameters as Of, EllipticCurve as Curve};
+    // RFC 7517, sections 4.2 and 4.3: one that is for something else speaks for no token.
+    let verifies = |operations: &Vec<Value>| operations.iter().any(|name| name == "verify");
+    if json["use"].as_str().is_some_and(|what| what != "sig")
+        || json["key_ops"].as_array().is_some_and(|operations| !verifies(operations))
+    {
+        return None;
+    }
     let jwk: jwk::Jwk = serde_json::from_value(json.clone()).ok()?;
     let possible = match &jwk.algorithm {
         Of::RSA(_) => &[

@@ -23,7 +23,7 @@ pub mod token;
 
 pub use authority::Authority;
 pub use csr::{Csr, Refusal};
-pub use identity::{Identity, Live, Roots};
+pub use identity::{Identity, Live, Roots, not_after};
 pub use matcher::{NameMatch, Pattern, SanKind};
 pub use peer::Peer;
 pub use request::KeyAndCsr;

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Authority, Error,
     authority::{Root, RootInfo, margin},
-    cacerts::describe_root,
+    cacerts::{Files, describe_root},
     identity::{certificates, describe},
 };
 
@@ -189,7 +189,8 @@ impl SelfSigned {
         }
         let next = Some(Root::generate(self.lifetimes.root, now)?);
         let state = self.state.clone();
-        self.keep(State { step: Step::Distribute, since: now, until: state.renewed(now), next, ..state })?;
+        let until = state.renewed(now).min(state.last_chance(now)?);
+        self.keep(State { step: Step::Distribute, since: now, until, next, ..state })?;
         Ok(true)
     }
 
@@ -199,6 +200,8 @@ impl SelfSigned {
     /// When the new state cannot be kept; see [`Self::step`] for where it stands then.
     pub fn advance(&mut self, now: SystemTime) -> Result<bool, Error> {
         if now < self.state.until {
+            // It may have been removed, or there was no room for it.
+            self.tell_roots()?;
             return Ok(false);
         }
         let state = State { since: now, until: self.state.renewed(now), ..self.state.clone() };
@@ -224,7 +227,13 @@ impl SelfSigned {
             write(&folder.join(STATE), &text, 0o600)?;
         }
         self.state = state;
-        if let Some(folder) = &self.folder {
+        self.tell_roots()
+    }
+
+    /// Writes `root-cert.pem`, unless it is as it should be or somebody else's: files of an authority that is to be
+    /// plugged in with the next start.
+    fn tell_roots(&self) -> Result<(), Error> {
+        if let Some(folder) = self.folder.as_ref().filter(|folder| !Files::are_in(folder)) {
             let State { signing, .. } = &self.state;
             let roots: String = std::iter::once(&*signing.certificate).chain(self.other()).collect();
             if fs::read_to_string(folder.join(ROOTS)).ok().as_deref() != Some(&roots) {
@@ -265,6 +274,13 @@ impl State {
     /// When every certificate that was signed before `now` has ended.
     fn renewed(&self, now: SystemTime) -> SystemTime {
         (now + self.lifetime).max(self.longer_until) + slack(self.lifetime)
+    }
+
+    /// When another root must sign at the latest, where this one was made for shorter lifetimes: while it is still valid, and
+    /// when what it signed, which ends with it, has been renewed.
+    fn last_chance(&self, now: SystemTime) -> Result<SystemTime, Error> {
+        let (_, end) = validity(&self.signing.certificate)?;
+        Ok(now + end.duration_since(now).unwrap_or_default() * 4 / 5)
     }
 }
 

@@ -28,7 +28,8 @@ pub struct ServiceAccount {
 struct Claims {
     iss: String,
     sub: String,
-    aud: Vec<String>,
+    /// One or several, which is looked at before (RFC 7519, section 4.1.3).
+    aud: serde_json::Value,
     iat: u64,
     exp: u64,
     #[serde(rename = "kubernetes.io")]
@@ -113,7 +114,7 @@ fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claim
     Claims {
         iss: ISSUER.into(),
         sub: format!("system:serviceaccount:{}:{}", account.namespace, account.name),
-        aud: vec![audience.into()],
+        aud: vec![audience].into(),
         iat: now,
         exp: now + lifetime.as_secs(),
         kubernetes: Kubernetes {
@@ -162,6 +163,10 @@ impl Verifier {
         let header = jsonwebtoken::decode_header(token).map_err(|error| refused(error.to_string()))?;
         let mut validation = self.validation.clone();
         validation.algorithms = vec![header.alg];
+        if let Some(names) = &header.crit {
+            // RFC 7515, section 4.1.11: whoever does not understand them all must refuse it.
+            return Err(refused(format!("it has critical extensions, {names:?}, and none is known")));
+        }
         let kid = header.kid.as_deref();
         let mut why = format!("no known key is named {:?} and for {:?}", kid.unwrap_or_default(), header.alg);
         for key in self.keys.fitting(kid, header.alg) {
@@ -232,9 +237,12 @@ mod tests {
             json!({ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": kid,
                     "x": text(&point[1..33]), "y": text(&point[33..]) })
         };
+        let mut other = jwk(&issuers[2], "encrypts");
+        other["use"] = "enc".into();
+        let mut signs = jwk(&issuers[2], "signs");
+        signs["key_ops"] = json!(["sign"]);
         let secret = json!({ "kty": "oct", "kid": "shared", "k": BASE64_URL_SAFE_NO_PAD.encode([7; 32]) });
-        let set =
-            json!({ "keys": [jwk(&issuers[0], "old"), jwk(&issuers[1], "new"), secret, { "kty": "?" }] });
+        let set = json!({ "keys": [jwk(&issuers[0], "old"), jwk(&issuers[1], "new"), other, signs, secret, { "kty": "?" }] });
         let keys = KeySet::parse(set.to_string().as_bytes()).unwrap();
         let url = "https://kubernetes.default.svc.cluster.local";
         let verifier = Verifier::new(keys, "istio-ca", &[url]);
@@ -256,10 +264,22 @@ mod tests {
             (0, Some("new"), "InvalidSignature"),
             (1, Some("gone"), "no known key is named \"gone\""),
             (2, None, "InvalidSignature"),
+            (2, Some("encrypts"), "no known key is named"),
+            (2, Some("signs"), "no known key is named"),
         ] {
             let why = said(&sign(&claims, &issuers[issuer], kid)).unwrap_err();
             assert!(why.contains(words), "{kid:?}: {why}");
         }
+        let mut one = claims.clone();
+        one["aud"] = "istio-ca".into();
+        assert_eq!(
+            said(&sign(&one, &issuers[0], Some("old"))).unwrap(),
+            account,
+            "an audience need be no list"
+        );
+        let header = Header { crit: Some(vec!["x".into()]), ..Header::new(Algorithm::ES256) };
+        let critical = jsonwebtoken::encode(&header, &claims, &issuers[0].signing).unwrap();
+        assert!(said(&critical).unwrap_err().contains("critical"));
         let header = Header { kid: Some("shared".into()), ..Header::new(Algorithm::HS256) };
         let shared = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(&[7; 32])).unwrap();
         assert!(said(&shared).unwrap_err().contains("no known key"), "whoever verifies could have signed it");

@@ -304,9 +304,11 @@ where
                     if changed.is_err() {
                         return;
                     }
-                    for key in self.follow(&mut due) {
-                        // Its answer is to come already.
-                        due.retain(|(_, waiting)| *waiting != key || !under_way.contains(&key));
+                    let asked: HashSet<Key> =
+                        self.follow(&mut due).into_iter().filter(|key| under_way.contains(key)).collect();
+                    if !asked.is_empty() {
+                        // Their answers are to come already.
+                        due.retain(|(_, key)| !asked.contains(key));
                     }
                 }
                 Some(answered) = answers.join_next() => {
@@ -325,10 +327,13 @@ where
         let (wanted, _) = self.wanted.borrow_and_update().clone();
         let now = Instant::now();
         let mut names = self.names.lock();
-        let gone: Vec<Arc<str>> = names.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        let gone: HashSet<Arc<str>> =
+            names.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        if !gone.is_empty() {
+            due.retain(|(_, (of, _))| !gone.contains(of));
+        }
         for name in gone {
             names.remove(&name);
-            due.retain(|(_, (of, _))| *of != name);
             let _ = self.told.send(Event::Changed(name, None));
         }
         let mut new = Vec::new();

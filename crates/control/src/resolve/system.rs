@@ -1,6 +1,15 @@
 //! Which DNS servers to ask: those of `--dns-server`, else the system's (`/etc/resolv.conf`, read at start).
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tracing::warn;
 
@@ -9,10 +18,12 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const PORT: u16 = 53;
 
 /// The servers, and how long to wait for them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Servers {
-    /// In the order they are asked.
+    /// In the order they are named.
     pub(crate) addresses: Vec<SocketAddr>,
+    /// The one that answered last, for all who ask.
+    pub(super) good: Arc<AtomicUsize>,
     /// For each answer.
     pub(crate) timeout: Duration,
     /// How often to ask all of them.
@@ -34,9 +45,27 @@ impl Servers {
         }
     }
 
+    /// The servers in the order to ask them, each with its place: from the one that answered last around.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = (usize, SocketAddr)> + use<> {
+        let mut servers: Vec<_> = self.addresses.iter().copied().enumerate().collect();
+        let good = self.good.load(Ordering::Relaxed).min(servers.len());
+        servers.rotate_left(good);
+        servers.into_iter()
+    }
+
+    /// The server in this place has answered.
+    pub(crate) fn answered(&self, place: usize) {
+        self.good.store(place, Ordering::Relaxed);
+    }
+
     /// Reads `nameserver`, and `timeout` and `attempts` of `options`; without a server it is this host's (resolv.conf(5)).
     fn read(text: &str) -> Self {
-        let mut servers = Self { addresses: Vec::new(), timeout: Duration::from_secs(2), attempts: 2 };
+        let mut servers = Self {
+            addresses: Vec::new(),
+            good: Arc::default(),
+            timeout: Duration::from_secs(2),
+            attempts: 2,
+        };
         for line in text.lines() {
             let mut words = line.split_whitespace();
             match words.next() {

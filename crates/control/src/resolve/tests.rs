@@ -170,6 +170,22 @@ async fn the_start_is_over_when_every_name_was_asked_for_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn many_names_that_come_and_go_at_once_hold_up_nobody() {
+    let mut setup = Setup::new(&["a.b"], &[("a.b", found(&["10.0.0.1"], 5))]);
+    setup.told().await;
+    let names: Vec<String> = (0..5_000).map(|number| format!("n-{number}.b")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    // What grew with the square of the names would take minutes.
+    for round in 0..2 {
+        setup.wanted.send(wanted(&names)).unwrap();
+        setup.pass(1 + round).await;
+        setup.wanted.send(wanted(&[])).unwrap();
+        setup.pass(1).await;
+    }
+    assert!(setup.names.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_names_the_start_is_over_at_once() {
     let mut setup = Setup::new(&[], &[]);
     assert_eq!(setup.events.recv().await, Some(Event::Settled));

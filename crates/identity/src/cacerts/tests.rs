@@ -81,6 +81,26 @@ fn an_intermediate_signs_and_the_root_is_trusted() {
 }
 
 #[test]
+fn roots_of_one_name_are_told_apart_by_their_keys() {
+    let until = |days: u32| {
+        move |params: &mut CertificateParams| params.not_after = (SystemTime::now() + days * DAY).into()
+    };
+    let ended = made("root", None, |params| params.not_after = (SystemTime::now() - DAY / 2).into());
+    let (soon, later) = (made("root", None, until(5)), made("root", None, until(50)));
+    let signer = made("signer", Some(&soon), until(30));
+    let roots = format!("{}{}{}", ended.pem, later.pem, soon.pem);
+    for (certificate, key, days) in [(&signer.pem, &signer.key, 5), (&later.pem, &later.key, 50)] {
+        let authority = Authority::from_pem(&roots, certificate, key, "").unwrap();
+        let left = authority.not_after().duration_since(SystemTime::now()).unwrap();
+        assert!(
+            left <= days * DAY && left > (days - 1) * DAY,
+            "nothing outlives the root it leads to: {left:?}"
+        );
+        assert_eq!(authority.described().iter().filter(|root| root.signs).count(), 1);
+    }
+}
+
+#[test]
 fn keys_of_other_kinds_sign_too() {
     for kind in [&PKCS_ECDSA_P384_SHA384, &PKCS_RSA_SHA256, &PKCS_ED25519] {
         let root = made_of(kind, "root", None, |_| {});

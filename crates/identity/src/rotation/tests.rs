@@ -86,6 +86,42 @@ fn certificates_that_lived_longer_are_waited_for() {
 }
 
 #[test]
+fn a_root_that_was_made_for_shorter_lifetimes_is_replaced_before_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let short = Lifetimes { certificate: Duration::from_secs(60), root: HOUR };
+    open(folder.path(), short, now).unwrap();
+    // Certificates live longer than all of the old root from now on.
+    let long = Lifetimes { certificate: 24 * HOUR, ..LIFETIMES };
+    let mut authority = open(folder.path(), long, now).unwrap();
+    assert!(authority.rotate(now).unwrap());
+    assert!(authority.until() < now + HOUR, "no certificate could be signed when the step ends");
+    // All that was signed by the old root has been renewed at 70 % of what was left of it.
+    assert!(authority.until() > now + HOUR * 7 / 10);
+    let due = authority.until();
+    assert!(authority.advance(due).unwrap());
+    assert_eq!(authority.step(), Step::Issue);
+    assert!(authority.until() > due + 24 * HOUR);
+}
+
+#[test]
+fn the_file_for_others_is_mended_and_a_plugged_in_authoritys_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let roots = folder.path().join(ROOTS);
+    let mut authority = open(folder.path(), LIFETIMES, now).unwrap();
+    let before = fs::read_to_string(&roots).unwrap();
+    fs::remove_file(&roots).unwrap();
+    assert!(!authority.advance(now).unwrap());
+    assert_eq!(fs::read_to_string(&roots).unwrap(), before);
+
+    fs::write(folder.path().join("ca-key.pem"), "").unwrap();
+    fs::write(&roots, "another's").unwrap();
+    assert!(authority.rotate(now).unwrap());
+    assert_eq!(fs::read_to_string(&roots).unwrap(), "another's");
+}
+
+#[test]
 fn what_is_not_whole_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
