@@ -43,7 +43,7 @@ use skysail_xds::{
         },
     },
     grpc,
-    server::{DiscoveryService, Event, View, Views},
+    server::{self, DiscoveryService, Event, View, Views},
 };
 use support::Client;
 use tokio::{
@@ -287,7 +287,7 @@ impl Views for OneView {
             }
         };
         Ok(View {
-            resources: self.resources.subscribe(),
+            resources: server::Resources { snapshot: self.resources.subscribe(), interest: Arc::default() },
             report: Box::new(report),
             remembered: Arc::default(),
         })
