@@ -13,9 +13,11 @@ const LOOK: Duration = Duration::from_millis(20);
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + LIMIT;
     loop {
+        // One that takes the whole time, as a connection does whose first packets the kernel drops, is looked after once more.
+        let late = Instant::now() > deadline;
         match look() {
             Ok(found) => return found,
-            Err(missing) if Instant::now() > deadline => panic!("{what}: {missing}"),
+            Err(missing) if late => panic!("{what}: {missing}"),
             Err(_) => thread::park_timeout(LOOK),
         }
     }
