@@ -87,16 +87,19 @@ fn table() -> RouteTable {
         headers: HeaderOps::default(),
         include_attempt_count: false,
         require_tls: false,
+        used: Default::default(),
     };
     RouteTable {
         name: "table".into(),
-        hosts: ["exact", "long suffix", "suffix", "prefix", "any"].map(host).into(),
+        hosts: ["exact", "long suffix", "suffix", "prefix", "any"].map(|name| host(name).into()).into(),
         exact: HashMap::from_iter([("a".into(), 0), ("a:80".into(), 0)]),
         suffixes: vec![("-x.b".into(), 1), (".b".into(), 2)],
         prefixes: vec![("c.".into(), 3)],
         any: Some(4),
         ignore_port: false,
         headers: HeaderOps::default(),
+        hosts_apart: false,
+        demand: None,
     }
 }
 
