@@ -389,6 +389,12 @@ mod tests {
         }
     }
 
+    /// Who asks for all while what it no longer asked for is under way, and gone, does not keep that.
+    #[test]
+    fn what_is_under_way_and_gone_is_not_kept() {
+        stream(&[0, 0, 0, 5, 16, 8, 12, 3, 12, 9, 0]);
+    }
+
     fn fails(script: &[u8]) -> bool {
         std::panic::catch_unwind(|| stream(script)).is_err()
     }

@@ -20,8 +20,11 @@
 //! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
 //! that are to be answered out of turn are kept until they are.
 
+mod names;
+
 use std::{collections::HashMap, sync::Arc};
 
+use self::names::Names;
 use super::{Event, Form};
 use crate::{
     interest::Interest,
@@ -89,40 +92,14 @@ struct Watched {
     answer: bool,
     /// The response that is neither acknowledged nor refused yet.
     in_flight: Option<u64>,
+    /// The generation that the last response was made of.
+    sent: u64,
     /// The last response's number.
     nonce: Option<u64>,
     /// State of the world: the next request is to be answered, whatever it looks like.
     answer_next: bool,
     /// State of the world: names were given, so that none means nothing and no longer all.
     explicit: bool,
-}
-
-/// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared where
-/// they are all that there are.
-#[derive(Debug, Default, PartialEq)]
-struct Names(Arc<[Arc<str>]>);
-
-impl Names {
-    fn contains(&self, name: &str) -> bool {
-        self.0.binary_search_by(|known| (**known).cmp(name)).is_ok()
-    }
-
-    /// Adds names, some of which may be there.
-    fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
-        let mut all: Vec<Arc<str>> = names.into_iter().collect();
-        if !all.is_empty() {
-            all.extend(self.0.iter().cloned());
-            all.sort_unstable();
-            all.dedup();
-            self.0 = all.into();
-        }
-    }
-
-    fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        if !self.0.iter().all(|name| keep(name)) {
-            self.0 = self.0.iter().filter(|name| keep(name)).cloned().collect();
-        }
-    }
 }
 
 /// The state of one stream.
@@ -287,6 +264,7 @@ impl Session {
         watched.told(snapshot, removals || whole);
         watched.answer = false;
         watched.in_flight = Some(self.nonce);
+        watched.sent = snapshot.generation();
         watched.nonce = watched.in_flight;
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
         let mut resources = if whole { watched.whole(snapshot, kind) } else { send };
@@ -445,6 +423,7 @@ impl Watched {
             if &*name == WILDCARD {
                 self.all |= !self.wildcard;
                 self.wildcard = true;
+                self.look_back();
                 continue;
             }
             if kind.is_family(&name) {
@@ -456,6 +435,7 @@ impl Watched {
         }
         self.given.retain(|given| !named.iter().any(|name| **name == *given));
         if !families.is_empty() {
+            self.look_back();
             let families = Names(families.into());
             let asked = |member: &&Arc<str>| kind.family(member).is_some_and(|name| families.contains(name));
             let members = snapshot.iter(kind).map(|resource| &resource.name).filter(asked);
@@ -467,6 +447,13 @@ impl Watched {
         self.again.extend(again);
         if kind == Kind::VirtualHost {
             self.resolve(kind, &named, snapshot);
+        }
+    }
+
+    /// What is under way may bring what the client asked for before, and is gone by now, to one who asks for many.
+    fn look_back(&mut self) {
+        if self.in_flight.is_some() {
+            self.cleared = self.cleared.min(self.sent);
         }
     }
 
