@@ -56,7 +56,8 @@ fn main() -> Result<()> {
 fn envoy_types() -> Result<PathBuf> {
     let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
     let target = env::var("TARGET")?;
-    // Offline first: everything was fetched for this very build. Online where a lock file was just changed.
+    // Offline first: what this build needs was fetched. Online where that is not all that `cargo metadata` wants to know.
+    let mut said = String::new();
     for offline in [true, false] {
         let mut command = Command::new(env::var("CARGO")?);
         command.args(["metadata", "--format-version", "1", "--filter-platform", &target, "--manifest-path"]);
@@ -66,7 +67,7 @@ fn envoy_types() -> Result<PathBuf> {
         }
         let output = command.output()?;
         if !output.status.success() {
-            println!("cargo::warning={}", String::from_utf8_lossy(&output.stderr).replace('\n', " "));
+            said = String::from_utf8_lossy(&output.stderr).into_owned();
             continue;
         }
         let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
@@ -76,7 +77,7 @@ fn envoy_types() -> Result<PathBuf> {
         let folder = manifest.and_then(|path| Path::new(path).parent());
         return Ok(folder.ok_or("cargo metadata names no package envoy-types")?.to_owned());
     }
-    Err("cargo metadata failed, so Envoy's descriptors cannot be found".into())
+    Err(format!("Envoy's descriptors cannot be found, as cargo metadata failed: {said}").into())
 }
 
 /// What is done about a field.
