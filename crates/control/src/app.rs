@@ -46,7 +46,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
-    let names = Arc::new(Names::default());
+    let names = Arc::new(Names::open(args.state_dir.as_deref()));
     let (publisher, lookups) = publisher(&args, &metrics, &names);
     let mut folders = Folders::new(&args.config)?;
     // Nobody is let in before everything was read, or a restart would take resources away for a moment.
@@ -102,7 +102,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let admin = bind(&args, args.admin_port, "admin")?;
     tokio::spawn(tokens.follow(keys));
     tokio::spawn(Arc::clone(&habits).keep());
-    start_rest(admin, folders, own, &publisher, names, (keeper, Arc::clone(&habits)), &shutdown);
+    tokio::spawn(Arc::clone(&names).keep());
+    start_rest(admin, folders, own, &publisher, Arc::clone(&names), (keeper, Arc::clone(&habits)), &shutdown);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -112,8 +113,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     if tokio::time::timeout(DRAIN, trigger.drained()).await.is_err() {
         info!("some calls did not end in {DRAIN:?}");
     }
-    if let Err(error) = habits.write() {
-        warn!(%error, "what workloads use cannot be written down; it is forgotten");
+    for written in [habits.write(), names.write()] {
+        if let Err(error) = written {
+            warn!(%error, "cannot be written; what was learned since is forgotten");
+        }
     }
     Ok(())
 }

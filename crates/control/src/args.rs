@@ -31,8 +31,8 @@ pub struct Args {
     /// one that is made here, whose root is replaced in time. Without, it lives as long as the process.
     #[arg(long, value_name = "DIR")]
     pub ca_dir: Option<PathBuf>,
-    /// Where it is kept what workloads use, so that their proxies have that before they ask, also after a restart of the
-    /// control plane. Without, it is learned anew.
+    /// Where it is kept what was learned: what workloads use, which their proxies then have before they ask, and the addresses
+    /// that names last had, which stay in force while DNS does not answer. Without, a restart learns it anew.
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The public key (PEM, EC P-256 or RSA) of who issues service account tokens, watched. Without it and --token-jwks, no

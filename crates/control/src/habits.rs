@@ -1,20 +1,18 @@
 //! What workloads use: which virtual hosts the proxies of each identity asked for and got, so that the next one of it is sent
 //! them before it asks.
 //!
-//! It is kept in a file that is replaced as a whole, some seconds after a change; without a folder it lives as long as the
-//! process. Nothing depends on it but how long a first request takes.
+//! Nothing depends on it but how long a first request takes.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
-    path::{Path, PathBuf},
+    io,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use skysail_xds::{Kind, Snapshot};
-use tokio::sync::Notify;
-use tracing::warn;
+
+use crate::kept::Kept;
 
 /// The file in the folder.
 const FILE: &str = "used-hosts.json";
@@ -22,14 +20,11 @@ const FILE: &str = "used-hosts.json";
 const MOST_HOSTS: usize = 300;
 /// So many identities are remembered, those of the last hosts.
 const MOST_IDENTITIES: usize = 50_000;
-/// Changes seldom come alone.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// The memory of all identities.
 pub(crate) struct Habits {
     known: Mutex<Known>,
-    changed: Notify,
-    file: Option<PathBuf>,
+    kept: Kept,
 }
 
 #[derive(Default)]
@@ -37,8 +32,6 @@ struct Known {
     identities: HashMap<Arc<str>, Habit>,
     /// Counts what was learned, so that it is known what is oldest.
     learned: u64,
-    /// Something is not in the file yet.
-    unwritten: bool,
 }
 
 /// What an identity uses.
@@ -62,26 +55,15 @@ impl Habit {
 }
 
 impl Habits {
-    /// What the file in a folder says; one that cannot be read is begun anew.
+    /// What is kept in a folder.
     pub(crate) fn open(folder: Option<&Path>) -> Self {
-        let file = folder.map(|folder| folder.join(FILE));
-        let mut known = Known::default();
-        if let Some(file) = &file {
-            match read(file) {
-                Ok(read) => read.into_iter().for_each(|(identity, hosts)| {
-                    let hosts = hosts.into_iter().map(Arc::from).zip(0..).take(MOST_HOSTS).collect();
-                    known.learned = MOST_HOSTS as u64;
-                    known.identities.insert(identity.into(), Habit { hosts, ..Habit::default() });
-                }),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => warn!(
-                    file = %file.display(),
-                    %error,
-                    "what workloads use cannot be read and is learned anew; their first requests take longer"
-                ),
-            }
+        let kept = Kept::new(folder, FILE);
+        let mut known = Known { learned: MOST_HOSTS as u64, ..Known::default() };
+        for (identity, hosts) in kept.read::<BTreeMap<String, Vec<String>>>() {
+            let hosts = hosts.into_iter().map(Arc::from).zip(0..).take(MOST_HOSTS).collect();
+            known.identities.insert(identity.into(), Habit { hosts, ..Habit::default() });
         }
-        Self { known: Mutex::new(known), changed: Notify::new(), file }
+        Self { known: Mutex::new(known), kept }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -127,7 +109,7 @@ impl Habits {
             }
         }
         habit.listed = None;
-        self.note(known);
+        self.kept.note();
     }
 
     /// A proxy of an identity has no use for a host any more.
@@ -136,14 +118,8 @@ impl Habits {
         let Some(habit) = known.identities.get_mut(identity) else { return };
         if habit.hosts.remove(host).is_some() {
             habit.listed = None;
-            self.note(known);
+            self.kept.note();
         }
-    }
-
-    fn note(&self, mut known: MutexGuard<'_, Known>) {
-        known.unwritten = true;
-        drop(known);
-        self.changed.notify_one();
     }
 
     /// All of it, for people.
@@ -156,21 +132,8 @@ impl Habits {
 
     /// Writes changes down, now and then.
     pub(crate) async fn keep(self: Arc<Self>) {
-        let mut failed = false;
-        loop {
-            self.changed.notified().await;
-            tokio::time::sleep(QUIET).await;
-            let habits = Arc::clone(&self);
-            let written = tokio::task::spawn_blocking(move || habits.write()).await;
-            if let Ok(written) = written {
-                if let Err(error) = &written
-                    && !failed
-                {
-                    warn!(%error, "what workloads use cannot be written down; it is forgotten with a restart");
-                }
-                failed = written.is_err();
-            }
-        }
+        let habits = Arc::clone(&self);
+        self.kept.keep(move || habits.write()).await;
     }
 
     /// Writes changes down. Blocks.
@@ -178,30 +141,8 @@ impl Habits {
     /// # Errors
     /// When the folder cannot be written to.
     pub(crate) fn write(&self) -> io::Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
-        if !std::mem::take(&mut self.lock().unwritten) {
-            return Ok(());
-        }
-        let written = replace(file, &self.all());
-        if written.is_err() {
-            self.lock().unwritten = true;
-        }
-        written
+        self.kept.write(|| self.all())
     }
-}
-
-fn replace(file: &Path, all: &BTreeMap<String, Vec<String>>) -> io::Result<()> {
-    let text = serde_json::to_vec(all)?;
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let new = file.with_extension("new");
-    fs::write(&new, text)?;
-    fs::rename(new, file)
-}
-
-fn read(file: &Path) -> io::Result<BTreeMap<String, Vec<String>>> {
-    Ok(serde_json::from_slice(&fs::read(file)?)?)
 }
 
 #[cfg(test)]
@@ -246,16 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn it_survives_a_restart_and_a_file_that_is_broken() {
+    fn it_survives_a_restart() {
         let folder = tempfile::tempdir().unwrap();
-        let now = world(&["80/a"]);
-        let habits = Habits::open(Some(&folder.path().join("state")));
+        let habits = Habits::open(Some(folder.path()));
         habits.used(&"a/a".into(), &"80/a".into());
         habits.write().unwrap();
-        let habits = Habits::open(Some(&folder.path().join("state")));
-        assert_eq!(of(&habits, "a/a", &now), ["80/a"]);
-        fs::write(folder.path().join("state").join(FILE), "{").unwrap();
-        let habits = Habits::open(Some(&folder.path().join("state")));
-        assert!(of(&habits, "a/a", &now).is_empty());
+        let habits = Habits::open(Some(folder.path()));
+        assert_eq!(of(&habits, "a/a", &world(&["80/a"])), ["80/a"]);
     }
 }

@@ -13,6 +13,7 @@ mod authority;
 mod certificates;
 mod discovery;
 mod habits;
+mod kept;
 mod metrics;
 mod parallel;
 mod platform;

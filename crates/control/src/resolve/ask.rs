@@ -46,6 +46,11 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
+    /// Whether an address is of it.
+    pub(crate) const fn is_of(self, address: &IpAddr) -> bool {
+        matches!((self, address), (Self::V4, IpAddr::V4(_)) | (Self::V6, IpAddr::V6(_)))
+    }
+
     const fn record(self) -> RecordType {
         match self {
             Self::V4 => RecordType::A,

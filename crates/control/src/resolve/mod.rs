@@ -5,7 +5,8 @@
 //! come in step.
 //!
 //! While a name cannot be looked up its last addresses stay in force, for as long as that takes, as in Envoy: an address
-//! that may be wrong is better than none. An answer that there are none is an answer, and takes them away.
+//! that may be wrong is better than none. An answer that there are none is an answer, and takes them away. The last addresses
+//! are [kept](Kept), so that this also holds for a restart.
 
 mod ask;
 mod expiry;
@@ -13,9 +14,11 @@ mod lookups;
 mod system;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    io,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -34,7 +37,10 @@ pub(crate) use self::{
     lookups::Lookups,
     system::server,
 };
+use crate::kept::Kept;
 
+/// The file in the folder.
+const FILE: &str = "addresses.json";
 /// So many questions are under way at once.
 const AT_ONCE: usize = 64;
 
@@ -52,7 +58,15 @@ pub(crate) enum Event {
 
 /// The names and what is known of them.
 #[derive(Debug, Default)]
-pub(crate) struct Names(Mutex<BTreeMap<Arc<str>, Known>>);
+pub(crate) struct Names {
+    known: Mutex<BTreeMap<Arc<str>, Known>>,
+    /// What a process before this one knew, for the names that this one was not asked for yet.
+    before: Mutex<Addresses>,
+    kept: Kept,
+}
+
+/// The addresses of names, of each family the current one first.
+type Addresses = HashMap<String, Vec<IpAddr>>;
 
 /// What is known of a name.
 #[derive(Debug, Default)]
@@ -93,7 +107,7 @@ pub(crate) enum Condition {
     Missing,
     /// It cannot be looked up, and its last addresses are in force.
     Stale,
-    /// It cannot be looked up, and never could.
+    /// It cannot be looked up, and never could, as far as is known.
     Failed,
 }
 
@@ -134,8 +148,42 @@ struct RecordStatus {
 }
 
 impl Names {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// None yet; the addresses they last had are kept in a folder.
+    pub(crate) fn open(folder: Option<&Path>) -> Self {
+        let kept = Kept::new(folder, FILE);
+        Self { before: Mutex::new(kept.read()), kept, ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a name is to begin with.
+    fn first(&self, name: &str, now: Instant) -> Known {
+        let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let of = |family: Family| {
+            let addresses = before.iter().flatten().filter(|address| family.is_of(address));
+            (family, Records::new(addresses.copied().collect(), now))
+        };
+        Known { families: Family::BOTH.map(of).into(), ..Known::default() }
+    }
+
+    /// Writes addresses down that changed, now and then.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        let names = Arc::clone(&self);
+        self.kept.keep(move || names.write()).await;
+    }
+
+    /// Writes addresses down that changed. Blocks.
+    ///
+    /// # Errors
+    /// When the folder cannot be written to.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        self.kept.write(|| {
+            let known = self.lock();
+            let some = known.iter().map(|(name, known)| (name.to_string(), known.addresses()));
+            some.filter(|(_, addresses)| !addresses.is_empty()).collect::<BTreeMap<_, _>>()
+        })
     }
 
     /// Every name's state.
@@ -171,6 +219,15 @@ impl Known {
         } else {
             Condition::Missing
         }
+    }
+
+    /// All its addresses, of each family the current one first.
+    fn addresses(&self) -> Vec<IpAddr> {
+        let of = |records: &Records| {
+            let others = records.addresses.iter().copied().filter(|address| Some(*address) != records.current);
+            records.current.into_iter().chain(others).collect::<Vec<_>>()
+        };
+        self.families.values().flat_map(of).collect()
     }
 
     fn resolved(&self) -> Resolved {
@@ -209,9 +266,10 @@ impl Known {
 }
 
 impl Records {
-    fn new(now: Instant) -> Self {
-        let expiry = Expiry::new(now);
-        Self { addresses: Vec::new(), current: None, expiry, missing: false, error: None, new: true }
+    /// Before the first answer, with the addresses of before.
+    fn new(addresses: Vec<IpAddr>, now: Instant) -> Self {
+        let (current, expiry) = (addresses.first().copied(), Expiry::new(now));
+        Self { addresses, current, expiry, missing: false, error: None, new: true }
     }
 
     /// Takes in an answer, or that there is none.
@@ -334,14 +392,19 @@ where
         }
         for name in gone {
             names.remove(&name);
+            self.names.kept.note();
             let _ = self.told.send(Event::Changed(name, None));
         }
         let mut new = Vec::new();
         for (name, used_by) in &*wanted {
             let known = names.entry(Arc::clone(name)).or_insert_with(|| {
                 new.extend(Family::BOTH.map(|family| (Arc::clone(name), family)));
-                let families = Family::BOTH.map(|family| (family, Records::new(now)));
-                Known { families: BTreeMap::from(families), ..Known::default() }
+                let known = self.names.first(name, now);
+                let before = known.resolved();
+                if !before.addresses.is_empty() {
+                    let _ = self.told.send(Event::Changed(Arc::clone(name), Some(before)));
+                }
+                known
             });
             known.used_by.clone_from(used_by);
         }
@@ -362,6 +425,7 @@ where
         let due = records.expiry.due;
         let now = known.resolved();
         if was_new || before != now {
+            self.names.kept.note();
             let _ = self.told.send(Event::Changed(Arc::clone(name), Some(now)));
         }
         // What the first of two answers says is half of it.

@@ -36,6 +36,11 @@ fn wanted(names: &[&str]) -> (Arc<Wanted>, Duration) {
 impl Setup {
     /// Wants these names; DNS has no IPv6 addresses, and what is not in the script fails.
     fn new(names: &[&str], script: &[(&str, Result<Answer, Failure>)]) -> Self {
+        Self::with(Names::default(), names, script)
+    }
+
+    /// With what is known of names.
+    fn with(known: Names, names: &[&str], script: &[(&str, Result<Answer, Failure>)]) -> Self {
         let (sender, receiver) = watch::channel(wanted(names));
         let (told, events) = mpsc::unbounded_channel();
         let setup = Self {
@@ -43,7 +48,7 @@ impl Setup {
             asked: Arc::default(),
             wanted: sender,
             events,
-            names: Arc::default(),
+            names: Arc::new(known),
         };
         script.iter().for_each(|(name, answer)| setup.answer(name, answer.clone()));
         let (script, asked) = (Arc::clone(&setup.script), Arc::clone(&setup.asked));
@@ -148,6 +153,33 @@ async fn a_name_that_never_had_an_answer_has_no_addresses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn last_addresses_stay_over_a_restart_while_there_is_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Names::open(Some(folder.path()));
+    let script = [("a.b", found(&["10.0.0.2", "10.0.0.1"], 5)), ("c.d", found(&["10.0.0.3"], 5))];
+    let mut setup = Setup::with(open(), &["a.b", "c.d", "e.f"], &script);
+    for _ in 0..3 {
+        setup.told().await;
+    }
+    setup.names.write().unwrap();
+
+    let mut setup = Setup::with(open(), &["a.b", "e.f"], &[]);
+    assert_eq!(setup.told().await, has("a.b", &["10.0.0.1", "10.0.0.2"]), "before there was any answer");
+    assert_eq!(setup.told().await, has("a.b", &["10.0.0.1", "10.0.0.2"]));
+    assert_eq!(setup.told().await, has("e.f", &[]));
+    setup.pass(1).await;
+    assert_eq!(setup.condition("a.b"), Condition::Stale);
+    assert_eq!(setup.names.lock()["a.b"].resolved().current, ips(&["10.0.0.2"]).into_iter().collect());
+    setup.answer("a.b", nothing(true));
+    assert_eq!(setup.told().await, has("a.b", &[]), "an answer takes them away");
+    setup.names.write().unwrap();
+
+    let mut setup = Setup::with(open(), &["a.b", "c.d"], &[]);
+    let told = [setup.told().await, setup.told().await];
+    assert_eq!(told, [has("a.b", &[]), has("c.d", &[])], "and what nobody wants is forgotten");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_start_is_over_when_every_name_was_asked_for_once() {
     let names: Vec<String> = (0..1_000).map(|number| format!("n-{number}.b")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -194,7 +226,7 @@ async fn without_names_the_start_is_over_at_once() {
 #[test]
 fn where_one_address_is_enough_it_stays_while_it_is_among_the_answers() {
     let now = Instant::now();
-    let mut records = Records::new(now);
+    let mut records = Records::new(Vec::new(), now);
     let mut current = |texts: &[&str]| {
         records.take(found(texts, 5), RATE, now);
         records.current.unwrap().to_string()
