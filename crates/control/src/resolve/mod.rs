@@ -224,7 +224,8 @@ impl Known {
     /// All its addresses, of each family the current one first.
     fn addresses(&self) -> Vec<IpAddr> {
         let of = |records: &Records| {
-            let others = records.addresses.iter().copied().filter(|address| Some(*address) != records.current);
+            let others =
+                records.addresses.iter().copied().filter(|address| Some(*address) != records.current);
             records.current.into_iter().chain(others).collect::<Vec<_>>()
         };
         self.families.values().flat_map(of).collect()

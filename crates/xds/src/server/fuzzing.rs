@@ -43,8 +43,8 @@ const MAX_REQUEST: usize = 1 << 10;
 /// If a client that keeps to the protocol lacks something in the end, or has what it should not.
 pub fn stream(script: &[u8]) {
     let [form, script @ ..] = script else { return };
-    let form = if form % 2 == 0 { Form::Delta } else { Form::Sotw };
-    let kinds = if form == Form::Delta { &KINDS[..] } else { &KINDS[..4] };
+    let form = self::form(*form);
+    let kinds = kinds(form);
     let mut play = Play::new(form);
     let mut rest = script;
     while let [what, argument, after @ ..] = rest {
@@ -83,6 +83,14 @@ pub fn stream(script: &[u8]) {
         play.deliver();
     }
     play.finish();
+}
+
+fn form(first: u8) -> Form {
+    if first % 2 == 0 { Form::Delta } else { Form::Sotw }
+}
+
+fn kinds(form: Form) -> &'static [Kind] {
+    if form == Form::Delta { &KINDS } else { &KINDS[..4] }
 }
 
 fn name(kind: Kind, argument: u8) -> &'static str {
@@ -395,6 +403,18 @@ mod tests {
         stream(&[0, 0, 0, 5, 16, 8, 12, 3, 12, 9, 0]);
     }
 
+    /// Who asked for an alias, and no more when the host came, is sent that again when it asks once more.
+    #[test]
+    fn what_was_given_when_it_was_not_asked_for_is_given_again() {
+        stream(&[0, 64, 76, 69, 2, 69, 10, 76, 1, 69, 2]);
+    }
+
+    /// In the state of the world who asks for nothing, and then for all again, while a response is under way has forgotten what there is.
+    #[test]
+    fn what_was_forgotten_meanwhile_comes_again() {
+        stream(&[35, 17, 114, 89, 137, 89, 30, 204, 83, 154, 73, 217, 88]);
+    }
+
     fn fails(script: &[u8]) -> bool {
         std::panic::catch_unwind(|| stream(script)).is_err()
     }
@@ -415,11 +435,12 @@ mod tests {
     }
 
     fn told(script: &[u8]) -> String {
+        let kinds = kinds(form(script[0]));
         let steps = script[1..].chunks(2).map(|step| {
-            let kind = KINDS[usize::from(step[0] >> 4) % KINDS.len()];
+            let kind = kinds[usize::from(step[0] >> 4) % kinds.len()];
             let argument = step.get(1).copied().unwrap_or_default();
             format!("{} {kind} {} ({argument})", step[0] & 15, name(kind, argument))
         });
-        format!("form {}: {}", script[0] % 2, steps.collect::<Vec<_>>().join(", "))
+        format!("{:?} {script:?}: {}", form(script[0]), steps.collect::<Vec<_>>().join(", "))
     }
 }

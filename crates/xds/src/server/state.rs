@@ -22,7 +22,10 @@
 
 mod names;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use self::names::Names;
 use super::{Event, Form};
@@ -177,9 +180,7 @@ impl Session {
                     }
                 }
             }
-            // A request that answers an older response than the last says
-            // nothing; a client that saw the last one will repeat itself.
-            Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => {}
+            Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => watched.ask_late(&ask),
             Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
         }
         watched.tell(kind, &self.interest);
@@ -235,7 +236,7 @@ impl Session {
             return Ok(true);
         }
         if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
-            watched.resolve(kind, &watched.names.0.clone(), snapshot);
+            watched.resolve(kind, snapshot);
             watched.tell(kind, &self.interest);
         }
         if watched.is_settled(kind, snapshot, removals) {
@@ -335,6 +336,12 @@ struct Due {
     shrunk: bool,
 }
 
+/// What answers to those of the names that are no resource's.
+fn found(kind: Kind, names: &[Arc<str>], snapshot: &Snapshot) -> Vec<Arc<str>> {
+    let unknown = names.iter().filter(|name| snapshot.get(kind, name).is_none());
+    unknown.filter_map(|name| Some(Arc::clone(&snapshot.find(kind, name)?.name))).collect()
+}
+
 impl Watched {
     /// Notes what is asked for, if that is not noted yet.
     fn tell(&mut self, kind: Kind, interest: &Interest) {
@@ -384,7 +391,7 @@ impl Watched {
             self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).into()));
             if kind == Kind::VirtualHost {
                 // Who still asks for what leads to one is to have it.
-                self.resolve(kind, &self.names.0.clone(), snapshot);
+                self.resolve(kind, snapshot);
             }
         }
     }
@@ -446,7 +453,10 @@ impl Watched {
         self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
         if kind == Kind::VirtualHost {
-            self.resolve(kind, &named, snapshot);
+            let found = found(kind, &named, snapshot);
+            // What it was given and did not confirm may have come when it did not ask for what leads to it.
+            self.again.extend(found.iter().filter(|name| self.given.contains(name)).cloned());
+            self.give(kind, found);
         }
     }
 
@@ -457,11 +467,9 @@ impl Watched {
         }
     }
 
-    /// Gives the client what answers to names that are no resource's, unless it has that.
-    fn resolve(&mut self, kind: Kind, names: &[Arc<str>], snapshot: &Snapshot) {
-        let found = names.iter().filter(|name| snapshot.get(kind, name).is_none());
-        let found = found.filter_map(|name| Some(Arc::clone(&snapshot.find(kind, name)?.name)));
-        self.give(kind, found.collect());
+    /// Gives the client what answers to names that it asks for, unless it has that.
+    fn resolve(&mut self, kind: Kind, snapshot: &Snapshot) {
+        self.give(kind, found(kind, &self.names.0, snapshot));
     }
 
     /// Gives the client what is remembered of the route configurations whose catch-all it asks for now.
@@ -512,6 +520,18 @@ impl Watched {
         self.again.retain(|name| names.contains(name));
         if !same {
             self.names = Names(snapshot.share_names(kind, &names.0));
+        }
+    }
+
+    /// A request that answers an older response than the last. It is not answered, as a client that saw the last one repeats
+    /// itself. But what it does not ask for the client forgets, and is to have anew if it then asks for it.
+    fn ask_late(&mut self, ask: &Ask) {
+        self.wildcard &=
+            (!self.explicit && ask.kind.is_wildcard()) || ask.names.iter().any(|name| name == WILDCARD);
+        self.all &= self.wildcard;
+        if !self.names.0.is_empty() {
+            let said: HashSet<&str> = ask.names.iter().map(String::as_str).collect();
+            self.names.retain(|name| said.contains(name));
         }
     }
 
