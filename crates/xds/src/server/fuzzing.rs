@@ -403,10 +403,12 @@ mod tests {
         stream(&[0, 0, 0, 5, 16, 8, 12, 3, 12, 9, 0]);
     }
 
-    /// Who asked for an alias, and no more when the host came, is sent that again when it asks once more.
+    /// Who takes back what led to a host has it when it asks for that again, for the host, or still for an alias.
     #[test]
     fn what_was_given_when_it_was_not_asked_for_is_given_again() {
         stream(&[0, 64, 76, 69, 2, 69, 10, 76, 1, 69, 2]);
+        stream(&[0, 64, 100, 69, 2, 149, 74, 109, 149, 71, 0]);
+        stream(&[0, 144, 223, 69, 225, 73, 42, 140, 180, 221, 176, 74, 104]);
     }
 
     /// In the state of the world who asks for nothing, and then for all again, while a response is under way has forgotten what there is.

@@ -390,7 +390,10 @@ impl Watched {
         if !unsubscribe.is_empty() {
             self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).into()));
             if kind == Kind::VirtualHost {
-                // Who still asks for what leads to one is to have it.
+                // What it did not confirm it may have forgotten, or not take when it comes. Who still asks for what leads to one is
+                // to have it.
+                let given = std::mem::take(&mut self.given);
+                self.unsubscribe(kind, &given);
                 self.resolve(kind, snapshot);
             }
         }
@@ -453,10 +456,7 @@ impl Watched {
         self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
         if kind == Kind::VirtualHost {
-            let found = found(kind, &named, snapshot);
-            // What it was given and did not confirm may have come when it did not ask for what leads to it.
-            self.again.extend(found.iter().filter(|name| self.given.contains(name)).cloned());
-            self.give(kind, found);
+            self.give(kind, found(kind, &named, snapshot));
         }
     }
 
