@@ -3,11 +3,12 @@
 
 use std::{
     future::poll_fn,
-    io,
-    net::{IpAddr, SocketAddr},
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
     pin::Pin,
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     task::Poll,
     time::{Duration, Instant},
 };
@@ -23,7 +24,7 @@ use tokio::{
 use crate::{
     config::{
         Cluster, Endpoint,
-        cluster::{AutoSni, Keepalive, UpstreamProtocol},
+        cluster::{AutoSni, Discovery, Keepalive, UpstreamProtocol},
         tls::{ClientConfigs, ClientTls},
     },
     context::Shared,
@@ -42,6 +43,10 @@ use crate::{
 
 /// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// So many ports that nobody else is given are tried; most are free.
+const PORT_TRIES: u32 = 3;
+/// Fewer ports than these are soon in use.
+const MIN_PORTS_APART: u16 = 1_024;
 
 /// What will be spoken on a connection, which decides what TLS offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -328,6 +333,25 @@ async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io:
 
 /// Opens a TCP connection.
 async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
+    // An address of its own is as good as a port.
+    let as_client = cluster.sources.is_empty() && matches!(cluster.discovery, Discovery::OriginalDst(_));
+    let tries = if as_client { PORT_TRIES } else { 0 };
+    for port in (0..tries).filter_map(|_| port_apart()) {
+        match dial_from(port, address, cluster, mark).await {
+            Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
+            done => return done,
+        }
+    }
+    dial_from(0, address, cluster, mark).await
+}
+
+/// From this port of ours; 0 leaves it to the kernel.
+async fn dial_from(
+    port: u16,
+    address: SocketAddr,
+    cluster: &Cluster,
+    mark: Option<u32>,
+) -> io::Result<TcpStream> {
     let socket =
         Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
@@ -337,10 +361,26 @@ async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::
     if let Some(keepalive) = &cluster.keepalive {
         socket.set_tcp_keepalive(&tcp_keepalive(keepalive))?;
     }
-    if let Some(source) = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4()) {
-        socket.bind(&SocketAddr::new(*source, 0).into())?;
+    let source = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4());
+    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    if source.is_some() || port != 0 {
+        // Ports are shared by connections to different places.
+        socket.set_reuse_address(port != 0)?;
+        socket.bind(&SocketAddr::new(source.copied().unwrap_or(any), port).into())?;
     }
     TcpSocket::from_std_stream(socket.into()).connect(address).await
+}
+
+/// A port to dial from where an application in the pod dials itself: one that the kernel gives nobody. What the kernel decided for
+/// a connection, here that it is not to be intercepted, it keeps for two minutes where nobody answered, and would apply to the
+/// application's next one if that had the same port. `None` where the kernel gives out all.
+fn port_apart() -> Option<u16> {
+    static APART: LazyLock<Option<RangeInclusive<u16>>> = LazyLock::new(|| {
+        let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+        let last: u16 = given.split_whitespace().nth(1)?.parse().ok()?;
+        (u16::MAX - last >= MIN_PORTS_APART).then(|| last + 1..=u16::MAX)
+    });
+    APART.clone().map(fastrand::u16)
 }
 
 fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
@@ -405,6 +445,30 @@ mod tests {
     use std::{net::TcpListener, time::Duration};
 
     use super::*;
+
+    #[tokio::test]
+    async fn where_applications_dial_themselves_another_port_is_used() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let mut cluster = Cluster::new("c");
+        let apart = |stream: &TcpStream| {
+            let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+            let last: u16 = range.split_whitespace().nth(1).unwrap().parse().unwrap();
+            stream.local_addr().unwrap().port() > last
+        };
+        assert!(!apart(&dial(address, &cluster, None).await.unwrap()));
+        cluster.discovery = Discovery::OriginalDst(None);
+        let all_given = port_apart().is_none();
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            let stream = dial(address, &cluster, None).await.unwrap();
+            held.push((apart(&stream) || all_given, stream));
+        }
+        assert!(held.iter().all(|(apart, _)| *apart), "three taken ports in a row are most unlikely");
+        let taken =
+            dial_from(held[0].1.local_addr().unwrap().port(), address, &cluster, None).await.unwrap_err();
+        assert!(matches!(taken.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable), "{taken}");
+    }
 
     #[tokio::test]
     async fn the_kernel_looks_after_connections_as_configured() {
