@@ -86,7 +86,7 @@ pub fn stream(script: &[u8]) {
 }
 
 fn form(first: u8) -> Form {
-    if first % 2 == 0 { Form::Delta } else { Form::Sotw }
+    if first.is_multiple_of(2) { Form::Delta } else { Form::Sotw }
 }
 
 fn kinds(form: Form) -> &'static [Kind] {
