@@ -363,9 +363,11 @@ async fn dial_from(
     }
     let source = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4());
     let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    if port != 0 {
+        // It is shared by connections to different places.
+        socket.set_reuse_address(true)?;
+    }
     if source.is_some() || port != 0 {
-        // Ports are shared by connections to different places.
-        socket.set_reuse_address(port != 0)?;
         socket.bind(&SocketAddr::new(source.copied().unwrap_or(any), port).into())?;
     }
     TcpSocket::from_std_stream(socket.into()).connect(address).await

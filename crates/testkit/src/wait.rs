@@ -13,7 +13,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + LIMIT;
     loop {
-        // One that takes the whole time, as a connection does whose first packets the kernel drops, is looked after once more.
+        // A look that takes the whole time does not decide alone.
         let late = Instant::now() > deadline;
         match look() {
             Ok(found) => return found,
