@@ -182,7 +182,7 @@ fn all_is_taken(mesh: &Mesh, workloads: &[&str]) {
         assert_eq!(stats.lines().find(refused), None, "{workload}");
     }
     eventually("all is synced", || {
-        let proxies: Value = mesh.call("front", "http://10.244.0.1:15014/debug/syncz", &[]).json();
+        let proxies: Value = mesh.call("control", "http://10.244.0.1:15014/debug/syncz", &[]).json();
         let forms = |proxy: &Value| (proxy["form"] == "sotw").then_some(());
         let proxies = proxies.as_array().unwrap();
         assert_eq!(proxies.iter().filter_map(forms).count(), workloads.len() + 1, "{proxies:?}");
@@ -226,7 +226,7 @@ fn canary_is_met_by_both(mesh: &Mesh) {
 
 /// The control plane knows of all eleven proxies, and none has refused anything. All of them take virtual hosts one by one.
 fn nothing_is_refused(mesh: &Mesh) {
-    let proxies: Value = mesh.call("main", "http://10.244.0.1:15014/debug/syncz", &[]).json();
+    let proxies: Value = mesh.call("control", "http://10.244.0.1:15014/debug/syncz", &[]).json();
     let proxies = proxies.as_array().unwrap();
     assert_eq!(proxies.len(), 11, "{proxies:?}");
     for proxy in proxies {

@@ -154,7 +154,9 @@ impl Control {
     /// What is known of the clients.
     fn clients(&self) -> Vec<Value> {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
-        stream.write_all(b"GET /debug/syncz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        stream
+            .write_all(b"GET /debug/syncz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -19,12 +19,14 @@ use crate::{exit, view};
 
 /// Arguments of `skysail exec`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: skysail exec booking -- curl -s http://flight:9080/healthz\n\n\
+#[command(after_help = "Examples:\n  skysail exec booking -- curl -s http://flight:9080/healthz\n  \
+    skysail exec control -- curl -s http://10.244.0.1:15014/debug/syncz\n\n\
     The command runs in the pod's network, with the pod's names, and its connections take the way the workload's \
     take: through the sidecar. Files are those of this machine. The exit code is the command's, 127 if there is no \
     such command, and 126 if it cannot be run.")]
 pub(crate) struct ExecArgs {
-    /// A workload (its first ready pod is taken) or a pod; NAMESPACE/NAME where the name is not unique.
+    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
+    /// control plane runs, and its admin pages are served.
     workload: String,
     /// The mesh's name, if several run.
     #[arg(long)]
@@ -40,7 +42,8 @@ pub(crate) struct ExecArgs {
     The body is printed, and the status on standard error. The exit code is 0 for a status below 400, and 1 for any \
     other and where no answer came.")]
 pub(crate) struct CallArgs {
-    /// A workload (its first ready pod is taken) or a pod; NAMESPACE/NAME where the name is not unique.
+    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
+    /// control plane runs, and its admin pages are served.
     workload: String,
     #[command(flatten)]
     request: Request,
@@ -102,6 +105,8 @@ pub(crate) struct StatusArgs {
     name: Option<String>,
 }
 
+/// Stands for the control plane where a workload is named; one of this name is written with its namespace.
+const CONTROL: &str = "control";
 /// A call that takes longer has failed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// How often a followed log is looked at.
@@ -109,9 +114,14 @@ const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let pods = find(&mesh, &args.workload)?;
-    let pod = pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0]);
-    match enter::run(&mesh, pod, &args.command) {
+    let ended = if args.workload == CONTROL {
+        enter::beside_control(&mesh, &args.command)
+    } else {
+        let pods = find(&mesh, &args.workload)?;
+        let pod = pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0]);
+        enter::run(&mesh, pod, &args.command)
+    };
+    match ended {
         Err(error @ Error::Command { .. }) => {
             stdio::tell(format!("skysail: {error}"));
             let missing =
@@ -183,7 +193,7 @@ pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<u8> {
 
 pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let files = if args.workload == "control" {
+    let files = if args.workload == CONTROL {
         vec![mesh.logs().join("control.log")]
     } else {
         let pods = find(&mesh, &args.workload)?;

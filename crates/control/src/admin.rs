@@ -1,14 +1,12 @@
-//! Pages for people and Prometheus; `/` lists them.
+//! Pages for people and Prometheus; `/` lists them. Readiness and metrics are open, the others need [`Access`].
 
 use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{
-        State,
-        connect_info::{ConnectInfo, Connected},
-    },
+    extract::{State, connect_info::Connected},
     http::{StatusCode, header},
+    middleware,
     response::IntoResponse,
     routing::{get, post},
     serve::IncomingStream,
@@ -16,7 +14,14 @@ use axum::{
 use skysail_core::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
-use crate::{authority::Keeper, habits::Habits, metrics::Gauges, publish::Publisher, resolve::Names};
+use crate::{
+    access::{self, Access},
+    authority::Keeper,
+    habits::Habits,
+    metrics::Gauges,
+    publish::Publisher,
+    resolve::Names,
+};
 
 /// What the pages show.
 struct Pages {
@@ -28,14 +33,14 @@ struct Pages {
 }
 
 const HELP: &str = "\
-/debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine, replaces the root
+/debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine or pod, replaces the root
 /debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
 /debug/config_files       files in force, with the fingerprints of their texts
 /debug/dns                names of endpoints: addresses, how long they hold, what went wrong
 /debug/syncz              connected proxies, and what each has taken or refused
 /debug/used               virtual hosts that workloads use, by identity: sent to their proxies before they ask
-/metrics                  counters and gauges as Prometheus text
-/ready                    200 when ready, 503 when shutting down
+/metrics                  counters and gauges as Prometheus text; open to the network
+/ready                    200 when ready, 503 when shutting down; open to the network
 ";
 
 /// Serves the pages until the process ends.
@@ -45,14 +50,13 @@ pub(crate) async fn serve(
     names: Arc<Names>,
     keeper: Arc<Keeper>,
     habits: Arc<Habits>,
+    access: Arc<Access>,
     shutdown: Shutdown,
 ) -> std::io::Result<()> {
     let pages = Arc::new(Pages { publisher, names, keeper, habits, shutdown });
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
-        .route("/ready", get(ready))
-        .route("/metrics", get(metrics))
         .route("/debug/ca", get(async |State(pages): State<Arc<Pages>>| Json(pages.keeper.status())))
         .route("/ca/rotate", post(rotate))
         .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
@@ -66,6 +70,9 @@ pub(crate) async fn serve(
             "/debug/config_errors",
             get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.findings())),
         )
+        .layer(middleware::from_fn_with_state(access, access::guard))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
         .with_state(pages);
     axum::serve(listener, router.into_make_service_with_connect_info::<Ends>()).await
 }
@@ -80,28 +87,21 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
 }
 
 /// The two ends of a connection.
-#[derive(Clone, Copy)]
-struct Ends {
-    local: Option<IpAddr>,
-    remote: IpAddr,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) remote: IpAddr,
 }
 
 impl Connected<IncomingStream<'_, TcpListener>> for Ends {
     fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        let local = stream.io().local_addr().ok().map(|address| address.ip().to_canonical());
-        Self { local, remote: stream.remote_addr().ip().to_canonical() }
+        let local = stream.io().local_addr().ok().map(|address| address.ip());
+        Self { local, remote: stream.remote_addr().ip() }
     }
 }
 
-/// Begins to replace the root. The page is open to the network for reading; this is for who is on this machine.
-async fn rotate(
-    ConnectInfo(ends): ConnectInfo<Ends>,
-    State(pages): State<Arc<Pages>>,
-) -> (StatusCode, String) {
-    if !ends.remote.is_loopback() && Some(ends.remote) != ends.local {
-        let said = "roots are replaced from the control plane's own machine or pod only, for example by port forwarding\n";
-        return (StatusCode::FORBIDDEN, said.to_owned());
-    }
+/// Begins to replace the root.
+async fn rotate(State(pages): State<Arc<Pages>>) -> (StatusCode, String) {
     match pages.keeper.rotate() {
         Ok(()) => (StatusCode::OK, "begun; /debug/ca tells where it stands\n".to_owned()),
         Err(why) => (StatusCode::CONFLICT, format!("{why}\n")),

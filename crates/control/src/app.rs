@@ -3,17 +3,14 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use skysail_core::{
-    logging,
-    shutdown::{self, Shutdown},
-    trim,
-};
+use skysail_core::{logging, shutdown, trim};
 use skysail_identity::{Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
 use crate::{
+    access::Access,
     admin,
     args::Args,
     authentication::Authentication,
@@ -88,6 +85,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let views =
         Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), Arc::clone(&habits), cluster_id);
     let discovery = DiscoveryService::new(Arc::new(views));
+    let access =
+        Arc::new(Access::new(Arc::clone(&authentication), args.admin_allow.clone(), Arc::clone(&metrics)));
     let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
     let certificates = CertificateService::new(Arc::new(signer));
 
@@ -103,7 +102,21 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     tokio::spawn(tokens.follow(keys));
     tokio::spawn(Arc::clone(&habits).keep());
     tokio::spawn(Arc::clone(&names).keep());
-    start_rest(admin, folders, own, &publisher, Arc::clone(&names), (keeper, Arc::clone(&habits)), &shutdown);
+    let pages = admin::serve(
+        admin,
+        Arc::clone(&publisher),
+        Arc::clone(&names),
+        Arc::clone(&keeper),
+        Arc::clone(&habits),
+        access,
+        shutdown.clone(),
+    );
+    tokio::spawn(async move {
+        if let Err(error) = pages.await {
+            error!(%error, "the admin pages are gone");
+        }
+    });
+    start_rest(folders, own, &publisher, keeper);
 
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
@@ -133,24 +146,10 @@ fn publisher(args: &Args, metrics: &Arc<Metrics>, names: &Arc<Names>) -> (Arc<Pu
 }
 
 /// Starts what runs beside the calls and ends with the process.
-fn start_rest(
-    admin: TcpListener,
-    folders: Folders,
-    own: OwnCertificate,
-    publisher: &Arc<Publisher>,
-    names: Arc<Names>,
-    (keeper, habits): (Arc<Keeper>, Arc<Habits>),
-    shutdown: &Shutdown,
-) {
+fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>, keeper: Arc<Keeper>) {
     tokio::spawn(own.renew());
-    tokio::spawn(Arc::clone(&keeper).run());
+    tokio::spawn(keeper.run());
     tokio::spawn(keep_small(Arc::clone(publisher)));
-    let pages = admin::serve(admin, Arc::clone(publisher), names, keeper, habits, shutdown.clone());
-    tokio::spawn(async move {
-        if let Err(error) = pages.await {
-            error!(%error, "the admin pages are gone");
-        }
-    });
     let publisher = Arc::clone(publisher);
     tokio::spawn(async move {
         let apply = move |changes| {

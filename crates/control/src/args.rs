@@ -8,6 +8,8 @@ use std::{
 
 use skysail_core::names;
 
+use crate::access::Account;
+
 /// Command line of the control plane.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -27,6 +29,10 @@ pub struct Args {
     /// Readiness, metrics and debugging; 0 takes any free port.
     #[arg(long, value_name = "PORT", default_value_t = names::CONTROL_ADMIN_PORT)]
     pub admin_port: u16,
+    /// A service account that may read the admin pages from elsewhere, with its token; may be given several times. Without, they are
+    /// readable from this machine or pod only, except readiness and metrics, which are open.
+    #[arg(long, value_name = "NAMESPACE/SERVICEACCOUNT")]
+    pub admin_allow: Vec<Account>,
     /// Where the certificate authority is kept: Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, watched; or
     /// one that is made here, whose root is replaced in time. Without, it lives as long as the process.
     #[arg(long, value_name = "DIR")]

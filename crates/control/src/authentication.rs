@@ -73,7 +73,8 @@ impl Authentication {
         identity.inspect_err(|_| count(&self.metrics.authentication_failures))
     }
 
-    fn by_token(&self, token: &str) -> Result<SpiffeId, Status> {
+    /// The identity of the service account that a token was issued for.
+    pub(crate) fn by_token(&self, token: &str) -> Result<SpiffeId, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
                 "tokens are not accepted here: neither --token-key nor --token-jwks was given",

@@ -3,8 +3,9 @@
 //! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
 //! compiled views, who is connected) and `habits` (what workloads use) → `discovery` and `certificates` (what proxies call, after
 //! `authentication` said who they are by what `platform` knows, the latter signed by what `authority` keeps) → `serving` (sockets and TLS) → `admin` (pages for people and
-//! Prometheus) → `app` (all of it, start to end).
+//! Prometheus, for whom `access` lets in) → `app` (all of it, start to end).
 
+mod access;
 mod admin;
 mod app;
 pub mod args;
@@ -23,5 +24,6 @@ mod serving;
 mod source;
 mod tokens;
 
+pub use access::Account;
 pub use app::run;
 pub use args::Args;

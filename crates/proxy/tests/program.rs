@@ -42,6 +42,34 @@ async fn what_is_logged_changes_while_it_runs() {
     assert!(log.contains("told to quit, draining"), "{log}");
 }
 
+/// `tests/admin.rs` asks from elsewhere in the network.
+#[tokio::test]
+async fn web_pages_of_others_neither_read_nor_change_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "node: {id: a}\n").await;
+    for (fields, said) in [
+        ("host: evil.example", "DNS rebinding"),
+        ("host: localhost\r\norigin: http://evil.example", "another origin"),
+        ("host: localhost\r\nsec-fetch-site: cross-site", "another origin"),
+    ] {
+        for (method, path) in
+            [("GET", "/config_dump"), ("POST", "/quitquitquit"), ("POST", "/logging?level=off"), ("GET", "/")]
+        {
+            let answer = program.page_with(method, path, fields).await;
+            assert!(
+                answer.starts_with("HTTP/1.1 403 ") && answer.contains(said),
+                "{method} {path}: {answer}"
+            );
+        }
+        for path in ["/ready", "/healthz/ready", "/stats/prometheus"] {
+            let answer = program.page_with("GET", path, fields).await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
+    }
+    let log = program.quit().await;
+    assert!(log.contains("told to quit, draining"), "{log}");
+}
+
 /// Replaces a file as what rotates certificates does.
 fn replace(folder: &Path, name: &str, content: &str) {
     fs::write(folder.join("new"), content).unwrap();

@@ -119,9 +119,14 @@ impl Control {
 
     /// Asks an admin page; gives status and body.
     pub(crate) async fn ask(&self, method: &str, path: &str) -> (u16, String) {
+        self.ask_with(method, path, "host: localhost").await
+    }
+
+    /// The same with these fields.
+    pub(crate) async fn ask_with(&self, method: &str, path: &str, fields: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
         let request =
-            format!("{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            format!("{method} {path} HTTP/1.1\r\n{fields}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

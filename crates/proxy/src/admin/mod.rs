@@ -1,5 +1,6 @@
 //! What the sidecar shows of itself: the admin page in Envoy's shape, readiness, metrics.
 
+mod access;
 mod clusters;
 mod dump;
 mod logging;
@@ -20,6 +21,7 @@ use axum::{
     Json, Router,
     extract::{Query, State},
     http::{StatusCode, header::CONTENT_TYPE},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -68,7 +70,7 @@ const HELP: &str = "\
 /clusters                 clusters and their endpoints (?format=json)
 /config_dump              configuration in force (?resource=, ?mask=, ?name_regex=, ?include_eds)
 /drain_listeners          (POST) take no new connections, finish those there are (?inboundonly, ?graceful, ?skip_exit)
-/healthz/ready            200 when ready
+/healthz/ready            200 when ready; open to the network, as /ready and /stats/prometheus
 /listeners                addresses listened on (?format=json)
 /logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
 /memory                   resident memory in bytes
@@ -137,7 +139,7 @@ pub(crate) async fn serve(
         Pages::Metrics => Router::new().route("/stats/prometheus", get(prometheus)),
         Pages::All => all(),
     };
-    let service = router.with_state(Arc::clone(admin));
+    let service = router.with_state(Arc::clone(admin)).into_make_service_with_connect_info::<access::Ends>();
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, service).await {
             tracing::error!(%error, "the {what} ended");
@@ -154,15 +156,16 @@ fn all() -> Router<Arc<Admin>> {
         .route("/clusters", get(clusters_page))
         .route("/config_dump", get(config_dump))
         .route("/drain_listeners", post(drain_listeners))
-        .route("/healthz/ready", get(ready))
         .route("/listeners", get(listeners))
         .route("/logging", post(logging::page))
         .route("/memory", get(memory))
         .route("/on_demand", get(on_demand))
         .route("/quitquitquit", post(quit))
-        .route("/ready", get(ready))
         .route("/server_info", get(server_info))
         .route("/stats", get(stats))
+        .layer(middleware::from_fn(access::guard))
+        .route("/healthz/ready", get(ready))
+        .route("/ready", get(ready))
         .route("/stats/prometheus", get(prometheus))
 }
 

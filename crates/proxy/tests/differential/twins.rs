@@ -182,7 +182,7 @@ fn admin(folder: &Path) -> Option<SocketAddr> {
 fn page(admin: SocketAddr, path: &str) -> (u16, String) {
     let Ok(mut connection) = TcpStream::connect(admin) else { return (0, String::new()) };
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
-    let _ = write!(connection, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let _ = write!(connection, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     let mut answer = String::new();
     let _ = connection.read_to_string(&mut answer);
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);

@@ -89,7 +89,7 @@ impl Program {
     /// A page of its admin interface.
     pub(crate) async fn page(&self, path: &str) -> String {
         let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
-        client.send(&format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
+        client.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
         client.rest().await
     }
 }

@@ -59,8 +59,13 @@ impl Program {
 
     /// The answer of a page of the admin port.
     pub(crate) async fn page(&self, method: &str, path: &str) -> String {
+        self.page_with(method, path, "host: localhost").await
+    }
+
+    /// The same with these fields.
+    pub(crate) async fn page_with(&self, method: &str, path: &str, fields: &str) -> String {
         let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
-        client.send(&format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
+        client.send(&format!("{method} {path} HTTP/1.1\r\n{fields}\r\nconnection: close\r\n\r\n")).await;
         client.rest().await
     }
 

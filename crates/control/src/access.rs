@@ -1,0 +1,186 @@
+//! Who may read the admin pages: callers in the control plane's own network namespace, and service accounts on the allow list.
+
+use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
+
+use axum::{
+    extract::{ConnectInfo, Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse as _, Response},
+};
+use skysail_core::{
+    SpiffeId,
+    local::{Caller, Refusal},
+    names::TOKEN_AUDIENCE,
+};
+
+use crate::{
+    admin::Ends,
+    authentication::Authentication,
+    metrics::{Metrics, count},
+};
+
+/// A service account.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Account {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl FromStr for Account {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // RFC 1123 names; the accounts' may have dots.
+        let is_name = |name: &str| {
+            !name.is_empty()
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.')
+        };
+        match text.split_once('/') {
+            Some((namespace, name)) if is_name(namespace) && is_name(name) => {
+                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+            }
+            _ => Err("write NAMESPACE/SERVICEACCOUNT, such as monitoring/kiali".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Decides about callers.
+pub(crate) struct Access {
+    authentication: Arc<Authentication>,
+    allowed: BTreeSet<Account>,
+    metrics: Arc<Metrics>,
+}
+
+impl Access {
+    pub(crate) fn new(
+        authentication: Arc<Authentication>,
+        allowed: Vec<Account>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { authentication, allowed: allowed.into_iter().collect(), metrics }
+    }
+
+    /// Whether the allow list has a service account.
+    pub(crate) fn allows(&self, id: &SpiffeId) -> bool {
+        let account = Account { namespace: id.namespace.clone(), name: id.service_account.clone() };
+        self.allowed.contains(&account)
+    }
+
+    /// Admits callers from here, and readers with a token.
+    fn check(&self, ends: Ends, request: &Request) -> Result<(), (StatusCode, String)> {
+        let headers = request.headers();
+        let all =
+            |name: header::HeaderName| headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
+        let mut caller = Caller {
+            local: ends.local,
+            remote: ends.remote,
+            hosts: all(header::HOST),
+            origins: all(header::ORIGIN),
+            sites: all(header::HeaderName::from_static("sec-fetch-site")),
+        };
+        caller.hosts.extend(request.uri().authority().map(|authority| authority.as_str().as_bytes()));
+        match caller.check() {
+            Ok(()) => Ok(()),
+            Err(Refusal::Elsewhere) if !request.method().is_safe() => {
+                let said = "changes are accepted from the control plane's own machine or pod only, for example by port forwarding";
+                Err((StatusCode::FORBIDDEN, said.to_owned()))
+            }
+            Err(Refusal::Elsewhere) => self.check_token(headers),
+            Err(refusal) => Err((StatusCode::FORBIDDEN, refusal.to_string())),
+        }
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
+        let refused = |status, said| {
+            count(&self.metrics.authentication_failures);
+            (status, said)
+        };
+        let token = bearer(headers).ok_or_else(|| refused(StatusCode::UNAUTHORIZED, missing()))?;
+        let id = self
+            .authentication
+            .by_token(token)
+            .map_err(|status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned()))?;
+        if self.allows(&id) {
+            return Ok(());
+        }
+        let SpiffeId { namespace, service_account, .. } = id;
+        let said = format!(
+            "give skysaild --admin-allow {namespace}/{service_account} to let this service account in"
+        );
+        Err(refused(StatusCode::FORBIDDEN, said))
+    }
+}
+
+/// How to get in.
+fn missing() -> String {
+    format!(
+        "this page is served to callers on the control plane's own machine or in its pod, for example by port forwarding, and to the \
+         service accounts of --admin-allow, whose token (audience {TOKEN_AUDIENCE}) is sent as Authorization: Bearer TOKEN; \
+         /ready and /metrics are open"
+    )
+}
+
+/// The one bearer token of a request (RFC 6750, section 2.1).
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (value, None) = (values.next()?, values.next()) else { return None };
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Answers for the pages where a caller may not see them.
+pub(crate) async fn guard(
+    State(access): State<Arc<Access>>,
+    ConnectInfo(ends): ConnectInfo<Ends>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match access.check(ends, &request) {
+        Ok(()) => next.run(request).await,
+        Err((StatusCode::UNAUTHORIZED, said)) => {
+            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], said + "\n").into_response()
+        }
+        Err((status, said)) => (status, said + "\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_are_written_with_their_namespace() {
+        let account: Account = "monitoring/kiali".parse().unwrap();
+        assert_eq!(account.to_string(), "monitoring/kiali");
+        for wrong in ["", "kiali", "/kiali", "monitoring/", "a/b/c", "*/kiali", "Monitoring/kiali"] {
+            assert!(wrong.parse::<Account>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_bearer_token_is_the_only_credential() {
+        let of = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, value.parse().unwrap());
+            }
+            bearer(&headers).map(str::to_owned)
+        };
+        assert_eq!(of(&["Bearer a"]).as_deref(), Some("a"));
+        assert_eq!(of(&["bearer  a"]).as_deref(), Some("a"));
+        for none in [&[][..], &["Basic a"], &["Bearer"], &["Bearer a", "Bearer b"]] {
+            assert_eq!(of(none), None, "{none:?}");
+        }
+    }
+}

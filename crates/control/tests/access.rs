@@ -1,0 +1,41 @@
+//! Who may read the admin pages from this machine: anybody but web pages of others. `tests/admin.rs` asks from elsewhere.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
+
+mod support;
+
+use support::Folder;
+
+#[tokio::test]
+async fn web_pages_of_others_neither_read_nor_change_anything() {
+    let folder = Folder::new();
+    let control = folder.start("0").await;
+    let own = format!("host: {}\r\norigin: http://{0}\r\nsec-fetch-site: same-origin", control.admin);
+    assert_eq!(control.ask_with("GET", "/debug/ca", &own).await.0, 200);
+    for (fields, said) in [
+        ("host: evil.example", "DNS rebinding"),
+        ("host: localhost\r\nhost: evil.example", "DNS rebinding"),
+        ("host: localhost\r\norigin: http://evil.example", "another origin"),
+        ("host: localhost\r\norigin: null", "another origin"),
+        ("host: localhost\r\nsec-fetch-site: cross-site", "another origin"),
+    ] {
+        for (method, path) in
+            [("GET", "/"), ("GET", "/debug/syncz"), ("POST", "/ca/rotate"), ("GET", "/none")]
+        {
+            let (status, body) = control.ask_with(method, path, fields).await;
+            assert!(status == 403 && body.contains(said), "{method} {path} with {fields}: {status} {body}");
+        }
+        for path in ["/ready", "/metrics"] {
+            assert_eq!(control.ask_with("GET", path, fields).await.0, 200, "{path} with {fields}");
+        }
+    }
+    assert_eq!(control.ask("GET", "/ca/rotate").await.0, 405, "what changes something takes a POST");
+    let authority: serde_json::Value = serde_json::from_str(&control.page("/debug/ca").await).unwrap();
+    assert_eq!(authority["step"], "settled");
+}
+
+#[tokio::test]
+async fn the_allow_list_is_checked_at_the_start() {
+    let said = Folder::new().refused(&["--admin-allow", "kiali"]).await;
+    assert!(said.contains("--admin-allow") && said.contains("write NAMESPACE/SERVICEACCOUNT"), "{said}");
+}
