@@ -37,7 +37,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// When it cannot start: an unusable folder, authority, key or port.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let format = if args.log_json { logging::Format::Json } else { logging::Format::Text };
-    logging::init(format);
+    let _flush = logging::init(format);
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(args))
 }
 

@@ -3,6 +3,8 @@
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. What is logged can be
 //! changed while the program runs.
 
+mod lines;
+
 use std::{
     io::IsTerminal as _,
     panic::{self, PanicHookInfo},
@@ -13,11 +15,20 @@ use std::{
     thread,
 };
 
+pub use lines::Flush;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
-    EnvFilter, Registry, filter::Directive, fmt, layer::SubscriberExt as _, reload,
+    EnvFilter, Registry,
+    filter::{Directive, ParseError},
+    fmt,
+    layer::SubscriberExt as _,
+    reload,
     util::SubscriberInitExt as _,
 };
+
+/// What holds unless something else is asked for: the watcher of files logs every event at the level trace, and there is
+/// one for each line where the log is a file in a watched folder.
+const QUIET: &str = "notify=warn";
 
 /// What is logged, once [`init`] has set up the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
@@ -46,12 +57,14 @@ pub enum Error {
     Fixed,
 }
 
-/// Directs the process's log to standard error. A second call changes nothing.
-pub fn init(format: Format) {
-    let filter = EnvFilter::try_from_env("SKYSAIL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// Directs the process's log to standard error. A second call changes nothing. Keep what it returns until the end.
+pub fn init(format: Format) -> Flush {
+    let flush = lines::start();
+    let wanted = std::env::var("SKYSAIL_LOG").ok().and_then(|wanted| filter(&wanted).ok());
+    let filter = wanted.unwrap_or_else(|| EnvFilter::new(format!("{QUIET},info")));
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
-    let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(|| lines::Line);
     let outcome = match format {
         Format::Text => registry.with(layer).try_init(),
         Format::Json => registry.with(layer.json()).try_init(),
@@ -61,6 +74,16 @@ pub fn init(format: Format) {
         let _ = FILTER.set(handle);
         panic::set_hook(Box::new(tell));
     }
+    flush
+}
+
+/// How many lines were lost since the start, because standard error was not read fast enough.
+pub fn lost_lines() -> u64 {
+    lines::LINES.lost()
+}
+
+fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
+    EnvFilter::try_new(format!("{QUIET},{directives}"))
 }
 
 /// How often something failed by a panic, which is a mistake in the program, since the start.
@@ -90,7 +113,7 @@ pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), Error> 
     let change = |filter: &mut EnvFilter| {
         *filter = match directive {
             Some(directive) => std::mem::take(filter).add_directive(directive),
-            None => EnvFilter::new(level.to_string()),
+            None => EnvFilter::new(format!("{QUIET},{level}")),
         };
     };
     handle.modify(change).map_err(|_| Error::Fixed)
@@ -104,7 +127,11 @@ pub fn levels() -> Vec<(Option<String>, String)> {
         Some((module, level)) => (Some(module.to_owned()), level.to_owned()),
         None => (None, directive.to_owned()),
     };
-    directives.split(',').filter(|directive| !directive.is_empty()).map(level).collect()
+    directives
+        .split(',')
+        .filter(|directive| !directive.is_empty() && *directive != QUIET)
+        .map(level)
+        .collect()
 }
 
 fn directive(module: &str, level: LevelFilter) -> Result<Directive, Error> {
@@ -119,7 +146,7 @@ mod tests {
 
     #[test]
     fn levels_change_while_it_runs() {
-        init(Format::Text);
+        let _flush = init(Format::Text);
         set_level(None, LevelFilter::WARN).unwrap();
         assert_eq!(levels(), [(None, "warn".to_owned())]);
         assert!(!tracing::enabled!(target: "acme", tracing::Level::INFO));

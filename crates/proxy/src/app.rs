@@ -45,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    logging::init(logging::Format::Text);
+    let _flush = logging::init(logging::Format::Text);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)

@@ -104,7 +104,7 @@ async fn each_is_counted_and_told_by_the_log() {
         assert_eq!(told.count(), 1, "{log}");
         return;
     }
-    logging::init(logging::Format::Text);
+    let _flush = logging::init(logging::Format::Text);
     let proxy = proxy().await;
     for count in 1..=2 {
         let mut unlucky = proxy.connect().await;

@@ -70,6 +70,43 @@ async fn web_pages_of_others_neither_read_nor_change_anything() {
     assert!(log.contains("told to quit, draining"), "{log}");
 }
 
+#[tokio::test]
+async fn nobody_waits_for_the_reader_of_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    // No chain takes a connection, which is logged.
+    let bootstrap = r#"
+static_resources:
+  listeners:
+  - name: l
+    address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+    filter_chains:
+    - filter_chain_match: {destination_port: 1}
+      filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: c
+  clusters:
+  - name: c
+    type: STATIC
+    load_assignment: {cluster_name: c}
+"#;
+    let mut program = Program::start(folder.path(), bootstrap).await;
+    let server = program.listener("l").await;
+    program.page("POST", "/logging?level=debug").await;
+    // Far more than fits into the pipe that nobody reads from meanwhile.
+    for _ in 0..2_000 {
+        let mut client = Client::new(TcpStream::connect(server).await.unwrap());
+        assert_eq!(client.rest().await, "");
+    }
+    assert!(program.page("GET", "/ready").await.ends_with("LIVE\n"));
+    program.page("POST", "/logging?level=info").await;
+    for _ in 0..2_000 {
+        program.until("no filter chain of l takes").await;
+    }
+}
+
 /// Replaces a file as what rotates certificates does.
 fn replace(folder: &Path, name: &str, content: &str) {
     fs::write(folder.join("new"), content).unwrap();

@@ -49,6 +49,8 @@ pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&A
     family("skysail_metric_series_expired_total", "counter", [("", expired)].into_iter(), out);
     let panics = skysail_core::logging::panics();
     family("skysail_panics_total", "counter", [("", panics)].into_iter(), out);
+    let lost = skysail_core::logging::lost_lines();
+    family("skysail_log_lines_lost_total", "counter", [("", lost)].into_iter(), out);
     if let Some(log) = log {
         family("skysail_access_log_dropped_total", "counter", [("", log.dropped())].into_iter(), out);
     }

@@ -87,7 +87,7 @@ struct KeyArg {
 /// # Errors
 /// When the address is taken or the traffic's settings make no sense.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    skysail_core::logging::init(skysail_core::logging::Format::Text);
+    let _flush = skysail_core::logging::init(skysail_core::logging::Format::Text);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async move {
         let address = args.listen;
         let listener = TcpListener::bind(address).await.with_context(|| {
