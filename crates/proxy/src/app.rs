@@ -24,7 +24,6 @@ use crate::{
     envoy::Envoy,
     overload::Limits,
     peer::LocalWorkload,
-    remote::{Place, Remote},
     secrets::{self, OwnCertificate, Secrets},
     telemetry::AccessLogger,
     translate::TlsContexts,
@@ -74,15 +73,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Runs a real Envoy in this sidecar's place.
 async fn in_its_place(envoy: Envoy) -> anyhow::Result<()> {
-    let (tls, trust) = secrets::control_plane_tls(&TlsContexts::default(), &envoy.mesh.ca_root)?;
-    let place = Place::Tcp(envoy.mesh.host.clone(), envoy.mesh.port);
-    let own = OwnCertificate {
-        node: bootstrap::load_node(&envoy.mesh.node)?,
-        remote: Remote { place, tls: Some(tls), mark: envoy.common.mark },
-        ca_root: envoy.mesh.ca_root.clone(),
-        trust,
-        token: envoy.mesh.token.clone(),
-    };
+    let node = bootstrap::load_node(&envoy.mesh.node)?;
+    let own =
+        OwnCertificate::new(&Secrets::new(Arc::default()), envoy.mesh.clone(), node, envoy.common.mark)?;
     envoy.run(own).await
 }
 
@@ -250,15 +243,9 @@ fn from_mesh(
     secrets: Secrets,
     configuration: Arc<Configuration>,
 ) -> anyhow::Result<Forever> {
-    let (tls, trust) = secrets::control_plane_tls(&secrets.tls, &mesh.ca_root)?;
-    let remote = Remote { place: Place::Tcp(mesh.host, mesh.port), tls: Some(tls), mark };
-    let own = OwnCertificate {
-        node: node.clone(),
-        remote: remote.clone(),
-        ca_root: mesh.ca_root,
-        trust,
-        token: mesh.token.clone(),
-    };
+    let token = mesh.token.clone();
+    let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
+    let remote = own.remote.clone();
     let node = telling_what_it_takes(node, Form::Delta);
     // Clusters are asked for once it is known whether the server is ours.
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Listener] };
@@ -273,7 +260,7 @@ fn from_mesh(
             })
         });
         got.notified().await;
-        configuration.follow(options, remote, || secrets::authorization(&mesh.token)).await
+        configuration.follow(options, remote, || secrets::authorization(&token)).await
     }))
 }
 

@@ -21,11 +21,11 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT", requires_all = ["ca_root", "token", "node"])]
     discovery: Option<String>,
 
-    /// PEM file of the certificates that the control plane's certificate must be signed by.
+    /// PEM file of the certificates that the control plane's certificate must be signed by; watched.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     ca_root: Option<PathBuf>,
 
-    /// Service account token; read again whenever it is used.
+    /// Service account token; read again whenever it is used, and watched.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     token: Option<PathBuf>,
 
@@ -87,6 +87,7 @@ pub(crate) enum Mode {
 }
 
 /// Where a sidecar of a mesh gets everything from.
+#[derive(Clone)]
 pub(crate) struct Mesh {
     pub(crate) host: String,
     pub(crate) port: u16,

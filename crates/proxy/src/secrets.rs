@@ -6,21 +6,21 @@
 //! way the handles in [`TlsContexts`] are filled, which takes effect with the next handshake and interrupts nothing.
 
 mod files;
+mod own;
+mod watch;
 
 use std::{
     collections::{HashMap, HashSet},
     convert::Infallible,
-    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use anyhow::{Context as _, bail};
 use arc_swap::ArcSwapOption;
 use prost::Message as _;
-use skysail_core::SpiffeId;
-use skysail_identity::{Identity, KeyAndCsr, Live, PeerCheck, Roots, TlsSpec, renewal};
+use skysail_identity::{Identity, Roots, renewal};
 use skysail_xds::{
-    Kind, certificates,
+    Kind,
     client::BoxError,
     envoy::pb::{
         envoy::{
@@ -31,26 +31,25 @@ use skysail_xds::{
                 secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient,
             },
         },
-        google::{protobuf::Struct, rpc::Status as RpcStatus},
+        google::rpc::Status as RpcStatus,
     },
-    istio::{self, IstioCertificateRequest},
 };
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch as channel},
     task::AbortHandle,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::metadata::MetadataMap;
 
+pub(crate) use self::own::{CONTROL_PLANE, Issued, OwnCertificate, authorization};
 use crate::{
-    remote::{Remote, RemoteTls},
+    remote::Remote,
     translate::{self, SecretName, SecretSource, TlsContexts},
 };
 
 /// The cluster that istiod's TLS contexts name for secrets.
 const SDS_CLUSTER: &str = "sds-grpc";
-/// The name that the control plane's certificate must have.
-pub(crate) const CONTROL_PLANE: &str = "istiod.istio-system.svc";
+/// The shortest pause before another attempt to connect, also when certificates, roots or tokens have changed.
+const LEAST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Who gets told what about certificates.
 #[derive(Clone)]
@@ -60,6 +59,8 @@ pub(crate) struct Secrets {
     pub(crate) principal: Arc<ArcSwapOption<Arc<str>>>,
     /// Notified when a secret came, as clusters and listeners may wait for it.
     pub(crate) changed: Arc<Notify>,
+    /// Notified when a certificate, a root or a token has changed, so that a failed connection is tried again at once.
+    pub(crate) renewed: channel::Sender<()>,
     /// Secrets that a task fetches already.
     fetched: Arc<Mutex<HashSet<SecretName>>>,
     /// Tasks that watch the files of secrets that came from servers.
@@ -72,6 +73,7 @@ impl Secrets {
             tls,
             principal: Arc::default(),
             changed: Arc::default(),
+            renewed: channel::Sender::new(()),
             fetched: Arc::default(),
             watched: Arc::default(),
         }
@@ -112,6 +114,7 @@ impl Secrets {
         }
         self.tls.refresh()?;
         self.changed.notify_one();
+        self.renewed.send_replace(());
         Ok(())
     }
 
@@ -150,12 +153,14 @@ impl Secrets {
     async fn follow(&self, name: &SecretName, node: &Node, remote: &Remote) -> Infallible {
         let mut failures = 0;
         let mut version = String::new();
+        let mut renewed = self.renewed.subscribe();
         loop {
+            renewed.mark_unchanged();
             let Err(error) = self.stream(name, node, remote, &mut version, &mut failures).await;
             failures += 1;
-            let pause = renewal::retry(failures, fastrand::f64());
-            tracing::warn!(secret = %name.name, %error, ?pause, "no secret discovery; what there is stays in use");
-            tokio::time::sleep(pause).await;
+            let next = renewal::retry(failures, fastrand::f64());
+            tracing::warn!(secret = %name.name, %error, pause = ?next, "no secret discovery; what there is stays in use");
+            pause(next, renewed.changed()).await;
         }
     }
 
@@ -211,30 +216,6 @@ impl Secrets {
     }
 }
 
-/// The sidecar's own certificate, signed by the control plane.
-pub(crate) struct OwnCertificate {
-    pub(crate) node: Node,
-    /// The control plane.
-    pub(crate) remote: Remote,
-    /// PEM file of roots that the control plane's certificate is checked against.
-    pub(crate) ca_root: PathBuf,
-    /// The roots it is checked against: those of the file, and those that came with our certificate.
-    pub(crate) trust: Arc<Live<Roots>>,
-    /// The service account token, read anew for each attempt.
-    pub(crate) token: PathBuf,
-}
-
-/// A certificate as the control plane issued it, and what goes with it.
-pub(crate) struct Issued {
-    pub(crate) identity: Arc<Identity>,
-    /// The certificates, leaf first, PEM.
-    pub(crate) chain_pem: String,
-    /// The private key, PEM.
-    pub(crate) key_pem: String,
-    /// The roots that workloads are to trust, PEM.
-    pub(crate) roots_pem: String,
-}
-
 /// The handles of our certificate and of the roots of the mesh.
 fn own_names() -> (SecretName, SecretName) {
     let name =
@@ -242,140 +223,9 @@ fn own_names() -> (SecretName, SecretName) {
     (name("default"), name("ROOTCA"))
 }
 
-/// TLS to the control plane: checked against the name and against roots, at first those of the root file; with our
-/// certificate once there is one.
-pub(crate) fn control_plane_tls(
-    tls: &TlsContexts,
-    ca_root: &std::path::Path,
-) -> anyhow::Result<(RemoteTls, Arc<Live<Roots>>)> {
-    let pem =
-        std::fs::read(ca_root).with_context(|| format!("cannot read --ca-root {}", ca_root.display()))?;
-    let roots = Roots::from_pem(&pem).with_context(|| format!("--ca-root {}", ca_root.display()))?;
-    let roots = Live::new(roots);
-    let spec = TlsSpec {
-        identities: vec![tls.identity(&own_names().0)],
-        peer: Some(PeerCheck {
-            roots: Arc::clone(&roots),
-            names: Vec::new(),
-            host_name: true,
-            required: true,
-        }),
-        alpn: vec![b"h2".to_vec()],
-        ..TlsSpec::default()
-    };
-    Ok((RemoteTls::Fixed(spec.client()?, CONTROL_PLANE.try_into()?), roots))
-}
-
-/// The headers of a call to the control plane: the token as it is now.
-pub(crate) fn authorization(token: &std::path::Path) -> anyhow::Result<MetadataMap> {
-    let text =
-        std::fs::read_to_string(token).with_context(|| format!("cannot read --token {}", token.display()))?;
-    let mut metadata = MetadataMap::new();
-    let value = format!("Bearer {}", text.trim()).parse();
-    metadata.insert(
-        "authorization",
-        value.with_context(|| format!("--token {} is not a token", token.display()))?,
-    );
-    Ok(metadata)
-}
-
-impl OwnCertificate {
-    /// Gets the first certificate, then renews it for ever; `take` puts each to use.
-    pub(crate) async fn keep(self, mut take: impl FnMut(Issued) -> anyhow::Result<()>) -> Infallible {
-        let mut failures = 0;
-        let mut told = String::new();
-        loop {
-            // The file may have been replaced.
-            self.trust(&told);
-            let obtained = self.obtain().await.and_then(|issued| {
-                told.clone_from(&issued.roots_pem);
-                self.trust(&told);
-                let identity = Arc::clone(&issued.identity);
-                take(issued)?;
-                Ok(identity)
-            });
-            let pause = match obtained {
-                Ok(identity) => {
-                    failures = 0;
-                    let pause = identity.renewal_due();
-                    tracing::info!(principal = ?identity.peer.uris, next = ?pause, "certificate obtained");
-                    pause
-                }
-                Err(error) => {
-                    failures += 1;
-                    let pause = renewal::retry(failures, fastrand::f64());
-                    let error = format!("{error:#}");
-                    tracing::warn!(error, ?pause, "no certificate from the control plane");
-                    pause
-                }
-            };
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    async fn obtain(&self) -> anyhow::Result<Issued> {
-        let id = self.spiffe_id();
-        let request = KeyAndCsr::generate(id.as_ref())?;
-        let metadata = authorization(&self.token)?;
-        let channel = self.remote.connect().await.map_err(|error| anyhow::anyhow!(chain(&*error)))?;
-        let message = IstioCertificateRequest {
-            csr: request.csr_pem.clone(),
-            validity_duration: 0,
-            metadata: Some(self.request_metadata()),
-        };
-        let chain = certificates::create_certificate(channel, metadata, message).await.map_err(|status| {
-            anyhow::anyhow!("the control plane does not sign: {} ({:?})", status.message(), status.code())
-        })?;
-        let Some((root, own)) = chain.split_last().filter(|(_, own)| !own.is_empty()) else {
-            bail!("the control plane sent no certificate, or no root with it");
-        };
-        let chain_pem = own.join("\n");
-        let identity = Arc::new(request.finish(chain_pem.as_bytes())?);
-        Ok(Issued { identity, chain_pem, key_pem: request.key_pem(), roots_pem: root.clone() })
-    }
-
-    /// Trusts the control plane by these roots and those of the file, which may each be ahead of the other while a root
-    /// is replaced.
-    fn trust(&self, told: &str) {
-        let file = std::fs::read_to_string(&self.ca_root).unwrap_or_default();
-        match Roots::from_pem(format!("{told}\n{file}").as_bytes()) {
-            Ok(roots) => self.trust.set(Arc::new(roots)),
-            Err(error) => {
-                let file = self.ca_root.display();
-                tracing::warn!(%file, %error, "--ca-root cannot be used; the roots before stay in use");
-            }
-        }
-    }
-
-    /// Whom the request names; nobody where the trust domain is not known, as the control plane refuses requests that
-    /// name somebody else.
-    fn spiffe_id(&self) -> Option<SpiffeId> {
-        let metadata = self.node.metadata.as_ref();
-        let text = |key: &str| metadata.and_then(|metadata| text(metadata, key));
-        Some(SpiffeId::new(text("TRUST_DOMAIN")?, text("NAMESPACE")?, text("SERVICE_ACCOUNT")?))
-    }
-
-    fn request_metadata(&self) -> Struct {
-        let cluster = self.node.metadata.as_ref().and_then(|metadata| text(metadata, "CLUSTER_ID"));
-        let cluster = istio::string(cluster.unwrap_or("Kubernetes"));
-        Struct { fields: [("ClusterID".to_owned(), cluster)].into() }
-    }
-}
-
-fn text<'a>(metadata: &'a Struct, key: &str) -> Option<&'a str> {
-    match &metadata.fields.get(key)?.kind {
-        Some(skysail_xds::envoy::pb::google::protobuf::value::Kind::StringValue(text)) => Some(text),
-        _ => None,
-    }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
+/// Waits before another attempt to connect; ends early when what connections are made with has changed.
+async fn pause(full: Duration, renewed: impl Future<Output = impl Sized>) {
+    let least = full.min(LEAST_PAUSE);
+    tokio::time::sleep(least).await;
+    let _ = tokio::time::timeout(full - least, renewed).await;
 }

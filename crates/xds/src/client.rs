@@ -164,6 +164,8 @@ type Names = [BTreeSet<String>; Kind::ALL.len()];
 struct Wanted {
     names: Mutex<Names>,
     changed: Notify,
+    /// The pause between two attempts to connect is to end.
+    retry: Notify,
     /// The server is one of ours.
     ours: AtomicBool,
 }
@@ -199,6 +201,12 @@ impl Subscriptions {
             wanted[kind as usize] = names;
             changed
         });
+    }
+
+    /// Ends a pause between two attempts to connect; during an attempt, the pause after it. To be called when what
+    /// connections are made with has changed, such as a root or a token.
+    pub fn retry(&self) {
+        self.wanted.retry.notify_one();
     }
 
     /// Whether the server is one of ours, which finds virtual hosts by authority; known when an update comes.
@@ -257,7 +265,9 @@ impl Client {
             } else {
                 info!(reason = %chain(&*ended), "discovery stream ended, reconnecting");
             }
-            tokio::time::sleep(pause).await;
+            let least = pause.min(FIRST_RETRY);
+            tokio::time::sleep(least).await;
+            let _ = tokio::time::timeout(pause - least, self.wanted.retry.notified()).await;
         }
     }
 

@@ -177,12 +177,19 @@ impl Configuration {
         metadata: impl Fn() -> anyhow::Result<MetadataMap>,
     ) -> std::convert::Infallible {
         let (client, subscriptions) = Client::new(options);
-        let _ = self.subscriptions.set(subscriptions);
+        let _ = self.subscriptions.set(subscriptions.clone());
+        let mut renewed = self.secrets.renewed.subscribe();
+        let retries = async {
+            while renewed.changed().await.is_ok() {
+                subscriptions.retry();
+            }
+        };
         let connect = async || {
             let metadata = metadata()?;
             Ok(Connection { channel: remote.connect().await?, metadata })
         };
-        client.run(connect, async |update| self.update(update).await).await
+        let run = client.run(connect, async |update| self.update(update).await);
+        tokio::join!(run, retries).0
     }
 
     /// Takes an update; gives what of it is refused.

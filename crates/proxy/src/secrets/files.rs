@@ -9,15 +9,9 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
-use notify::{
-    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
-    event::{AccessKind, AccessMode},
-};
 use prost::Message as _;
 use skysail_xds::{
     Kind,
@@ -27,16 +21,15 @@ use skysail_xds::{
         service::discovery::v3::DiscoveryResponse,
     },
 };
-use tokio::sync::Notify;
 
-use super::Secrets;
+use super::{
+    Secrets,
+    watch::{Watch, folders_of_file},
+};
 use crate::{
     bootstrap::convert::{self, Conversion},
     translate::{SecretName, Translator},
 };
-
-/// How often is looked at what cannot be watched.
-const LOOK: Duration = Duration::from_secs(10);
 
 /// Where a secret is that names files or is in one.
 pub(super) enum Origin {
@@ -49,10 +42,9 @@ pub(super) enum Origin {
 /// Keeps a secret as its files have it.
 pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: Origin) -> Infallible {
     let mut folders = origin.folders();
-    let mut taken = None;
+    let mut watch = Watch::new(&folders);
+    let (mut taken, mut warned) = (None, String::new());
     loop {
-        // Before reading, so that no change is missed between the two.
-        let watch = Watch::new(&folders);
         let read = origin.secret(&secrets, &name).await.and_then(|mut secret| {
             let all: BTreeSet<_> = origin.folders().into_iter().chain(folders_of(&mut secret)).collect();
             if all == folders {
@@ -62,24 +54,27 @@ pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: Origin)
             folders = all;
             Ok(None)
         });
-        match read {
-            Ok(None) => continue,
-            Ok(secret) if secret == taken => {}
-            Ok(Some(secret)) => match secrets.put(&name, &secret) {
-                Ok(()) => {
-                    tracing::info!(secret = %name.name, "read from files");
-                    taken = Some(secret);
-                }
-                Err(reject) => warn(&name, &reject.to_string()),
-            },
-            Err(error) => warn(&name, &format!("{error:#}")),
+        let outcome = match read {
+            Ok(None) => {
+                watch = Watch::new(&folders);
+                continue;
+            }
+            Ok(secret) if secret == taken => Ok(()),
+            Ok(Some(secret)) => secrets.put(&name, &secret).map_err(anyhow::Error::new).map(|()| {
+                tracing::info!(secret = %name.name, "read from files");
+                taken = Some(secret);
+            }),
+            Err(error) => Err(error),
+        };
+        let reason = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        if !reason.is_empty() && reason != warned {
+            tracing::warn!(secret = %name.name, reason, "cannot be used from its files; what there is stays in use");
         }
-        watch.changed().await;
+        warned = reason;
+        if watch.changed().await {
+            watch = Watch::new(&folders);
+        }
     }
-}
-
-fn warn(name: &SecretName, reason: &str) {
-    tracing::warn!(secret = %name.name, reason, "cannot be used from its files; what there is stays in use");
 }
 
 impl Origin {
@@ -112,9 +107,7 @@ impl Origin {
     fn folders(&self) -> BTreeSet<PathBuf> {
         match self {
             Self::Delivered(_) => BTreeSet::new(),
-            Self::File { path, watched, .. } => {
-                [folder_of(path)].into_iter().chain(watched.clone()).collect()
-            }
+            Self::File { path, watched, .. } => folders_of_file(path).chain(watched.clone()).collect(),
         }
     }
 }
@@ -134,9 +127,10 @@ fn folders_of(secret: &mut Secret) -> BTreeSet<PathBuf> {
     let watched = watched.map(|folder| PathBuf::from(&folder.path));
     let files: BTreeSet<_> = sources(secret)
         .filter_map(|source| match &source.specifier {
-            Some(Specifier::Filename(path)) => Some(folder_of(Path::new(path))),
+            Some(Specifier::Filename(path)) => Some(folders_of_file(Path::new(path))),
             _ => None,
         })
+        .flatten()
         .collect();
     if files.is_empty() { files } else { files.into_iter().chain(watched).collect() }
 }
@@ -163,54 +157,11 @@ fn sources(secret: &mut Secret) -> impl Iterator<Item = &mut DataSource> {
     first.into_iter().chain(second)
 }
 
-fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Tells when something changes in folders.
-struct Watch {
-    changed: Arc<Notify>,
-    /// `None` where a folder cannot be watched.
-    watcher: Option<RecommendedWatcher>,
-}
-
-impl Watch {
-    fn new(folders: &BTreeSet<PathBuf>) -> Self {
-        let changed = Arc::new(Notify::new());
-        let tell = Arc::clone(&changed);
-        let watcher = notify::recommended_watcher(move |event| {
-            if !is_reading(&event) {
-                tell.notify_one();
-            }
-        });
-        let watcher = watcher.and_then(|mut watcher| {
-            folders.iter().try_for_each(|folder| watcher.watch(folder, RecursiveMode::NonRecursive))?;
-            Ok(watcher)
-        });
-        let unwatched = |error| tracing::warn!(?folders, %error, "cannot be watched; looking every {LOOK:?}");
-        Self { changed, watcher: watcher.map_err(unwatched).ok() }
-    }
-
-    async fn changed(&self) {
-        match self.watcher {
-            Some(_) => self.changed.notified().await,
-            None => tokio::time::sleep(LOOK).await,
-        }
-    }
-}
-
-/// Our own reading is an event too, and looking would lead to looking again.
-fn is_reading(event: &notify::Result<Event>) -> bool {
-    let kind = event.as_ref().map(|event| event.kind);
-    matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
-}
-
 #[cfg(test)]
 mod tests {
     use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::TlsCertificate;
+
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::translate::SecretSource;
