@@ -1,25 +1,26 @@
-//! Indexes over objects: by any key, and pods by label.
+//! Indexes over objects: by any key, and pods by label. Clones share the maps until one of them changes.
 
 use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
+    sync::Arc,
 };
 
 use crate::api::{Labels, Meta};
 
 /// Objects (namespace, name) by a key that several may share. Most have one: their names are kept as tight as can be, in order.
 #[derive(Clone, Debug)]
-pub(super) struct MultiMap<K>(HashMap<K, Vec<(String, String)>>);
+pub(super) struct MultiMap<K>(Arc<HashMap<K, Vec<(String, String)>>>);
 
 impl<K> Default for MultiMap<K> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(Arc::default())
     }
 }
 
-impl<K: Eq + Hash> MultiMap<K> {
+impl<K: Clone + Eq + Hash> MultiMap<K> {
     pub(super) fn insert(&mut self, key: K, meta: &Meta) {
-        let objects = self.0.entry(key).or_insert_with(|| Vec::with_capacity(1));
+        let objects = Arc::make_mut(&mut self.0).entry(key).or_insert_with(|| Vec::with_capacity(1));
         let name = (meta.namespace.clone(), meta.name.clone());
         if let Err(at) = objects.binary_search(&name) {
             objects.insert(at, name);
@@ -27,10 +28,15 @@ impl<K: Eq + Hash> MultiMap<K> {
     }
 
     pub(super) fn remove(&mut self, key: &K, meta: &Meta) {
-        let Some(objects) = self.0.get_mut(key) else { return };
-        objects.retain(|(namespace, name)| *namespace != meta.namespace || *name != meta.name);
-        if objects.is_empty() {
-            self.0.remove(key);
+        if !self.0.contains_key(key) {
+            return;
+        }
+        let all = Arc::make_mut(&mut self.0);
+        if let Some(objects) = all.get_mut(key) {
+            objects.retain(|(namespace, name)| *namespace != meta.namespace || *name != meta.name);
+            if objects.is_empty() {
+                all.remove(key);
+            }
         }
     }
 
@@ -84,18 +90,23 @@ impl HostIndex {
 
 /// Names of pods by namespace and label.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LabelIndex(HashMap<String, HashMap<(String, String), BTreeSet<String>>>);
+pub(super) struct LabelIndex(Arc<HashMap<String, Arc<ByLabel>>>);
+
+/// Names by label.
+type ByLabel = HashMap<(String, String), BTreeSet<String>>;
 
 impl LabelIndex {
     pub(super) fn insert(&mut self, meta: &Meta) {
-        let labels = self.0.entry(meta.namespace.clone()).or_default();
+        let labels = Arc::make_mut(&mut self.0).entry(meta.namespace.clone()).or_default();
+        let labels = Arc::make_mut(labels);
         for (key, value) in meta.labels.iter() {
             labels.entry((key.clone(), value.clone())).or_default().insert(meta.name.clone());
         }
     }
 
     pub(super) fn remove(&mut self, meta: &Meta) {
-        let Some(labels) = self.0.get_mut(&meta.namespace) else { return };
+        let namespaces = Arc::make_mut(&mut self.0);
+        let Some(labels) = namespaces.get_mut(&meta.namespace).map(Arc::make_mut) else { return };
         for (key, value) in meta.labels.iter() {
             let label = (key.clone(), value.clone());
             if let Some(names) = labels.get_mut(&label) {
@@ -106,7 +117,7 @@ impl LabelIndex {
             }
         }
         if labels.is_empty() {
-            self.0.remove(&meta.namespace);
+            namespaces.remove(&meta.namespace);
         }
     }
 

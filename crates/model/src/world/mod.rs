@@ -2,7 +2,10 @@
 //!
 //! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; `hosts` answers what a host name
 //! means to whom, `endpoints` where a service's traffic goes, `policy` what holds for a workload, and `check`
-//! reports what does not fit together. Objects are shared (`Arc`), so a clone of the World is cheap enough to hand out.
+//! reports what does not fit together.
+//!
+//! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes: the map of
+//! the object's kind and namespace, and the indexes of the kind.
 
 mod check;
 mod endpoints;
@@ -69,7 +72,7 @@ pub struct World {
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
     /// What DNS says names are.
-    resolved: HashMap<Arc<str>, Resolved>,
+    resolved: Arc<HashMap<Arc<str>, Resolved>>,
     /// What may be different since that was last asked for; everything if it never was.
     touched: Option<Touched>,
 }

@@ -34,8 +34,8 @@ impl World {
             return false;
         }
         match now {
-            Some(now) => self.resolved.insert(name.into(), now),
-            None => self.resolved.remove(name),
+            Some(now) => Arc::make_mut(&mut self.resolved).insert(name.into(), now),
+            None => Arc::make_mut(&mut self.resolved).remove(name),
         };
         let services = self.name_users.get(name).cloned().collect();
         self.touch(Touched { services, ..Touched::default() });

@@ -50,45 +50,52 @@ impl<T> Entry<T> {
     }
 }
 
-/// Objects of one kind.
+/// Objects of one kind. Clones share the maps until one of them changes.
 #[derive(Clone, Debug)]
-pub(super) struct Store<T>(BTreeMap<String, BTreeMap<String, Entry<T>>>);
+pub(super) struct Store<T>(Arc<BTreeMap<String, Arc<BTreeMap<String, Entry<T>>>>>);
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self(Arc::default())
     }
 }
 
-impl<T: PartialEq> Store<T> {
+impl<T: Clone + PartialEq> Store<T> {
     /// False if the same object stood there.
     pub(super) fn insert(&mut self, object: Arc<Typed<T>>, origin: Origin) -> bool {
-        let names = self.0.entry(object.meta.namespace.clone()).or_default();
+        let names = Arc::make_mut(&mut self.0).entry(object.meta.namespace.clone()).or_default();
         let name = object.meta.name.clone();
-        let before = names.insert(name, Entry { object: Arc::clone(&object), origin });
+        let before = Arc::make_mut(names).insert(name, Entry { object: Arc::clone(&object), origin });
         before.is_none_or(|before| before.object != object)
     }
 }
 
-impl<T> Store<T> {
+impl<T: Clone> Store<T> {
     pub(super) fn remove(&mut self, namespace: &str, name: &str) -> bool {
-        let Some(names) = self.0.get_mut(namespace) else { return false };
-        let removed = names.remove(name).is_some();
-        if names.is_empty() {
-            self.0.remove(namespace);
+        if self.get(namespace, name).is_none() {
+            return false;
         }
-        removed
+        let namespaces = Arc::make_mut(&mut self.0);
+        if let Some(names) = namespaces.get_mut(namespace) {
+            Arc::make_mut(names).remove(name);
+            if names.is_empty() {
+                namespaces.remove(namespace);
+            }
+        }
+        true
     }
+}
 
+impl<T> Store<T> {
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<&Entry<T>> {
         self.0.get(namespace)?.get(name)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry<T>> {
-        self.0.values().flat_map(BTreeMap::values)
+        self.0.values().flat_map(|names| names.values())
     }
 
     pub(super) fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Entry<T>> {
-        self.0.get(namespace).into_iter().flat_map(BTreeMap::values)
+        self.0.get(namespace).into_iter().flat_map(|names| names.values())
     }
 }
