@@ -1,6 +1,10 @@
 //! The control plane, start to end.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use skysail_core::{logging, shutdown, trim};
@@ -19,7 +23,7 @@ use crate::{
     discovery::Discovery,
     habits::Habits,
     metrics::Metrics,
-    publish::Publisher,
+    publish::{Compiler, Limits, Publisher, Settings},
     resolve::{Lookups, Names},
     serving::{self, OwnCertificate},
     source::Folders,
@@ -136,7 +140,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
 
 /// Holds the mesh, and has names looked up unless proxies are to.
 fn publisher(args: &Args, metrics: &Arc<Metrics>, names: &Arc<Names>) -> (Arc<Publisher>, Option<Lookups>) {
-    let publisher = Publisher::new(Arc::clone(metrics));
+    let limits = Limits { scopes: args.max_scopes, of_identity: args.max_scopes_per_identity };
+    let settings = Settings { cluster_id: args.cluster_id.clone(), limits };
+    let publisher = Publisher::new(Arc::clone(metrics), settings, Compiler::default());
     if args.no_dns {
         return (Arc::new(publisher), None);
     }
@@ -165,11 +171,12 @@ fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>,
     });
 }
 
-/// Gives memory back that many who came or went at once needed.
+/// Forgets scopes without proxies, and gives memory back that many who came or went at once needed.
 async fn keep_small(publisher: Arc<Publisher>) {
     let mut events = 0;
     loop {
         tokio::time::sleep(BETWEEN_TRIMS).await;
+        publisher.drop_idle(Instant::now());
         let now = publisher.metrics.events();
         if std::mem::replace(&mut events, now) != now {
             let _ = tokio::task::spawn_blocking(trim::heap).await;

@@ -52,9 +52,16 @@ pub struct Args {
     /// Who issues service account tokens, as the tokens name them; may be given several times.
     #[arg(long, value_name = "ISSUER", default_values = ["kubernetes/serviceaccount", "https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc"])]
     pub token_issuer: Vec<String>,
-    /// The cluster of proxies that do not name theirs.
+    /// The cluster of the pods that are known here, and of other proxies that do not name theirs.
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
     pub cluster_id: String,
+    /// Different configurations (scopes) that are served at the same time, in all. Proxies share one if they are alike in namespace,
+    /// locality, cluster, address families, capabilities, and labels that routes match.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    pub max_scopes: usize,
+    /// Different configurations (scopes) that proxies of one identity use at the same time.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub max_scopes_per_identity: usize,
     /// The trust domain of identities; by default the mesh configuration's.
     #[arg(long, value_name = "DOMAIN")]
     pub trust_domain: Option<String>,
@@ -74,6 +81,13 @@ pub struct Args {
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| format!("{text:?} is not a number from 1 up"))
 }
 
 /// Nothing lives longer: certificates cannot say every year, and clocks cannot add every duration.

@@ -13,14 +13,14 @@ use skysail_xds::{
     },
     server::{Event, View, Views},
 };
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tracing::info;
 
 use crate::{
     authentication::{Authentication, Caller, address, caller},
     habits::Habits,
     metrics::count,
-    publish::{NewClient, Publisher},
+    publish::{NewClient, Publisher, Refused},
 };
 
 /// The discovery service's side of the mesh.
@@ -42,7 +42,8 @@ impl Discovery {
         Self { publisher, authentication, habits, cluster_id }
     }
 
-    fn enter(&self, node: Node, form: Form, call: &Request<()>) -> Result<View, Status> {
+    /// Finds out who calls and what it declares.
+    fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<NewClient, Status> {
         let node = self.read(node).map_err(Status::invalid_argument)?;
         let identity = match caller(call.extensions()) {
             Caller::Anyone => String::new(),
@@ -58,11 +59,21 @@ impl Discovery {
             proven => proven.into(),
         };
         let address = address(call.extensions());
-        let client = NewClient { node, address, identity, form };
-        let (resources, connected) = self
-            .publisher
-            .connect(client)
-            .ok_or_else(|| Status::unavailable("the control plane is shutting down; connect again"))?;
+        Ok(NewClient { node, address, identity, who, form })
+    }
+
+    async fn enter(&self, client: NewClient) -> Result<View, Status> {
+        let who = Arc::clone(&client.who);
+        let entered = self.publisher.connect(client).await;
+        let (resources, connected) = entered.map_err(|refused| {
+            let reason = refused.reason(&self.publisher.settings);
+            match refused {
+                Refused::Closed => Status::unavailable(reason),
+                Refused::OtherAccount(_) => Status::permission_denied(reason),
+                Refused::Limit(_) => Status::resource_exhausted(reason),
+                Refused::Broken(_) => Status::internal(reason),
+            }
+        })?;
         let habits = Arc::clone(&self.habits);
         let remembered = habits.of(&who, &resources.snapshot.borrow());
         let report = move |event: Event<'_>| match event {
@@ -88,11 +99,17 @@ impl Discovery {
 
 impl Views for Discovery {
     async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
-        let id = node.id.clone();
-        self.enter(node, form, &call).inspect_err(|status| {
+        let (id, address) = (node.id.clone(), address(call.extensions()));
+        let entered = match self.admit(node, form, &call) {
+            Ok(client) => self.enter(client).await,
+            Err(refused) => Err(refused),
+        };
+        entered.inspect_err(|status| {
             count(&self.publisher.metrics.refused_connections);
-            let address = address(call.extensions());
-            info!(proxy = id, address, reason = status.message(), "discovery refused");
+            // A limit that is reached is logged now and then, not for each proxy.
+            if status.code() != Code::ResourceExhausted {
+                info!(proxy = id, address, reason = status.message(), "discovery refused");
+            }
         })
     }
 }

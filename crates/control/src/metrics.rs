@@ -12,6 +12,7 @@ use skysail_xds::Kind;
 
 use crate::{
     authority::Status,
+    publish::Limit,
     resolve::{Answer, Condition, Failure},
 };
 
@@ -34,6 +35,12 @@ pub(crate) struct Metrics {
     pub(crate) signing_failures: AtomicU64,
     /// Requests refused, by reason.
     pub(crate) refusals: [AtomicU64; Refusal::REASONS.len()],
+    /// Scopes compiled because a proxy of them came.
+    pub(crate) scopes_opened: AtomicU64,
+    /// Proxies refused for a limit of scopes, by limit.
+    pub(crate) scope_refusals: [AtomicU64; Limit::REASONS.len()],
+    /// Compiles that panicked.
+    pub(crate) compile_panics: AtomicU64,
     pub(crate) publications: AtomicU64,
     pub(crate) publication_micros: AtomicU64,
     pub(crate) dns_queries_udp: AtomicU64,
@@ -47,6 +54,7 @@ pub(crate) struct Metrics {
 pub(crate) struct Gauges {
     pub(crate) clients: usize,
     pub(crate) views: usize,
+    pub(crate) scopes: usize,
     pub(crate) services: usize,
     pub(crate) config_errors: usize,
     pub(crate) config_warnings: usize,
@@ -102,6 +110,10 @@ impl Metrics {
         let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
         let help = "Signing requests refused, by reason.";
         family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        let reasons = Limit::REASONS.iter().zip(&self.scope_refusals);
+        let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
+        let help = "Streams refused because there are too many scopes, by limit.";
+        family("skysail_xds_scope_refusals", "counter", help, &refusals.collect::<Vec<_>>());
         if let Some(authority) = &gauges.authority {
             render_authority(authority, &mut family);
         }
@@ -114,6 +126,24 @@ impl Metrics {
                 get(&self.refused_connections) as f64,
             ),
             ("skysail_xds_views", "gauge", "Different configurations served.", gauges.views as f64),
+            (
+                "skysail_xds_scopes",
+                "gauge",
+                "Scopes: what proxies of the same surroundings share.",
+                gauges.scopes as f64,
+            ),
+            (
+                "skysail_xds_scopes_opened",
+                "counter",
+                "Scopes compiled because a proxy of them came.",
+                get(&self.scopes_opened) as f64,
+            ),
+            (
+                "skysail_compile_panics",
+                "counter",
+                "Compiles that panicked; their proxies keep the last good configuration.",
+                get(&self.compile_panics) as f64,
+            ),
             ("pilot_services", "gauge", "Services known.", gauges.services as f64),
             ("skysail_config_errors", "gauge", "Errors in the configuration.", gauges.config_errors as f64),
             ("skysail_config_warnings", "gauge", "Warnings about it.", gauges.config_warnings as f64),

@@ -69,7 +69,8 @@ async fn every_recorded_proxy_gets_what_the_model_makes() {
         for proxy in files(&recordings.join(scenario).join("xds"), "") {
             let node: Value = serde_json::from_slice(&fs::read(proxy.join("node.json")).unwrap()).unwrap();
             let id = node["id"].as_str().unwrap();
-            let parsed = ProxyNode::parse(id, node["metadata"].clone(), Locality::default()).unwrap();
+            let mut parsed = ProxyNode::parse(id, node["metadata"].clone(), Locality::default()).unwrap();
+            world.identify(&mut parsed, "Kubernetes").unwrap();
             let made = compile(&world, &parsed.view).0;
             for form in [Form::Sotw, Form::Delta] {
                 let connection = Connection {

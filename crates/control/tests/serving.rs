@@ -26,8 +26,12 @@ use support::{Folder, bearer, certificate, connect, endpoint};
 use tokio::{sync::watch, task::JoinHandle};
 use tonic::{metadata::MetadataMap, transport::Endpoint};
 
-fn node(account: &str) -> Node {
-    let fields = [("SERVICE_ACCOUNT", string(account)), ("NAMESPACE", string("default"))];
+fn node(account: &str, cluster: &str) -> Node {
+    let fields = [
+        ("SERVICE_ACCOUNT", string(account)),
+        ("NAMESPACE", string("default")),
+        ("CLUSTER_ID", string(cluster)),
+    ];
     let metadata = match structure(fields).kind {
         Some(skysail_xds::envoy::pb::google::protobuf::value::Kind::StructValue(fields)) => Some(fields),
         _ => None,
@@ -46,7 +50,11 @@ struct Proxy {
 }
 
 fn proxy(endpoint: Endpoint, account: &str, refuses: &str) -> Proxy {
-    let options = Options { node: node(account), form: Form::Delta, wildcard: vec![Kind::Cluster] };
+    proxy_of(endpoint, node(account, "Kubernetes"), refuses)
+}
+
+fn proxy_of(endpoint: Endpoint, node: Node, refuses: &str) -> Proxy {
+    let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Cluster] };
     let (client, subscriptions) = Client::new(options);
     let connected = subscriptions.connected();
     let (sender, clusters) = watch::channel(BTreeMap::new());
@@ -162,6 +170,28 @@ async fn nobody_gets_what_is_anothers() {
     let metrics = control.page("/metrics").await;
     assert!(metrics.contains("citadel_server_success_cert_issuance_count 1\n"), "{metrics}");
     assert!(metrics.contains("citadel_server_authentication_failure_count 2\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn an_identity_has_a_bounded_number_of_configurations() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let mut control = folder.start_with("0", &["--max-scopes-per-identity", "2"]).await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let in_cluster = |cluster| proxy_of(endpoint(&control.tls, tls.clone()), node("client", cluster), "");
+    let proxies = ["one", "two", "three"].map(in_cluster);
+    let line = control.logged("proxies are refused for the number of configurations").await;
+    assert_eq!(line["identity"], "spiffe://cluster.local/ns/default/sa/client");
+    assert!(line["reason"].as_str().unwrap().contains("--max-scopes-per-identity"), "{line}");
+    let metrics = control.page("/metrics").await;
+    assert!(metrics.contains("skysail_xds_scopes 2\n"), "{metrics}");
+    assert!(!metrics.contains("skysail_xds_scope_refusals{limit=\"identity\"} 0\n"), "{metrics}");
+    // That is its own affair.
+    let (tls, _) = certificate(&control, &folder, "other").await;
+    let mut other = proxy(endpoint(&control.tls, tls), "other", "");
+    other.until(&["reviews"], &[]).await;
+    other.task.abort();
+    proxies.iter().for_each(|proxy| proxy.task.abort());
 }
 
 #[tokio::test]

@@ -21,4 +21,4 @@ pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use parse::{Parsed, parse};
 pub use view::{ProxyNode, ProxyView, Role, Surroundings};
-pub use world::{Endpoint, Origin, Resolved, Touched, World};
+pub use world::{Endpoint, Origin, OtherAccount, Resolved, Touched, World};

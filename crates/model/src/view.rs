@@ -1,10 +1,18 @@
 //! What a proxy says of itself (an Envoy `Node` in Istio's form), and the part of it that its configuration depends on.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+};
 
 use serde::Deserialize;
 
-use crate::api::{Labels, kube::Locality};
+use crate::api::{
+    Labels,
+    kube::{self, Locality},
+};
 
 /// A proxy, taken from the `Node` of its first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +30,9 @@ pub struct ProxyNode {
 }
 
 /// What a proxy's configuration depends on. Proxies with equal views get the same, made once.
+///
+/// As parsed it is what the proxy declares; [`World::identify`](crate::World::identify) puts what the platform knows of the
+/// proxy's pod in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProxyView {
     /// Whose configuration it takes.
@@ -29,16 +40,14 @@ pub struct ProxyView {
     /// Its namespace.
     pub namespace: String,
     /// The pod's labels.
-    pub labels: Labels,
+    pub labels: Arc<Labels>,
     /// Its service account.
     pub service_account: String,
-    /// Its workload, as `reviews-v1`.
-    pub workload: String,
+    /// The service name that dashboards show, by its labels or its workload.
+    pub canonical_service: String,
     /// The cluster it runs in.
     pub cluster_id: String,
-    /// The domain of services, `cluster.local`.
-    pub domain: String,
-    /// Its locality: that of its Kubernetes node ([`World::place`](crate::World::place)), else what it says itself.
+    /// Its locality.
     pub locality: Locality,
     /// Ports its containers name, by name: what a service's `targetPort` may say.
     pub named_ports: BTreeMap<String, u16>,
@@ -67,7 +76,7 @@ pub struct Surroundings {
     pub cluster_id: String,
     /// The locality.
     pub locality: Locality,
-    /// The pod's labels, where anything regards them ([`World::regards_labels`](crate::World::regards_labels)).
+    /// Those of the pod's labels on which shared resources depend ([`World::label_keys`](crate::World::label_keys)).
     pub labels: Labels,
     /// It has IPv4 addresses.
     pub ipv4: bool,
@@ -82,14 +91,15 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of a proxy, with or without its labels.
-    pub fn of(view: &ProxyView, with_labels: bool) -> Self {
+    /// Those of a proxy, with the labels of these keys.
+    pub fn of(view: &ProxyView, label_keys: &BTreeSet<String>) -> Self {
+        let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
         Self {
             role: view.role,
             namespace: view.namespace.clone(),
             cluster_id: view.cluster_id.clone(),
             locality: view.locality.clone(),
-            labels: if with_labels { view.labels.clone() } else { Labels::new() },
+            labels: label_keys.iter().filter_map(label).collect(),
             ipv4: view.ipv4,
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
@@ -105,9 +115,32 @@ impl Surroundings {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
     }
 
+    /// Whether services are alike in both.
+    pub fn is_kin(&self, other: &Self) -> bool {
+        let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
+        (role, cluster_id, locality, labels)
+            == (&other.role, &other.cluster_id, &other.locality, &other.labels)
+            && (ipv4, ipv6) == (&other.ipv4, &other.ipv6)
+            && (plain_envoy, names_resolved) == (&other.plain_envoy, &other.names_resolved)
+    }
+
     /// Whether the routes of a host are resources of their own.
     pub fn routes_by_host(&self) -> bool {
         self.hosts_apart || self.role == Role::Grpc
+    }
+}
+
+impl fmt::Display for Surroundings {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { role, namespace, cluster_id, locality: Locality { region, zone, subzone }, .. } = self;
+        write!(to, "proxies ({role:?}) in namespace {namespace}, cluster {cluster_id}")?;
+        if !region.is_empty() {
+            write!(to, ", locality {region}/{zone}/{subzone}")?;
+        }
+        for (key, value) in &self.labels {
+            write!(to, ", {key}={value}")?;
+        }
+        Ok(())
     }
 }
 
@@ -122,6 +155,11 @@ pub enum Role {
     Grpc,
 }
 
+/// The longest node id: an address, a pod's name, two namespaces and a domain. In bytes.
+pub const MAX_ID: usize = 1_024;
+/// The longest metadata that are kept of a node: labels, names of ports and other names. In bytes.
+pub const MAX_METADATA: usize = 32 << 10;
+
 /// What clients of gRPC say their configuration is to be made by.
 const GRPC: &str = "grpc";
 
@@ -131,6 +169,9 @@ pub enum NodeError {
     /// The id is not Istio's.
     #[error("node id {0:?} is not of the form sidecar~IP~POD.NAMESPACE~NAMESPACE.svc.DOMAIN")]
     Id(String),
+    /// The id has more than [`MAX_ID`] bytes, or some that are not printable ASCII.
+    #[error("the node id has more than {MAX_ID} bytes, or some that are not printable ASCII")]
+    IdBytes,
     /// The metadata are not what Istio's agent sends.
     #[error("node {id:?}: metadata: {reason}")]
     Metadata {
@@ -199,9 +240,12 @@ impl ProxyNode {
     /// # Errors
     /// When the id or the metadata are not in Istio's form.
     pub fn parse(id: &str, metadata: serde_json::Value, locality: Locality) -> Result<Self, NodeError> {
+        if id.len() > MAX_ID || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(NodeError::IdBytes);
+        }
         let invalid = || NodeError::Id(id.to_owned());
         let parts: Vec<&str> = id.split('~').collect();
-        let [role, ip, pod, domain] = parts[..] else { return Err(invalid()) };
+        let [role, ip, pod, _domain] = parts[..] else { return Err(invalid()) };
         let role = match role {
             "sidecar" => Role::Sidecar,
             "router" => Role::Router,
@@ -211,7 +255,6 @@ impl ProxyNode {
         if pod.is_empty() || namespace.is_empty() {
             return Err(invalid());
         }
-        let domain = domain.split_once(".svc.").map_or("cluster.local", |(_, domain)| domain);
         let unreadable =
             |error: serde_json::Error| NodeError::Metadata { id: id.to_owned(), reason: error.to_string() };
         let metadata: Metadata = match metadata {
@@ -221,6 +264,16 @@ impl ProxyNode {
         // Who may ask is decided by the one, and the other is what people see.
         if !metadata.namespace.is_empty() && metadata.namespace != namespace {
             let reason = format!("NAMESPACE is {:?}, the id says {namespace:?}", metadata.namespace);
+            return Err(NodeError::Metadata { id: id.to_owned(), reason });
+        }
+        let named_ports = metadata.pod_ports.named().map_err(unreadable)?;
+        let labels = metadata.labels.iter().map(|(key, value)| key.len() + value.len());
+        let ports = named_ports.keys().map(String::len);
+        let others = [&metadata.workload_name, &metadata.cluster_id, &metadata.mesh_id, &metadata.node_name]
+            .map(String::len);
+        let kept: usize = labels.chain(ports).chain(others).sum();
+        if kept > MAX_METADATA {
+            let reason = format!("labels and names are {kept} bytes long; {MAX_METADATA} are the most");
             return Err(NodeError::Metadata { id: id.to_owned(), reason });
         }
         let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
@@ -238,13 +291,13 @@ impl ProxyNode {
         let view = ProxyView {
             role,
             namespace: namespace.to_owned(),
-            labels: metadata.labels,
+            canonical_service: kube::canonical_name(&metadata.labels, &or(metadata.workload_name, pod))
+                .to_owned(),
+            labels: Arc::new(metadata.labels),
             service_account: or(metadata.service_account, "default"),
-            workload: or(metadata.workload_name, pod),
             cluster_id: or(metadata.cluster_id, "Kubernetes"),
-            domain: domain.to_owned(),
             locality,
-            named_ports: metadata.pod_ports.named().map_err(unreadable)?,
+            named_ports,
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             mesh_id: metadata.mesh_id,
@@ -277,7 +330,7 @@ mod tests {
         assert_eq!(node.ips.len(), 2);
         assert_eq!(node.view.role, Role::Sidecar);
         assert_eq!(node.view.service_account, "bookinfo-productpage");
-        assert_eq!(node.view.domain, "cluster.local");
+        assert_eq!(node.view.canonical_service, "productpage");
         assert_eq!(node.view.named_ports, BTreeMap::from([("web".into(), 80)]));
         assert!(node.view.ipv4 && node.view.ipv6);
     }
@@ -297,6 +350,24 @@ mod tests {
             |id: &str| ProxyNode::parse(id, json!({"WORKLOAD_NAME": "a"}), Locality::default()).unwrap();
         let other = "sidecar~10.244.0.12~productpage-v1-y.default~default.svc.cluster.local";
         assert_eq!(parse(ID).view, parse(other).view);
+    }
+
+    #[test]
+    fn what_is_kept_of_a_node_is_bounded() {
+        let parse = |id: &str, metadata| ProxyNode::parse(id, metadata, Locality::default());
+        let long = format!("sidecar~10.0.0.1~{}.b~b.svc.cluster.local", "a".repeat(MAX_ID));
+        assert_eq!(parse(&long, json!(null)), Err(NodeError::IdBytes));
+        let control = "sidecar~10.0.0.1~a\n.b~b.svc.cluster.local";
+        assert_eq!(parse(control, json!(null)), Err(NodeError::IdBytes));
+        for metadata in [
+            json!({"LABELS": {"a": "x".repeat(MAX_METADATA)}}),
+            json!({"MESH_ID": "x".repeat(MAX_METADATA + 1)}),
+            json!({"POD_PORTS": [{"name": "x".repeat(MAX_METADATA + 1), "containerPort": 1}]}),
+        ] {
+            let error = parse(ID, metadata).unwrap_err();
+            assert!(error.to_string().contains("are the most"), "{error}");
+        }
+        assert!(parse(ID, json!({"LABELS": {"a": "x".repeat(MAX_METADATA - 1)}})).is_ok());
     }
 
     #[test]

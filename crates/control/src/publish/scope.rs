@@ -5,22 +5,19 @@ use std::{
     sync::Arc,
 };
 
-use skysail_model::{
-    Outline, Part, Surroundings, Touched, World, compile_host, compile_part, is_alike, outline, parts,
-};
+use skysail_model::{Outline, Part, Surroundings, Touched, World, compile_host, is_alike, outline, parts};
 use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 
+use super::compiler::{Compiler, Panicked, contain};
 use crate::parallel;
 
-/// What services, routes and names are to proxies of the same surroundings.
-#[derive(Default)]
+/// What services, routes and names are to proxies of the same surroundings. Clones share all of it.
+#[derive(Clone, Default)]
 pub(super) struct Scope {
     pub(super) layer: Arc<Layer>,
     /// The resources of each part.
-    pub(super) parts: HashMap<Part, Vec<(Kind, Arc<str>)>>,
-    pub(super) outline: Outline,
-    /// How many views are of it.
-    pub(super) views: usize,
+    parts: Arc<HashMap<Part, Vec<(Kind, Arc<str>)>>>,
+    pub(super) outline: Arc<Outline>,
 }
 
 /// A scope of kin that is up to date.
@@ -32,17 +29,26 @@ pub(super) struct Like<'a> {
     pub(super) before: &'a Layer,
 }
 
+/// What a change makes of a scope.
+struct Compiled {
+    outline: Option<Outline>,
+    /// The routes of hosts that are compiled by themselves.
+    edits: Edits,
+    /// Parts, with all that there is of each now.
+    parts: Vec<(Part, Vec<Arc<Resource>>)>,
+}
+
 impl Scope {
-    /// Takes in what those have who were of another scope.
+    /// Takes over what the proxies of another scope have.
     pub(super) fn inherit(&mut self, before: &Self, generation: u64) {
-        let layer = Arc::make_mut(&mut self.layer);
-        for (part, names) in &before.parts {
-            if !self.parts.contains_key(part) {
+        let (layer, parts) = (Arc::make_mut(&mut self.layer), Arc::make_mut(&mut self.parts));
+        for (part, names) in before.parts.iter() {
+            if !parts.contains_key(part) {
                 let resources = names.iter().filter_map(|(kind, name)| before.layer.get(*kind, name));
                 resources.for_each(|resource| {
                     layer.set(generation, Arc::clone(resource));
                 });
-                self.parts.insert(part.clone(), names.clone());
+                parts.insert(part.clone(), names.clone());
             }
         }
     }
@@ -53,18 +59,33 @@ impl Scope {
         names.filter_map(|(kind, name)| self.layer.get(*kind, name)).cloned().collect()
     }
 
-    /// Makes anew the parts that may have changed, or takes them from a scope in which they are the same.
+    /// Compiles the parts that may have changed, or takes them from a scope in which they are the same. A panic changes nothing.
     pub(super) fn update(
         &mut self,
+        compiler: &Compiler,
         world: &World,
         surroundings: &Surroundings,
         touched: &Touched,
         generation: u64,
         like: Option<Like<'_>>,
-    ) {
-        if touched.everything || touched.names {
-            self.outline = outline(world, surroundings);
-        }
+    ) -> Result<(), Panicked> {
+        let compiled = contain(
+            || "what its proxies listen for, or which services they see".to_owned(),
+            || self.compile(compiler, world, surroundings, touched, like),
+        )??;
+        self.take(compiled, generation, like);
+        Ok(())
+    }
+
+    fn compile(
+        &self,
+        compiler: &Compiler,
+        world: &World,
+        surroundings: &Surroundings,
+        touched: &Touched,
+        like: Option<Like<'_>>,
+    ) -> Result<Compiled, Panicked> {
+        let outline = (touched.everything || touched.names).then(|| outline(world, surroundings));
         let mut anew: BTreeSet<Part> = BTreeSet::new();
         if touched.everything {
             anew.extend(self.parts.keys().cloned());
@@ -84,30 +105,53 @@ impl Scope {
                     Some(edit) => edit.clone(),
                     None => self.layer.get(kind, name).cloned(),
                 };
-                for resource in compile_host(world, surroundings, host, made) {
-                    edits.set(resource);
-                }
+                let resources = contain(
+                    || format!("the routes of host {host}"),
+                    || compile_host(world, surroundings, host, made),
+                )?;
+                resources.into_iter().for_each(|resource| edits.set(resource));
             }
         }
         let anew: Vec<Part> = anew.into_iter().collect();
         let all = parallel::map(&anew, |part| match like {
-            Some(like) if is_alike(world, surroundings, like.surroundings, part) => like.scope.made(part),
-            _ => compile_part(world, surroundings, part),
+            Some(like) if is_alike(world, surroundings, like.surroundings, part) => Ok(like.scope.made(part)),
+            _ => contain(|| name(part), || (compiler.part)(world, surroundings, part)),
         });
-        // First, as a host can become another service's.
-        for (kind, name) in anew.iter().filter_map(|part| self.parts.remove(part)).flatten() {
-            edits.remove(kind, name);
+        let all: Vec<Vec<Arc<Resource>>> = all.into_iter().collect::<Result<_, _>>()?;
+        Ok(Compiled { outline, edits, parts: anew.into_iter().zip(all).collect() })
+    }
+
+    fn take(&mut self, compiled: Compiled, generation: u64, like: Option<Like<'_>>) {
+        let Compiled { outline, mut edits, parts: compiled } = compiled;
+        if let Some(outline) = outline {
+            self.outline = Arc::new(outline);
         }
-        for (part, made) in anew.into_iter().zip(all) {
-            if !made.is_empty() {
-                let names = made.iter().map(|resource| (resource.kind, Arc::clone(&resource.name)));
-                self.parts.insert(part, names.collect());
+        if !compiled.is_empty() {
+            let parts = Arc::make_mut(&mut self.parts);
+            // First, as a host can become another service's.
+            for (kind, name) in compiled.iter().filter_map(|(part, _)| parts.remove(part)).flatten() {
+                edits.remove(kind, name);
             }
-            made.into_iter().for_each(|resource| edits.set(resource));
+            for (part, made) in compiled {
+                if !made.is_empty() {
+                    let names = made.iter().map(|resource| (resource.kind, Arc::clone(&resource.name)));
+                    parts.insert(part, names.collect());
+                }
+                made.into_iter().for_each(|resource| edits.set(resource));
+            }
         }
         if !edits.is_empty() {
             let like = like.map(|like| (like.before, &*like.scope.layer));
             Arc::make_mut(&mut self.layer).edit(generation, edits, like);
         }
+    }
+}
+
+/// A part as logs name it.
+fn name(part: &Part) -> String {
+    match part {
+        Part::Service(namespace, name) => format!("the clusters and endpoints of service {namespace}/{name}"),
+        Part::Routes => "the routes".to_owned(),
+        Part::Names => "the names of services".to_owned(),
     }
 }

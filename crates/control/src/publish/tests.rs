@@ -1,9 +1,17 @@
 //! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
 
+mod scopes;
+
+use std::{collections::BTreeSet, sync::LazyLock};
+
 use skysail_model::api::kube::Locality;
-use skysail_xds::{Changes, Resource};
+use skysail_xds::{Changes, Kind, Resource, Snapshot};
+use tokio::runtime::Runtime;
 
 use super::*;
+
+/// What scopes are compiled on.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// Files and what may stand in each; without any of it the file is not there.
 const FILES: [(&str, &[&str]); 18] = [
@@ -171,9 +179,14 @@ struct Mesh {
     connected: BTreeMap<usize, (Watched, Connected)>,
 }
 
+fn publisher(compiler: Compiler) -> Publisher {
+    let limits = Limits { scopes: 20, of_identity: 6 };
+    Publisher::new(Arc::default(), Settings { cluster_id: "Kubernetes".into(), limits }, compiler)
+}
+
 impl Mesh {
     fn new() -> Self {
-        let (publisher, wanted) = Publisher::new(Arc::default()).looking_up();
+        let (publisher, wanted) = publisher(Compiler::default()).looking_up();
         Self { publisher: Arc::new(publisher), wanted, connected: BTreeMap::new() }
     }
 
@@ -187,8 +200,14 @@ impl Mesh {
         });
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
         let node = ProxyNode::parse(&id, metadata, locality).unwrap();
-        let client = NewClient { node, address: String::new(), identity: String::new(), form: Form::Delta };
-        let connected = self.publisher.connect(client).unwrap();
+        let client = NewClient {
+            node,
+            address: String::new(),
+            identity: String::new(),
+            who: format!("{namespace}/default").into(),
+            form: Form::Delta,
+        };
+        let connected = RUNTIME.block_on(self.publisher.connect(client)).unwrap();
         // Proxies of a version ask for the same.
         let interest = &connected.0.interest;
         match version {
@@ -264,7 +283,7 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             let file = random.usize(..FILES.len());
             let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
             let before = std::mem::replace(&mut files[file], variant);
-            let regarded_labels = mesh.publisher.read().regards_labels;
+            let label_keys = mesh.publisher.read().label_keys.clone();
             if random.bool() {
                 mesh.put(file, variant);
             } else {
@@ -274,7 +293,7 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
                 answers[name] = random.usize(..=ADDRESSES.len()).checked_sub(1);
                 mesh.resolve(NAMES[name], answers[name]);
             }
-            let regrouped = mesh.publisher.read().regards_labels != regarded_labels;
+            let regrouped = mesh.publisher.read().label_keys != label_keys;
             if random.u8(..4) == 0 {
                 let proxy = random.usize(..PROXIES.len());
                 if mesh.connected.remove(&proxy).is_none() {

@@ -192,11 +192,16 @@ pub struct Maglev {
 }
 
 impl LoadBalancer {
-    /// Whether the client's labels decide which endpoints are near.
-    pub fn regards_labels(&self) -> bool {
-        let near = self.locality_lb_setting.as_ref().map(|setting| &setting.failover_priority);
-        let by_zone = self.zone_aware_lb_setting.as_ref().map(|setting| &setting.failover_priority);
-        near.into_iter().chain(by_zone).any(|labels| !labels.is_empty())
+    /// Keys of the client's labels that decide which endpoints are near.
+    pub fn label_keys(&self) -> impl Iterator<Item = &String> {
+        self.locality_lb_setting.iter().flat_map(LocalityLb::label_keys)
+    }
+}
+
+impl LocalityLb {
+    /// Keys of the client's labels that decide which endpoints are near; `key=value` does not depend on the client.
+    pub fn label_keys(&self) -> impl Iterator<Item = &String> {
+        self.failover_priority.iter().filter(|label| !label.contains('='))
     }
 }
 

@@ -288,7 +288,7 @@ fn tracing(view: &ProxyView) -> Tracing {
     let mut tags: Vec<CustomTag> = dry_run.iter().map(|(tag, key)| metadata_tag(tag, key)).collect();
     let own = [
         ("istio.canonical_revision", kube::canonical_revision(&view.labels)),
-        ("istio.canonical_service", kube::canonical_name(&view.labels, &view.workload)),
+        ("istio.canonical_service", &view.canonical_service),
         ("istio.cluster_id", &view.cluster_id),
         ("istio.mesh_id", &view.mesh_id),
         ("istio.namespace", &view.namespace),

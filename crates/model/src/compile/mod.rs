@@ -26,7 +26,7 @@ mod rbac;
 mod routes;
 mod tls;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use skysail_xds::{Kind, Resource, Resources};
 
@@ -51,7 +51,7 @@ pub enum Part {
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let surroundings = Surroundings::of(view, true);
+    let surroundings = Surroundings::of(view, &world.label_keys());
     let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));
     for part in parts(world, &surroundings) {
         compile_part(world, &surroundings, &part).into_iter().for_each(|resource| made.insert(resource));
@@ -135,7 +135,8 @@ pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
-    let surroundings = Surroundings::of(view, true);
+    // Labels matter to routes and endpoints only, which are shared.
+    let surroundings = Surroundings::of(view, &BTreeSet::new());
     let scope = Scope::new(world, &surroundings);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),

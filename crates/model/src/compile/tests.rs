@@ -60,11 +60,10 @@ fn view() -> ProxyView {
     ProxyView {
         role: Role::Sidecar,
         namespace: "shop".into(),
-        labels: BTreeMap::from([("app".into(), "db".into())]),
+        labels: Arc::new(BTreeMap::from([("app".into(), "db".into())])),
         service_account: "db".into(),
-        workload: "db".into(),
+        canonical_service: "db".into(),
         cluster_id: "Kubernetes".into(),
-        domain: "cluster.local".into(),
         locality: api::kube::Locality::default(),
         named_ports: BTreeMap::new(),
         ipv4: true,
@@ -324,7 +323,7 @@ fn the_near_come_first_where_failing_endpoints_are_noticed() {
             api::kube::Locality::default(),
         )
         .unwrap();
-        world.place(&mut node);
+        world.identify(&mut node, "Kubernetes").unwrap();
         let (made, _) = compile(&world, &node.view);
         let name = "outbound|80||db.shop.svc.cluster.local";
         let assignment: pb::endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, name);

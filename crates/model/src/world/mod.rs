@@ -2,7 +2,7 @@
 //!
 //! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; `hosts` answers what a host name
 //! means to whom, `endpoints` where a service's traffic goes, `policy` what holds for a workload, and `check`
-//! reports what does not fit together.
+//! reports what does not fit together; `identify` says what a proxy is.
 //!
 //! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes: the map of
 //! the object's kind and namespace, and the indexes of the kind.
@@ -10,29 +10,33 @@
 mod check;
 mod endpoints;
 mod hosts;
+mod identify;
 mod index;
 mod outside;
 mod policy;
 mod store;
 mod touched;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 pub use endpoints::Endpoint;
 pub use hosts::{fqdn, host_matches};
+pub use identify::OtherAccount;
 use index::{HostIndex, LabelIndex, MultiMap};
 pub use outside::Resolved;
 use store::{Entry, Store};
 pub use store::{Lines, Origin};
 pub use touched::Touched;
 
-use crate::{
-    ProxyNode,
-    api::{
-        AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node,
-        Object, ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Typed, VirtualService,
-        destination_rule::LoadBalancer, kube::Locality, mesh_config, selects,
-    },
+use crate::api::{
+    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
+    ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Typed, VirtualService,
+    destination_rule::{LoadBalancer, LocalityLb},
+    kube::Locality,
+    mesh_config, selects,
 };
 
 /// The domain of services.
@@ -197,15 +201,14 @@ impl World {
         self.services.get(namespace, name).map(|entry| &entry.object)
     }
 
-    /// Whether shared resources depend on their clients' labels: where routes are for some (`sourceLabels`), and where
-    /// endpoints are near by them (`failoverPriority`).
-    pub fn regards_labels(&self) -> bool {
-        let mut routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
-        let mut rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
-        let everywhere = self.mesh().locality_lb_setting.as_ref();
-        everywhere.is_some_and(|setting| !setting.failover_priority.is_empty())
-            || routes.any(|route| route.matches.iter().any(|found| !found.source_labels.is_empty()))
-            || rules.any(LoadBalancer::regards_labels)
+    /// Keys of the clients' labels on which shared resources depend: those that routes match (`sourceLabels`), and those by
+    /// which endpoints are near (`failoverPriority`).
+    pub fn label_keys(&self) -> BTreeSet<String> {
+        let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
+        let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
+        let rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
+        let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
+        matched.chain(rules.flat_map(LoadBalancer::label_keys)).chain(everywhere).cloned().collect()
     }
 
     /// All pods, by namespace and name.
@@ -245,14 +248,6 @@ impl World {
     /// Where a Node stands; empty if it is not known.
     pub fn locality(&self, node: &str) -> Locality {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
-    }
-
-    /// Puts a proxy where its Kubernetes node is.
-    pub fn place(&self, node: &mut ProxyNode) {
-        let locality = self.locality(&node.node_name);
-        if locality != Locality::default() {
-            node.view.locality = locality;
-        }
     }
 
     fn apply_config_map(&mut self, object: Arc<Typed<Option<MeshConfig>>>, origin: Origin) -> bool {

@@ -29,6 +29,8 @@ pub struct Touched {
     pub workloads: bool,
     /// What the workloads of these namespaces have for themselves.
     pub workloads_in: BTreeSet<String>,
+    /// What these pods are (namespace, name), and so what their proxies are; with `everything` this holds for all pods.
+    pub pods: BTreeSet<(String, String)>,
 }
 
 impl Touched {
@@ -42,7 +44,8 @@ impl Touched {
         self.everything || self.workloads || self.workloads_in.contains(namespace)
     }
 
-    pub(super) fn add(&mut self, other: Self) {
+    /// Adds what may be different by a further change.
+    pub fn add(&mut self, other: Self) {
         self.everything |= other.everything;
         self.services.extend(other.services);
         self.routes |= other.routes;
@@ -50,9 +53,11 @@ impl Touched {
         self.names |= other.names;
         self.workloads |= other.workloads;
         self.workloads_in.extend(other.workloads_in);
+        self.pods.extend(other.pods);
     }
 
-    fn everything() -> Self {
+    /// Everything.
+    pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }
     }
 
@@ -164,7 +169,8 @@ impl World {
     /// The services that lead to a pod.
     fn touched_by_pod(&self, pod: &Typed<Pod>) -> Touched {
         let namespace = pod.meta.namespace.as_str();
-        let mut touched = Touched::nothing();
+        let pods = BTreeSet::from([(pod.meta.namespace.clone(), pod.meta.name.clone())]);
+        let mut touched = Touched { pods, ..Touched::default() };
         for service in self.services_selecting(namespace, &pod.meta.labels) {
             touched.add(self.touched_endpoints(namespace, &service.meta.name));
         }

@@ -120,7 +120,7 @@ fn compare(scenario: &str) {
     let mut differences = Vec::new();
     for folder in recordings(scenario) {
         let mut node = node(&folder);
-        world.place(&mut node);
+        world.identify(&mut node, "Kubernetes").unwrap();
         let (made, _) = compile(&world, &node.view);
         for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::NameTable] {
             let (expected, actual) = (recorded(&folder, kind), compiled(&made, kind));

@@ -1,0 +1,329 @@
+//! Compiling without holding anybody up: work is taken out of the state, done, and put back.
+//!
+//! A [`Round`] brings all scopes and views up to date that a change may have an effect on; one runs at a time. An [`Opening`]
+//! compiles one new scope; a change that comes meanwhile is noted in its slot, and compiled before the scope is published.
+
+use std::{collections::HashMap, sync::Arc};
+
+use skysail_model::{Diagnostic, Outline, ProxyView, Surroundings, Touched, World};
+use skysail_xds::{
+    Layer,
+    interest::{Change, Interest},
+};
+
+use super::{
+    compiler::{Compiler, Failure, Panicked, contain},
+    scope::{Like, Scope},
+    state::{Broken, Published, Slot, State},
+};
+use crate::parallel;
+
+/// What is to be compiled after a change.
+pub(super) struct Round {
+    world: World,
+    revision: u64,
+    generation: u64,
+    scopes: Vec<ScopeJob>,
+    views: Vec<ViewJob>,
+}
+
+/// A scope that is to be compiled.
+struct ScopeJob {
+    surroundings: Arc<Surroundings>,
+    id: u64,
+    scope: Scope,
+    touched: Touched,
+}
+
+/// A view whose own resources are to be compiled.
+struct ViewJob {
+    view: Arc<ProxyView>,
+    surroundings: Arc<Surroundings>,
+    outline: Arc<Outline>,
+    own: Arc<Layer>,
+}
+
+/// What a round made.
+pub(super) struct Done {
+    revision: u64,
+    generation: u64,
+    scopes: Vec<(ScopeJob, Result<Change, Panicked>)>,
+    views: Vec<(ViewJob, Result<OwnMade, Panicked>)>,
+}
+
+/// A view's own resources.
+struct OwnMade {
+    own: Arc<Layer>,
+    changed: bool,
+    findings: Vec<Diagnostic>,
+}
+
+impl Round {
+    /// Compiles. Blocks.
+    pub(super) fn run(self, compiler: &Compiler) -> Done {
+        let Self { world, revision, generation, scopes, views } = self;
+        let mut done: Vec<(ScopeJob, Result<Change, Panicked>, Arc<Layer>)> =
+            Vec::with_capacity(scopes.len());
+        let mut kin: HashMap<Surroundings, usize> = HashMap::new();
+        for mut job in scopes {
+            let like = kin.get(&job.surroundings.kin()).and_then(|index| done.get(*index));
+            let like = like.map(|(other, _, before)| Like {
+                surroundings: &other.surroundings,
+                scope: &other.scope,
+                before,
+            });
+            let before = Arc::clone(&job.scope.layer);
+            let result =
+                job.scope.update(compiler, &world, &job.surroundings, &job.touched, generation, like);
+            let result = result.map(|()| {
+                kin.entry(job.surroundings.kin()).or_insert(done.len());
+                Change::since(&job.scope.layer, generation - 1)
+            });
+            done.push((job, result, before));
+        }
+        let outlines: HashMap<_, _> = done
+            .iter()
+            .filter(|(_, result, _)| result.is_ok())
+            .map(|(job, ..)| (&job.surroundings, &job.scope.outline))
+            .collect();
+        let made = parallel::map(&views, |job| {
+            let outline = *outlines.get(&job.surroundings).unwrap_or(&&job.outline);
+            let own = contain(
+                || "what it has for itself".to_owned(),
+                || (compiler.own)(&world, &job.view, outline),
+            );
+            own.map(|(made, findings)| {
+                let mut own = Arc::clone(&job.own);
+                let changed = Arc::make_mut(&mut own).replace(generation, &made);
+                OwnMade { own, changed, findings }
+            })
+        });
+        let scopes = done.into_iter().map(|(job, result, _)| (job, result)).collect();
+        Done { revision, generation, scopes, views: views.into_iter().zip(made).collect() }
+    }
+}
+
+impl State {
+    /// Takes out what is to be compiled; nothing if all is up to date, or cannot be.
+    pub(super) fn take_round(&mut self) -> Option<Round> {
+        let revision = self.revision;
+        let is_due =
+            |broken: &Option<Broken>| broken.as_ref().is_none_or(|broken| broken.revision != revision);
+        let mut scopes = Vec::new();
+        for (surroundings, slot) in &mut self.slots {
+            if slot.opening || slot.missed.is_nothing() || !is_due(&slot.broken) {
+                continue;
+            }
+            let Some(scope) = slot.scope.take() else { continue };
+            let touched = std::mem::take(&mut slot.missed);
+            scopes.push(ScopeJob { surroundings: Arc::clone(surroundings), id: slot.id, scope, touched });
+        }
+        let mut views = Vec::new();
+        for (view, state) in &self.views {
+            if !state.stale || !is_due(&state.broken) {
+                continue;
+            }
+            let Some(slot) = self.slots.get(&state.surroundings) else { continue };
+            // After views were reassigned, their scope is published by this round or cannot be compiled.
+            if slot.published.is_none() && slot.scope.is_some() {
+                continue;
+            }
+            let outline = slot.published.as_ref().map_or(&state.outline, |published| &published.outline);
+            let outline = Arc::clone(outline);
+            let own = Arc::clone(&state.sender.borrow().own);
+            let (view, surroundings) = (Arc::clone(view), Arc::clone(&state.surroundings));
+            views.push(ViewJob { view, surroundings, outline, own });
+        }
+        let world = self.world.clone();
+        let any = !scopes.is_empty() || !views.is_empty();
+        any.then_some(Round { world, revision, generation: self.generation + 1, scopes, views })
+    }
+
+    /// Publishes what a round made.
+    pub(super) fn finish_round(&mut self, done: Done) -> Vec<Failure> {
+        let Done { revision, generation, scopes, views } = done;
+        self.generation = generation;
+        let mut failures = Vec::new();
+        let mut changes: HashMap<Arc<Surroundings>, (Change, bool)> = HashMap::new();
+        for (job, result) in scopes {
+            let ScopeJob { surroundings, id, scope, touched } = job;
+            let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else { continue };
+            match result {
+                Ok(change) => {
+                    slot.publish(scope);
+                    changes.insert(surroundings, (change, touched.everything));
+                }
+                Err(panicked) => {
+                    slot.scope = Some(scope);
+                    slot.missed.add(touched);
+                    failures.push(slot.fail(revision, panicked, &surroundings));
+                }
+            }
+        }
+        let mut owns: HashMap<Arc<ProxyView>, OwnMade> = HashMap::new();
+        for (job, result) in views {
+            // An equal view may have come in its place, which was sent other layers.
+            let is_same =
+                self.views.get_key_value(&job.view).is_some_and(|(view, _)| Arc::ptr_eq(view, &job.view));
+            let Some(state) = self.views.get_mut(&job.view).filter(|_| is_same) else { continue };
+            match result {
+                Ok(made) => {
+                    owns.insert(job.view, made);
+                }
+                Err(panicked) => {
+                    let (namespace, name) = (&job.view.namespace, &job.view.canonical_service);
+                    let whose = format!("workload {name} in namespace {namespace}");
+                    failures.push(Broken::note(&mut state.broken, revision, panicked, &whose));
+                }
+            }
+        }
+        for (view, state) in &mut self.views {
+            let slot = self.slots.get(&state.surroundings);
+            // Without a scope its proxies keep all that they have.
+            let Some(published) = slot.and_then(|slot| slot.published.as_ref()) else { continue };
+            let mut snapshot = state.sender.borrow().clone();
+            let (change, mut concerns_all) = match changes.get(&state.surroundings) {
+                Some((change, everything)) => (Some(change), *everything),
+                None => (None, false),
+            };
+            if let Some(OwnMade { own, changed, findings }) = owns.remove(view) {
+                (snapshot.own, state.findings) = (own, findings);
+                (state.stale, state.broken) = (false, None);
+                state.outline = Arc::clone(&published.outline);
+                concerns_all |= changed;
+            } else if std::mem::take(&mut state.early) {
+                state.stale |= !Arc::ptr_eq(&state.outline, &published.outline);
+            }
+            snapshot.shared = Arc::clone(&published.layer);
+            let interest: &Interest = &state.interest;
+            state.sender.send_if_modified(|now| {
+                let changed = now.generation() != snapshot.generation();
+                *now = snapshot;
+                changed && (concerns_all || change.is_some_and(|change| interest.concerns(change)))
+            });
+        }
+        failures
+    }
+}
+
+impl Slot {
+    fn publish(&mut self, scope: Scope) {
+        self.published =
+            Some(Published { layer: Arc::clone(&scope.layer), outline: Arc::clone(&scope.outline) });
+        self.scope = Some(scope);
+        self.broken = None;
+        self.opening = false;
+        self.opened.send_replace(());
+    }
+
+    /// Notes that a compile panicked.
+    fn fail(&mut self, revision: u64, panicked: Panicked, surroundings: &Surroundings) -> Failure {
+        self.opening = false;
+        self.opened.send_replace(());
+        Broken::note(&mut self.broken, revision, panicked, &surroundings.to_string())
+    }
+}
+
+impl Broken {
+    fn note(before: &mut Option<Self>, revision: u64, panicked: Panicked, whose: &str) -> Failure {
+        let is_new = before.as_ref().is_none_or(|before| before.panicked != panicked);
+        let text = format!("{whose}: {panicked}");
+        *before = Some(Self { revision, panicked });
+        Failure { text, is_new }
+    }
+}
+
+/// A new scope that is to be compiled.
+pub(super) struct Opening {
+    world: World,
+    revision: u64,
+    generation: u64,
+    job: ScopeJob,
+    /// A scope of kin that is up to date.
+    kin: Option<(Arc<Surroundings>, Scope)>,
+    /// What others are sent, of which most is the same and kept once.
+    other: Option<Arc<Layer>>,
+}
+
+/// What became of a new scope.
+pub(super) enum Opened {
+    /// It is published, or no longer wanted.
+    Done,
+    /// Something changed meanwhile.
+    Behind,
+    /// Its compile panicked.
+    Failed(Failure),
+}
+
+impl Opening {
+    /// Compiles. Blocks.
+    pub(super) fn run(mut self, compiler: &Compiler) -> (Self, Result<(), Panicked>) {
+        let Self { world, generation, job, kin, other, .. } = &mut self;
+        let ScopeJob { surroundings, scope, touched, .. } = job;
+        let like =
+            kin.as_ref().map(|(surroundings, scope)| Like { surroundings, scope, before: &scope.layer });
+        let result = scope.update(compiler, world, surroundings, touched, *generation, like);
+        if let (Ok(()), Some(other)) = (&result, other) {
+            Arc::make_mut(&mut scope.layer).share(other);
+        }
+        (self, result)
+    }
+}
+
+impl State {
+    /// Takes out a new scope that is to be compiled; nothing if it is no longer wanted.
+    pub(super) fn begin_opening(&mut self, surroundings: &Arc<Surroundings>, id: u64) -> Option<Opening> {
+        let is_ready = |slot: &Slot| slot.published.is_some() && slot.missed.is_nothing();
+        let ready = self.slots.iter().filter(|(_, slot)| is_ready(slot));
+        let kin = ready.clone().filter(|(other, _)| other.is_kin(surroundings));
+        let kin = kin.filter_map(|(other, slot)| Some((Arc::clone(other), slot.scope.clone()?))).next();
+        let layer =
+            |(_, slot): (_, &Slot)| slot.published.as_ref().map(|published| Arc::clone(&published.layer));
+        let other = kin
+            .as_ref()
+            .map(|(_, scope)| Arc::clone(&scope.layer))
+            .or_else(|| ready.filter_map(layer).next());
+        let slot = self.slots.get_mut(surroundings).filter(|slot| slot.id == id && slot.opening)?;
+        let (scope, touched) = (slot.scope.take()?, std::mem::take(&mut slot.missed));
+        let job = ScopeJob { surroundings: Arc::clone(surroundings), id, scope, touched };
+        let (world, revision, generation) = (self.world.clone(), self.revision, self.generation);
+        Some(Opening { world, revision, generation, job, kin, other })
+    }
+
+    /// Gives a new scope up that panicked outside of the compile functions.
+    pub(super) fn abandon_opening(
+        &mut self,
+        surroundings: &Surroundings,
+        id: u64,
+        why: String,
+    ) -> Option<Failure> {
+        let slot = self.slots.get_mut(surroundings).filter(|slot| slot.id == id)?;
+        (slot.scope, slot.missed) = (Some(Scope::default()), Touched::everything());
+        let panicked = Panicked { what: "publishing it".to_owned(), message: why };
+        Some(slot.fail(self.revision, panicked, surroundings))
+    }
+
+    /// Publishes a new scope if nothing changed meanwhile.
+    pub(super) fn finish_opening(&mut self, (opening, result): (Opening, Result<(), Panicked>)) -> Opened {
+        let ScopeJob { surroundings, id, scope, touched } = opening.job;
+        let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else {
+            return Opened::Done;
+        };
+        match result {
+            Ok(()) if slot.missed.is_nothing() => slot.publish(scope),
+            Ok(()) => {
+                slot.scope = Some(scope);
+                return Opened::Behind;
+            }
+            Err(panicked) => {
+                slot.scope = Some(scope);
+                slot.missed.add(touched);
+                if opening.revision != self.revision {
+                    return Opened::Behind;
+                }
+                return Opened::Failed(slot.fail(opening.revision, panicked, &surroundings));
+            }
+        }
+        Opened::Done
+    }
+}

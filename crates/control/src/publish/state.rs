@@ -1,0 +1,491 @@
+//! The mesh as of one moment: the World, what was compiled of it, and who is connected.
+//!
+//! Nothing here takes long but [`State::prepare`], which needs no more than a look: many proxies have that at the same time.
+//! Scopes are compiled elsewhere (`round`), from a clone of the World.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use skysail_core::fingerprint;
+use skysail_model::{Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World};
+use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::Resources as Watched};
+use tokio::sync::watch;
+use tracing::{error, info, warn};
+
+use super::{
+    NewClient, Refused, Settings,
+    compiler::{Compiler, Panicked, contain},
+    identities::{Identities, Limit},
+    scope::Scope,
+    status::{ClientStatus, SharedStatus},
+};
+use crate::{
+    platform::Platform,
+    source::{FileChange, FileState},
+};
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) world: World,
+    files: Files,
+    pub(super) platform: Arc<Platform>,
+    /// The files taken in, with the fingerprints of their texts.
+    pub(super) taken: BTreeMap<String, u64>,
+    /// Files that cannot be read, and why.
+    unreadable: BTreeMap<String, String>,
+    /// What is wrong with the World, apart from views.
+    pub(super) findings: Vec<Diagnostic>,
+    /// Changes of the World so far.
+    pub(super) revision: u64,
+    /// The last generation that is published. What is handed out to newcomers is of this generation, and what is compiled for
+    /// those who are there of the next one.
+    pub(super) generation: u64,
+    /// Keys of the labels on which shared resources depend.
+    pub(super) label_keys: BTreeSet<String>,
+    pub(super) slots: HashMap<Arc<Surroundings>, Slot>,
+    next_slot: u64,
+    pub(super) views: HashMap<Arc<ProxyView>, View>,
+    pub(super) clients: BTreeMap<u64, Client>,
+    pub(super) identities: Identities,
+    /// What has been logged and still holds.
+    pub(super) said: BTreeSet<Diagnostic>,
+    next_client: u64,
+    pub(super) closed: bool,
+}
+
+/// A scope, and how far it is compiled.
+pub(super) struct Slot {
+    /// Tells it from a later one of the same surroundings.
+    pub(super) id: u64,
+    /// What its proxies are sent; none before it was compiled for the first time.
+    pub(super) published: Option<Published>,
+    /// The scope; none while it is being compiled.
+    pub(super) scope: Option<Scope>,
+    /// What changed since the scope was compiled.
+    pub(super) missed: Touched,
+    /// It is compiled for the first time, on behalf of the proxies that wait for it.
+    pub(super) opening: bool,
+    /// The last compile panicked.
+    pub(super) broken: Option<Broken>,
+    /// Tells those who wait when it is published or broken, by its end when it is gone.
+    pub(super) opened: watch::Sender<()>,
+    /// Identities that use it.
+    uses: usize,
+}
+
+/// What the proxies of a scope are sent.
+#[derive(Clone)]
+pub(super) struct Published {
+    pub(super) layer: Arc<Layer>,
+    pub(super) outline: Arc<Outline>,
+}
+
+/// A compile that panicked is done again when something has changed.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) revision: u64,
+    pub(super) panicked: Panicked,
+}
+
+/// What proxies are sent that are alike.
+pub(super) struct View {
+    pub(super) surroundings: Arc<Surroundings>,
+    pub(super) sender: watch::Sender<Snapshot>,
+    /// What its proxies ask for. Others are not woken.
+    pub(super) interest: Arc<Interest>,
+    pub(super) findings: Vec<Diagnostic>,
+    clients: usize,
+    /// With which outline its own resources were compiled.
+    pub(super) outline: Arc<Outline>,
+    /// A change may have an effect on its own resources.
+    pub(super) stale: bool,
+    /// It came while its scope was being compiled.
+    pub(super) early: bool,
+    pub(super) broken: Option<Broken>,
+}
+
+/// What a view alone is sent, and what is wrong with it.
+type Own = (Resources, Vec<Diagnostic>);
+
+/// A connected proxy.
+pub(super) struct Client {
+    view: Arc<ProxyView>,
+    pod: Box<str>,
+    who: Arc<str>,
+    pub(super) status: SharedStatus,
+}
+
+/// What is known of a proxy that is about to enter.
+pub(super) struct Prepared {
+    revision: u64,
+    view: ProxyView,
+    surroundings: Surroundings,
+    /// What its view alone is sent, and the outline that was compiled with; if there is no such view but its scope.
+    own: Option<(Own, Arc<Outline>)>,
+}
+
+/// What comes of a proxy that is to enter.
+pub(super) enum Entry {
+    Entered(Watched, u64, SharedStatus),
+    /// It was prepared too early.
+    Again,
+    /// Its scope is being compiled.
+    Wait(watch::Receiver<()>),
+    /// Its scope is new.
+    Open(Arc<Surroundings>, u64, watch::Receiver<()>),
+}
+
+impl State {
+    /// Takes changed files in, of which this was read. True if the World changed.
+    pub(super) fn apply_files(
+        &mut self,
+        changes: Vec<FileChange>,
+        parsed: Vec<Result<Parsed, Panicked>>,
+    ) -> bool {
+        let mut changed = false;
+        for (FileChange { layer, path, state }, parsed) in changes.into_iter().zip(parsed) {
+            self.unreadable.remove(&path);
+            let changes = match (state, parsed) {
+                (FileState::Text(text), Ok(parsed)) => {
+                    self.taken.insert(path.clone(), fingerprint(&text));
+                    self.files.take(layer, &path, parsed)
+                }
+                (FileState::Text(_), Err(panicked)) => {
+                    let reason =
+                        format!("reading it panicked, which is a mistake in this program: {panicked}");
+                    self.unreadable.insert(path, reason);
+                    continue;
+                }
+                (FileState::Gone, _) => {
+                    self.taken.remove(&path);
+                    self.files.remove(layer, &path)
+                }
+                (FileState::Unreadable(reason), _) => {
+                    self.unreadable.insert(path, reason);
+                    continue;
+                }
+            };
+            for change in changes {
+                self.platform.note(&change);
+                changed |= change.apply_to(&mut self.world);
+            }
+        }
+        self.platform.configure(self.world.mesh());
+        changed
+    }
+
+    /// Marks what a change of the World may have an effect on.
+    pub(super) fn note_change(&mut self, home: &str) {
+        self.revision += 1;
+        let mut touched = self.world.take_touched();
+        self.end_contradicted(&touched, home);
+        touched.pods.clear();
+        let label_keys = self.world.label_keys();
+        if self.label_keys != label_keys {
+            self.label_keys = label_keys;
+            self.regroup();
+            touched.everything = true;
+        }
+        if touched.everything {
+            touched = Touched::everything();
+        }
+        if touched.is_nothing() {
+            return;
+        }
+        self.slots.values_mut().for_each(|slot| slot.missed.add(touched.clone()));
+        for (view, state) in &mut self.views {
+            state.stale |= touched.touches_workloads_in(&view.namespace);
+        }
+    }
+
+    /// Ends the streams of views that contradict what is known by now of their proxies' pods. The proxies connect again, say what
+    /// they have, and are sent what differs.
+    fn end_contradicted(&mut self, touched: &Touched, home: &str) {
+        if !touched.everything && touched.pods.is_empty() {
+            return;
+        }
+        let pods: HashSet<(&str, &str)> =
+            touched.pods.iter().map(|(namespace, name)| (namespace.as_str(), name.as_str())).collect();
+        let mut contradicted: HashSet<Arc<ProxyView>> = HashSet::new();
+        for client in self.clients.values() {
+            if !touched.everything && !pods.contains(&(&*client.view.namespace, &*client.pod)) {
+                continue;
+            }
+            let mut known = ProxyView::clone(&client.view);
+            let agrees =
+                self.world.identify_pod(&client.pod, home, &mut known).is_ok() && known == *client.view;
+            if !agrees {
+                contradicted.insert(Arc::clone(&client.view));
+            }
+        }
+        let ended = contradicted.iter().filter(|view| self.views.remove(*view).is_some()).count();
+        if ended > 0 {
+            info!(
+                views = ended,
+                "pods are not what their proxies were taken for; these are to connect again"
+            );
+        }
+    }
+
+    /// Reassigns views after the keys of labels have changed that tell scopes apart. Where several scopes become one, their
+    /// proxies are sent what only the others had, and told what is gone.
+    fn regroup(&mut self) {
+        let before = std::mem::take(&mut self.slots);
+        self.identities.clear();
+        let clients = std::mem::take(&mut self.clients);
+        for client in clients.values() {
+            let surroundings = self.slot(Surroundings::of(&client.view, &self.label_keys), false).0;
+            self.use_slot(&client.who, &surroundings, Instant::now());
+            self.identities.enter(&client.who, &surroundings);
+        }
+        self.clients = clients;
+        let mut origins: HashMap<Arc<Surroundings>, HashSet<Arc<Surroundings>>> = HashMap::new();
+        for (view, state) in &mut self.views {
+            let surroundings = Surroundings::of(view, &self.label_keys);
+            let Some((surroundings, _)) = self.slots.get_key_value(&surroundings) else { continue };
+            let origin = std::mem::replace(&mut state.surroundings, Arc::clone(surroundings));
+            origins.entry(Arc::clone(surroundings)).or_default().insert(origin);
+        }
+        for (surroundings, slot) in &mut self.slots {
+            let origins = origins.get(surroundings).into_iter().flatten();
+            let origins: Vec<&Scope> =
+                origins.filter_map(|origin| before.get(origin)?.scope.as_ref()).collect();
+            let scope = slot.scope.get_or_insert_default();
+            match origins[..] {
+                [origin] => *scope = origin.clone(),
+                _ => origins.iter().for_each(|origin| scope.inherit(origin, self.generation + 1)),
+            }
+        }
+    }
+
+    /// Finds out what a proxy is, and compiles what its view alone is sent if there is no such view yet.
+    pub(super) fn prepare(
+        &self,
+        client: &NewClient,
+        settings: &Settings,
+        compiler: &Compiler,
+    ) -> Result<Prepared, Refused> {
+        let mut node = client.node.clone();
+        self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::OtherAccount)?;
+        let view = node.view;
+        let surroundings = Surroundings::of(&view, &self.label_keys);
+        let published = self.slots.get(&surroundings).and_then(|slot| slot.published.as_ref());
+        let own = match published {
+            Some(Published { outline, .. }) if !self.views.contains_key(&view) => {
+                let own = contain(|| node.id, || (compiler.own)(&self.world, &view, outline));
+                Some((own.map_err(Refused::Broken)?, Arc::clone(outline)))
+            }
+            _ => None,
+        };
+        Ok(Prepared { revision: self.revision, view, surroundings, own })
+    }
+
+    /// Lets a proxy in whose scope is compiled.
+    pub(super) fn enter(
+        &mut self,
+        client: &NewClient,
+        prepared: Prepared,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<Entry, Refused> {
+        if self.closed {
+            return Err(Refused::Closed);
+        }
+        let Prepared { revision, view, surroundings, own } = prepared;
+        if revision != self.revision {
+            return Ok(Entry::Again);
+        }
+        let (surroundings, is_new) =
+            self.reserve(&client.who, surroundings, settings, now).map_err(Refused::Limit)?;
+        let Some(slot) = self.slots.get(&surroundings) else { return Ok(Entry::Again) };
+        let Some(Published { layer, outline }) = slot.published.clone() else {
+            return match &slot.broken {
+                _ if is_new => Ok(Entry::Open(surroundings, slot.id, slot.opened.subscribe())),
+                Some(broken) if !slot.opening => Err(Refused::Broken(broken.panicked.clone())),
+                _ => Ok(Entry::Wait(slot.opened.subscribe())),
+            };
+        };
+        let is_busy = slot.scope.is_none();
+        let (view, watched) = if let Some((view, state)) = self.views.get_key_value(&view) {
+            (
+                Arc::clone(view),
+                Watched { snapshot: state.sender.subscribe(), interest: Arc::clone(&state.interest) },
+            )
+        } else {
+            let Some(((made, findings), with)) = own else { return Ok(Entry::Again) };
+            if !Arc::ptr_eq(&with, &outline) {
+                return Ok(Entry::Again);
+            }
+            let mut snapshot = Snapshot { shared: layer, ..Snapshot::default() };
+            Arc::make_mut(&mut snapshot.own).replace(self.generation, &made);
+            for finding in &findings {
+                if self.said.insert(finding.clone()) {
+                    say(finding);
+                }
+            }
+            let (sender, snapshot) = watch::channel(snapshot);
+            let interest = Arc::<Interest>::default();
+            let state = View {
+                surroundings: Arc::clone(&surroundings),
+                sender,
+                interest: Arc::clone(&interest),
+                findings,
+                clients: 0,
+                outline,
+                stale: false,
+                early: is_busy,
+                broken: None,
+            };
+            let view = Arc::new(view);
+            self.views.insert(Arc::clone(&view), state);
+            (view, Watched { snapshot, interest })
+        };
+        Ok(self.admit(client, view, &surroundings, watched))
+    }
+
+    fn admit(
+        &mut self,
+        client: &NewClient,
+        view: Arc<ProxyView>,
+        surroundings: &Surroundings,
+        watched: Watched,
+    ) -> Entry {
+        if let Some(state) = self.views.get_mut(&view) {
+            state.clients += 1;
+        }
+        let who = self.identities.enter(&client.who, surroundings).unwrap_or_else(|| Arc::clone(&client.who));
+        self.next_client += 1;
+        let id = self.next_client;
+        let status = Arc::new(Mutex::new(ClientStatus::new(id, client)));
+        let pod = client.node.pod.as_str().into();
+        self.clients.insert(id, Client { view, pod, who, status: Arc::clone(&status) });
+        Entry::Entered(watched, id, status)
+    }
+
+    /// Has a scope kept for an identity, if the limits allow it. True if the scope is new.
+    fn reserve(
+        &mut self,
+        who: &Arc<str>,
+        surroundings: Surroundings,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<(Arc<Surroundings>, bool), Limit> {
+        if !self.identities.renew(who, &surroundings, now) {
+            if self.identities.used_by(who) >= settings.limits.of_identity {
+                return Err(Limit::Identity);
+            }
+            if !self.slots.contains_key(&surroundings) && self.slots.len() >= settings.limits.scopes {
+                return Err(Limit::Total);
+            }
+        }
+        let (surroundings, is_new) = self.slot(surroundings, true);
+        self.use_slot(who, &surroundings, now);
+        Ok((surroundings, is_new))
+    }
+
+    /// The slot of a scope; true if it is new.
+    fn slot(&mut self, surroundings: Surroundings, opening: bool) -> (Arc<Surroundings>, bool) {
+        if let Some((surroundings, _)) = self.slots.get_key_value(&surroundings) {
+            return (Arc::clone(surroundings), false);
+        }
+        self.next_slot += 1;
+        let slot = Slot {
+            id: self.next_slot,
+            published: None,
+            scope: Some(Scope::default()),
+            missed: Touched::everything(),
+            opening,
+            broken: None,
+            opened: watch::Sender::default(),
+            uses: 0,
+        };
+        let surroundings = Arc::new(surroundings);
+        self.slots.insert(Arc::clone(&surroundings), slot);
+        (surroundings, true)
+    }
+
+    /// Notes that an identity uses a slot.
+    fn use_slot(&mut self, who: &Arc<str>, surroundings: &Arc<Surroundings>, now: Instant) {
+        if !self.identities.renew(who, surroundings, now) {
+            self.identities.add(who, surroundings, now);
+            if let Some(slot) = self.slots.get_mut(surroundings) {
+                slot.uses += 1;
+            }
+        }
+    }
+
+    pub(super) fn leave(&mut self, id: u64, now: Instant) {
+        let Some(client) = self.clients.remove(&id) else { return };
+        self.identities.leave(&client.who, &Surroundings::of(&client.view, &self.label_keys), now);
+        // An equal view may have come after the client's was ended.
+        let is_its_own = |(view, _): &(&Arc<ProxyView>, &View)| Arc::ptr_eq(view, &client.view);
+        if self.views.get_key_value(&client.view).filter(is_its_own).is_none() {
+            return;
+        }
+        let Some(view) = self.views.get_mut(&client.view) else { return };
+        view.clients -= 1;
+        if view.clients == 0 {
+            self.views.remove(&client.view);
+        }
+    }
+
+    /// Takes out the scopes that nobody has used for long.
+    pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<Slot> {
+        let (slots, mut left) = (&self.slots, Vec::new());
+        let is_busy = |slot: &Slot| slot.opening || slot.scope.is_none();
+        let keeps = |surroundings: &Surroundings| slots.get(surroundings).is_some_and(is_busy);
+        self.identities.drop_idle(now, keeps, |surroundings| left.push(Arc::clone(surroundings)));
+        let mut gone = Vec::new();
+        for surroundings in left {
+            let Some(slot) = self.slots.get_mut(&surroundings) else { continue };
+            slot.uses = slot.uses.saturating_sub(1);
+            if slot.uses == 0 {
+                gone.extend(self.slots.remove(&surroundings));
+            }
+        }
+        gone
+    }
+
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        self.clients.clear();
+        self.views.clear();
+        self.slots.clear();
+        self.identities.clear();
+    }
+
+    pub(super) fn all_findings(&self) -> BTreeSet<Diagnostic> {
+        let unreadable = self.unreadable.iter().map(|(path, reason)| {
+            Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
+                .remedy("what was read of it before stays in effect until it can be read again")
+        });
+        let views = self.views.values().flat_map(|compiled| &compiled.findings).cloned();
+        self.files
+            .diagnostics()
+            .into_iter()
+            .chain(self.findings.iter().cloned())
+            .chain(unreadable)
+            .chain(views)
+            .collect()
+    }
+
+    /// Logs findings that are new.
+    pub(super) fn log_findings(&mut self) {
+        let now = self.all_findings();
+        for finding in now.difference(&self.said) {
+            say(finding);
+        }
+        self.said = now;
+    }
+}
+
+fn say(finding: &Diagnostic) {
+    match finding.severity {
+        Severity::Error => error!("{finding}"),
+        Severity::Warning => warn!("{finding}"),
+        Severity::Info => info!("{finding}"),
+    }
+}

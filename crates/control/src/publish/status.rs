@@ -1,0 +1,115 @@
+//! How connected proxies get on, for people.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use serde::{Serialize, Serializer};
+use skysail_xds::{Kind, client::Form, server::Event};
+
+use super::NewClient;
+
+/// A proxy's status has a lock of its own, so that streams do not wait for anything else.
+pub(super) type SharedStatus = Arc<Mutex<ClientStatus>>;
+
+/// How a proxy gets on.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ClientStatus {
+    /// The stream's number.
+    connection: u64,
+    /// The proxy's node id.
+    pub(super) proxy: String,
+    /// Its address.
+    address: String,
+    /// Whom it proved to be; empty on the plain port.
+    identity: String,
+    /// `delta` or `sotw`.
+    form: &'static str,
+    /// Seconds since 1970.
+    connected_at: u64,
+    /// By type. Few, in thousands of proxies.
+    #[serde(serialize_with = "by_type")]
+    types: Vec<(Kind, TypeStatus)>,
+}
+
+/// How a proxy gets on with one type of resource.
+#[derive(Clone, Debug, Default, Serialize)]
+struct TypeStatus {
+    /// How many responses were sent.
+    responses: u64,
+    /// The last response sent; responses are numbered by stream. 0 if the proxy had all there is.
+    sent: u64,
+    /// The last response the proxy took.
+    acked: u64,
+    /// The last response the proxy refused; 0 if none.
+    nacked: u64,
+    /// Why it refused it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
+    /// True if nothing is under way and nothing refused.
+    synced: bool,
+}
+
+impl ClientStatus {
+    pub(super) fn new(connection: u64, client: &NewClient) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            connection,
+            proxy: client.node.id.clone(),
+            address: client.address.clone(),
+            identity: client.identity.clone(),
+            form: match client.form {
+                Form::Delta => "delta",
+                Form::Sotw => "sotw",
+            },
+            connected_at: now.as_secs(),
+            types: Vec::new(),
+        }
+    }
+
+    /// Records what happened on the proxy's stream.
+    pub(super) fn record(&mut self, event: Event<'_>) {
+        match event {
+            Event::Asked { kind } => {
+                *self.of(kind) = TypeStatus { synced: true, ..TypeStatus::default() };
+            }
+            Event::Sent { kind, nonce, .. } => {
+                let status = self.of(kind);
+                status.sent = nonce;
+                status.responses += 1;
+                status.synced = false;
+            }
+            Event::Acked { kind, nonce } => {
+                let status = self.of(kind);
+                let TypeStatus { sent, responses, .. } = *status;
+                *status = TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
+            }
+            Event::Rejected { kind, nonce, reason } => {
+                let status = self.of(kind);
+                status.nacked = nonce;
+                status.error = reason.to_owned();
+                status.synced = false;
+            }
+            Event::Used { .. } | Event::Unused { .. } => {}
+        }
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut TypeStatus {
+        let index = self.types.iter().position(|(of, _)| *of == kind).unwrap_or_else(|| {
+            self.types.reserve_exact(1);
+            self.types.push((kind, TypeStatus::default()));
+            self.types.len() - 1
+        });
+        &mut self.types[index].1
+    }
+}
+
+fn by_type<S: Serializer>(types: &[(Kind, TypeStatus)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(types.iter().map(|(kind, status)| (kind.short(), status)))
+}
+
+/// Locks, also after a panic: each change of what is locked here is whole.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,380 @@
+//! How many scopes there are and who has them compiled, and that a compile that takes long or panics harms nobody else.
+
+use std::{
+    pin::{Pin, pin},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicUsize},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use serde_json::{Value, json};
+use skysail_model::{Part, ProxyView, compile_own, compile_part};
+
+use super::{super::identities::IDLE, *};
+
+const SERVICE: &str = "{apiVersion: v1, kind: Service, metadata: {name: NAME, namespace: x}, spec: {clusterIP: 10.0.0.1, selector: {app: NAME}, ports: [{name: http, port: 80}]}}";
+const ROUTE: &str = "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [a], http: [{match: [{sourceLabels: {version: v1}}], timeout: 3s, route: [{destination: {host: a}}]}, {route: [{destination: {host: a}}]}]}}";
+const POLICY: &str = "{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: p, namespace: istio-system}, spec: {rules: [{from: [{source: {namespaces: [x]}}]}]}}";
+const STRICT: &str = "{apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: default, namespace: istio-system}, spec: {mtls: {mode: STRICT}}}";
+const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}}";
+
+fn service(name: &str) -> String {
+    SERVICE.replace("NAME", name)
+}
+
+/// The pod that [`client`] names, in namespace x.
+fn pod(version: &str, account: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: p, namespace: x, labels: {{app: a, version: {version}}}}}, spec: {{nodeName: n, serviceAccountName: {account}, containers: [{{name: c, image: c, ports: [{{name: web, containerPort: 8080}}]}}]}}, status: {{podIP: 10.2.0.1}}}}"
+    )
+}
+
+/// A proxy that declares this of itself, beside what it would if it were honest.
+fn client(namespace: &str, declared: Value) -> NewClient {
+    let mut metadata = json!({
+        "LABELS": {"app": "a", "version": "v1"}, "WORKLOAD_NAME": "p", "NODE_NAME": "n",
+        "POD_PORTS": [{"name": "web", "containerPort": 8080}],
+    });
+    for (name, value) in declared.as_object().unwrap() {
+        metadata[name] = value.clone();
+    }
+    let region = metadata["REGION"].as_str().unwrap_or_default().to_owned();
+    let locality = Locality { region, ..Locality::default() };
+    let id = format!("sidecar~10.2.0.1~p.{namespace}~{namespace}.svc.cluster.local");
+    let node = ProxyNode::parse(&id, metadata, locality).unwrap();
+    let who = format!("{namespace}/{}", node.view.service_account).into();
+    NewClient { node, address: String::new(), identity: String::new(), who, form: Form::Delta }
+}
+
+fn put(publisher: &Publisher, name: &str, text: &str) {
+    let state = if text.is_empty() { FileState::Gone } else { FileState::Text(text.to_owned()) };
+    publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
+}
+
+fn connect(publisher: &Arc<Publisher>, client: NewClient) -> Result<(Watched, Connected), Refused> {
+    RUNTIME.block_on(publisher.connect(client))
+}
+
+fn snapshot((watched, _): &(Watched, Connected)) -> Snapshot {
+    watched.snapshot.borrow().clone()
+}
+
+/// What one gets who connects to a control plane that has just read these files.
+fn fresh(files: &[&str], client: NewClient) -> Bodies {
+    let publisher = Arc::new(publisher(Compiler::default()));
+    for (number, text) in files.iter().enumerate() {
+        put(&publisher, &number.to_string(), text);
+    }
+    bodies(&snapshot(&connect(&publisher, client).unwrap()))
+}
+
+fn scopes(publisher: &Publisher) -> usize {
+    publisher.gauges().scopes
+}
+
+/// A control plane that counts how often a scope is compiled as a whole.
+fn counting() -> (Arc<Publisher>, Arc<AtomicUsize>) {
+    let compiles = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&compiles);
+    let part = move |world: &_, surroundings: &_, part: &Part| {
+        if *part == Part::Names {
+            counted.fetch_add(1, Relaxed);
+        }
+        compile_part(world, surroundings, part)
+    };
+    (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
+}
+
+/// What a proxy may declare otherwise each time it connects.
+fn declarations() -> Vec<Value> {
+    let some = |number: usize| {
+        [
+            json!({"CLUSTER_ID": format!("cluster-{number}")}),
+            json!({"REGION": format!("region-{number}")}),
+            json!({"LABELS": {"app": "a", "version": format!("v{number}")}}),
+            json!({"INSTANCE_IPS": format!("fd00::{number}")}),
+            json!({"POD_PORTS": [{"name": "web", "containerPort": number + 1}]}),
+            json!({"WORKLOAD_NAME": format!("w-{number}")}),
+            json!({"NODE_NAME": format!("n-{number}")}),
+            json!({"ISTIO_VERSION": format!("1.{number}.0")}),
+            json!({"NETWORK": format!("network-{number}")}),
+            json!({"ENVOY_CAPABILITIES": {"number": number}}),
+        ]
+    };
+    (0..10).flat_map(some).collect()
+}
+
+#[test]
+fn what_a_proxy_declares_makes_no_scope_where_its_pod_is_known() {
+    let (publisher, compiles) = counting();
+    put(&publisher, "service", &service("a"));
+    put(&publisher, "node", NODE);
+    // Routes that go by labels, so that labels count at all.
+    put(&publisher, "route", ROUTE);
+    put(&publisher, "pod", &pod("v1", "default"));
+    let honest = connect(&publisher, client("x", json!({}))).unwrap();
+    let entitled = bodies(&snapshot(&honest));
+    let declarations = declarations();
+    let mut all: Vec<_> = declarations
+        .iter()
+        .map(|declared| connect(&publisher, client("x", declared.clone())).unwrap())
+        .collect();
+    all.retain(|one| differences(&entitled, &bodies(&snapshot(one))).is_empty());
+    assert_eq!(all.len(), declarations.len(), "some got what is not their pod's");
+    let gauges = publisher.gauges();
+    assert_eq!((gauges.scopes, gauges.views, compiles.load(Relaxed)), (1, 1, 1));
+}
+
+#[test]
+fn scopes_are_bounded_for_an_identity_and_in_all_where_no_pod_is_known() {
+    let (publisher, compiles) = counting();
+    put(&publisher, "service", &service("a"));
+    put(&publisher, "route", ROUTE);
+    let Limits { scopes: most, of_identity } = publisher.settings.limits;
+    let honest = connect(&publisher, client("x", json!({}))).unwrap();
+    // Whether its proxies stay or come and go: what was compiled for an identity counts until it was idle for long.
+    for declared in declarations().into_iter().cycle().take(500) {
+        match connect(&publisher, client("y", declared)) {
+            Ok(_) | Err(Refused::Limit(Limit::Identity)) => {}
+            Err(refused) => panic!("{refused:?}"),
+        }
+    }
+    assert_eq!((scopes(&publisher), compiles.load(Relaxed)), (1 + of_identity, 1 + of_identity));
+    assert!(publisher.metrics.scope_refusals[Limit::Identity as usize].load(Relaxed) > 100);
+    assert_eq!(publisher.metrics.scope_refusals[Limit::Total as usize].load(Relaxed), 0);
+    let refused = connect(&publisher, client("y", json!({"CLUSTER_ID": "another"}))).err().unwrap();
+    let reason = refused.reason(&publisher.settings);
+    assert!(reason.contains("--max-scopes-per-identity") && reason.contains('6'), "{reason}");
+
+    // One more identity each time, until all there may be are used.
+    for number in 0.. {
+        let next = client(&format!("n{number}"), json!({}));
+        match connect(&publisher, next) {
+            Ok(_) => {}
+            Err(Refused::Limit(Limit::Total)) => break,
+            Err(refused) => panic!("{refused:?}"),
+        }
+    }
+    assert_eq!(scopes(&publisher), most);
+    // Who is there stays, and may come again.
+    connect(&publisher, client("x", json!({}))).unwrap();
+    put(&publisher, "service", &service("b"));
+    assert!(bodies(&snapshot(&honest)).keys().any(|(_, name)| name.contains("|b.x.")));
+
+    // What nobody used for long goes.
+    publisher.drop_idle(Instant::now() + IDLE / 2);
+    assert_eq!(scopes(&publisher), most);
+    publisher.drop_idle(Instant::now() + IDLE);
+    assert_eq!(scopes(&publisher), 1);
+    connect(&publisher, client("y", json!({"CLUSTER_ID": "another"}))).unwrap();
+    assert!(bodies(&snapshot(&honest)).keys().any(|(_, name)| name.contains("|b.x.")));
+}
+
+#[test]
+fn the_pod_of_another_account_is_refused() {
+    let (publisher, _) = counting();
+    put(&publisher, "pod", &pod("v1", "other"));
+    match connect(&publisher, client("x", json!({}))) {
+        Err(Refused::OtherAccount(error)) => {
+            assert!(error.to_string().starts_with("pod x/p runs as x/other, not as x/default"), "{error}");
+        }
+        other => panic!("{:?}", other.err()),
+    }
+    connect(&publisher, client("x", json!({"SERVICE_ACCOUNT": "other"}))).unwrap();
+}
+
+#[test]
+fn proxies_are_reassigned_when_their_pod_turns_out_to_be_another() {
+    let (publisher, _) = counting();
+    let files = [service("a"), ROUTE.to_owned(), POLICY.to_owned()];
+    files.iter().enumerate().for_each(|(number, text)| put(&publisher, &number.to_string(), text));
+    let is_ended = |one: &(Watched, Connected)| one.0.snapshot.has_changed().is_err();
+    let mut one = connect(&publisher, client("x", json!({}))).unwrap();
+    put(&publisher, "pod", &pod("v1", "default"));
+    assert!(!is_ended(&one), "the pod is as it was declared");
+    let (v2, moved) = (pod("v2", "default"), NODE.replace("zone: z", "zone: other"));
+    for (name, text) in [("pod", &*v2), ("node", NODE), ("node", &moved)] {
+        put(&publisher, name, text);
+        assert!(is_ended(&one), "{text}");
+        // The new stream may begin before the old one has ended.
+        let next = connect(&publisher, client("x", json!({}))).unwrap();
+        drop(std::mem::replace(&mut one, next));
+        assert!(!is_ended(&one));
+    }
+    let fresh = fresh(&[&files[0], &files[1], &files[2], &v2, &moved], client("x", json!({})));
+    assert_eq!(differences(&bodies(&snapshot(&one)), &fresh), [""; 0]);
+    // A pod that becomes another account's takes its proxy's configuration away.
+    put(&publisher, "pod", &pod("v2", "other"));
+    assert!(is_ended(&one));
+    assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::OtherAccount(_))));
+}
+
+/// Holds the first compile of a scope in namespace y.
+struct Gate {
+    armed: AtomicBool,
+    begun: Barrier,
+    released: Barrier,
+}
+
+impl Gate {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { armed: AtomicBool::new(true), begun: Barrier::new(2), released: Barrier::new(2) })
+    }
+
+    /// A control plane with this gate that counts compiles in namespace y.
+    fn publisher(self: &Arc<Self>) -> (Arc<Publisher>, Arc<AtomicUsize>) {
+        let (gate, compiles) = (Arc::clone(self), Arc::<AtomicUsize>::default());
+        let counted = Arc::clone(&compiles);
+        let part = move |world: &_, surroundings: &Surroundings, part: &Part| {
+            let made = compile_part(world, surroundings, part);
+            if surroundings.namespace == "y" && *part == Part::Names {
+                counted.fetch_add(1, Relaxed);
+                if gate.armed.swap(false, Relaxed) {
+                    gate.begun.wait();
+                    gate.released.wait();
+                }
+            }
+            made
+        };
+        (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
+    }
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    let _entered = RUNTIME.enter();
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn who_need_the_same_new_scope_have_it_compiled_once() {
+    let gate = Gate::new();
+    let (publisher, compiles) = gate.publisher();
+    put(&publisher, "a", &service("a"));
+    let mut first = pin!(publisher.connect(client("y", json!({}))));
+    let mut second = pin!(publisher.connect(client("y", json!({"LABELS": {"app": "b"}}))));
+    assert!(poll(first.as_mut()).is_pending());
+    gate.begun.wait();
+    assert!(poll(second.as_mut()).is_pending());
+    gate.released.wait();
+    let both = RUNTIME.block_on(async { (first.await.unwrap(), second.await.unwrap()) });
+    assert_eq!(compiles.load(Relaxed), 1);
+    assert!(Arc::ptr_eq(&snapshot(&both.0).shared, &snapshot(&both.1).shared));
+}
+
+#[test]
+fn who_leaves_while_its_scope_is_compiled_leaves_others_waiting_for_it_in_peace() {
+    let gate = Gate::new();
+    let (publisher, compiles) = gate.publisher();
+    put(&publisher, "a", &service("a"));
+    let mut first = Box::pin(publisher.connect(client("y", json!({}))));
+    let mut second = pin!(publisher.connect(client("y", json!({}))));
+    assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
+    gate.begun.wait();
+    drop(first);
+    gate.released.wait();
+    RUNTIME.block_on(second).unwrap();
+    assert_eq!(compiles.load(Relaxed), 1);
+}
+
+#[test]
+fn a_new_scope_holds_nobody_up_and_misses_no_change() {
+    let other = ROUTE.replace("sourceLabels: {version: v1}", "method: {exact: POST}");
+    let (a, b, gone) = (service("a"), service("b"), service("gone"));
+    // A service comes, a host's routes, all listeners and all that there is change, scopes are told apart by labels, a service goes.
+    for change in [&*b, &other, POLICY, STRICT, ROUTE, ""] {
+        let gate = Gate::new();
+        let (publisher, _) = gate.publisher();
+        put(&publisher, "0", &a);
+        put(&publisher, "1", &gone);
+        let honest = connect(&publisher, client("x", json!({}))).unwrap();
+        let mut late = pin!(publisher.connect(client("y", json!({}))));
+        assert!(poll(late.as_mut()).is_pending());
+        gate.begun.wait();
+        // While it is compiled others connect, and changes reach them.
+        let newcomer = connect(&publisher, client("x", json!({}))).unwrap();
+        let files = if change.is_empty() { vec![&*a] } else { vec![&*a, &gone, change] };
+        put(&publisher, if change.is_empty() { "1" } else { "2" }, change);
+        assert!(poll(late.as_mut()).is_pending());
+        let entitled = fresh(&files, client("x", json!({})));
+        for one in [&honest, &newcomer] {
+            let wrong = differences(&bodies(&snapshot(one)), &entitled);
+            assert!(wrong.is_empty(), "{change}: {wrong:?}");
+        }
+        gate.released.wait();
+        let late = RUNTIME.block_on(late).unwrap();
+        let entitled = fresh(&files, client("y", json!({})));
+        let wrong = differences(&bodies(&snapshot(&late)), &entitled);
+        assert!(wrong.is_empty(), "{change}: the new scope lacks {wrong:?}");
+        // And it goes on.
+        put(&publisher, "3", &service("c"));
+        assert!(bodies(&snapshot(&late)).keys().any(|(_, name)| name.contains("|c.x.")), "{change}");
+    }
+}
+
+/// A control plane whose compiles panic while `fails` is set: of service bad in scopes of namespace x, and of what workloads of
+/// namespace z have for themselves.
+fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
+    let fails = Arc::<AtomicBool>::default();
+    let (in_part, in_own) = (Arc::clone(&fails), Arc::clone(&fails));
+    let part = move |world: &_, surroundings: &Surroundings, part: &Part| {
+        let is_bad = *part == Part::Service("x".into(), "bad".into()) && surroundings.namespace == "x";
+        assert!(!is_bad || !in_part.load(Relaxed), "the service is bad");
+        compile_part(world, surroundings, part)
+    };
+    let own = move |world: &_, view: &ProxyView, outline: &_| {
+        assert!(view.namespace != "z" || !in_own.load(Relaxed), "the listeners are bad");
+        compile_own(world, view, outline)
+    };
+    (Arc::new(publisher(Compiler { part: Box::new(part), own: Box::new(own) })), fails)
+}
+
+#[test]
+fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
+    let (publisher, fails) = failing();
+    // Namespace x is in a cluster of its own, or it would have the service from another scope in which it is the same.
+    let cluster = |namespace: &str| if namespace == "x" { "one" } else { "two" };
+    let of = |namespace: &str| client(namespace, json!({"CLUSTER_ID": cluster(namespace)}));
+    put(&publisher, "0", &service("a"));
+    let [x, y, z] = ["x", "y", "z"].map(|namespace| connect(&publisher, of(namespace)).unwrap());
+    let [before_x, before_z] = [&x, &z].map(|one| bodies(&snapshot(one)));
+
+    fails.store(true, Relaxed);
+    put(&publisher, "1", &service("bad"));
+    let fresh_of = |files: &[&str], namespace| fresh(files, of(namespace));
+    let (a, bad) = (service("a"), service("bad"));
+    assert_eq!(differences(&bodies(&snapshot(&x)), &before_x), [""; 0], "it keeps the last good one");
+    assert_eq!(differences(&bodies(&snapshot(&y)), &fresh_of(&[&a, &bad], "y")), [""; 0]);
+    let (own, all) = (&before_z, fresh_of(&[&a, &bad], "z"));
+    let of_z = bodies(&snapshot(&z));
+    for (key, resource) in &of_z {
+        let shared = z.0.snapshot.borrow().shared.get(key.0, &key.1).is_some();
+        assert_eq!(Some(resource), if shared { all.get(key) } else { own.get(key) }, "{key:?}");
+    }
+    assert!(publisher.metrics.compile_panics.load(Relaxed) > 0);
+
+    // It goes on: proxies come and go, also to the scope itself; what panics is refused, and only that.
+    let newcomer = connect(&publisher, of("x")).unwrap();
+    assert_eq!(differences(&bodies(&snapshot(&newcomer)), &before_x), [""; 0]);
+    drop(newcomer);
+    for (namespace, declared) in [("x", json!({"CLUSTER_ID": "new"})), ("z", json!({"MESH_ID": "new"}))] {
+        match connect(&publisher, client(namespace, declared)) {
+            Err(Refused::Broken(panicked)) => assert!(panicked.message.contains("bad"), "{panicked}"),
+            other => panic!("{namespace}: {:?}", other.err()),
+        }
+    }
+    put(&publisher, "2", &service("b"));
+    assert!(bodies(&snapshot(&y)).keys().any(|(_, name)| name.contains("|b.x.")));
+    assert_eq!(differences(&bodies(&snapshot(&x)), &before_x), [""; 0]);
+
+    // With the next change all is compiled that was not.
+    fails.store(false, Relaxed);
+    put(&publisher, "3", &service("c"));
+    let (b, c) = (service("b"), service("c"));
+    for (one, namespace) in [(&x, "x"), (&y, "y"), (&z, "z")] {
+        let wrong = differences(&bodies(&snapshot(one)), &fresh_of(&[&a, &bad, &b, &c], namespace));
+        assert_eq!(wrong, [""; 0], "{namespace}");
+    }
+    connect(&publisher, client("x", json!({"CLUSTER_ID": "new"}))).unwrap();
+}

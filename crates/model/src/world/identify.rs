@@ -1,0 +1,81 @@
+//! What a proxy is: what the platform knows of its pod, in place of what the proxy declares.
+//!
+//! Each field's rule is a row of the table "What a proxy is" in `docs/compatibility.md`.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::World;
+use crate::{
+    ProxyNode, ProxyView,
+    api::{Pod, Typed, kube::Locality},
+};
+
+/// A proxy names a pod that runs under another service account.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "pod {namespace}/{pod} runs as {namespace}/{known}, not as {namespace}/{declared}; a proxy may take the configuration of its own pod only"
+)]
+pub struct OtherAccount {
+    /// The namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The pod's service account.
+    pub known: String,
+    /// The proxy's.
+    pub declared: String,
+}
+
+impl World {
+    /// Replaces what a proxy declares by what is known of its pod, which runs in the cluster `home`. Of a proxy whose pod is not
+    /// known, only the locality is replaced, by that of its Kubernetes node.
+    ///
+    /// # Errors
+    /// When the pod runs under another service account.
+    pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<(), OtherAccount> {
+        if !self.identify_pod(&node.pod, home, &mut node.view)? {
+            self.place(&node.node_name, &mut node.view);
+        }
+        Ok(())
+    }
+
+    /// Replaces the fields of a view that are known of the pod of this name; false if the pod is not known.
+    ///
+    /// # Errors
+    /// When the pod runs under another service account.
+    pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, OtherAccount> {
+        let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
+        if pod.spec.service_account != view.service_account {
+            return Err(OtherAccount {
+                namespace: view.namespace.clone(),
+                pod: pod.meta.name.clone(),
+                known: pod.spec.service_account.clone(),
+                declared: view.service_account.clone(),
+            });
+        }
+        self.take_over(pod, home, view);
+        Ok(true)
+    }
+
+    fn take_over(&self, pod: &Typed<Pod>, home: &str, view: &mut ProxyView) {
+        view.labels = Arc::clone(&pod.meta.labels);
+        pod.canonical_name().clone_into(&mut view.canonical_service);
+        home.clone_into(&mut view.cluster_id);
+        let ports = pod.spec.ports.iter().filter(|port| port.tcp && !port.name.is_empty());
+        view.named_ports = ports.map(|port| (port.name.clone(), port.port)).collect();
+        // A pod has no address before its network is ready.
+        if !pod.spec.ips.is_empty() {
+            view.ipv4 = pod.spec.ips.iter().any(IpAddr::is_ipv4);
+            view.ipv6 = pod.spec.ips.iter().any(IpAddr::is_ipv6);
+        }
+        self.place(&pod.spec.node, view);
+    }
+
+    /// Puts a proxy where its Kubernetes node is, if that is known.
+    fn place(&self, node: &str, view: &mut ProxyView) {
+        let locality = self.locality(node);
+        if locality != Locality::default() {
+            view.locality = locality;
+        }
+    }
+}
