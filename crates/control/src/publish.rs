@@ -1,12 +1,13 @@
 //! From changed files to what each connected proxy is sent.
 //!
-//! One lock holds the World, what was compiled of it and who is connected ([`state`](self::state)), so each is seen as of one moment. It is held
-//! for short: scopes are compiled from a clone of the World ([`round`](self::round)), so a change holds up no proxy that connects, and a
-//! proxy that needs a new scope holds up nobody else.
+//! One lock holds the World, what was compiled of it and who is connected (`state`), so that each is seen as of one moment. It is
+//! held for short: scopes are compiled from a clone of the World (`round`), so a change holds up no proxy that connects, and a
+//! proxy that needs a new scope holds up nothing else.
 //!
-//! What services are to proxies is compiled once for all that have the same surroundings ([`scope`](self::scope)), part by part, and again only
-//! where a change may have an effect; what depends on the workload is compiled for each view. What came out equal is no
-//! change: an apply without effect pushes nothing. A compile that panics ([`compiler`](self::compiler)) leaves its scope as it was.
+//! What services are to proxies is compiled once for all that have the same surroundings (`scope`), part by part, and again
+//! only where a change may have an effect; what depends on the workload is compiled for each view. A change without effect
+//! pushes nothing. A compile that panics leaves its scope as it was (`compiler`). How many scopes there may be, and how long
+//! they are kept, is for `identities` to say.
 
 mod compiler;
 mod identities;
