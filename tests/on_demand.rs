@@ -96,3 +96,40 @@ fn hosts_are_found_one_after_the_other() {
     writeln!(io::stderr(), "a first request took {:?} with its program; {waits:?}", took[took.len() / 2])
         .unwrap();
 }
+
+/// A host that a sidecar never asked for may be one of the mesh, so nothing leaves for it in plain text.
+#[test]
+fn without_a_control_plane_only_what_is_known_goes_on() {
+    const UNANSWERED: &str = "no answer from the control plane about this host";
+    let mesh = shop().ready();
+    let stock = "http://stock.shop/";
+    let outside = ["-H", "host: outside.example"];
+    mesh.wait_status("front", stock, &[], 200);
+    // The mesh has no such host, so it is passed through, to an address at which nobody speaks plain text.
+    let passed = mesh.call("front", stock, &outside);
+    assert_ne!(passed.body, UNANSWERED);
+    let control = mesh.status()["control"].clone();
+    let signal = |name: &str| {
+        let kill = mesh.run(&["exec", "front", "--", "sh", "-c", &format!("kill -{name} {control}")]);
+        assert!(kill.status.success(), "{kill:?}");
+    };
+    signal("STOP");
+    let refused = mesh.call("front", "http://other-0.shop/", &[]);
+    assert_eq!((refused.status, refused.body.as_str()), (Some(503), UNANSWERED));
+    assert_eq!(mesh.call("front", stock, &[]).status, Some(200));
+    let again = mesh.call("front", stock, &outside);
+    assert_eq!(
+        (again.status, &again.body),
+        (passed.status, &passed.body),
+        "what passed through passes through"
+    );
+    signal("CONT");
+    eventually("the control plane answers", || match mesh.call("front", "http://other-0.shop/", &[]) {
+        answer if answer.body == UNANSWERED => Err(format!("{answer:?}")),
+        // There is nobody behind it.
+        answer => {
+            assert_eq!(answer.status, Some(503));
+            Ok(())
+        }
+    });
+}

@@ -26,6 +26,10 @@ pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
 /// Metadata of a proxy's node by which it says that it takes the addresses of names that the control plane looked up,
 /// by endpoint discovery: `"true"`.
 pub const TAKES_RESOLVED_NAMES: &str = "SKYSAIL_RESOLVED";
+/// Our own metadata of resources.
+pub const METADATA: &str = "skysail";
+/// Key in it, of the virtual host for `*`: also takes hosts that the control plane has not answered about: `"true"`.
+pub const TAKES_UNANSWERED: &str = "takes_unanswered";
 
 /// The audience a service account token must carry to be good for the certificate authority.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";

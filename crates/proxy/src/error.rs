@@ -24,6 +24,8 @@ pub enum Kind {
     RouteNotFound,
     /// The route names a cluster that is not there; answered with this status.
     ClusterNotFound(u16),
+    /// The control plane has not answered whether the mesh has the request's host.
+    HostUnanswered,
     /// The cluster has no endpoint to send to.
     NoHealthyUpstream,
     /// The connection did not come about (refused, unreachable, TLS failed).
@@ -93,9 +95,9 @@ pub struct Flags(u32);
 
 /// The flags by bit. Envoy lists them in the order in which they come up: that there is no further try before what went
 /// wrong with the last.
-const FLAG_NAMES: [&str; 22] = [
+const FLAG_NAMES: [&str; 23] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -123,6 +125,8 @@ impl Flags {
     pub const NC: Self = Self(1 << 19);
     pub const OM: Self = Self(1 << 20);
     pub const DT: Self = Self(1 << 21);
+    /// Not Envoy's: the control plane has not answered whether the mesh has the host ("discovery unavailable").
+    pub const DU: Self = Self(1 << 22);
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
@@ -217,6 +221,7 @@ impl Error {
             | Kind::Denied(_) => Side::Downstream,
             Kind::RouteNotFound
             | Kind::ClusterNotFound(_)
+            | Kind::HostUnanswered
             | Kind::NoHealthyUpstream
             | Kind::Overflow
             | Kind::Overloaded
@@ -248,6 +253,12 @@ impl Error {
         match &self.kind {
             Kind::RouteNotFound => plain(404, Flags::NR, "route_not_found", ""),
             Kind::ClusterNotFound(status) => plain(*status, Flags::NC, "cluster_not_found", ""),
+            Kind::HostUnanswered => plain(
+                503,
+                Flags::DU,
+                "host_discovery_unanswered",
+                "no answer from the control plane about this host",
+            ),
             Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
             Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
             Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
@@ -379,6 +390,13 @@ mod tests {
                 "UC",
                 "upstream_reset_before_response_started{connection_termination}",
                 "upstream connect error or disconnect/reset before headers. reset reason: connection termination",
+            ),
+            (
+                Error::new(Kind::HostUnanswered),
+                503,
+                "DU",
+                "host_discovery_unanswered",
+                "no answer from the control plane about this host",
             ),
             (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
             (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),

@@ -44,6 +44,8 @@ pub(crate) enum Limit {
     Retries,
     /// Names of virtual hosts that requests ask for.
     Names,
+    /// Time for the control plane's answer about a virtual host.
+    Discovery,
 }
 
 impl Limit {
@@ -83,13 +85,17 @@ impl Limit {
             Self::Requests => "there are as many requests as max_requests allows: others are refused",
             Self::Retries => "there are as many retries as allowed: other requests are not tried again",
             Self::Names => {
-                "as many names of hosts are in use as are asked for: the host goes by wildcards and the catch-all"
+                "as many names of hosts are in use as are asked for: it is not known whether the mesh has this one"
+            }
+            Self::Discovery => {
+                "the control plane has not answered whether the mesh has the host: the request is refused; \
+                 outboundTrafficPolicy.unansweredHosts of the mesh configuration decides this"
             }
         }
     }
 }
 
-const COUNT: usize = Limit::Names as usize + 1;
+const COUNT: usize = Limit::Discovery as usize + 1;
 /// The log hears of a limit no more often.
 const QUIET: Duration = Duration::from_secs(60);
 

@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use crate::{
     config::{
         Cluster, HttpManager, RouteTable, Snapshot,
+        demand::Standing,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -221,8 +222,9 @@ impl<'a> Story<'a> {
         }
         self.receive(upgrade.is_some());
         self.find_route();
-        if let Some(answer) = self.question() {
-            Box::pin(self.wait_for_host(answer, body)).await?;
+        let standing = self.standing();
+        if standing != Standing::Settled {
+            Box::pin(self.find_host(standing, body)).await?;
         }
         if let Some(tracing) = &self.manager.tracing {
             self.begin_trace(tracing);

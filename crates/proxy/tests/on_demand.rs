@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use http2::{content, request};
 use skysail_proxy::config::{
     Listener, Map, RouteTable, Snapshot,
-    demand::{Demand, Question},
+    demand::{Demand, Known, Question},
     http::Routes,
     listener::Terminal,
     route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
@@ -58,6 +58,8 @@ struct Mesh {
     demand: Arc<Demand>,
     questions: mpsc::UnboundedReceiver<Question>,
     listener: Arc<Listener>,
+    /// As `outboundTrafficPolicy.unansweredHosts: CATCH_ALL`.
+    takes_unanswered: bool,
 }
 
 impl Mesh {
@@ -68,7 +70,7 @@ impl Mesh {
         let (sender, questions) = mpsc::unbounded_channel();
         let demand = Demand { table: "80".into(), known: ArcSwap::default(), questions: sender };
         let listener = proxy.listener.clone();
-        let mesh = Self { proxy, demand: Arc::new(demand), questions, listener };
+        let mesh = Self { proxy, demand: Arc::new(demand), questions, listener, takes_unanswered: false };
         mesh.publish(&["here", "*.wild"]).await;
         mesh
     }
@@ -79,6 +81,7 @@ impl Mesh {
             name: "80".into(),
             ignore_port: true,
             demand: Some(Arc::clone(&self.demand)),
+            takes_unanswered: self.takes_unanswered,
             ..RouteTable::default()
         };
         for (index, domain) in domains.iter().chain(&["*"]).enumerate() {
@@ -102,9 +105,10 @@ impl Mesh {
         within(self.questions.recv()).await.unwrap()
     }
 
-    fn know(&self, authority: &str) {
-        let known = [(authority.into(), Arc::default())].into_iter().collect();
-        self.demand.known.store(Arc::new(known));
+    /// The control plane has answered that nobody has it, or has not answered in time.
+    fn know(&self, authority: &str, answered: bool) {
+        let known = Known { answered, ..Known::default() };
+        self.demand.known.store(Arc::new([(authority.into(), known)].into_iter().collect()));
     }
 }
 
@@ -161,7 +165,7 @@ async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
     let mut client = mesh.client().await;
     send(&mut client, "none").await;
     let question = mesh.asked().await;
-    mesh.know("none");
+    mesh.know("none", true);
     question.answered.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "none").await, "*");
@@ -169,12 +173,59 @@ async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
     // A wildcard in hand may hide a host that is not.
     send(&mut client, "a.wild").await;
     let question = mesh.asked().await;
-    mesh.know("a.wild");
+    mesh.know("a.wild", true);
     question.answered.send(()).unwrap();
     assert_eq!(client.message().await.1, "*.wild");
     assert_eq!(ask(&mut client, "a.wild").await, "*.wild");
     assert!(mesh.questions.try_recv().is_err());
-    // Somebody who hears no questions answers them all.
+}
+
+#[tokio::test]
+async fn without_an_answer_a_request_is_refused_and_hosts_in_hand_are_served() {
+    let mut mesh = Mesh::start().await;
+    let mut client = mesh.client().await;
+    for (authority, wildcard) in [("new", "*"), ("a.wild", "*.wild")] {
+        let refused = async |client: &mut Client| {
+            let (head, body) = client.message().await;
+            assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+            assert_eq!(body, "no answer from the control plane about this host");
+        };
+        send(&mut client, authority).await;
+        let question = mesh.asked().await;
+        mesh.know(authority, false);
+        question.answered.send(()).unwrap();
+        refused(&mut client).await;
+        // The next one does not wait, and the connection serves others.
+        send(&mut client, authority).await;
+        refused(&mut client).await;
+        assert!(mesh.questions.try_recv().is_err());
+        assert_eq!(ask(&mut client, "here").await, "here");
+        // Once the answer is here it goes by what the table has.
+        mesh.know(authority, true);
+        assert_eq!(ask(&mut client, authority).await, wildcard);
+    }
+    // A question that nobody takes is no answer either: there are too many, or the proxy ends.
+    send(&mut client, "lost").await;
+    drop(mesh.asked().await);
+    assert!(client.message().await.0.starts_with("HTTP/1.1 503 "));
+    let metrics = mesh.proxy.metrics().await;
+    assert!(
+        metrics.lines().any(|line| line.starts_with("skysail_on_demand_refused{") && line.ends_with(" 5"))
+    );
+}
+
+#[tokio::test]
+async fn without_an_answer_the_catch_all_applies_where_the_mesh_says_so() {
+    let mut mesh = Mesh::start().await;
+    mesh.takes_unanswered = true;
+    mesh.publish(&["here"]).await;
+    let mut client = mesh.client().await;
+    send(&mut client, "new").await;
+    let question = mesh.asked().await;
+    mesh.know("new", false);
+    question.answered.send(()).unwrap();
+    assert_eq!(client.message().await.1, "*");
+    assert_eq!(ask(&mut client, "new").await, "*");
     send(&mut client, "lost").await;
     drop(mesh.asked().await);
     assert_eq!(client.message().await.1, "*");
@@ -207,4 +258,7 @@ async fn streams_of_http2_wait_each_for_its_own() {
     question.answered.send(()).unwrap();
     let mut body = within(new).await.unwrap().into_body();
     assert_eq!(content(&mut body).await.0, b"new");
+    let lost = of("lost");
+    drop(mesh.asked().await);
+    assert_eq!(within(lost).await.unwrap().status(), 503);
 }

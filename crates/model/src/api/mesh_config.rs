@@ -88,10 +88,24 @@ pub struct ProxyConfig {
 
 /// What happens to traffic to places unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct OutboundTrafficPolicy {
     /// Which of the two.
     pub mode: OutboundMode,
+    /// What happens to requests for hosts that a sidecar has not got and the control plane has not answered about. Not
+    /// Istio's, which ignores it.
+    pub unanswered_hosts: UnansweredHosts,
+}
+
+/// What happens to requests for hosts that the control plane has not answered about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum UnansweredHosts {
+    /// They are refused with 503.
+    #[default]
+    Refuse,
+    /// They are taken for hosts that the mesh does not have.
+    CatchAll,
 }
 
 /// What happens to traffic to places unknown.

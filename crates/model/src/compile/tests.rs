@@ -207,6 +207,24 @@ data:
 }
 
 #[test]
+fn hosts_without_an_answer_are_taken_by_the_catch_all_only_if_the_mesh_says_so() {
+    let says = |policy: &str| {
+        let more = format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: istio, namespace: istio-system}}, data: {{mesh: \"{policy}\"}}}}"
+        );
+        let (made, _) = compile(&world(&more), &view());
+        let routes: route::RouteConfiguration = get(&made, Kind::Route, "80");
+        let catch_all = routes.virtual_hosts.last().unwrap();
+        assert_eq!(catch_all.domains, ["*"]);
+        let ours = catch_all.metadata.as_ref().and_then(|found| found.filter_metadata.get("skysail"));
+        ours.is_some_and(|ours| ours.fields["takes_unanswered"] == skysail_xds::istio::string("true"))
+    };
+    assert!(!says("outboundTrafficPolicy: {mode: ALLOW_ANY}"));
+    assert!(!says("outboundTrafficPolicy: {unansweredHosts: REFUSE}"));
+    assert!(says("outboundTrafficPolicy: {unansweredHosts: CATCH_ALL}"));
+}
+
+#[test]
 fn an_envoy_without_the_filters_offers_what_its_cluster_speaks() {
     let alpn = |plain_envoy: bool, port: u16| {
         let (made, _) = compile(&world(""), &ProxyView { plain_envoy, ..view() });

@@ -41,6 +41,9 @@ pub struct RouteTable {
     pub hosts_apart: bool,
     /// How requests ask for those; `None` where all come unasked.
     pub demand: Option<Arc<Demand>>,
+    /// Wildcards and the catch-all apply also to hosts that the control plane has not answered about. Source: metadata
+    /// `skysail.takes_unanswered` of the virtual host for `*`.
+    pub takes_unanswered: bool,
 }
 
 impl RouteTable {

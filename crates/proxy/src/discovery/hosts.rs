@@ -2,8 +2,9 @@
 //! ask for.
 //!
 //! Each host waits for the clusters it leads to by itself. A name that a request asks for is *open* until the server has
-//! answered and the host that came is in force; then it is found in the table, or is *known* to be for its wildcards and its
-//! catch-all. Open names are given up after [`ANSWER`]: they are known then, too, and stay asked for.
+//! answered and the host that came is in force; then it is found in the table, or is *settled*: the table's wildcards and its
+//! catch-all apply. Open names are given up after [`ANSWER`]: requests wait for them no more and are refused, while the
+//! server is still asked, whose answer settles them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     config::{
         Map, RouteTable,
-        demand::{Demand, Question},
+        demand::{Demand, Known, Question},
         route::VirtualHost,
     },
     translate::{self, Translator},
@@ -66,13 +67,24 @@ pub(crate) struct Hosts {
 
 /// An authority that was asked for.
 struct Name {
-    /// Since when; then, when it was last seen in use.
+    /// Since when it is open; then, when it was last seen in use.
     since: Instant,
+    /// The server has answered.
     answered: bool,
-    /// It is not waited for any more.
-    known: bool,
+    state: State,
     used: Arc<AtomicBool>,
     waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// How far it is known which virtual host an authority belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Requests wait.
+    Open,
+    /// There was no answer in time.
+    GivenUp,
+    /// No virtual host has it by its full name.
+    Settled,
 }
 
 impl Host {
@@ -250,8 +262,9 @@ impl Hosts {
         }
     }
 
-    /// Takes a request's question; false if there are too many already.
-    pub(super) fn ask(&mut self, question: Question, now: Instant) -> bool {
+    /// Takes a request's question; false if there are too many already. Names that the server has answered about make room
+    /// for others only while it is `connected`: else the new one would get no answer, and the old one could not be asked again.
+    pub(super) fn ask(&mut self, question: Question, now: Instant, connected: bool) -> bool {
         let Question { authority, answered, .. } = question;
         let found = self.whole().is_some_and(|table| table.exact.contains_key(&authority));
         if self.demand.is_none() || found {
@@ -259,16 +272,26 @@ impl Hosts {
             return true;
         }
         if self.names.len() >= MOST_NAMES && !self.names.contains_key(&authority) {
-            self.names.retain(|_, name| !name.known || name.used.swap(false, Ordering::Relaxed));
+            self.names.retain(|_, name| name.state != State::GivenUp);
+            if self.names.len() >= MOST_NAMES && connected {
+                let stays =
+                    |name: &Name| name.state == State::Open || name.used.swap(false, Ordering::Relaxed);
+                self.names.retain(|_, name| stays(name));
+            }
             if self.names.len() >= MOST_NAMES {
                 let _ = answered.send(());
                 return false;
             }
         }
-        let new =
-            || Name { since: now, answered: false, known: false, used: Arc::default(), waiting: Vec::new() };
+        let new = || Name {
+            since: now,
+            answered: false,
+            state: State::Open,
+            used: Arc::default(),
+            waiting: Vec::new(),
+        };
         let name = self.names.entry(authority).or_insert_with(new);
-        if name.known {
+        if name.state != State::Open {
             let _ = answered.send(());
             return true;
         }
@@ -284,26 +307,43 @@ impl Hosts {
     pub(super) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
-        let coming: Vec<&Kept<Host>> = self.slots.values().filter_map(|slot| slot.warming.as_ref()).collect();
+        let coming = self.slots.values().filter(|slot| slot.active.is_none());
+        let coming: Vec<&Kept<Host>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
         let whole = self.whole.as_ref().map(|(_, whole)| whole);
         self.names.retain(|authority, name| {
             if whole.is_some_and(|table| table.exact.contains_key(authority)) {
                 answered.append(&mut name.waiting);
                 return false;
             }
-            let settled = name.answered && !coming.iter().any(|kept| kept.value.has(authority));
-            if settled || now.duration_since(name.since) >= ANSWER {
-                name.known = true;
+            let comes = coming.iter().any(|kept| kept.value.has(authority));
+            name.state = match name.state {
+                _ if name.answered && !comes => State::Settled,
+                // The mesh has it from now on.
+                State::Settled => {
+                    name.since = now;
+                    State::Open
+                }
+                State::Open if now.duration_since(name.since) >= ANSWER => State::GivenUp,
+                state => state,
+            };
+            if name.state != State::Open {
                 answered.append(&mut name.waiting);
             }
             true
         });
-        let known = self.names.iter().filter(|(_, name)| name.known);
+        let known = self.names.iter().filter(|(_, name)| name.state != State::Open);
+        let known: Map<_, _> = known
+            .map(|(authority, name)| {
+                let answered = name.state == State::Settled;
+                (authority.clone(), Known { used: Arc::clone(&name.used), answered })
+            })
+            .collect();
         let before = demand.known.load();
-        if known.clone().count() != before.len() || known.clone().any(|(name, _)| !before.contains_key(name))
-        {
-            let known: Map<_, _> =
-                known.map(|(authority, name)| (authority.clone(), Arc::clone(&name.used))).collect();
+        let is_new = known.len() != before.len()
+            || known
+                .iter()
+                .any(|(name, known)| before.get(name).is_none_or(|before| before.answered != known.answered));
+        if is_new {
             demand.known.store(Arc::new(known));
         }
         answered
@@ -312,7 +352,8 @@ impl Hosts {
     /// When patience with the first of those that wait is at its end.
     pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
         let hosts = super::slot::waiting(&self.slots, now).map(|since| since + PATIENCE);
-        let open = self.names.values().filter(|name| !name.known).map(|name| name.since + ANSWER);
+        let open =
+            self.names.values().filter(|name| name.state == State::Open).map(|name| name.since + ANSWER);
         hosts.chain(open).min()
     }
 
@@ -340,17 +381,22 @@ impl Hosts {
             if name.used.swap(false, Ordering::Relaxed) {
                 name.since = now;
             }
-            !name.known || now.duration_since(name.since) < IDLE
+            name.state == State::Open || now.duration_since(name.since) < IDLE
         });
     }
 
-    /// What is asked for, for people: names of hosts, and authorities with whether they are still waited for.
+    /// What is asked for, for people: names of hosts, and authorities by their state.
     pub(crate) fn shown(&self) -> serde_json::Value {
         let hosts: Vec<&str> = self.slots.keys().map(|name| &**name).collect();
-        let of = |known| -> Vec<&str> {
-            self.names.iter().filter(|(_, name)| name.known == known).map(|(name, _)| &**name).collect()
+        let of = |state| -> Vec<&str> {
+            self.names.iter().filter(|(_, name)| name.state == state).map(|(name, _)| &**name).collect()
         };
-        serde_json::json!({"hosts": hosts, "asked": of(false), "absent": of(true)})
+        serde_json::json!({
+            "hosts": hosts,
+            "asked": of(State::Open),
+            "unanswered": of(State::GivenUp),
+            "absent": of(State::Settled),
+        })
     }
 }
 

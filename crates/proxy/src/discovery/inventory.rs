@@ -308,11 +308,21 @@ impl Inventory {
             });
         }
         let routes = &self.routes;
-        for slot in self.listeners.values_mut() {
-            self.changed |= slot.promote(now, |kept| {
-                listener_is_warm(&kept.value, routes)
-                    && (take == Take::AsTold || !uses::of_listener(&kept.value).any(is_awaited))
-            });
+        let is_warm = |kept: &Kept<Listener>| {
+            listener_is_warm(&kept.value, routes)
+                && (take == Take::AsTold || !uses::of_listener(&kept.value).any(is_awaited))
+        };
+        let redirects = |slot: &Slot<Listener>| {
+            slot.newest().is_some_and(|kept| kept.value.bind && kept.value.use_original_dst)
+        };
+        for slot in self.listeners.values_mut().filter(|slot| !redirects(slot)) {
+            self.changed |= slot.promote(now, is_warm);
+        }
+        // A listener that hands connections on to others passes through what no other takes, so none may be missing.
+        let complete = !self.listeners.values().any(|slot| !redirects(slot) && slot.is_awaited(now));
+        for slot in self.listeners.values_mut().filter(|slot| redirects(slot)) {
+            let starts = slot.active.is_none();
+            self.changed |= slot.promote(now, |kept| is_warm(kept) && (complete || !starts));
         }
         for (name, hosts) in &mut self.hosts {
             let base = self.routes.get(name).and_then(|slot| slot.active.as_ref());
@@ -451,13 +461,13 @@ impl Inventory {
     }
 
     /// Takes requests' questions for virtual hosts.
-    pub(crate) fn ask(&mut self, question: Question, now: Instant) {
+    pub(crate) fn ask(&mut self, question: Question, now: Instant, connected: bool) {
         let Some(hosts) = self.hosts.get_mut(&question.table) else {
             let _ = question.answered.send(());
             return;
         };
         let name = format!("{}/{}", question.table, question.authority);
-        if !hosts.ask(question, now) {
+        if !hosts.ask(question, now, connected) {
             notice::tell(Limit::Names, format_args!("{name}"));
         }
     }

@@ -260,10 +260,12 @@ impl Configuration {
             }
             let mut inventory = self.inventory.lock().await;
             let now = Instant::now();
-            if asked.is_empty() {
+            let connected = self.subscriptions.get().is_some_and(|server| *server.connected().borrow());
+            // What is let go of now could not be had again.
+            if asked.is_empty() && connected {
                 inventory.drop_idle(now);
             }
-            asked.into_iter().for_each(|question| inventory.ask(question, now));
+            asked.into_iter().for_each(|question| inventory.ask(question, now, connected));
             self.settle(&mut inventory).await;
         }
     }

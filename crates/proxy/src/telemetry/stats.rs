@@ -152,6 +152,7 @@ set! {
         rq_overload_close: Counter "envoy_http_downstream_rq_overload_close",
         on_demand: Counter "skysail_on_demand_requests",
         on_demand_micros: Counter "skysail_on_demand_wait_microseconds",
+        on_demand_refused: Counter "skysail_on_demand_refused",
         premature_resets: Counter "envoy_http_downstream_rq_too_many_premature_resets",
         http2_window_updates: Counter "envoy_http2_inbound_window_update_frames_flood",
         http2_priorities: Counter "envoy_http2_inbound_priority_frames_flood",

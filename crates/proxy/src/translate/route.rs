@@ -6,6 +6,7 @@ use std::{
 };
 
 use prost::Message;
+use skysail_core::names;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
@@ -30,7 +31,7 @@ use skysail_xds::envoy::pb::{
         },
         extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
     },
-    google::protobuf::Duration as DurationProto,
+    google::protobuf::{Duration as DurationProto, value::Kind as ValueKind},
 };
 
 use super::{
@@ -94,6 +95,7 @@ pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
     for (index, host) in proto.virtual_hosts.iter().enumerate() {
         let path = format_args!("virtual_hosts[{index}]").to_string();
         let translated = virtual_host(host, &filters).at(&path)?;
+        table.takes_unanswered |= takes_unanswered(host);
         for domain in &host.domains {
             if !table.put(&domain.to_ascii_lowercase(), index) {
                 let twice = format!("{domain:?} is in two virtual hosts or twice in one");
@@ -103,6 +105,15 @@ pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
         table.hosts.push(Arc::new(translated));
     }
     Ok(table)
+}
+
+/// Whether the catch-all says that it also takes hosts that the control plane has not answered about.
+fn takes_unanswered(host: &HostProto) -> bool {
+    let metadata = host.metadata.as_ref().filter(|_| host.domains.iter().any(|domain| domain == "*"));
+    let value = metadata.and_then(|metadata| {
+        metadata.filter_metadata.get(names::METADATA)?.fields.get(names::TAKES_UNANSWERED)
+    });
+    matches!(value.and_then(|value| value.kind.as_ref()), Some(ValueKind::StringValue(text)) if text == "true")
 }
 
 fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {

@@ -10,17 +10,20 @@ mod virtual_service;
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use prost::Message as _;
-use skysail_core::ClusterName;
-use skysail_xds::{Kind, Resource};
+use skysail_core::{ClusterName, names};
+use skysail_xds::{Kind, Resource, istio};
 
 use super::{
     Scope, balance,
     clusters::PASSTHROUGH,
     order,
-    pb::{boolean, from_ads, host_of, route, seconds, timed_action, uint32},
+    pb::{boolean, fields, from_ads, host_of, metadata, route, seconds, timed_action, uint32},
 };
 use crate::{
-    api::{Protocol, Service, Typed, VirtualService, mesh_config::OutboundMode},
+    api::{
+        Protocol, Service, Typed, VirtualService,
+        mesh_config::{OutboundMode, UnansweredHosts},
+    },
     world::{fqdn, host_matches},
 };
 
@@ -185,7 +188,8 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
 
 /// Requests for hosts nobody knows go where they wanted to, or are refused.
 fn elsewhere(scope: &Scope<'_>) -> route::VirtualHost {
-    let (name, action) = match scope.world.mesh().outbound_traffic_policy.mode {
+    let policy = scope.world.mesh().outbound_traffic_policy;
+    let (name, action) = match policy.mode {
         OutboundMode::AllowAny => (
             "allow_any",
             route::route::Action::Route(route::RouteAction {
@@ -207,7 +211,12 @@ fn elsewhere(scope: &Scope<'_>) -> route::VirtualHost {
         action: Some(action),
         ..Default::default()
     };
-    virtual_host(name.into(), vec!["*".into()], vec![all])
+    let mut host = virtual_host(name.into(), vec!["*".into()], vec![all]);
+    if policy.unanswered_hosts == UnansweredHosts::CatchAll {
+        let yes = fields([(names::TAKES_UNANSWERED, istio::string("true"))]);
+        host.metadata = Some(metadata(names::METADATA, yes));
+    }
+    host
 }
 
 fn every_path() -> route::RouteMatch {

@@ -29,10 +29,11 @@ use skysail_xds::envoy::pb::{
             },
         },
     },
-    google::protobuf::Any,
+    google::protobuf::{Any, BoolValue},
 };
 
 use super::*;
+use crate::config::demand::Standing;
 
 fn inventory() -> Inventory {
     Inventory::new(Secrets::new(Arc::default()), Default::default())
@@ -357,8 +358,12 @@ fn question(
     now: Instant,
 ) -> Option<oneshot::Receiver<()>> {
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    let answer = table.demand.as_ref().unwrap().ask(authority)?;
-    inventory.ask(questions.try_recv().unwrap(), now);
+    let demand = table.demand.as_ref().unwrap();
+    if demand.standing(authority) != Standing::Unknown {
+        return None;
+    }
+    let answer = demand.ask(authority);
+    inventory.ask(questions.try_recv().unwrap(), now, true);
     settled(inventory, now);
     answer_all(inventory, now);
     Some(answer)
@@ -454,9 +459,80 @@ fn without_an_answer_a_name_is_given_up_but_stays_asked_for() {
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
     assert!(answer.try_recv().is_ok());
-    assert!(question(&mut inventory, &mut questions, "one", deadline).is_none());
+    assert_eq!(standing(&inventory, "one"), Standing::Unanswered);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
     assert_eq!(inventory.deadline(deadline), None);
+    // The answer may come later.
+    remove(&mut inventory, Kind::VirtualHost, "t/one");
+    answer_all(&mut inventory, deadline);
+    assert_eq!(standing(&inventory, "one"), Standing::Settled);
+    // Once the mesh has it, nothing goes by the catch-all any more, though its cluster is not here yet.
+    add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
+    settled(&mut inventory, deadline);
+    answer_all(&mut inventory, deadline);
+    assert_eq!(standing(&inventory, "one"), Standing::Unknown);
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, deadline));
+    assert_eq!(leads_to(&inventory, "one"), "t/1");
+}
+
+#[test]
+fn names_without_an_answer_push_out_no_name_that_has_one() {
+    let (mut inventory, mut questions, now) = on_demand();
+    for number in 0..1_000 {
+        let name = format!("old-{number}");
+        question(&mut inventory, &mut questions, &name, now).unwrap();
+        remove(&mut inventory, Kind::VirtualHost, &format!("t/{name}"));
+        answer_all(&mut inventory, now);
+    }
+    // Without a control plane.
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    let mut over = table.demand.as_ref().unwrap().ask("new");
+    inventory.ask(questions.try_recv().unwrap(), now, false);
+    assert!(over.try_recv().is_ok());
+    assert_eq!(standing(&inventory, "new"), Standing::Unknown);
+    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == Standing::Settled));
+}
+
+#[test]
+fn what_passes_through_unknown_destinations_comes_last() {
+    let mut inventory = inventory();
+    inventory.set_take(Take::Used, None);
+    let now = Instant::now();
+    let with = |name: &str, table: &str, redirects: bool| {
+        let mut proto = ListenerProto::decode(listener(name, table).body).unwrap();
+        proto.use_original_dst = redirects.then_some(BoolValue { value: true });
+        proto.bind_to_port = Some(BoolValue { value: redirects });
+        received(name, &proto)
+    };
+    add(&mut inventory, Kind::Route, vec![routes("all", "passthrough"), routes("t", "a")]);
+    add(
+        &mut inventory,
+        Kind::Listener,
+        vec![with("virtualOutbound", "all", true), with("service", "t", false)],
+    );
+    settled(&mut inventory, now);
+    serve(&mut inventory, "passthrough");
+    settled(&mut inventory, now);
+    assert!(
+        inventory.snapshot().listeners.by_name.is_empty(),
+        "connections to the service would pass through"
+    );
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, now));
+    assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
+    // Later ones do not take it out of force.
+    add(
+        &mut inventory,
+        Kind::Listener,
+        vec![with("virtualOutbound", "t", true), with("late", "none", false)],
+    );
+    settled(&mut inventory, now);
+    assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
+}
+
+fn standing(inventory: &Inventory, authority: &str) -> Standing {
+    inventory.snapshot().routes["t"].demand.as_ref().unwrap().standing(authority)
 }
 
 #[test]
