@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rustls::ServerConfig;
@@ -98,14 +98,19 @@ impl OwnCertificate {
     pub(crate) async fn renew(mut self) {
         let mut failures = 0;
         loop {
-            let pause = match self.live.get() {
-                Some(identity) if failures == 0 => identity.renewal_due(),
-                _ => renewal::retry(failures, fastrand::f64()),
+            let renewal = self.live.get().filter(|_| failures == 0).map(|identity| identity.renewal());
+            let due = async {
+                match renewal {
+                    Some(renewal) => renewal.wait(SystemTime::now).await,
+                    // At least a second, or an authority at its own end would keep us busy.
+                    None => {
+                        let pause = renewal::retry(failures, fastrand::f64()).max(Duration::from_secs(1));
+                        tokio::time::sleep(pause).await;
+                    }
+                }
             };
-            // At least a second, or an authority at its own end would keep us busy.
-            let pause = pause.max(Duration::from_secs(1));
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = due => {}
                 Ok(()) = self.authority.changed() => {}
             }
             match self.issue() {

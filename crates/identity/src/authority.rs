@@ -319,7 +319,8 @@ mod tests {
         assert!(identity.not_after <= signed.not_after && identity.not_after > SystemTime::now() + HOUR / 2);
 
         let minute = authority.sign(&request.csr_pem, &id, Duration::from_secs(60)).unwrap();
-        let due = request.finish(minute.pem().as_bytes()).unwrap().renewal_due();
+        let minute_identity = request.finish(minute.pem().as_bytes()).unwrap();
+        let due = minute_identity.renewal().left(SystemTime::now());
         assert!(due > Duration::from_secs(20) && due < Duration::from_secs(45), "{due:?}");
 
         let forever = authority.sign(&request.csr_pem, &id, 100_000 * HOUR).unwrap();

@@ -22,7 +22,7 @@ use x509_parser::{
     time::ASN1Time,
 };
 
-use crate::{Error, peer::Peer, renewal};
+use crate::{Error, peer::Peer, renewal::Renewal};
 
 /// A value that is replaced as a whole while others use it; empty until it is first set.
 #[derive(Debug)]
@@ -65,13 +65,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// How long to wait, from now, before renewing it; see [`renewal::due`].
-    ///
-    /// Its life counts from when we got it: authorities date certificates back, Istio's by two minutes, and a
-    /// certificate of one minute would else be due before it is there.
-    pub fn renewal_due(&self) -> Duration {
-        let start = self.not_before.max(self.obtained);
-        renewal::due(start, self.not_after, SystemTime::now(), fastrand::f64())
+    /// When to renew it, a little different at each call.
+    pub fn renewal(&self) -> Renewal {
+        Renewal::plan(self.not_before, self.not_after, self.obtained, fastrand::f64())
     }
 
     /// Reads a chain (leaf first) and its key, both PEM.

@@ -12,7 +12,9 @@
 //! clocks that are behind: whoever has a valid certificate at its end has got it after its beginning.
 //!
 //! All there is to know is in one file, `authority.json`, which is replaced as a whole; a process that ends at any
-//! moment goes on where it was. `root-cert.pem` beside it is for others to read.
+//! moment goes on where it was. `root-cert.pem` beside it is for others to read. The folder is locked by the process that
+//! uses it, since two would replace each other's roots. A root that has ended by the clock is never replaced: the clock may
+//! be wrong, and the key would be lost.
 
 use std::{
     fs,
@@ -88,6 +90,8 @@ impl Step {
 pub struct SelfSigned {
     /// Where it is kept; nowhere without.
     folder: Option<PathBuf>,
+    /// Locks the folder while it is open.
+    _lock: Option<fs::File>,
     lifetimes: Lifetimes,
     state: State,
 }
@@ -114,8 +118,11 @@ impl SelfSigned {
     /// Goes on with the authority of a folder; makes one there if it holds none. Without a folder it lives as long as the
     /// process.
     ///
+    /// An existing authority is not written to, unless certificates live for another time than before.
+    ///
     /// # Errors
-    /// When the folder cannot be read or written, holds something else, or the lifetimes do not go together.
+    /// When the folder cannot be read or written, is used by another process, holds something else or a root that has ended,
+    /// or the lifetimes do not go together.
     pub fn open(folder: Option<&Path>, lifetimes: Lifetimes, now: SystemTime) -> Result<Self, Error> {
         let Lifetimes { certificate, root } = lifetimes;
         if root < certificate * LEAST_LIVES {
@@ -124,13 +131,21 @@ impl SelfSigned {
             );
             return Err(Error::Authority { file: STATE, problem });
         }
-        let kept = folder.map(|folder| read(folder, now)).transpose()?.flatten();
+        let lock = folder.map(lock).transpose()?;
+        let kept = folder.map(read).transpose()?.flatten();
+        let is_kept = kept.as_ref().is_some_and(|state| state.lifetime == certificate);
         let state = match kept {
             Some(state) => state.with_lifetime(certificate, now),
             None => State::settled(Root::generate(root, now)?, certificate, now)?,
         };
-        let mut opened = Self { folder: folder.map(Path::to_owned), lifetimes, state };
-        opened.keep(opened.state.clone())?;
+        state.check_alive(now)?;
+        let mut opened = Self { folder: folder.map(Path::to_owned), _lock: lock, lifetimes, state };
+        if is_kept {
+            // The folder may be read-only. `advance` tries again, and says what is wrong.
+            let _ = opened.tell_roots();
+        } else {
+            opened.keep(opened.state.clone())?;
+        }
         Ok(opened)
     }
 
@@ -182,8 +197,9 @@ impl SelfSigned {
     /// Begins to replace the root; `false` if that is under way already.
     ///
     /// # Errors
-    /// When the new state cannot be kept; see [`Self::step`] for where it stands then.
+    /// When the new state cannot be kept, or the root has ended by the clock; see [`Self::step`] for where it stands then.
     pub fn rotate(&mut self, now: SystemTime) -> Result<bool, Error> {
+        self.state.check_alive(now)?;
         if self.state.step != Step::Settled {
             return Ok(false);
         }
@@ -197,8 +213,9 @@ impl SelfSigned {
     /// Goes to the next step if this one is over; says whether it did.
     ///
     /// # Errors
-    /// When the new state cannot be kept; see [`Self::step`] for where it stands then.
+    /// When the new state cannot be kept, or the root has ended by the clock; see [`Self::step`] for where it stands then.
     pub fn advance(&mut self, now: SystemTime) -> Result<bool, Error> {
+        self.state.check_alive(now)?;
         if now < self.state.until {
             // It may have been removed, or there was no room for it.
             self.tell_roots()?;
@@ -262,6 +279,24 @@ impl State {
         })
     }
 
+    /// Fails if the root that signs has ended by the clock.
+    fn check_alive(&self, now: SystemTime) -> Result<(), Error> {
+        let (_, end) = validity(&self.signing.certificate)?;
+        if now < end {
+            return Ok(());
+        }
+        let time = |time: SystemTime| {
+            time::OffsetDateTime::from(time).replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
+        };
+        let problem = format!(
+            "its root has ended: at {} UTC, and this machine's clock says {} UTC. If the clock is wrong, set it. If it is right, move \
+             authority.json and root-cert.pem away for a new root, which workloads trust once they have got a new certificate",
+            time(end),
+            time(now)
+        );
+        Err(Error::Authority { file: STATE, problem })
+    }
+
     /// The same where certificates live so long from now on.
     fn with_lifetime(mut self, lifetime: Duration, now: SystemTime) -> Self {
         if lifetime < self.lifetime {
@@ -295,9 +330,28 @@ fn validity(pem: &str) -> Result<(SystemTime, SystemTime), Error> {
     describe(first).map(|(_, begin, end)| (begin, end))
 }
 
-/// Reads what is kept; nothing if there is none, or if its root has ended, as then nothing that it signed is alive.
-fn read(folder: &Path, now: SystemTime) -> Result<Option<State>, Error> {
-    fs::create_dir_all(folder).map_err(|error| file_error(folder, error))?;
+/// Locks the folder, which is made if need be, for as long as the file is open. A folder can be locked where it cannot be
+/// written to.
+fn lock(folder: &Path) -> Result<fs::File, Error> {
+    let open = || {
+        fs::create_dir_all(folder)?;
+        fs::File::open(folder)
+    };
+    let file = open().map_err(|error| file_error(folder, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            let problem = "another process uses the folder; each control plane needs one of its own, or an authority that is \
+                           plugged in"
+                .to_owned();
+            Err(Error::Authority { file: STATE, problem })
+        }
+        Err(fs::TryLockError::Error(error)) => Err(file_error(folder, error)),
+    }
+}
+
+/// Reads what is kept; nothing if there is none.
+fn read(folder: &Path) -> Result<Option<State>, Error> {
     let path = folder.join(STATE);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -312,10 +366,9 @@ fn read(folder: &Path, now: SystemTime) -> Result<Option<State>, Error> {
         }
         Err(error) => return Err(file_error(&path, error)),
     };
-    let state: State = serde_json::from_str(&text)
-        .map_err(|error| Error::Authority { file: STATE, problem: format!("it cannot be read: {error}") })?;
-    let (_, end) = validity(&state.signing.certificate)?;
-    Ok((end > now).then_some(state))
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|error| Error::Authority { file: STATE, problem: format!("it cannot be read: {error}") })
 }
 
 /// Replaces a file as a whole.

@@ -37,6 +37,7 @@ fn a_rotation_goes_through_its_steps_whatever_is_restarted() {
     let mut signers = vec![old.clone()];
     for (step, count) in [(Step::Distribute, 2), (Step::Issue, 2), (Step::Retire, 1), (Step::Settled, 1)] {
         // A process that ends and starts again, here with the file for others lost, goes on where it was.
+        drop(authority);
         fs::remove_file(path.join(ROOTS)).unwrap();
         authority = open(path, LIFETIMES, now).unwrap();
         assert_eq!(authority.step(), step);
@@ -63,12 +64,51 @@ fn a_root_is_replaced_before_it_ends() {
     let short = Lifetimes { root: 9 * HOUR, ..LIFETIMES };
     let refused = SelfSigned::open(None, short, now).err().unwrap().to_string();
     assert!(refused.contains("at least 10 times"), "{refused}");
+}
 
+#[test]
+fn a_root_that_has_ended_by_the_clock_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let signs = |at| open(folder.path(), LIFETIMES, at).unwrap().state.signing.certificate;
-    let ended = signs(now - 2000 * HOUR);
-    assert_eq!(ended, signs(now - 1500 * HOUR));
-    assert_ne!(ended, signs(now), "one that has ended is of no use to anybody");
+    let now = SystemTime::now();
+    let mut authority = open(folder.path(), LIFETIMES, now).unwrap();
+    let text = || fs::read_to_string(folder.path().join(STATE)).unwrap();
+    let before = text();
+    // A running process whose clock is set forward, and one that starts then.
+    for refused in [authority.advance(now + 2000 * HOUR).err(), authority.rotate(now + 2000 * HOUR).err()] {
+        let said = refused.unwrap().to_string();
+        assert!(said.contains("its root has ended") && said.contains("If the clock is wrong"), "{said}");
+    }
+    drop(authority);
+    let said = open(folder.path(), LIFETIMES, now + 2000 * HOUR).err().unwrap().to_string();
+    assert!(said.contains("its root has ended"), "{said}");
+    assert_eq!(text(), before);
+    open(folder.path(), LIFETIMES, now + HOUR).unwrap();
+    assert_eq!(text(), before);
+}
+
+#[test]
+fn a_start_needs_no_right_to_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    drop(open(folder.path(), LIFETIMES, now).unwrap());
+    let changed =
+        || [STATE, ROOTS].map(|name| fs::metadata(folder.path().join(name)).unwrap().modified().unwrap());
+    let before = changed();
+    let inode = |name| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folder.path().join(name)).unwrap());
+    let files = [STATE, ROOTS].map(inode);
+    drop(open(folder.path(), LIFETIMES, now + HOUR).unwrap());
+    assert_eq!((changed(), [STATE, ROOTS].map(inode)), (before, files), "nothing was written");
+}
+
+#[test]
+fn a_folder_is_used_by_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let first = open(folder.path(), LIFETIMES, now).unwrap();
+    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(said.contains("another process uses the folder"), "{said}");
+    drop(first);
+    open(folder.path(), LIFETIMES, now).unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
     convert::Infallible,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, bail};
@@ -20,10 +20,7 @@ use skysail_xds::{
     envoy::pb::{envoy::config::core::v3::Node, google::protobuf::Struct},
     istio::{self, IstioCertificateRequest},
 };
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tonic::metadata::MetadataMap;
 
 use super::{
@@ -159,11 +156,18 @@ impl OwnCertificate {
             match obtained {
                 Ok(identity) => {
                     failures = 0;
-                    let next = identity.renewal_due();
+                    let renewal = identity.renewal();
+                    let next = renewal.left(SystemTime::now());
                     tracing::info!(principal = ?identity.peer.uris, ?next, "certificate obtained");
-                    let replaced = files.wait_for(|now| now.roots != used.roots);
-                    if timeout(next, replaced).await.is_ok() {
+                    let replaced = async {
+                        // The value locks the channel, so it is dropped before the pause.
+                        drop(files.wait_for(|now| now.roots != used.roots).await);
                         sleep(SPREAD.mul_f64(fastrand::f64())).await;
+                    };
+                    // The spread ends when the renewal is due: a certificate may live for seconds only.
+                    tokio::select! {
+                        () = renewal.wait(SystemTime::now) => {}
+                        () = replaced => {}
                     }
                 }
                 Err(error) => {
