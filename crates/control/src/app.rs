@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use skysail_core::{logging, shutdown, trim};
+use skysail_core::{
+    confine::{self, Children},
+    logging, shutdown, trim,
+};
 use skysail_identity::{Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::net::TcpListener;
@@ -40,6 +43,10 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// When it cannot start: an unusable folder, authority, key or port.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    // Before the first further thread, so that all are confined.
+    if !args.no_seccomp {
+        confine::process(Children::None)?;
+    }
     let format = if args.log_json { logging::Format::Json } else { logging::Format::Text };
     let _flush = logging::init(format);
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(args))

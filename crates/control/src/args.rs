@@ -78,6 +78,9 @@ pub struct Args {
     /// How long the root lives of an authority that is made here; it is replaced when a fifth of that is left.
     #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = duration)]
     pub ca_root_ttl: Duration,
+    /// Run without the filter of system calls (seccomp), and without no_new_privs.
+    #[arg(long)]
+    pub no_seccomp: bool,
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,

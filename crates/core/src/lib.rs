@@ -3,6 +3,7 @@
 //! This crate depends on no other crate of the project and knows no protocol. What stands here is what at
 //! least two other crates would otherwise have to define each for itself.
 
+pub mod confine;
 mod fingerprint;
 pub mod local;
 pub mod logging;

@@ -4,7 +4,10 @@ use std::{convert::Infallible, sync::Arc};
 
 use anyhow::Context as _;
 use prost::Message as _;
-use skysail_core::{logging, names, shutdown};
+use skysail_core::{
+    confine::{self, Children},
+    logging, names, shutdown,
+};
 use skysail_xds::{
     Kind,
     client::{Form, Options},
@@ -43,6 +46,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             std::process::exit(1);
         }
         return Ok(());
+    }
+    // Before the first further thread, so that all are confined. An Envoy in the sidecar's place needs other calls.
+    if let Mode::Bootstrap(_, common) | Mode::Mesh(_, common) = &mode
+        && common.seccomp
+    {
+        confine::process(Children::Programs)?;
     }
     let _flush = logging::init(logging::Format::Text);
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -72,6 +72,10 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     drain_seconds: u64,
 
+    /// Run without the filter of system calls (seccomp), and without no_new_privs. It never applies to --envoy.
+    #[arg(long)]
+    no_seccomp: bool,
+
     /// Convert standard input to standard output and end: how the sidecar uses Envoy's descriptors without
     /// carrying them.
     #[arg(long, value_name = "FORM", hide = true, exclusive = true)]
@@ -107,6 +111,8 @@ pub(crate) struct Common {
     /// Keys of the runtime with their values.
     pub(crate) runtime: Vec<(String, String)>,
     pub(crate) drain: std::time::Duration,
+    /// Whether the process confines itself to the system calls it needs.
+    pub(crate) seccomp: bool,
 }
 
 impl Args {
@@ -128,6 +134,7 @@ impl Args {
             metric_series: self.max_metric_series,
             runtime: self.runtime,
             drain: std::time::Duration::from_secs(self.drain_seconds),
+            seccomp: !self.no_seccomp,
         };
         match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {
             (Some(file), ..) => Ok(Mode::Bootstrap(file, common)),

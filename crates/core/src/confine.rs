@@ -1,0 +1,269 @@
+//! Confines the process to what it needs, before it reads the first byte from a peer.
+//!
+//! [`process`] sets `no_new_privs` and installs a seccomp filter, both inherited by every thread and child process that starts
+//! later. The filter is an allow list: the kernel answers any other system call with `ENOSYS`, as a kernel without that call
+//! does, so the C library's own fallbacks keep working. No memory becomes both writable and executable.
+//!
+//! The kernel decides calls whose arguments do not matter from a bitmap, so the calls of the request path run no filter
+//! program. Calls with a condition on an argument (`mmap`, `socket`, …) do.
+
+use std::collections::BTreeMap;
+
+use nix::libc::{self, c_long};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Op, SeccompCondition as Condition,
+    SeccompFilter, SeccompRule,
+};
+
+/// Which child processes the program starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Children {
+    /// None: `execve` is refused, too.
+    None,
+    /// Programs it runs for a short time and waits for.
+    Programs,
+}
+
+/// The reason why the process could not be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The filter could not be built.
+    #[error("cannot build the filter of system calls: {0}")]
+    Filter(#[from] seccompiler::BackendError),
+    /// The kernel refused the filter or `no_new_privs`.
+    #[error(
+        "the kernel does not take the filter of system calls ({0}); start with --no-seccomp to run without it"
+    )]
+    Kernel(#[source] seccompiler::Error),
+}
+
+/// Confines the calling thread, and all threads and processes that it starts from now on. Call it first in `main`.
+///
+/// # Errors
+/// Fails if the kernel lacks seccomp filters.
+pub fn process(children: Children) -> Result<(), Error> {
+    let program = filter(children)?;
+    // It sets `no_new_privs` first; without that, only a privileged process may install a filter.
+    seccompiler::apply_filter(&program).map_err(Error::Kernel)
+}
+
+fn filter(children: Children) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let mut allow = |calls: &[c_long]| {
+        for call in calls {
+            // No conditions: allowed with any arguments.
+            rules.insert(*call, Vec::new());
+        }
+    };
+    allow(ALWAYS);
+    #[cfg(target_arch = "x86_64")]
+    allow(X86_64);
+    if children == Children::Programs {
+        allow(CHILDREN);
+    }
+    rules.extend(conditional()?);
+    let refused = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    SeccompFilter::new(rules, refused, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?.try_into()
+}
+
+/// Calls that are allowed with certain arguments only. `clone3` is absent, since a filter cannot see its flags: the C library
+/// then uses `clone`.
+fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let bits = |argument: u8, mask: libc::c_int, value: libc::c_int| {
+        let mask = u64::from(mask.cast_unsigned());
+        Condition::new(argument, Length::Dword, Op::MaskedEq(mask), u64::from(value.cast_unsigned()))
+    };
+    let is = |argument: u8, value: u64| Condition::new(argument, Length::Dword, Op::Eq, value);
+    let one = |condition| SeccompRule::new(vec![condition]);
+    let write_and_execute = libc::PROT_WRITE | libc::PROT_EXEC;
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+    let mut sockets = families
+        .map(|family| one(is(0, u64::from(family.cast_unsigned()))?))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    // `getaddrinfo` asks the kernel for the interfaces' addresses.
+    sockets.push(SeccompRule::new(vec![
+        is(0, u64::from(libc::AF_NETLINK.cast_unsigned()))?,
+        is(2, u64::from(libc::NETLINK_ROUTE.cast_unsigned()))?,
+    ])?);
+    Ok(BTreeMap::from([
+        // Constants and code of a file, or memory to write to, never both.
+        (
+            libc::SYS_mmap,
+            vec![one(bits(2, libc::PROT_EXEC, 0)?)?, one(bits(2, write_and_execute, libc::PROT_EXEC)?)?],
+        ),
+        (libc::SYS_mprotect, vec![one(bits(1, libc::PROT_EXEC, 0)?)?]),
+        (libc::SYS_clone, vec![one(bits(0, NEW_NAMESPACES, 0)?)?]),
+        (libc::SYS_socket, sockets),
+        (libc::SYS_prctl, vec![one(is(0, u64::from(libc::PR_SET_NAME.cast_unsigned()))?)?]),
+        (
+            libc::SYS_ioctl,
+            [libc::FIONBIO, libc::FIONREAD, libc::FIOCLEX, libc::TCGETS, libc::TIOCGWINSZ]
+                .map(|request| one(is(1, request)?))
+                .into_iter()
+                .collect::<Result<_, _>>()?,
+        ),
+    ]))
+}
+
+/// `clone` with any of these makes a namespace.
+const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
+
+/// Calls of both programs, whatever the arguments.
+const ALWAYS: &[c_long] = &[
+    // Sockets.
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_socketpair,
+    // Files and pipes.
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_faccessat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_rm_watch,
+    libc::SYS_linkat,
+    libc::SYS_lseek,
+    libc::SYS_mkdirat,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pipe2,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_splice,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_symlinkat,
+    libc::SYS_umask,
+    libc::SYS_unlinkat,
+    libc::SYS_write,
+    libc::SYS_writev,
+    // Waiting and time.
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_futex,
+    libc::SYS_gettimeofday,
+    libc::SYS_nanosleep,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_timerfd_settime,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mincore,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    // Threads, signals, and what a process asks about itself.
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_prlimit64,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_sigaltstack,
+    libc::SYS_sysinfo,
+    libc::SYS_tgkill,
+    libc::SYS_uname,
+];
+
+/// Calls of the C library on x86-64 for which newer architectures have only the forms above.
+#[cfg(target_arch = "x86_64")]
+const X86_64: &[c_long] = &[
+    libc::SYS_access,
+    libc::SYS_arch_prctl,
+    libc::SYS_chmod,
+    libc::SYS_dup2,
+    libc::SYS_epoll_wait,
+    libc::SYS_getdents,
+    libc::SYS_getrlimit,
+    libc::SYS_link,
+    libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_open,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_rmdir,
+    libc::SYS_select,
+    libc::SYS_stat,
+    libc::SYS_symlink,
+    libc::SYS_time,
+    libc::SYS_unlink,
+];
+
+/// Calls that start a program and wait for its end.
+const CHILDREN: &[c_long] = &[
+    libc::SYS_execve,
+    libc::SYS_kill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+use std::{fs, io::Write as _, net::TcpListener, process::Command, thread};
+
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, unshare},
+    sys::{
+        mman::{MapFlags, ProtFlags, mmap_anonymous},
+        socket::{AddressFamily, SockFlag, SockType, socket},
+    },
+};
+
+use super::*;
+
+/// Runs `body` on a thread of its own, since a filter stays for a thread's lifetime.
+fn confined<T: Send>(children: Children, body: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            process(children).unwrap();
+            body()
+        });
+        thread.join().unwrap()
+    })
+}
+
+fn mapped(protection: ProtFlags) -> Result<(), Errno> {
+    let length = std::num::NonZero::new(4096).unwrap();
+    // SAFETY: a new anonymous mapping, at an address of the kernel's choice, overlaps no memory in use. It is left to the
+    // end of the process.
+    #[expect(unsafe_code, reason = "mmap has no safe form; the proof is above")]
+    let mapped = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
+    mapped.map(drop)
+}
+
+#[test]
+fn what_the_programs_need_goes_on() {
+    confined(Children::None, || {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a");
+        fs::File::create(&file).unwrap().write_all(b"text").unwrap();
+        fs::rename(&file, folder.path().join("b")).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = thread::Builder::new().name("client".into()).spawn(move || {
+            std::net::TcpStream::connect(address).unwrap().write_all(b"x").unwrap();
+        });
+        listener.accept().unwrap();
+        client.unwrap().join().unwrap();
+        assert!(std::net::ToSocketAddrs::to_socket_addrs("localhost:80").unwrap().next().is_some());
+        assert_eq!(mapped(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE), Ok(()));
+        assert_eq!(mapped(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC), Ok(()));
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+        assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("Seccomp:\t2\n"), "{status}");
+    });
+}
+
+#[test]
+fn what_an_intruder_would_need_is_refused() {
+    confined(Children::None, || {
+        assert_eq!(mapped(ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC), Err(Errno::ENOSYS));
+        assert_eq!(unshare(CloneFlags::CLONE_NEWUSER), Err(Errno::ENOSYS));
+        let raw = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
+        assert_eq!(raw.map(drop), Err(Errno::ENOSYS));
+        assert_eq!(nix::sys::ptrace::traceme(), Err(Errno::ENOSYS));
+        assert_eq!(
+            nix::sys::memfd::memfd_create(c"a", nix::sys::memfd::MFdFlags::empty()).map(drop),
+            Err(Errno::ENOSYS)
+        );
+        let started = Command::new("true").status().unwrap_err();
+        assert_eq!(started.raw_os_error(), Some(libc::ENOSYS));
+    });
+}
+
+#[test]
+fn a_program_that_starts_others_may_and_they_are_confined_too() {
+    let seen = confined(Children::Programs, || {
+        Command::new("grep").args(["-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]).output().unwrap()
+    });
+    assert_eq!(String::from_utf8(seen.stdout).unwrap(), "NoNewPrivs:\t1\nSeccomp:\t2\n");
+}
