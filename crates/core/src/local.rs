@@ -55,7 +55,7 @@ impl Caller<'_> {
             authority.is_some_and(|authority| self.hosts.iter().all(|host| *host == authority))
         };
         let direct = |site: &&[u8]| [b"none".as_slice(), b"same-origin"].contains(site);
-        if !self.origins.iter().all(|origin| own(origin)) || !self.sites.iter().all(|site| direct(site)) {
+        if !self.origins.iter().all(own) || !self.sites.iter().all(direct) {
             return Err(Refusal::CrossSite);
         }
         Ok(())
