@@ -128,8 +128,13 @@ impl RequestHead {
 
     /// The first cookie of this name, without quotes around its value.
     pub fn cookie<'a>(&'a self, name: &'a str) -> Option<&'a [u8]> {
-        let mut pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
-        pairs.find_map(|pair| {
+        self.cookies(name).next()
+    }
+
+    /// All cookies of this name, without quotes around their values.
+    pub fn cookies<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        let pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
+        pairs.filter_map(move |pair| {
             let (key, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
             let value = value[1..].trim_ascii();
             let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));

@@ -323,14 +323,14 @@ fn seconds(claim: &Value) -> Option<Option<u64>> {
     Some((number > 0).then_some(number))
 }
 
-/// The tokens in the places where a provider has them.
+/// The tokens in the places where a provider has them. A place that holds several holds none that is valid: the upstream
+/// might use another one than was verified.
 fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, String)> {
     let mut tokens = Vec::new();
     for source in &provider.from {
         let token = match source {
             Source::Header(name, prefix) => {
-                let values: Vec<&[u8]> = head.header_values(name).collect();
-                let all = String::from_utf8_lossy(&values.join(&b","[..])).into_owned();
+                let all = joined(head.header_values(name)).unwrap_or_default();
                 // All that follows counts: the upstream might look at any of it.
                 let rest = if prefix.is_empty() {
                     Some(&*all)
@@ -340,9 +340,7 @@ fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, St
                 rest.map(|rest| rest.trim().to_owned()).filter(|_| !all.is_empty())
             }
             Source::Param(name) => head.query().and_then(|query| param(query, name)),
-            Source::Cookie(name) => {
-                head.cookie(name).map(|value| String::from_utf8_lossy(value).into_owned())
-            }
+            Source::Cookie(name) => joined(head.cookies(name)),
         };
         tokens.extend(token.map(|token| (source, token)));
     }
@@ -350,8 +348,15 @@ fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, St
 }
 
 fn param(query: &str, name: &str) -> Option<String> {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find(|(key, _)| plain(key) == name).map(|(_, value)| plain(value))
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let values = pairs.filter(|(key, _)| plain(key) == name).map(|(_, value)| plain(value));
+    values.reduce(|all, value| all + "," + &value)
+}
+
+/// Several values with a comma between them, which no token has.
+fn joined<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<String> {
+    let values: Vec<&[u8]> = values.collect();
+    (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
 }
 
 /// A text of a query without its escapes.

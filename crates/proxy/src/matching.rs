@@ -40,19 +40,34 @@ fn contains(value: &[u8], part: &[u8]) -> bool {
     memchr::memmem::find(value, part).is_some()
 }
 
-/// Whether a header of a request passes: one of its values does, or none if the test is turned round. So a rule cannot
-/// be escaped by sending a header twice.
+/// How several values of a header are tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// As Envoy: one value passes; an inverted test holds if none does.
+    One,
+    /// One value passes the test, inverted or not: for what refuses.
+    Any,
+    /// Every value passes the test, inverted or not: for what allows.
+    Every,
+}
+
+/// Whether a header of a request passes: one of its values does, or none if the test is inverted.
 pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
-    field(test, head.apart(&test.name), head)
+    header_values(test, head, Values::One)
+}
+
+/// Whether these values of a header of a request pass.
+pub fn header_values(test: &HeaderMatch, head: &RequestHead, values: Values) -> bool {
+    field(test, head.apart(&test.name), head, values)
 }
 
 /// Whether a header of an answer passes.
 pub fn answer_header(test: &HeaderMatch, head: &ResponseHead) -> bool {
-    field(test, None, head)
+    field(test, None, head, Values::One)
 }
 
 /// `apart` is what stands for the header outside of the fields.
-fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers) -> bool {
+fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers, values: Values) -> bool {
     let passes = |value: &[u8]| match &test.test {
         HeaderTest::Present(wanted) => *wanted,
         HeaderTest::Value(test) => text(test, value),
@@ -61,14 +76,20 @@ fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers) -> bool {
             number.is_some_and(|number| (*from..*to).contains(&number))
         }
     };
-    let holds = match apart {
-        Some(value) => passes(value.as_bytes()),
-        None if headers.has(&test.name) => headers.header_values(&test.name).any(passes),
-        None if test.missing_as_empty => passes(b""),
-        // What is not there passes only a test for its absence; turning round a test of its value does not help.
-        None => return matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
-    };
-    holds != test.invert
+    match apart {
+        Some(value) => passes(value.as_bytes()) != test.invert,
+        None if headers.has(&test.name) => {
+            let mut all = headers.header_values(&test.name).map(passes);
+            match values {
+                Values::One => all.any(|passes| passes) != test.invert,
+                Values::Any => all.any(|passes| passes != test.invert),
+                Values::Every => all.all(|passes| passes != test.invert),
+            }
+        }
+        None if test.missing_as_empty => passes(b"") != test.invert,
+        // What is not there passes only a test for its absence; inverting a test of its value does not help.
+        None => matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
+    }
 }
 
 /// Whether all tests pass.
@@ -180,6 +201,24 @@ mod tests {
         ];
         for (test, expected) in cases {
             assert_eq!(header(&test, &head), expected, "{test:?}");
+        }
+    }
+
+    #[test]
+    fn several_values_are_tested_as_the_caller_needs_it() {
+        let head = RequestHead::build("GET", "/", "h", &[("x", "1"), ("x", "2")]);
+        for (name, text, invert, expected) in [
+            ("x", "1", false, [true, true, false]),
+            ("x", "1", true, [false, true, false]),
+            ("x", "3", false, [false, false, false]),
+            ("x", "3", true, [true, true, true]),
+            ("y", "1", true, [false, false, false]),
+            (":method", "GET", false, [true, true, true]),
+        ] {
+            let test = HeaderTest::Value(exact(text));
+            let test = HeaderMatch { name: name.into(), test, invert, missing_as_empty: false };
+            let held = [Values::One, Values::Any, Values::Every].map(|v| header_values(&test, &head, v));
+            assert_eq!(held, expected, "{test:?}");
         }
     }
 

@@ -3,6 +3,9 @@
 //! Policies are in the order of the filters (DENY before ALLOW); the first that refuses decides. A permission or
 //! principal about headers or paths never holds on a connection. Shadow rules are evaluated and reported, never
 //! enforced.
+//!
+//! Of a header with several values, any may be the one that the server uses. A rule that allows therefore needs every value
+//! to match, and one that denies needs one (`not_rule` and `not_id` swap the two); Envoy takes one for both.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,7 +20,7 @@ use crate::{
         text::TextMatch,
     },
     head::RequestHead,
-    matching,
+    matching::{self, Values},
     peer::Peer,
 };
 
@@ -98,7 +101,12 @@ pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally)
 
 /// Whether it may go on, and the rule that matched.
 fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
-    let matched = rules.rules.iter().find(|rule| matches(rule, subject));
+    let values = match rules.action {
+        RuleAction::Allow => Values::Every,
+        RuleAction::Deny => Values::Any,
+        RuleAction::Log => Values::One,
+    };
+    let matched = rules.rules.iter().find(|rule| matches(rule, subject, values));
     let allowed = match rules.action {
         RuleAction::Log => true,
         RuleAction::Allow => matched.is_some(),
@@ -114,19 +122,30 @@ fn deny(rule: Option<&Arc<str>>) -> Verdict {
     Verdict::Deny { rule: rule.cloned(), details }
 }
 
-fn matches(rule: &Rule, subject: &Subject<'_>) -> bool {
-    rule.permissions.iter().any(|permission| permitted(permission, subject))
-        && rule.principals.iter().any(|principal| identified(principal, subject))
+fn matches(rule: &Rule, subject: &Subject<'_>, values: Values) -> bool {
+    rule.permissions.iter().any(|permission| permitted(permission, subject, values))
+        && rule.principals.iter().any(|principal| identified(principal, subject, values))
 }
 
-fn permitted(permission: &Permission, subject: &Subject<'_>) -> bool {
+/// What `values` becomes inside of a negation.
+fn negated(values: Values) -> Values {
+    match values {
+        Values::One => Values::One,
+        Values::Any => Values::Every,
+        Values::Every => Values::Any,
+    }
+}
+
+fn permitted(permission: &Permission, subject: &Subject<'_>, values: Values) -> bool {
     match permission {
         Permission::Any => true,
         Permission::Metadata(test) => matching::metadata(test, subject.metadata),
-        Permission::All(all) => all.iter().all(|one| permitted(one, subject)),
-        Permission::OneOf(some) => some.iter().any(|one| permitted(one, subject)),
-        Permission::Not(one) => !permitted(one, subject),
-        Permission::Header(test) => subject.head.is_some_and(|head| matching::header(test, head)),
+        Permission::All(all) => all.iter().all(|one| permitted(one, subject, values)),
+        Permission::OneOf(some) => some.iter().any(|one| permitted(one, subject, values)),
+        Permission::Not(one) => !permitted(one, subject, negated(values)),
+        Permission::Header(test) => {
+            subject.head.is_some_and(|head| matching::header_values(test, head, values))
+        }
         Permission::Path(test) => path_is(test, subject),
         Permission::Template(regex) => {
             subject.head.is_some_and(|head| regex.is_match(head.path_without_query().as_bytes()))
@@ -140,17 +159,19 @@ fn permitted(permission: &Permission, subject: &Subject<'_>) -> bool {
     }
 }
 
-fn identified(principal: &Principal, subject: &Subject<'_>) -> bool {
+fn identified(principal: &Principal, subject: &Subject<'_>, values: Values) -> bool {
     match principal {
         Principal::Any => true,
         Principal::Metadata(test) => matching::metadata(test, subject.metadata),
-        Principal::All(all) => all.iter().all(|one| identified(one, subject)),
-        Principal::OneOf(some) => some.iter().any(|one| identified(one, subject)),
-        Principal::Not(one) => !identified(one, subject),
+        Principal::All(all) => all.iter().all(|one| identified(one, subject, values)),
+        Principal::OneOf(some) => some.iter().any(|one| identified(one, subject, values)),
+        Principal::Not(one) => !identified(one, subject, negated(values)),
         Principal::Authenticated(name) => authenticated(name.as_ref(), subject.peer),
         Principal::DirectIp(range) => range.contains(subject.source.ip()),
         Principal::RemoteIp(range) => range.contains(subject.remote),
-        Principal::Header(test) => subject.head.is_some_and(|head| matching::header(test, head)),
+        Principal::Header(test) => {
+            subject.head.is_some_and(|head| matching::header_values(test, head, values))
+        }
         Principal::Path(test) => path_is(test, subject),
     }
 }

@@ -98,12 +98,26 @@ fn times_are_whole_seconds_or_refused() {
 #[test]
 fn tokens_are_found_and_taken_off() {
     let mut head = RequestHead::build("GET", "/?access%5Ftoken=a%2Eb&x=1&access_token=c", "h", &[]);
-    assert_eq!(param(head.query().unwrap(), "access_token").as_deref(), Some("a.b"));
+    assert_eq!(param(head.query().unwrap(), "access_token").as_deref(), Some("a.b,c"));
+    assert_eq!(param(head.query().unwrap(), "x").as_deref(), Some("1"));
     remove_param(&mut head, "access_token");
     assert_eq!(head.path(), "/?x=1");
     remove_param(&mut head, "x");
     assert_eq!(head.path(), "/");
     assert_eq!(plain("%4%zz%41%"), "%4%zzA%");
+}
+
+#[test]
+fn a_place_with_two_tokens_holds_none() {
+    let text = format!("{}.{}.AA", BASE64.encode(r#"{"alg":"RS256"}"#), BASE64.encode("{}"));
+    assert!(Token::parse(&text).is_ok());
+    let head = RequestHead::build("GET", "/", "h", &[("cookie", &format!("t={text}; a=b; t={text}"))]);
+    let twice = joined(head.cookies("t")).unwrap();
+    let query = format!("t={text}&t={text}");
+    for twice in [twice, param(&query, "t").unwrap()] {
+        assert_eq!(twice, format!("{text},{text}"));
+        assert_eq!(Token::parse(&twice).map(|_| ()), Err(Status::BadFormat));
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn principals() {
         (Principal::OneOf(Vec::new()), &with, false),
     ];
     for (principal, subject, expected) in cases {
-        assert_eq!(identified(&principal, subject), expected, "{principal:?}");
+        assert_eq!(identified(&principal, subject, Values::Any), expected, "{principal:?}");
     }
 }
 
@@ -150,7 +150,7 @@ fn permissions() {
         (Permission::OneOf(vec![Permission::Any]), &request, true),
     ];
     for (permission, subject, expected) in cases {
-        assert_eq!(permitted(&permission, subject), expected, "{permission:?}");
+        assert_eq!(permitted(&permission, subject, Values::Any), expected, "{permission:?}");
     }
 }
 
@@ -193,7 +193,47 @@ proptest! {
         let subject = subject(None, &peer);
         let (all, results): (Vec<_>, Vec<_>) = leaves.iter().copied().map(build).unzip();
         let (some, _): (Vec<_>, Vec<_>) = leaves.into_iter().map(build).unzip();
-        prop_assert_eq!(permitted(&Permission::All(all), &subject), results.iter().all(|holds| *holds));
-        prop_assert_eq!(permitted(&Permission::OneOf(some), &subject), results.iter().any(|holds| *holds));
+        prop_assert_eq!(permitted(&Permission::All(all), &subject, Values::Every), results.iter().all(|holds| *holds));
+        prop_assert_eq!(permitted(&Permission::OneOf(some), &subject, Values::Every), results.iter().any(|holds| *holds));
+    }
+}
+
+#[test]
+fn no_value_of_a_header_evades_a_rule() {
+    let header = |text: &str, invert| HeaderMatch {
+        name: "x".into(),
+        test: HeaderTest::Value(exact(text)),
+        invert,
+        missing_as_empty: false,
+    };
+    let peer = Peer::plain();
+    let permission = |text, invert| Permission::Header(header(text, invert));
+    let principal = |text, invert| Principal::Header(header(text, invert));
+    let not = |permission| Permission::Not(Box::new(permission));
+    let not_id = |principal| Principal::Not(Box::new(principal));
+    let cases = [
+        (RuleAction::Allow, permission("good", false), Principal::Any),
+        (RuleAction::Allow, permission("bad", true), Principal::Any),
+        (RuleAction::Allow, not(permission("bad", false)), Principal::Any),
+        (RuleAction::Allow, not(permission("good", true)), Principal::Any),
+        (RuleAction::Allow, not(not(permission("good", false))), Principal::Any),
+        (RuleAction::Allow, Permission::Any, principal("good", false)),
+        (RuleAction::Deny, permission("bad", false), Principal::Any),
+        (RuleAction::Deny, permission("good", true), Principal::Any),
+        (RuleAction::Deny, not(permission("good", false)), Principal::Any),
+        (RuleAction::Deny, not(permission("bad", true)), Principal::Any),
+        (RuleAction::Deny, Permission::Any, not_id(principal("good", false))),
+    ];
+    for (number, (action, permission, principal)) in cases.into_iter().enumerate() {
+        let policies = [policy(action, vec![rule("r", vec![permission], vec![principal])])];
+        let allows = |values: &[&str]| {
+            let fields: Vec<_> = values.iter().map(|value| ("x", *value)).collect();
+            let head = RequestHead::build("GET", "/", "h", &fields);
+            ask(&policies, &subject(Some(&head), &peer)) == Verdict::Allow
+        };
+        assert!(allows(&["good"]) && allows(&["good", "good"]), "case {number}");
+        for values in [&["bad"][..], &["good", "bad"], &["bad", "good"]] {
+            assert!(!allows(values), "case {number}: {values:?}");
+        }
     }
 }
