@@ -149,6 +149,7 @@ impl Story<'_> {
         let success = matches!(self.response.status(), 200..=299);
         let granted = match upstream.wire {
             Wire::Http1(_) if connect => success,
+            // Another protocol than the one that was asked for was refused when the head came.
             Wire::Http1(_) => self.response.status() == 101,
             Wire::Http2(_) => success,
         };
@@ -165,6 +166,13 @@ impl Story<'_> {
             }
         }
         granted
+    }
+
+    /// Whether an answer of HTTP/1.1 with status 101 switches to the one protocol that was asked for (RFC 9110, 15.2.2).
+    fn switches(&self, way: &Way<'_>) -> bool {
+        let [wanted, granted] = [self.head.header("upgrade"), self.response.header("upgrade")];
+        let same = wanted.zip(granted).is_some_and(|(wanted, granted)| wanted.eq_ignore_ascii_case(granted));
+        way.upgrade && self.head.method() != "CONNECT" && same
     }
 
     /// The cluster.
@@ -388,7 +396,7 @@ impl Story<'_> {
         let answered = upstream.wire.received() > before.1;
         self.told.upstream = Some(upstream);
         match answer {
-            Ok((framing, connection)) if self.response.status() != 101 || way.upgrade => {
+            Ok((framing, connection)) if self.response.status() != 101 || self.switches(way) => {
                 Ok((framing, connection, complete))
             }
             Ok(_) => Err(Failure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),

@@ -1,6 +1,7 @@
 //! Heads of requests and responses, as every codec fills them and every decision reads them. Buffers live as long as the
 //! connection, so that a request allocates nothing here. Pseudo-headers of HTTP/2 are fields of their own.
 
+mod combined;
 mod fields;
 
 use std::{
@@ -8,6 +9,7 @@ use std::{
     ops::{Deref, DerefMut, Range},
 };
 
+pub(crate) use combined::combine_answered;
 pub use fields::Headers;
 pub(crate) use fields::Names;
 

@@ -25,11 +25,18 @@ pub(crate) fn answer_limits(cluster: &Cluster) -> Limits {
 }
 
 /// Fields that concern one connection alone, whatever its `connection` field says.
-const HOP_BY_HOP: Names =
-    Names::of(&["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "te"]);
+const HOP_BY_HOP: Names = Names::of(&[
+    "connection",
+    "http2-settings",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+]);
 
-/// Takes away what is between one connection's two ends: RFC 9110, section 7.6.1. The fields that frame a message
-/// are written anew anyway; `te: trailers` may stay, as trailers are passed on.
+/// Removes the fields that concern one connection alone, and those that `connection` names: RFC 9110, section 7.6.1. The
+/// fields that frame a message are written anew anyway; `te: trailers` may stay, as trailers are passed on.
 pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {
     if headers.has("connection") {
         let named: Vec<Vec<u8>> = headers
@@ -46,7 +53,9 @@ pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool
         return;
     }
     headers.remove_if(|name, value| match name {
-        b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" => true,
+        b"connection" | b"http2-settings" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" => {
+            true
+        }
         b"upgrade" => !keep_upgrade,
         b"te" => !value.eq_ignore_ascii_case(b"trailers"),
         _ => false,
@@ -113,6 +122,7 @@ mod tests {
                 ("keep-alive", "5"),
                 ("te", "gzip"),
                 ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABk"),
                 ("x-other", "2"),
             ],
         );

@@ -168,6 +168,9 @@ impl<'a> Story<'a> {
     /// Tells it from beginning to end; true if the connection may serve another. `last` says that it may not.
     pub(crate) async fn tell(&mut self, framing: Framing, connection: Connection, last: bool) -> bool {
         let wanted = self.wanted_upgrade(connection.upgrade);
+        // First, so that everything is decided by what goes on.
+        let keep_upgrade = wanted.is_some() && self.head.method() != "CONNECT";
+        hop::remove_connection_fields(self.head, keep_upgrade);
         // What follows such a request may be another protocol, even where it is refused, and is never read as HTTP.
         self.keep = !connection.close && !last && wanted.is_none();
         self.grpc = matching::is_grpc(self.head);
@@ -220,7 +223,7 @@ impl<'a> Story<'a> {
                 return self.reply(307, &[location], b"", body).await;
             }
         }
-        self.receive(upgrade.is_some());
+        self.receive();
         self.find_route();
         let standing = self.standing();
         if standing != Standing::Settled {
@@ -276,15 +279,16 @@ impl<'a> Story<'a> {
         self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);
     }
 
-    /// Which upgrade the request asks for; `asks` says whether it does at all.
+    /// Returns the protocol that the request asks for, in lower case. Several are one that nobody allows: as in Envoy the
+    /// whole of the field is its name. `asks` says whether the request asks at all.
     fn wanted_upgrade(&self, asks: bool) -> Option<Box<str>> {
         if self.head.method() == "CONNECT" {
             return Some("connect".into());
         }
         let name = self.head.header("upgrade").filter(|_| asks)?;
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        // An upgrade to HTTP/2 may be passed over (RFC 9110, 7.8), and is, as by Envoy.
-        (name != "h2c").then(|| name.into())
+        // An upgrade of HTTP/1.1 to HTTP/2 may be ignored (RFC 9110, 7.8), and is, as by Envoy.
+        (name != "h2c" || self.head.version == Version::Http2).then(|| name.into())
     }
 
     /// Refuses an upgrade that neither the route nor the manager passes on, before filters have their say, as Envoy.
@@ -301,9 +305,8 @@ impl<'a> Story<'a> {
         if allowed { Ok(()) } else { Err(Error::new(Kind::UpgradeRefused)) }
     }
 
-    /// Before routing: what every hop does to a request's head. `upgrade` says that it asks for one.
-    fn receive(&mut self, upgrade: bool) {
-        hop::remove_connection_fields(self.head, upgrade);
+    /// Before routing: what every hop does to a request's head.
+    fn receive(&mut self) {
         let origin = &self.downstream.origin;
         let peer = &origin.peer;
         if self.manager.metadata_exchange.is_some() && origin.listener.direction == Direction::Inbound {

@@ -17,8 +17,12 @@ mod support;
 mod answers;
 #[path = "smuggling/envoy.rs"]
 mod envoy;
+#[path = "smuggling/fields.rs"]
+mod fields;
 #[path = "support/envoy.rs"]
 mod process;
+#[path = "support/program.rs"]
+mod program;
 #[path = "smuggling/replies.rs"]
 mod replies;
 #[path = "smuggling/requests.rs"]
@@ -27,3 +31,5 @@ mod requests;
 mod server;
 #[path = "smuggling/streams.rs"]
 mod streams;
+#[path = "smuggling/switches.rs"]
+mod switches;

@@ -279,14 +279,46 @@ async fn what_is_not_allowed_is_refused() {
         let (answer, _stream) = requests.clone().send_request(request, false).unwrap();
         assert_eq!(within(answer).await.unwrap().status().as_u16(), status);
     }
-    let mut request = Request::builder().method(Method::CONNECT).uri("http://a/h1");
-    request.extensions_mut().unwrap().insert(Protocol::from_static("other"));
-    let (answer, _stream) = requests.clone().send_request(request.body(()).unwrap(), false).unwrap();
-    assert_eq!(within(answer).await.unwrap().status(), StatusCode::FORBIDDEN);
+    for protocol in ["other", "h2c"] {
+        let mut request = Request::builder().method(Method::CONNECT).uri("http://a/h1");
+        request.extensions_mut().unwrap().insert(Protocol::from_static(protocol));
+        let (answer, _stream) = requests.clone().send_request(request.body(()).unwrap(), false).unwrap();
+        assert_eq!(within(answer).await.unwrap().status(), StatusCode::FORBIDDEN, "{protocol}");
+    }
     // Content is none of CONNECT's.
     let mut client = Client::new(TcpStream::connect(address).await.unwrap());
     client.send("CONNECT h1:1 HTTP/1.1\r\nHost: h1:1\r\nContent-Length: 5\r\n\r\nhello").await;
     assert!(client.head().await.starts_with("HTTP/1.1 400 "));
+}
+
+/// An answer 101 grants nothing to CONNECT, nor another protocol than was asked for, whichever HTTP the client speaks.
+#[tokio::test]
+async fn what_was_not_asked_for_is_not_granted() {
+    let switching = server(|_, mut client| async move {
+        client.head().await;
+        client.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n").await;
+        assert_eq!(client.rest().await, "");
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), &bootstrap(switching, switching)).await;
+    for request in [
+        "CONNECT h1:1 HTTP/1.1\r\nHost: h1:1\r\n\r\n",
+        "CONNECT h1:1 HTTP/1.1\r\nHost: h1:1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+        "GET /h1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ] {
+        let mut client = Client::new(connect(&program, "plain", "http/1.1").await);
+        client.send(request).await;
+        let head = client.head().await;
+        assert!(head.starts_with("HTTP/1.1 502 "), "{request}: {head}");
+    }
+    let requests = http2_client(connect(&program, "plain", "h2").await).await;
+    let mut request = Request::builder().method(Method::CONNECT).uri("http://a/h1");
+    request.extensions_mut().unwrap().insert(Protocol::from_static("websocket"));
+    for request in [request, Request::builder().method(Method::CONNECT).uri("h1:1")] {
+        let (answer, _stream) = requests.clone().send_request(request.body(()).unwrap(), false).unwrap();
+        assert_eq!(within(answer).await.unwrap().status(), StatusCode::BAD_GATEWAY);
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,8 @@ pub struct Headers {
     index: Vec<Field>,
     /// The names of all fields there were since the head was empty.
     names: Names,
+    /// Those of them that more than one field may have.
+    repeated: Names,
 }
 
 /// Where a field lies in the text.
@@ -169,6 +171,31 @@ impl Headers {
         }
     }
 
+    /// Combines the fields of each of these names, which are in `set`, into one (RFC 9110, section 5.3).
+    ///
+    /// Called once a head has been read. Everything that looks at such a field then sees all that goes on to the other side,
+    /// which has no first or last value to choose from.
+    pub(crate) fn combine(&mut self, names: &[&str], set: Names) {
+        let suspects = Names(self.repeated.0 & set.0);
+        if suspects.0 == 0 {
+            return;
+        }
+        let mut at = 0;
+        while let Some(field) = self.index.get(at) {
+            at += 1;
+            let name = self.name(field);
+            let repeats = |other: &Field| other.names.0 == field.names.0 && self.name(other) == name;
+            if !suspects.meets(field.names) || !self.index[at..].iter().any(repeats) {
+                continue;
+            }
+            let Some(name) = names.iter().find(|listed| listed.as_bytes() == name) else { continue };
+            let separator: &[u8] = if *name == "cookie" { b"; " } else { b"," };
+            let values: Vec<&[u8]> = self.header_values(name).filter(|value| !value.is_empty()).collect();
+            let combined = values.join(separator);
+            self.set(name, &combined);
+        }
+    }
+
     /// How many fields there are.
     pub fn len(&self) -> usize {
         self.index.len()
@@ -184,7 +211,7 @@ impl Headers {
         const KEPT: usize = 16 * 1024;
         self.text.clear();
         self.index.clear();
-        self.names = Names::default();
+        (self.names, self.repeated) = (Names::default(), Names::default());
         if self.text.capacity() > KEPT {
             self.text = Vec::new();
         }
@@ -223,6 +250,7 @@ impl Headers {
     }
 
     fn add(&mut self, field: Field) {
+        self.repeated.0 |= self.names.0 & field.names.0;
         self.names.0 |= field.names.0;
         self.index.push(field);
     }
@@ -343,5 +371,24 @@ mod tests {
         head.set("new", b"");
         assert_eq!(head.header("new"), Some(&b""[..]));
         assert_eq!(head.len(), 3);
+    }
+
+    #[test]
+    fn repeated_fields_of_listed_names_become_one() {
+        const LISTED: [&str; 3] = ["accept", "cookie", "via"];
+        let combined = |fields: &[(&str, &str)]| {
+            let mut head = Headers::default();
+            fields.iter().for_each(|(name, value)| head.append(name, value.as_bytes()));
+            head.combine(&LISTED, Names::of(&LISTED));
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            head.iter().map(|(name, value)| text(name) + "=" + &text(value)).collect::<Vec<_>>()
+        };
+        let all =
+            [("Accept", "1"), ("x", "a"), ("accept", ""), ("x", "b"), ("cookie", "c"), ("ACCEPT", "2, 3")];
+        assert_eq!(combined(&all), ["accept=1,2, 3", "x=a", "x=b", "cookie=c"]);
+        assert_eq!(combined(&[("cookie", "a"), ("via", "1"), ("cookie", "b")]), ["cookie=a; b", "via=1"]);
+        assert_eq!(combined(&[("via", ""), ("via", "")]), ["via="]);
+        assert_eq!(combined(&[("via", "1"), ("accept", "2")]), ["via=1", "accept=2"]);
+        assert_eq!(combined(&[]), [""; 0]);
     }
 }

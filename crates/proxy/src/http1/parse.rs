@@ -122,9 +122,10 @@ pub fn request(
     if framing != Framing::None && head.method() == "CONNECT" {
         return Err(BAD);
     }
-    let connection = connection(head, version);
+    head.combine_repeated();
+    let connection = connection(head, version)?;
     if head.has("connection") && names_others(head) {
-        return Err(Malformed::new(400, "http1.connection_header_rejected"));
+        return Err(REJECTED);
     }
     Ok((framing, connection))
 }
@@ -147,7 +148,8 @@ pub fn response(
     head.set_status(status);
     fields(head, rest, limits)?;
     let framing = response_framing(head, to_method)?;
-    let mut connection = connection(head, version);
+    head.combine_repeated();
+    let mut connection = connection(head, version)?;
     connection.close |= framing == Framing::UntilClose;
     Ok((framing, connection))
 }
@@ -159,7 +161,11 @@ pub fn response(
 pub fn trailers(bytes: &[u8], limits: &Limits, into: &mut Headers) -> Result<(), Malformed> {
     into.load(bytes);
     fields(into, 0, limits)?;
-    if into.iter().any(|(name, _)| comes_too_late(name)) { Err(BAD) } else { Ok(()) }
+    if into.iter().any(|(name, _)| comes_too_late(name)) {
+        return Err(BAD);
+    }
+    head::combine_answered(into);
+    Ok(())
 }
 
 /// Whether a field is none for trailers, as it frames or routes a message or says whose it is (6.5.1 of RFC 9110).
@@ -181,6 +187,9 @@ pub(crate) fn comes_too_late(name: &[u8]) -> bool {
     NEVER.contains(&name)
 }
 
+/// Most options that `connection` may list, as in Envoy. Each is compared with the names of all fields.
+const MAX_OPTIONS: usize = 9;
+const REJECTED: Malformed = Malformed::new(400, "http1.connection_header_rejected");
 const BAD: Malformed = Malformed::new(400, "http1.codec_error");
 const BAD_TARGET: Malformed = Malformed::new(400, "http1.invalid_url");
 
@@ -438,18 +447,22 @@ fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
 }
 
 /// Section 9.
-fn connection(headers: &Headers, version: Version) -> Connection {
-    let (mut close, mut keep, mut upgrade) = (false, false, false);
+fn connection(headers: &Headers, version: Version) -> Result<Connection, Malformed> {
+    let (mut close, mut keep, mut upgrade, mut options) = (false, false, false, 0);
     for token in headers.header_values("connection").flat_map(|value| value.split(|b| *b == b',')) {
+        options += 1;
         let token = token.trim_ascii();
         close |= token.eq_ignore_ascii_case(b"close");
         keep |= token.eq_ignore_ascii_case(b"keep-alive");
         upgrade |= token.eq_ignore_ascii_case(b"upgrade");
     }
-    Connection {
+    if options > MAX_OPTIONS {
+        return Err(REJECTED);
+    }
+    Ok(Connection {
         close: close || (version == Version::Http10 && !keep),
         upgrade: upgrade && version == Version::Http11 && headers.has("upgrade"),
-    }
+    })
 }
 
 /// Whether `connection` names fields that are for the end of the way, or say what proxies in front know of the client. It

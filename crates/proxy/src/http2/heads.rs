@@ -46,7 +46,6 @@ pub(crate) struct Reading<'a> {
     pseudo: u8,
     /// Other fields have been there.
     fields: bool,
-    cookies: u32,
     host: bool,
     /// What `content-length` says.
     length: Option<u64>,
@@ -64,8 +63,8 @@ const PROTOCOL: u8 = 32;
 impl<'a> Reading<'a> {
     pub(crate) fn new(target: Target<'a>, bounds: Bounds) -> Self {
         let (fault, length) = (None, None);
-        let (pseudo, fields, cookies, host, connect) = (0, false, 0, false, false);
-        Self { target, left: bounds, fault, pseudo, fields, cookies, host, length, connect }
+        let (pseudo, fields, host, connect) = (0, false, false, false);
+        Self { target, left: bounds, fault, pseudo, fields, host, length, connect }
     }
 
     /// The same, with `:protocol` if CONNECT may have it.
@@ -160,7 +159,6 @@ impl<'a> Reading<'a> {
                     return None;
                 }
             }
-            b"cookie" => self.cookies += 1,
             b"host" => {
                 if self.host || !value.iter().all(|b| head::is_host(*b)) {
                     return None;
@@ -187,9 +185,13 @@ impl<'a> Reading<'a> {
         }
         let whole = match self.target {
             Target::Nothing => true,
-            Target::Trailers(_) => self.pseudo == 0,
+            Target::Trailers(trailers) => {
+                head::combine_answered(trailers);
+                self.pseudo == 0
+            }
             Target::Answer(head) => {
                 head.version = Version::Http2;
+                head.combine_repeated();
                 self.pseudo == STATUS
             }
             Target::Request(head) => {
@@ -202,9 +204,8 @@ impl<'a> Reading<'a> {
                         head.remove("host");
                     }
                 }
-                if self.cookies > 1 {
-                    join_cookies(head);
-                }
+                // Clients may send every cookie as a field of its own (section 8.2.3).
+                head.combine_repeated();
                 let path = head.path();
                 let path_is_absolute = path.starts_with('/');
                 match head.method() {
@@ -229,12 +230,6 @@ impl<'a> Reading<'a> {
 /// How a body is framed where the next hop is HTTP/1.1.
 pub(crate) fn framing(end: bool, length: Option<u64>) -> Framing {
     if end { Framing::None } else { length.map_or(Framing::Chunked, Framing::Length) }
-}
-
-/// Clients may send every cookie as a field of its own; outside of HTTP/2 there may be one only (section 8.2.3).
-fn join_cookies(head: &mut RequestHead) {
-    let joined = head.header_values("cookie").collect::<Vec<_>>().join(&b"; "[..]);
-    head.set("cookie", &joined);
 }
 
 /// Writes a request's head; false if HTTP/2 cannot carry it. `upgrade` asks for another protocol by CONNECT (RFC 8441).

@@ -4,7 +4,9 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    random::{PATHS, add, header_match, header_to_add, many, one, rarely, string_match},
+    random::{
+        PATHS, RULED, add, header_match, header_match_of, header_to_add, many, one, rarely, string_match,
+    },
     routes::route_match,
     tokens::TOKENS,
 };
@@ -185,13 +187,18 @@ pub(crate) fn rules(rng: &mut Rng) -> Value {
     json!({"action": one(rng, &["ALLOW", "DENY"]), "policies": policies})
 }
 
+/// A condition on a field that comes once, or that both combine.
+fn ruled(rng: &mut Rng) -> Value {
+    header_match_of(rng, &[RULED, RULED, "content-type", "x-forwarded-for"])
+}
+
 fn permission(rng: &mut Rng, depth: u32) -> Value {
     match rng.u8(if depth == 0 { 3 } else { 0 }..7) {
         0 => json!({"not_rule": permission(rng, depth - 1)}),
         1 => json!({"and_rules": {"rules": [permission(rng, depth - 1), permission(rng, depth - 1)]}}),
         2 => json!({"or_rules": {"rules": [permission(rng, depth - 1), permission(rng, depth - 1)]}}),
         3 => json!({"any": true}),
-        4 => json!({"header": header_match(rng)}),
+        4 => json!({"header": ruled(rng)}),
         5 => json!({"url_path": {"path": string_match(rng, &PATHS)}}),
         _ => json!({"destination_ip": {"address_prefix": "127.0.0.0", "prefix_len": 8}}),
     }
@@ -203,7 +210,7 @@ fn principal(rng: &mut Rng, depth: u32) -> Value {
         1 => json!({"and_ids": {"ids": [principal(rng, depth - 1), principal(rng, depth - 1)]}}),
         2 => json!({"or_ids": {"ids": [principal(rng, depth - 1), principal(rng, depth - 1)]}}),
         3 | 4 => json!({"any": true}),
-        5 => json!({"header": header_match(rng)}),
+        5 => json!({"header": ruled(rng)}),
         6 if rng.bool() => {
             let test = match rng.u8(..4) {
                 0 => json!({"present_match": rng.bool()}),

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 pub(crate) const HOSTS: [&str; 8] =
     ["a.example", "b.example", "a.b.example", "*.example", "*.b.example", "a.*", "a.b.*", "*"];
 pub(crate) const HEADERS: [&str; 6] = ["x-a", "x-b", "x-a", "X-B", "x-c", "content-type"];
+/// The one of them that policies are about. It comes once: several values are decided differently on purpose.
+pub(crate) const RULED: &str = "x-c";
 pub(crate) const VALUES: [&str; 10] =
     ["a", "b", "ab", "A", "", "one", "42", "-7", "a, b", "application/grpc"];
 pub(crate) const PATHS: [&str; 10] = ["/", "/a", "/b", "/ab", "/a/b", "/A", "/a/", "/b/a", "/42", "/a/b/"];
@@ -59,8 +61,11 @@ pub(crate) fn string_match(rng: &mut Rng, texts: &[&str]) -> Value {
 }
 
 pub(crate) fn header_match(rng: &mut Rng) -> Value {
-    let name =
-        if rarely(rng, 5) { one(rng, &[":method", ":authority", ":path"]) } else { one(rng, &HEADERS) };
+    header_match_of(rng, &HEADERS)
+}
+
+pub(crate) fn header_match_of(rng: &mut Rng, names: &[&str]) -> Value {
+    let name = if rarely(rng, 5) { one(rng, &[":method", ":authority", ":path"]) } else { one(rng, names) };
     let mut matcher = match rng.u8(..4) {
         0 => json!({"present_match": rng.bool()}),
         1 => json!({"range_match": {"start": -10, "end": rng.i32(-8..50)}}),

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 
 use crate::{
-    random::{HEADERS, HOSTS, VALUES, one, rarely},
+    random::{HEADERS, HOSTS, RULED, VALUES, one, rarely},
     request::{Body, Request, Version},
     tokens::TOKENS,
 };
@@ -53,7 +53,7 @@ const PIECES: [&str; 20] = [
     "/a", "/b", "/ab", "/A", "/a", "/b", "/", "//", "/.", "/..", "/%61", "/a%2Fb", "/a%2fb", "/%2e%2e",
     "/a%5Cb", "/a b", "/a.b", "/42", "/a;x", "\\a",
 ];
-const QUERIES: [&str; 8] = ["", "", "", "?", "?a=b", "?a", "?b=a&a=b", "?a=%62#f"];
+const QUERIES: [&str; 9] = ["", "", "", "?", "?a=b", "?a", "?b=a&a=b", "?a=%62#f", "?a=a&a=b&a"];
 
 /// A request that every server understands, though it may refuse it.
 pub(crate) fn request(rng: &mut Rng) -> Request {
@@ -64,8 +64,7 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
     let mut request = Request::new(version, method, path.replace(' ', "+"), host(rng));
     for _ in 0..rng.usize(0..4) {
         let name = one(rng, &HEADERS);
-        // Envoy joins those of the headers it knows that come twice.
-        if name == "content-type" && request.fields.iter().any(|(other, _)| other == name) {
+        if name == RULED && request.fields.iter().any(|(other, _)| other == name) {
             continue;
         }
         request.field(name, one(rng, &VALUES));
@@ -90,7 +89,7 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
     }
     for _ in 0..rng.usize(..3) {
         let (name, values) = HOPS[rng.usize(..HOPS.len())];
-        if !request.fields.iter().any(|(other, _)| other == name) {
+        if name != "referer" || !request.fields.iter().any(|(other, _)| other == name) {
             request.field(name, one(rng, values));
         }
     }
@@ -99,7 +98,9 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
     }
     if version == Version::Http11 && method == "GET" && rarely(rng, 12) {
         request.field("connection", one(rng, &["upgrade", "Upgrade"]));
-        request.field("upgrade", one(rng, &["websocket", "WebSocket", "h2c", "other"]));
+        for _ in 0..rng.usize(1..3) {
+            request.field("upgrade", one(rng, &["websocket", "WebSocket", "h2c", "other", "h2c, websocket"]));
+        }
     }
     if version == Version::Http2 && rarely(rng, 6) {
         request.field("cookie", "c=d");

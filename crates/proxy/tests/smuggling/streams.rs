@@ -118,6 +118,10 @@ const FORWARDED: &[Forwarded] = &[
      "GET / HTTP/1.1\r\nhost: b\r\n\r\n", Same),
     ("a name with underscores", "RFC 9110, 5.1: another field", &[("transfer_encoding", "chunked")], &[],
      "POST / HTTP/1.1\r\nhost: a\r\ntransfer_encoding: chunked\r\ncontent-length: 0\r\n\r\n", Same),
+    ("credentials twice", "RFC 9110, 5.3", &[("authorization", "a"), ("x", "1"), ("authorization", "b")], &[],
+     "POST / HTTP/1.1\r\nhost: a\r\nauthorization: a,b\r\nx: 1\r\ncontent-length: 0\r\n\r\n", Same),
+    ("settings for an upgrade", "RFC 7540, 3.2.1", &[("http2-settings", "AAMAAABkAAQAAP__")], &[],
+     "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n", Same),
     ("cookies in pieces", "RFC 9113, 8.2.3", &[("cookie", "a=1"), ("cookie", "b=2")], &[],
      "POST / HTTP/1.1\r\nhost: a\r\ncookie: a=1; b=2\r\ncontent-length: 0\r\n\r\n", Same),
 ];
