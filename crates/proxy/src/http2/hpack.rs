@@ -14,6 +14,10 @@ use table::{Name, Table, static_name};
 /// Size of the tables, either way, unless the peer wants less for ours. It is what both ends begin with.
 pub(crate) const TABLE: usize = 4096;
 
+/// Most bytes of names that one block may have copied from entries of the table into new ones. A few bytes of a block are
+/// enough to copy the longest name, and no head has that many long names.
+const COPIED: usize = 16 * TABLE;
+
 /// Bytes that are no header block. Nothing after them can be understood (section 4.3 of RFC 9113).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
@@ -38,7 +42,7 @@ impl Decoder {
         mut block: &[u8],
         mut field: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), Malformed> {
-        let mut begun = false;
+        let (mut begun, mut copied) = (false, 0);
         while let [first, ..] = block {
             match first {
                 // An index.
@@ -57,31 +61,36 @@ impl Decoder {
                     continue;
                 }
                 // A text, which goes into the table.
-                0x40.. => self.literal(&mut block, 6, true, &mut field)?,
-                _ => self.literal(&mut block, 4, false, &mut field)?,
+                0x40.. => copied += self.literal(&mut block, 6, true, &mut field)?,
+                _ => _ = self.literal(&mut block, 4, false, &mut field)?,
+            }
+            if copied > COPIED {
+                return Err(Malformed);
             }
             begun = true;
         }
         Ok(())
     }
 
+    /// Returns how many bytes of a name were copied.
     fn literal(
         &mut self,
         block: &mut &[u8],
         prefix: u32,
         keep: bool,
         field: &mut impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Malformed> {
+    ) -> Result<usize, Malformed> {
         let index = integer(block, prefix)?;
         let plain = if index == 0 { text(block, &mut self.name)? } else { b"" };
         let value = text(block, &mut self.value)?;
         let name = if index == 0 { plain } else { self.table.get(index).ok_or(Malformed)?.0 };
         field(name, value);
+        let copied = if index == 0 { 0 } else { name.len() };
         if keep {
             let name = if index == 0 { Name::Text(plain) } else { Name::Index(index) };
             self.table.insert(name, value).ok_or(Malformed)?;
         }
-        Ok(())
+        Ok(copied)
     }
 }
 

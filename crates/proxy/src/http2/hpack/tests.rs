@@ -115,6 +115,15 @@ fn answers_of_the_rfc() {
 }
 
 #[test]
+fn a_block_copies_few_names() {
+    // A name of 4,000 bytes in the table, then fields that have it and go into the table, too.
+    let first = [&b"\x40\x7f\xa1\x1e"[..], &[b'a'; 4000], b"\0"].concat();
+    let block = |count: usize| [&first[..], &b"\x7e\0".repeat(count)].concat();
+    assert_eq!(fields(&mut Decoder::new(), &block(16)).map(|fields| fields.len()), Ok(17));
+    assert_eq!(fields(&mut Decoder::new(), &block(17)), Err(Malformed));
+}
+
+#[test]
 fn what_is_no_block_is_refused() {
     let bad = [
         "80",                      // index 0
