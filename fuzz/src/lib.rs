@@ -76,9 +76,10 @@ pub fn http2(data: &[u8]) {
 }
 
 /// What a connection begins with: once something is known, more bytes do not change it, unless they complete a
-/// line or record.
+/// line or record. In how many pieces they come makes no difference.
 pub fn inspect(data: &[u8]) {
     let whole = fuzzing::inspect(data);
+    assert_eq!(fuzzing::inspect_in_pieces(data), whole);
     for end in (0..data.len()).rev().take(64) {
         let part = fuzzing::inspect(&data[..end]);
         // TLS is known or broken from its record on.

@@ -39,8 +39,10 @@ use crate::{
     timer::{Timer, earlier},
 };
 
-/// Most bytes looked at before a connection counts as something unknown.
+/// Most bytes and reads before it must be known what a connection begins with. The largest client hello and the largest
+/// header of the PROXY protocol come in a quarter of these reads, if each has a segment of the smallest usual size.
 const MAX_INSPECTED: usize = 64 * 1024;
+const MAX_READS: u32 = 512;
 
 /// A connection from a client.
 pub(crate) struct Connection {
@@ -223,7 +225,7 @@ async fn proxy_header(
     timeout: Option<Duration>,
 ) -> io::Result<Option<Ends>> {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    loop {
+    for _ in 0..MAX_READS {
         match proxy_protocol::look(stream.input.bytes()) {
             Look::Header(version, _, _) if proxied.refused.contains(&version) => {
                 return Err(io::Error::other(format!(
@@ -248,6 +250,7 @@ async fn proxy_header(
             None => return Err(io::ErrorKind::TimedOut.into()),
         }
     }
+    Err(io::Error::other(format!("its header of the PROXY protocol is not there after {MAX_READS} reads")))
 }
 
 /// Waits for the first bytes and looks at them: for TLS wherever that is asked for, as policies, logs and services that are
@@ -269,18 +272,28 @@ async fn inspect(
         inspect.as_ref().is_some_and(|inspect| !inspect.except.iter().any(|ports| ports.contains(&port)))
     };
     let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
-    type LookAt = fn(&[u8], &mut Findings) -> inspect::Look;
     let http = wanted(&listener.inspect_http) && chains::needs_findings(listener, destination);
-    let steps: [(bool, LookAt); 2] = [(wanted(&listener.inspect_tls), inspect::tls), (http, inspect::http)];
-    for (wanted, look) in steps {
+    let (mut look_for_tls, mut look_for_http) = (inspect::Tls::default(), inspect::Http::default());
+    let mut reads = 0;
+    for (step, wanted) in [wanted(&listener.inspect_tls), http].into_iter().enumerate() {
         if !wanted || findings.transport == Some(Transport::Tls) {
             continue;
         }
         loop {
-            match look(stream.input.bytes(), &mut findings) {
+            let (bytes, last) =
+                (stream.input.bytes(), stream.input.len() >= MAX_INSPECTED || reads >= MAX_READS);
+            let looked = match step {
+                0 => look_for_tls.look(bytes, last, &mut findings),
+                _ => look_for_http.look(bytes, last, &mut findings),
+            };
+            match looked {
                 inspect::Look::Known => break,
-                inspect::Look::Broken => return Err(io::Error::other("the TLS client hello cannot be read")),
-                inspect::Look::More if stream.input.len() >= MAX_INSPECTED => break,
+                inspect::Look::Broken => {
+                    return Err(io::Error::other(format!(
+                        "the TLS client hello cannot be read ({} bytes in {reads} reads)",
+                        bytes.len()
+                    )));
+                }
                 inspect::Look::More if stream.input.is_empty() => {}
                 // It has begun as something else than bytes.
                 inspect::Look::More => *early = None,
@@ -320,7 +333,7 @@ async fn inspect(
             });
             match speaks.await? {
                 Spoken::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Spoken::Client(_) => {}
+                Spoken::Client(_) => reads += 1,
                 Spoken::Server => {
                     findings.transport = Some(Transport::RawBuffer);
                     return Ok(findings);

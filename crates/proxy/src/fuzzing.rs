@@ -58,11 +58,26 @@ fn body(mut out: Buffer, framing: Framing, content: &[Vec<u8>], trailers: Option
 /// What the listener filters make of a connection's first bytes: for TLS and for HTTP, `None` while more bytes
 /// are needed, else a text that tells it all.
 pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
-    [inspect::tls, inspect::http].map(|look| {
-        let mut findings = Findings::default();
-        let seen = look(bytes, &mut findings);
-        (seen != Look::More).then(|| format!("{seen:?} {findings:?}"))
-    })
+    let (mut tls, mut http) = (inspect::Tls::default(), inspect::Http::default());
+    let mut findings = [Findings::default(), Findings::default()];
+    let seen = [tls.look(bytes, false, &mut findings[0]), http.look(bytes, false, &mut findings[1])];
+    [0, 1].map(|at| (seen[at] != Look::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
+}
+
+/// The same after a look at each beginning of them, up to the first verdict.
+pub fn inspect_in_pieces(bytes: &[u8]) -> [Option<String>; 2] {
+    let (mut tls, mut http) = (inspect::Tls::default(), inspect::Http::default());
+    [
+        first_verdict(bytes, |bytes, findings| tls.look(bytes, false, findings)),
+        first_verdict(bytes, |bytes, findings| http.look(bytes, false, findings)),
+    ]
+}
+
+fn first_verdict(bytes: &[u8], mut look: impl FnMut(&[u8], &mut Findings) -> Look) -> Option<String> {
+    let mut findings = Findings::default();
+    let mut looks = (0..=bytes.len()).map(|end| look(&bytes[..end], &mut findings));
+    let seen = looks.find(|seen| *seen != Look::More)?;
+    Some(format!("{seen:?} {findings:?}"))
 }
 
 /// A text with `%OPERATORS%`.
