@@ -13,6 +13,7 @@ use skysail_core::{
     local::{Caller, Refusal},
     names::TOKEN_AUDIENCE,
 };
+use tonic::Status;
 
 use crate::{
     admin::Ends,
@@ -75,6 +76,22 @@ impl Access {
     pub(crate) fn allows(&self, id: &SpiffeId) -> bool {
         let account = Account { namespace: id.namespace.clone(), name: id.service_account.clone() };
         self.allowed.contains(&account)
+    }
+
+    /// Checks that a service account may ask Istio's debug types: those of the allow list, and `default` of the root namespace, as
+    /// which `istioctl` asks.
+    ///
+    /// # Errors
+    /// When it may not.
+    pub(crate) fn check_debug(&self, id: &SpiffeId, root_namespace: &str) -> Result<(), Status> {
+        let SpiffeId { namespace, service_account, .. } = id;
+        if self.allows(id) || (namespace == root_namespace && service_account == "default") {
+            return Ok(());
+        }
+        Err(Status::permission_denied(format!(
+            "debug types show all of the mesh, and {id} is none of those who may see it: {root_namespace}/default and the service \
+             accounts of --admin-allow; give skysaild --admin-allow {namespace}/{service_account} to let it in"
+        )))
     }
 
     /// Admits callers from here, and readers with a token.

@@ -3,11 +3,11 @@
 use std::{net::IpAddr, sync::Arc};
 
 use axum::{
-    Json, Router,
-    extract::{State, connect_info::Connected},
+    Router,
+    extract::{Path, State, connect_info::Connected},
     http::{StatusCode, header},
     middleware,
-    response::IntoResponse,
+    response::{IntoResponse, Response},
     routing::{get, post},
     serve::IncomingStream,
 };
@@ -24,12 +24,31 @@ use crate::{
 };
 
 /// What the pages show.
-struct Pages {
-    publisher: Arc<Publisher>,
-    names: Arc<Names>,
-    keeper: Arc<Keeper>,
-    habits: Arc<Habits>,
-    shutdown: Shutdown,
+pub(crate) struct Pages {
+    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) names: Arc<Names>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) habits: Arc<Habits>,
+    pub(crate) shutdown: Shutdown,
+}
+
+/// The pages below `/debug`.
+const DEBUG: [&str; 6] = ["ca", "config_errors", "config_files", "dns", "syncz", "used"];
+
+impl Pages {
+    /// One of them as JSON; `list` names them. `None` if there is no such page.
+    pub(crate) fn json(&self, name: &str) -> Option<serde_json::Result<String>> {
+        Some(match name {
+            "ca" => serde_json::to_string(&self.keeper.status()),
+            "config_errors" => serde_json::to_string(&self.publisher.findings()),
+            "config_files" => serde_json::to_string(&self.publisher.taken()),
+            "dns" => serde_json::to_string(&self.names.status()),
+            "syncz" => serde_json::to_string(&self.publisher.clients()),
+            "used" => serde_json::to_string(&self.habits.all()),
+            "list" => serde_json::to_string(&DEBUG),
+            _ => return None,
+        })
+    }
 }
 
 const HELP: &str = "\
@@ -46,35 +65,27 @@ const HELP: &str = "\
 /// Serves the pages until the process ends.
 pub(crate) async fn serve(
     listener: TcpListener,
-    publisher: Arc<Publisher>,
-    names: Arc<Names>,
-    keeper: Arc<Keeper>,
-    habits: Arc<Habits>,
+    pages: Arc<Pages>,
     access: Arc<Access>,
-    shutdown: Shutdown,
 ) -> std::io::Result<()> {
-    let pages = Arc::new(Pages { publisher, names, keeper, habits, shutdown });
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
-        .route("/debug/ca", get(async |State(pages): State<Arc<Pages>>| Json(pages.keeper.status())))
         .route("/ca/rotate", post(rotate))
-        .route("/debug/syncz", get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.clients())))
-        .route("/debug/used", get(async |State(pages): State<Arc<Pages>>| Json(pages.habits.all())))
-        .route("/debug/dns", get(async |State(pages): State<Arc<Pages>>| Json(pages.names.status())))
-        .route(
-            "/debug/config_files",
-            get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.taken())),
-        )
-        .route(
-            "/debug/config_errors",
-            get(async |State(pages): State<Arc<Pages>>| Json(pages.publisher.findings())),
-        )
+        .route("/debug/{name}", get(debug))
         .layer(middleware::from_fn_with_state(access, access::guard))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(pages);
     axum::serve(listener, router.into_make_service_with_connect_info::<Ends>()).await
+}
+
+async fn debug(State(pages): State<Arc<Pages>>, Path(name): Path<String>) -> Response {
+    match pages.json(&name) {
+        Some(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Some(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        None => (StatusCode::NOT_FOUND, "there is no such page; / lists them\n").into_response(),
+    }
 }
 
 /// The pages are served once the configuration was read, so only the end makes a difference.

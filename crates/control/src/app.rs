@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     access::Access,
-    admin,
+    admin::{self, Pages},
     args::Args,
     authentication::Authentication,
     authority::Keeper,
@@ -91,17 +91,27 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     }
     let own = OwnCertificate::new(&keeper, domain, args.listen, args.cert_ttl)?;
 
-    let cluster_id = args.cluster_id.clone();
+    let (mut trigger, shutdown) = shutdown::channel();
     let habits = Arc::new(Habits::open(args.state_dir.as_deref()));
-    let views =
-        Discovery::new(Arc::clone(&publisher), Arc::clone(&authentication), Arc::clone(&habits), cluster_id);
-    let discovery = DiscoveryService::new(Arc::new(views));
+    let pages = Arc::new(Pages {
+        publisher: Arc::clone(&publisher),
+        names: Arc::clone(&names),
+        keeper: Arc::clone(&keeper),
+        habits: Arc::clone(&habits),
+        shutdown: shutdown.clone(),
+    });
     let access =
         Arc::new(Access::new(Arc::clone(&authentication), args.admin_allow.clone(), Arc::clone(&metrics)));
+    let views = Discovery::new(
+        Arc::clone(&authentication),
+        Arc::clone(&pages),
+        Arc::clone(&access),
+        args.cluster_id.clone(),
+    );
+    let discovery = DiscoveryService::new(Arc::new(views));
     let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
     let certificates = CertificateService::new(Arc::new(signer));
 
-    let (mut trigger, shutdown) = shutdown::channel();
     let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
     let services = Arc::new((discovery.clone(), certificates));
     tokio::spawn(serving::serve(tls, Some(own.config()?), services, shutdown.clone()));
@@ -113,15 +123,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     tokio::spawn(tokens.follow(keys));
     tokio::spawn(Arc::clone(&habits).keep());
     tokio::spawn(Arc::clone(&names).keep());
-    let pages = admin::serve(
-        admin,
-        Arc::clone(&publisher),
-        Arc::clone(&names),
-        Arc::clone(&keeper),
-        Arc::clone(&habits),
-        access,
-        shutdown.clone(),
-    );
+    let pages = admin::serve(admin, pages, access);
     tokio::spawn(async move {
         if let Err(error) = pages.await {
             error!(%error, "the admin pages are gone");

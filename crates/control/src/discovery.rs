@@ -8,16 +8,19 @@ use skysail_model::{ProxyNode, api::kube::Locality};
 use skysail_xds::{
     client::Form,
     envoy::pb::{
-        envoy::config::core::v3::Node,
+        envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse},
         google::protobuf::{Struct, Value as ProtoValue, value},
     },
-    server::{Event, View, Views},
+    server::{Event, Question, View, Views},
 };
 use tonic::{Code, Request, Status};
 use tracing::info;
 
 use crate::{
+    access::Access,
+    admin::Pages,
     authentication::{Authentication, Caller, address, caller},
+    debug,
     habits::Habits,
     metrics::count,
     publish::{NewClient, Publisher, Refused},
@@ -28,22 +31,26 @@ pub(crate) struct Discovery {
     publisher: Arc<Publisher>,
     authentication: Arc<Authentication>,
     habits: Arc<Habits>,
+    pages: Arc<Pages>,
+    access: Arc<Access>,
     /// The cluster of proxies that do not name theirs.
     cluster_id: String,
 }
 
 impl Discovery {
     pub(crate) fn new(
-        publisher: Arc<Publisher>,
         authentication: Arc<Authentication>,
-        habits: Arc<Habits>,
+        pages: Arc<Pages>,
+        access: Arc<Access>,
         cluster_id: String,
     ) -> Self {
-        Self { publisher, authentication, habits, cluster_id }
+        let (publisher, habits) = (Arc::clone(&pages.publisher), Arc::clone(&pages.habits));
+        Self { publisher, authentication, habits, pages, access, cluster_id }
     }
 
     /// Finds out who calls and what it declares.
     fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<NewClient, Status> {
+        let version = version(&node);
         let node = self.read(node).map_err(Status::invalid_argument)?;
         let identity = match caller(call.extensions()) {
             Caller::Anyone => String::new(),
@@ -59,7 +66,7 @@ impl Discovery {
             proven => proven.into(),
         };
         let address = address(call.extensions());
-        Ok(NewClient { node, address, identity, who, form })
+        Ok(NewClient { node, version, address, identity, who, form })
     }
 
     async fn enter(&self, client: NewClient) -> Result<View, Status> {
@@ -111,6 +118,30 @@ impl Views for Discovery {
                 info!(proxy = id, address, reason = status.message(), "discovery refused");
             }
         })
+    }
+
+    fn answer(&self, question: &Question, call: &Request<()>) -> Result<DiscoveryResponse, Status> {
+        let answered = || {
+            let Caller::Proven(tls) = caller(call.extensions()) else {
+                return Err(Status::unauthenticated("debug types are served on the TLS port only"));
+            };
+            let id = self.authentication.identity(tls, call.metadata())?;
+            self.access.check_debug(&id, &self.publisher.root_namespace())?;
+            debug::answer(question, &self.pages)
+        };
+        answered().inspect_err(|status| {
+            let (asked, address) = (&question.type_url, address(call.extensions()));
+            info!(asked, address, reason = status.message(), "debug type refused");
+        })
+    }
+}
+
+/// The version of Istio that a proxy says it has, at most 64 bytes of it.
+fn version(node: &Node) -> String {
+    let said = node.metadata.as_ref().and_then(|metadata| metadata.fields.get("ISTIO_VERSION"));
+    match said.and_then(|value| value.kind.as_ref()) {
+        Some(value::Kind::StringValue(text)) => text[..text.floor_char_boundary(64)].to_owned(),
+        _ => String::new(),
     }
 }
 

@@ -12,6 +12,7 @@ pub mod args;
 mod authentication;
 mod authority;
 mod certificates;
+mod debug;
 mod discovery;
 mod habits;
 mod kept;

@@ -22,8 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Diagnostic, OtherAccount, Parsed, ProxyNode, Resolved, Severity, Surroundings, parse};
+use skysail_model::{
+    Diagnostic, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, parse,
+};
 use skysail_xds::{
+    Snapshot,
     client::Form,
     server::{Event, Resources as Watched},
 };
@@ -33,7 +36,7 @@ use tracing::{error, info, warn};
 pub(crate) use self::{
     compiler::Compiler,
     identities::{Limit, Limits},
-    status::ClientStatus,
+    status::{ClientStatus, TypeStatus},
 };
 use self::{
     compiler::{Failure, Panicked, contain},
@@ -81,6 +84,8 @@ pub(crate) struct Settings {
 pub(crate) struct NewClient {
     /// What it declares.
     pub(crate) node: ProxyNode,
+    /// The version of Istio that it says it has.
+    pub(crate) version: String,
     pub(crate) address: String,
     /// Whom it proved to be; empty on the plain port.
     pub(crate) identity: String,
@@ -359,6 +364,26 @@ impl Publisher {
     /// Everybody who is connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.read().clients.values().map(|client| lock(&client.status).clone()).collect()
+    }
+
+    /// Every connected proxy, with what it is to the mesh.
+    pub(crate) fn proxies(&self) -> Vec<(Arc<ProxyView>, ClientStatus)> {
+        let state = self.read();
+        let clients = state.clients.values();
+        clients.map(|client| (Arc::clone(&client.view), lock(&client.status).clone())).collect()
+    }
+
+    /// All there is for a proxy, by its node id or `POD.NAMESPACE`; `None` if no such proxy is connected.
+    pub(crate) fn resources_of(&self, proxy: &str) -> Option<Snapshot> {
+        let state = self.read();
+        let is_meant = |id: &str| id == proxy || id.split('~').nth(2) == Some(proxy);
+        let client = state.clients.values().find(|client| is_meant(&lock(&client.status).proxy))?;
+        state.views.get(&client.view).map(|view| view.sender.borrow().clone())
+    }
+
+    /// The namespace of what holds for the whole mesh.
+    pub(crate) fn root_namespace(&self) -> String {
+        self.read().world.mesh().root_namespace.clone()
     }
 
     /// The files that what is published stands for, with the fingerprints of their texts.

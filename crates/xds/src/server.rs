@@ -5,6 +5,7 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod questions;
 mod state;
 
 use std::{future::pending, sync::Arc, time::Duration};
@@ -12,7 +13,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 use envoy_types::pb::{
     envoy::{
         config::core::v3::Node,
-        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse},
     },
     google::rpc::Status as RpcStatus,
 };
@@ -23,6 +24,7 @@ use tokio::{
 use tonic::{Request, Status, metadata::MetadataMap};
 use tracing::debug;
 
+pub use self::questions::Question;
 use self::state::{Ask, Behind, Session};
 pub use crate::wire::Form;
 use crate::{
@@ -51,6 +53,14 @@ pub trait Views: Send + Sync + 'static {
         form: Form,
         call: Request<()>,
     ) -> impl Future<Output = Result<View, Status>> + Send;
+
+    /// Answers a question about the server itself, if the caller may ask it: the resources, and who answers.
+    ///
+    /// # Errors
+    /// The status that the stream ends with.
+    fn answer(&self, question: &Question, _: &Request<()>) -> Result<DiscoveryResponse, Status> {
+        Err(Status::unimplemented(format!("{} is not served here", question.type_url)))
+    }
 }
 
 /// What one client sees, and who wants to know how it gets on.
@@ -150,20 +160,34 @@ impl<V: Views> DiscoveryService<V> {
                         .await
                         .map_err(|_| Status::deadline_exceeded("no request came"))??
                         .ok_or_else(|| Status::cancelled("the client left"))?;
+                    let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
+                    if let Some(question) = first.question() {
+                        return Ok(Begun::Questions(question, call));
+                    }
                     let node = first
                         .take_node()
                         .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
-                    let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
-                    Ok::<_, Status>((views.connect(node, R::FORM, call).await?, first.into_ask()))
+                    let view = views.connect(node, R::FORM, call).await?;
+                    Ok::<_, Status>(Begun::Proxy(view, first.into_ask()))
                 });
-                let (view, first) = begun.await?;
-                serve(view, first, &mut requests, &mut answers).await
+                match begun.await? {
+                    Begun::Proxy(view, first) => serve(view, first, &mut requests, &mut answers).await,
+                    Begun::Questions(first, call) => {
+                        Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers)).await
+                    }
+                }
             };
             let status = served.await.err().unwrap_or_else(|| Status::ok(""));
             debug!(%status, "discovery stream ended");
             answers.end(&status);
         })
     }
+}
+
+/// What a stream is for.
+enum Begun {
+    Proxy(View, Result<Ask, String>),
+    Questions(Question, Request<()>),
 }
 
 /// Serves one stream until the client leaves or the view ends.
@@ -228,6 +252,11 @@ trait IntoAsk: prost::Message + Default + Send + 'static {
 
     fn take_node(&mut self) -> Option<Node>;
 
+    /// The question in it, if it is one. Only the state of the world has them.
+    fn question(&self) -> Option<Question> {
+        None
+    }
+
     /// The neutral form, or the type URL if it is not served.
     fn into_ask(self) -> Result<Ask, String>;
 }
@@ -262,6 +291,10 @@ impl IntoAsk for DiscoveryRequest {
 
     fn take_node(&mut self) -> Option<Node> {
         self.node.take()
+    }
+
+    fn question(&self) -> Option<Question> {
+        Question::of(&self.type_url, &self.resource_names)
     }
 
     fn into_ask(self) -> Result<Ask, String> {

@@ -17,11 +17,13 @@ pub(super) type SharedStatus = Arc<Mutex<ClientStatus>>;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ClientStatus {
     /// The stream's number.
-    connection: u64,
+    pub(crate) connection: u64,
     /// The proxy's node id.
-    pub(super) proxy: String,
+    pub(crate) proxy: String,
     /// Its address.
-    address: String,
+    pub(crate) address: String,
+    /// The version of Istio that it says it has.
+    pub(crate) version: String,
     /// Whom it proved to be; empty on the plain port.
     identity: String,
     /// `delta` or `sotw`.
@@ -35,20 +37,23 @@ pub(crate) struct ClientStatus {
 
 /// How a proxy gets on with one type of resource.
 #[derive(Clone, Debug, Default, Serialize)]
-struct TypeStatus {
+pub(crate) struct TypeStatus {
     /// How many responses were sent.
     responses: u64,
     /// The last response sent; responses are numbered by stream. 0 if the proxy had all there is.
     sent: u64,
+    /// When that was.
+    #[serde(skip)]
+    pub(crate) sent_at: Option<SystemTime>,
     /// The last response the proxy took.
     acked: u64,
     /// The last response the proxy refused; 0 if none.
     nacked: u64,
     /// Why it refused it.
     #[serde(skip_serializing_if = "String::is_empty")]
-    error: String,
+    pub(crate) error: String,
     /// True if nothing is under way and nothing refused.
-    synced: bool,
+    pub(crate) synced: bool,
 }
 
 impl ClientStatus {
@@ -58,6 +63,7 @@ impl ClientStatus {
             connection,
             proxy: client.node.id.clone(),
             address: client.address.clone(),
+            version: client.version.clone(),
             identity: client.identity.clone(),
             form: match client.form {
                 Form::Delta => "delta",
@@ -66,6 +72,13 @@ impl ClientStatus {
             connected_at: now.as_secs(),
             types: Vec::new(),
         }
+    }
+
+    /// How it gets on with each type.
+    pub(crate) fn types(&self) -> impl Iterator<Item = (Kind, &TypeStatus)> {
+        let by_kind =
+            move |kind| self.types.iter().find(|(of, _)| *of == kind).map(|(_, status)| (kind, status));
+        Kind::ALL.into_iter().filter_map(by_kind)
     }
 
     /// Records what happened on the proxy's stream.
@@ -77,13 +90,21 @@ impl ClientStatus {
             Event::Sent { kind, nonce, .. } => {
                 let status = self.of(kind);
                 status.sent = nonce;
+                status.sent_at = Some(SystemTime::now());
                 status.responses += 1;
                 status.synced = false;
             }
             Event::Acked { kind, nonce } => {
                 let status = self.of(kind);
-                let TypeStatus { sent, responses, .. } = *status;
-                *status = TypeStatus { sent, responses, acked: nonce, synced: true, ..TypeStatus::default() };
+                let TypeStatus { sent, sent_at, responses, .. } = *status;
+                *status = TypeStatus {
+                    sent,
+                    sent_at,
+                    responses,
+                    acked: nonce,
+                    synced: true,
+                    ..TypeStatus::default()
+                };
             }
             Event::Rejected { kind, nonce, reason } => {
                 let status = self.of(kind);

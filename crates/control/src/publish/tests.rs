@@ -202,6 +202,7 @@ impl Mesh {
         let node = ProxyNode::parse(&id, metadata, locality).unwrap();
         let client = NewClient {
             node,
+            version: String::new(),
             address: String::new(),
             identity: String::new(),
             who: format!("{namespace}/default").into(),

@@ -57,7 +57,11 @@ impl Folder {
     }
 
     pub(crate) fn token(&self, account: &str) -> String {
-        let account = ServiceAccount { namespace: "default".into(), name: account.into(), pod: None };
+        self.token_of("default", account)
+    }
+
+    pub(crate) fn token_of(&self, namespace: &str, account: &str) -> String {
+        let account = ServiceAccount { namespace: namespace.into(), name: account.into(), pod: None };
         self.issuer.issue(&account, "istio-ca", Duration::from_secs(60)).unwrap()
     }
 

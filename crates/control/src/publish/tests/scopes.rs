@@ -45,7 +45,14 @@ fn client(namespace: &str, declared: Value) -> NewClient {
     let id = format!("sidecar~10.2.0.1~p.{namespace}~{namespace}.svc.cluster.local");
     let node = ProxyNode::parse(&id, metadata, locality).unwrap();
     let who = format!("{namespace}/{}", node.view.service_account).into();
-    NewClient { node, address: String::new(), identity: String::new(), who, form: Form::Delta }
+    NewClient {
+        node,
+        version: String::new(),
+        address: String::new(),
+        identity: String::new(),
+        who,
+        form: Form::Delta,
+    }
 }
 
 fn put(publisher: &Publisher, name: &str, text: &str) {

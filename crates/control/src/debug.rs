@@ -1,0 +1,190 @@
+//! Istio's debug types over discovery: what `istioctl proxy-status` and `istioctl x internal-debug` ask. They show all of the mesh, so
+//! only administrators are answered ([`Access`](crate::access::Access)), on the port with TLS.
+
+use std::time::SystemTime;
+
+use serde_json::json;
+use skysail_model::ProxyView;
+use skysail_xds::{
+    Kind, Snapshot,
+    envoy::pb::{
+        envoy::{
+            admin::v3::{
+                BootstrapConfigDump, ClustersConfigDump, ListenersConfigDump, RoutesConfigDump,
+                UpdateFailureState,
+                clusters_config_dump::DynamicCluster,
+                listeners_config_dump::{DynamicListener, DynamicListenerState},
+                routes_config_dump::DynamicRouteConfig,
+            },
+            config::core::v3::{ControlPlane, Node},
+            service::{
+                discovery::v3::DiscoveryResponse,
+                status::v3::{ClientConfig, ConfigStatus, client_config::GenericXdsConfig},
+            },
+        },
+        google::protobuf::{Any, Struct, Timestamp, value},
+    },
+    istio::{pack, string, structure},
+    server::Question,
+};
+use tonic::Status;
+
+use crate::{
+    admin::Pages,
+    publish::{ClientStatus, Publisher, TypeStatus},
+};
+
+const SYNCZ: &str = "istio.io/debug/syncz";
+const CONFIG_DUMP: &str = "istio.io/debug/config_dump";
+const CONNECTIONS: &str = "istio.io/connections";
+/// One of the pages below `/debug`, by its name.
+const PAGE: &str = "istio.io/debug";
+/// What istiod says of a page that it does not have; `istioctl` looks for it and shows those there are.
+const UNKNOWN: &str = "404 page not found";
+
+/// Answers a question of an administrator.
+pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResponse, Status> {
+    let publisher = &*pages.publisher;
+    let Question { type_url, names } = question;
+    let resources = match (type_url.as_str(), names.as_slice()) {
+        (SYNCZ, _) => {
+            publisher.proxies().iter().map(|(view, status)| pack(&client_config(view, status))).collect()
+        }
+        (CONNECTIONS, _) => {
+            publisher.proxies().iter().map(|(view, status)| pack(&node(view, status))).collect()
+        }
+        (PAGE, [name]) => {
+            vec![Any { type_url: PAGE.to_owned(), value: page(name, pages)?.into_bytes() }]
+        }
+        (CONFIG_DUMP, [proxy]) => config_dump(publisher, proxy)?,
+        (CONFIG_DUMP | PAGE, _) => {
+            return Err(Status::invalid_argument(format!("{type_url} takes exactly one name")));
+        }
+        (url, _) => match url.strip_prefix("istio.io/debug/config_dump?proxyID=") {
+            Some(proxy) => config_dump(publisher, proxy)?,
+            None => return Err(Status::invalid_argument(format!("there is no debug type {url}"))),
+        },
+    };
+    Ok(DiscoveryResponse { resources, control_plane: Some(control_plane()), ..DiscoveryResponse::default() })
+}
+
+/// What istiod says of itself, for `istioctl`'s columns.
+fn control_plane() -> ControlPlane {
+    let id = std::env::var("POD_NAME")
+        .or_else(|_| std::env::var("HOSTNAME"))
+        .unwrap_or_else(|_| "skysaild".into());
+    let info = json!({"version": env!("CARGO_PKG_VERSION"), "status": "Skysail"});
+    ControlPlane { identifier: json!({"Component": "skysaild", "ID": id, "Info": info}).to_string() }
+}
+
+fn page(name: &str, pages: &Pages) -> Result<String, Status> {
+    match name {
+        "connections" => {
+            let clients: Vec<_> = pages
+                .publisher
+                .proxies()
+                .iter()
+                .map(|(_, status)| {
+                    json!({"connectionId": format!("{}-{}", status.proxy, status.connection), "address": status.address})
+                })
+                .collect();
+            Ok(json!({"totalClients": clients.len(), "clients": clients}).to_string())
+        }
+        name => pages.json(name).unwrap_or_else(|| Ok(UNKNOWN.to_owned())),
+    }
+    .map_err(|error: serde_json::Error| Status::internal(error.to_string()))
+}
+
+fn node(view: &ProxyView, status: &ClientStatus) -> Node {
+    let fields = [
+        ("CLUSTER_ID", string(&view.cluster_id)),
+        ("NAMESPACE", string(&view.namespace)),
+        ("ISTIO_VERSION", string(&status.version)),
+    ];
+    let metadata = match structure(fields).kind {
+        Some(value::Kind::StructValue(fields)) => Some(fields),
+        _ => None::<Struct>,
+    };
+    Node { id: status.proxy.clone(), metadata, ..Node::default() }
+}
+
+/// How a proxy gets on, in the form of Envoy's client status discovery.
+fn client_config(view: &ProxyView, status: &ClientStatus) -> ClientConfig {
+    let configs = status.types().map(|(kind, of)| {
+        let updated = of.sent_at.map(timestamp);
+        let config_status = match of {
+            TypeStatus { synced: true, .. } => ConfigStatus::Synced,
+            TypeStatus { error, .. } if error.is_empty() => ConfigStatus::Stale,
+            _ => ConfigStatus::Error,
+        };
+        let failure = || UpdateFailureState {
+            last_update_attempt: updated,
+            details: of.error.clone(),
+            ..UpdateFailureState::default()
+        };
+        GenericXdsConfig {
+            type_url: kind.url().to_owned(),
+            config_status: config_status.into(),
+            last_updated: updated,
+            error_state: (!of.error.is_empty()).then(failure),
+            ..GenericXdsConfig::default()
+        }
+    });
+    ClientConfig {
+        node: Some(node(view, status)),
+        generic_xds_configs: configs.collect(),
+        ..ClientConfig::default()
+    }
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or_default(),
+    }
+}
+
+/// What a proxy is sent: clusters, listeners and routes, as the messages of Envoy's config dump. Secrets are never part of it.
+fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
+    let snapshot = publisher.resources_of(proxy).ok_or_else(|| {
+        Status::not_found(format!(
+            "no proxy {proxy} is connected to this control plane; give POD.NAMESPACE or a node id"
+        ))
+    })?;
+    let resources = |kind: Kind| of_kind(&snapshot, kind);
+    let clusters = ClustersConfigDump {
+        dynamic_active_clusters: resources(Kind::Cluster)
+            .map(|(_, cluster)| DynamicCluster { cluster: Some(cluster), ..DynamicCluster::default() })
+            .collect(),
+        ..ClustersConfigDump::default()
+    };
+    let listeners = ListenersConfigDump {
+        dynamic_listeners: resources(Kind::Listener)
+            .map(|(name, listener)| DynamicListener {
+                name,
+                active_state: Some(DynamicListenerState {
+                    listener: Some(listener),
+                    ..DynamicListenerState::default()
+                }),
+                ..DynamicListener::default()
+            })
+            .collect(),
+        ..ListenersConfigDump::default()
+    };
+    let routes = RoutesConfigDump {
+        dynamic_route_configs: resources(Kind::Route)
+            .map(|(_, route)| DynamicRouteConfig {
+                route_config: Some(route),
+                ..DynamicRouteConfig::default()
+            })
+            .collect(),
+        ..RoutesConfigDump::default()
+    };
+    Ok(vec![pack(&BootstrapConfigDump::default()), pack(&clusters), pack(&listeners), pack(&routes)])
+}
+
+fn of_kind(snapshot: &Snapshot, kind: Kind) -> impl Iterator<Item = (String, Any)> {
+    let any = move |body: &[u8]| Any { type_url: kind.url().to_owned(), value: body.to_vec() };
+    snapshot.iter(kind).map(move |resource| (resource.name.to_string(), any(&resource.body)))
+}

@@ -1,0 +1,57 @@
+//! Istio's debug types: questions about the server itself, which `istioctl` sends over discovery. A stream that begins with one is for
+//! questions only. Each request gets one response; there is no subscription, and nothing is acknowledged.
+
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
+use tonic::{Request, Status};
+
+use super::{IntoAsk, Views};
+use crate::grpc::{Answers, Requests, framed};
+
+/// Questions on one stream. `istioctl` asks one.
+const MOST: u64 = 16;
+
+/// One question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// What is asked, such as `istio.io/debug/syncz`.
+    pub type_url: String,
+    /// About what.
+    pub names: Vec<String>,
+}
+
+impl Question {
+    /// The question in a request, if it is one.
+    pub(super) fn of(type_url: &str, names: &[String]) -> Option<Self> {
+        let below = type_url.strip_prefix("istio.io/debug");
+        let is_question = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            || type_url == "istio.io/connections";
+        is_question.then(|| Self { type_url: type_url.to_owned(), names: names.to_vec() })
+    }
+}
+
+/// Answers the questions of a stream, of which this is the first.
+pub(super) async fn answer<R: IntoAsk>(
+    first: Question,
+    views: &impl Views,
+    call: &Request<()>,
+    requests: &mut Requests<R>,
+    answers: &mut Answers,
+) -> Result<(), Status> {
+    let mut next = Some(first);
+    for number in 1..=MOST {
+        let question = match next.take() {
+            Some(question) => question,
+            None => {
+                let Some(request) = requests.next().await? else { return Ok(()) };
+                request
+                    .question()
+                    .ok_or_else(|| Status::invalid_argument("this stream is for debug types"))?
+            }
+        };
+        let response = views.answer(&question, call)?;
+        let response =
+            DiscoveryResponse { type_url: question.type_url, nonce: number.to_string(), ..response };
+        answers.send(vec![framed(&response)]).map_err(|error| Status::cancelled(error.to_string()))?;
+    }
+    Err(Status::resource_exhausted("this stream had its questions; open another"))
+}
