@@ -17,6 +17,7 @@ use tonic::Status;
 
 use crate::{
     admin::Ends,
+    audit::{Audit, Event, Text},
     authentication::Authentication,
     metrics::{Metrics, count},
 };
@@ -61,6 +62,7 @@ pub(crate) struct Access {
     authentication: Arc<Authentication>,
     allowed: BTreeSet<Account>,
     metrics: Arc<Metrics>,
+    audit: Arc<Audit>,
 }
 
 impl Access {
@@ -68,8 +70,9 @@ impl Access {
         authentication: Arc<Authentication>,
         allowed: Vec<Account>,
         metrics: Arc<Metrics>,
+        audit: Arc<Audit>,
     ) -> Self {
-        Self { authentication, allowed: allowed.into_iter().collect(), metrics }
+        Self { authentication, allowed: allowed.into_iter().collect(), metrics, audit }
     }
 
     /// Whether the allow list has a service account.
@@ -94,8 +97,8 @@ impl Access {
         )))
     }
 
-    /// Admits callers from here, and readers with a token.
-    fn check(&self, ends: Ends, request: &Request) -> Result<(), (StatusCode, String)> {
+    /// Admits callers from here, and readers with a token, of whom it returns the identity.
+    fn check(&self, ends: Ends, request: &Request) -> Result<Option<SpiffeId>, (StatusCode, String)> {
         let headers = request.headers();
         let all =
             |name: header::HeaderName| headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
@@ -108,17 +111,17 @@ impl Access {
         };
         caller.hosts.extend(request.uri().authority().map(|authority| authority.as_str().as_bytes()));
         match caller.check() {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(None),
             Err(Refusal::Elsewhere) if !request.method().is_safe() => {
                 let said = "changes are accepted from the control plane's own machine or pod only, for example by port forwarding";
                 Err((StatusCode::FORBIDDEN, said.to_owned()))
             }
-            Err(Refusal::Elsewhere) => self.check_token(headers),
+            Err(Refusal::Elsewhere) => self.check_token(headers).map(Some),
             Err(refusal) => Err((StatusCode::FORBIDDEN, refusal.to_string())),
         }
     }
 
-    fn check_token(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
+    fn check_token(&self, headers: &HeaderMap) -> Result<SpiffeId, (StatusCode, String)> {
         let refused = |status, said| {
             count(&self.metrics.authentication_failures);
             (status, said)
@@ -129,7 +132,7 @@ impl Access {
             .by_token(token)
             .map_err(|status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned()))?;
         if self.allows(&id) {
-            return Ok(());
+            return Ok(id);
         }
         let SpiffeId { namespace, service_account, .. } = id;
         let said = format!(
@@ -156,19 +159,38 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Answers for the pages where a caller may not see them.
+/// Answers for the pages where a caller may not see them, and puts on record what is done, refused, or read from elsewhere.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     ConnectInfo(ends): ConnectInfo<Ends>,
     request: Request,
     next: Next,
 ) -> Response {
+    let (path, address) = (request.uri().path().to_owned(), ends.remote.to_canonical().to_string());
+    let (page, address) = (Text(&path), Text(&address));
     match access.check(ends, &request) {
-        Ok(()) => next.run(request).await,
-        Err((StatusCode::UNAUTHORIZED, said)) => {
-            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], said + "\n").into_response()
+        Ok(reader) => {
+            if let Some(id) = reader {
+                let identity = id.to_string();
+                access.audit.record(Event::AdminRead { address, identity: Text(&identity), page });
+            }
+            let is_action = !request.method().is_safe();
+            let response = next.run(request).await;
+            if is_action {
+                let status = response.status().as_u16();
+                access.audit.record(Event::AdminAction { address, page, status });
+            }
+            response
         }
-        Err((status, said)) => (status, said + "\n").into_response(),
+        Err((status, said)) => {
+            access.audit.record(Event::AdminRefused { address, page, reason: Text(&said), suppressed: 0 });
+            let mut response = (status, said + "\n").into_response();
+            if status == StatusCode::UNAUTHORIZED {
+                let challenge = header::HeaderValue::from_static("Bearer");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+            }
+            response
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     access::Access,
     admin::{self, Pages},
     args::Args,
+    audit::{Audit, Event},
     authentication::Authentication,
     authority::Keeper,
     certificates::Certificates,
@@ -54,8 +55,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
+    let audit = audit(&args, &metrics)?;
     let names = Arc::new(Names::open(args.state_dir.as_deref()));
-    let (publisher, lookups) = publisher(&args, &metrics, &names);
+    let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
     let mut folders = Folders::new(&args.config)?;
     // Nobody is let in before everything was read, or a restart would take resources away for a moment.
     publisher.apply(folders.look());
@@ -100,16 +102,22 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         habits: Arc::clone(&habits),
         shutdown: shutdown.clone(),
     });
-    let access =
-        Arc::new(Access::new(Arc::clone(&authentication), args.admin_allow.clone(), Arc::clone(&metrics)));
+    let access = Arc::new(Access::new(
+        Arc::clone(&authentication),
+        args.admin_allow.clone(),
+        Arc::clone(&metrics),
+        Arc::clone(&audit),
+    ));
     let views = Discovery::new(
         Arc::clone(&authentication),
         Arc::clone(&pages),
         Arc::clone(&access),
+        Arc::clone(&audit),
         args.cluster_id.clone(),
     );
     let discovery = DiscoveryService::new(Arc::new(views));
-    let signer = Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics);
+    let signer =
+        Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics, Arc::clone(&audit));
     let certificates = CertificateService::new(Arc::new(signer));
 
     let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
@@ -120,7 +128,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;
-    tokio::spawn(tokens.follow(keys));
+    tokio::spawn(tokens.follow(keys, Arc::clone(&audit)));
+    tokio::spawn(watch_authority(Arc::clone(&keeper), Arc::clone(&audit)));
     tokio::spawn(Arc::clone(&habits).keep());
     tokio::spawn(Arc::clone(&names).keep());
     let pages = admin::serve(admin, pages, access);
@@ -139,19 +148,50 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     if tokio::time::timeout(DRAIN, trigger.drained()).await.is_err() {
         info!("some calls did not end in {DRAIN:?}");
     }
+    keep(&habits, &names);
+    audit.flush().await;
+    Ok(())
+}
+
+/// Writes what the next start is to know.
+fn keep(habits: &Habits, names: &Names) {
     for written in [habits.write(), names.write()] {
         if let Err(error) = written {
             warn!(%error, "cannot be written; what was learned since is forgotten");
         }
     }
-    Ok(())
+}
+
+/// Opens the audit log, if there is to be one.
+fn audit(args: &Args, metrics: &Arc<Metrics>) -> anyhow::Result<Arc<Audit>> {
+    let Some(target) = &args.audit_log else { return Ok(Audit::none()) };
+    let audit = Audit::open(target, args.audit_required, Arc::clone(metrics))
+        .with_context(|| format!("--audit-log {target}"))?;
+    let audit = Arc::new(audit);
+    audit.reopen_on_hangup().context("listening to SIGHUP")?;
+    Ok(audit)
+}
+
+/// Puts changes of what signs and is trusted on record.
+async fn watch_authority(keeper: Arc<Keeper>, audit: Arc<Audit>) {
+    let mut authority = keeper.follow();
+    authority.mark_unchanged();
+    while authority.changed().await.is_ok() {
+        audit.record(Event::AuthorityChanged { authority: &keeper.status() });
+    }
 }
 
 /// Holds the mesh, and has names looked up unless proxies are to.
-fn publisher(args: &Args, metrics: &Arc<Metrics>, names: &Arc<Names>) -> (Arc<Publisher>, Option<Lookups>) {
+fn publisher(
+    args: &Args,
+    metrics: &Arc<Metrics>,
+    names: &Arc<Names>,
+    audit: &Arc<Audit>,
+) -> (Arc<Publisher>, Option<Lookups>) {
     let limits = Limits { scopes: args.max_scopes, of_identity: args.max_scopes_per_identity };
     let settings = Settings { cluster_id: args.cluster_id.clone(), limits };
-    let publisher = Publisher::new(Arc::clone(metrics), settings, Compiler::default());
+    let publisher =
+        Publisher::new(Arc::clone(metrics), settings, Compiler::default()).audited(Arc::clone(audit));
     if args.no_dns {
         return (Arc::new(publisher), None);
     }

@@ -8,7 +8,7 @@ use std::{
 
 use skysail_core::names;
 
-use crate::access::Account;
+use crate::{access::Account, audit::Target};
 
 /// Command line of the control plane.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,6 +33,14 @@ pub struct Args {
     /// readable from this machine or pod only, except readiness and metrics, which are open.
     #[arg(long, value_name = "NAMESPACE/SERVICEACCOUNT")]
     pub admin_allow: Vec<Account>,
+    /// Where the audit log goes, a JSON object a line: `-` for standard output, or a file, which is appended to and opened again at
+    /// SIGHUP. Without, there is none.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log: Option<Target>,
+    /// Hand out no certificate before its record in the audit log is on disk. Without, a record that cannot be written is counted and
+    /// logged, and the certificate is handed out.
+    #[arg(long, requires = "audit_log")]
+    pub audit_required: bool,
     /// Where the certificate authority is kept: Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, watched; or
     /// one that is made here, whose root is replaced in time. Without, it lives as long as the process.
     #[arg(long, value_name = "DIR")]

@@ -60,13 +60,23 @@ impl Authentication {
     /// Whom a TLS caller proves to be. A token counts before a certificate, since it is what the platform says
     /// of the workload now.
     pub(crate) fn identity(&self, info: &TlsInfo, metadata: &MetadataMap) -> Result<SpiffeId, Status> {
+        self.proven(info, metadata).map(|(id, _)| id)
+    }
+
+    /// The same, and what proves it: `token` or `certificate`.
+    pub(crate) fn proven(
+        &self,
+        info: &TlsInfo,
+        metadata: &MetadataMap,
+    ) -> Result<(SpiffeId, &'static str), Status> {
+        let by_certificate = |id: SpiffeId| (id, "certificate");
         let identity = match bearer(metadata) {
             Some(token) => match self.by_token(token) {
                 // A workload that runs longer than its token still has its certificate.
-                Err(refused) => self.by_certificate(info).ok().flatten().ok_or(refused),
-                proven => proven,
+                Err(refused) => self.by_certificate(info).ok().flatten().map(by_certificate).ok_or(refused),
+                proven => proven.map(|id| (id, "token")),
             },
-            None => self.by_certificate(info)?.ok_or_else(|| {
+            None => self.by_certificate(info)?.map(by_certificate).ok_or_else(|| {
                 Status::unauthenticated("neither a client certificate nor a bearer token was given")
             }),
         };

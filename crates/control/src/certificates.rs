@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use skysail_identity::{Csr, Refusal};
+use skysail_core::SpiffeId;
+use skysail_identity::{Csr, Refusal, Signed};
 use skysail_xds::{certificates::Signer, istio::IstioCertificateRequest};
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
 use crate::{
+    audit::{Audit, Event, Text},
     authentication::{Authentication, Caller, address, caller},
     authority::Keeper,
     metrics::{Metrics, count},
@@ -20,6 +22,15 @@ pub(crate) struct Certificates {
     /// How long certificates live, at most and by default.
     lifetime: Duration,
     metrics: Arc<Metrics>,
+    audit: Arc<Audit>,
+}
+
+/// A certificate that may be handed out once it is on record.
+struct Issued {
+    signed: Signed,
+    id: SpiffeId,
+    /// What proved the identity.
+    by: &'static str,
 }
 
 impl Certificates {
@@ -28,15 +39,16 @@ impl Certificates {
         authentication: Arc<Authentication>,
         lifetime: Duration,
         metrics: Arc<Metrics>,
+        audit: Arc<Audit>,
     ) -> Self {
-        Self { keeper, authentication, lifetime, metrics }
+        Self { keeper, authentication, lifetime, metrics, audit }
     }
 
-    fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Vec<String>, Status> {
+    fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Issued, Status> {
         let Caller::Proven(tls) = caller(call.extensions()) else {
             return Err(Status::unauthenticated("certificates are signed on the TLS port only"));
         };
-        let id = self.authentication.identity(tls, call.metadata())?;
+        let (id, by) = self.authentication.proven(tls, call.metadata())?;
         let request = call.get_ref();
         let metadata = request.metadata.iter().flat_map(|metadata| metadata.fields.keys());
         if metadata.into_iter().any(|name| name == "ImpersonatedIdentity") {
@@ -57,8 +69,30 @@ impl Certificates {
             count(&self.metrics.signing_failures);
             Status::internal(error.to_string())
         })?;
+        Ok(Issued { signed, id, by })
+    }
+
+    /// Puts a certificate on record; returns its chain.
+    async fn hand_out(&self, issued: Issued, address: &str) -> Result<Vec<String>, Status> {
+        let Issued { signed, id, by } = issued;
+        let identity = id.to_string();
+        let recorded = self.audit.confirm(Event::CertificateIssued {
+            identity: Text(&identity),
+            serial: &signed.serial,
+            key_sha256: &signed.key_sha256,
+            not_before: signed.not_before,
+            not_after: signed.not_after,
+            address: Text(address),
+            authentication: by,
+        });
+        if !recorded.await {
+            count(&self.metrics.signing_failures);
+            return Err(Status::unavailable(
+                "the audit log cannot be written, and certificates need their record (--audit-required); ask again",
+            ));
+        }
         count(&self.metrics.certificates_issued);
-        info!(%id, ?lifetime, "certificate issued");
+        info!(%id, not_after = ?signed.not_after, "certificate issued");
         Ok(signed.chain)
     }
 }
@@ -69,9 +103,17 @@ impl Signer for Certificates {
         request: Request<IstioCertificateRequest>,
     ) -> Result<Vec<String>, Status> {
         count(&self.metrics.certificate_requests);
-        self.sign(&request).inspect_err(|status| {
-            let address = address(request.extensions());
-            warn!(address, reason = status.message(), "certificate refused");
+        let address = address(request.extensions());
+        let signed = self.sign(&request);
+        let handed_out = match signed {
+            Ok(issued) => self.hand_out(issued, &address).await,
+            Err(status) => Err(status),
+        };
+        handed_out.inspect_err(|status| {
+            let reason = status.message();
+            warn!(address, reason, "certificate refused");
+            let (address, reason) = (Text(&address), Text(reason));
+            self.audit.record(Event::CertificateRefused { address, reason, suppressed: 0 });
         })
     }
 }

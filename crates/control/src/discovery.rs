@@ -19,6 +19,7 @@ use tracing::info;
 use crate::{
     access::Access,
     admin::Pages,
+    audit::{Audit, Event as Audited, Text},
     authentication::{Authentication, Caller, address, caller},
     debug,
     habits::Habits,
@@ -33,6 +34,7 @@ pub(crate) struct Discovery {
     habits: Arc<Habits>,
     pages: Arc<Pages>,
     access: Arc<Access>,
+    audit: Arc<Audit>,
     /// The cluster of proxies that do not name theirs.
     cluster_id: String,
 }
@@ -42,10 +44,11 @@ impl Discovery {
         authentication: Arc<Authentication>,
         pages: Arc<Pages>,
         access: Arc<Access>,
+        audit: Arc<Audit>,
         cluster_id: String,
     ) -> Self {
         let (publisher, habits) = (Arc::clone(&pages.publisher), Arc::clone(&pages.habits));
-        Self { publisher, authentication, habits, pages, access, cluster_id }
+        Self { publisher, authentication, habits, pages, access, audit, cluster_id }
     }
 
     /// Finds out who calls and what it declares.
@@ -117,21 +120,28 @@ impl Views for Discovery {
             if status.code() != Code::ResourceExhausted {
                 info!(proxy = id, address, reason = status.message(), "discovery refused");
             }
+            let (proxy, address, reason) = (Text(&id), Text(&address), Text(status.message()));
+            self.audit.record(Audited::DiscoveryRefused { address, proxy, reason, suppressed: 0 });
         })
     }
 
     fn answer(&self, question: &Question, call: &Request<()>) -> Result<DiscoveryResponse, Status> {
+        let address = address(call.extensions());
+        let asked = question.to_string();
         let answered = || {
             let Caller::Proven(tls) = caller(call.extensions()) else {
                 return Err(Status::unauthenticated("debug types are served on the TLS port only"));
             };
             let id = self.authentication.identity(tls, call.metadata())?;
             self.access.check_debug(&id, &self.publisher.root_namespace())?;
+            let (address, identity) = (Text(&address), &id.to_string());
+            self.audit.record(Audited::AdminRead { address, identity: Text(identity), page: Text(&asked) });
             debug::answer(question, &self.pages)
         };
         answered().inspect_err(|status| {
-            let (asked, address) = (&question.type_url, address(call.extensions()));
             info!(asked, address, reason = status.message(), "debug type refused");
+            let (address, page, reason) = (Text(&address), Text(&asked), Text(status.message()));
+            self.audit.record(Audited::AdminRefused { address, page, reason, suppressed: 0 });
         })
     }
 }

@@ -33,6 +33,12 @@ pub(crate) struct Metrics {
     pub(crate) certificates_issued: AtomicU64,
     pub(crate) authentication_failures: AtomicU64,
     pub(crate) signing_failures: AtomicU64,
+    /// Records of the audit log.
+    pub(crate) audit_written: AtomicU64,
+    /// Records that found no room in the queue.
+    pub(crate) audit_dropped: AtomicU64,
+    /// Records that could not be written.
+    pub(crate) audit_failed: AtomicU64,
     /// Requests refused, by reason.
     pub(crate) refusals: [AtomicU64; Refusal::REASONS.len()],
     /// Scopes compiled because a proxy of them came.
@@ -114,6 +120,13 @@ impl Metrics {
         let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
         let help = "Streams refused because there are too many scopes, by limit.";
         family("skysail_xds_scope_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        let records = [
+            ("written", &self.audit_written),
+            ("dropped", &self.audit_dropped),
+            ("failed", &self.audit_failed),
+        ];
+        let records = records.map(|(result, count)| (format!("{{result=\"{result}\"}}"), get(count) as f64));
+        family("skysail_audit_records", "counter", "Records of the audit log.", &records);
         if let Some(authority) = &gauges.authority {
             render_authority(authority, &mut family);
         }

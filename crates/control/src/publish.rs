@@ -41,10 +41,11 @@ pub(crate) use self::{
 use self::{
     compiler::{Failure, Panicked, contain},
     round::Opened,
-    state::{Entry, State},
+    state::{Applied, Entry, State},
     status::{SharedStatus, lock},
 };
 use crate::{
+    audit::{Audit, Event as Audited, Text},
     metrics::{Gauges, Metrics, count},
     parallel,
     platform::Platform,
@@ -70,6 +71,7 @@ pub(crate) struct Publisher {
     pub(crate) platform: Arc<Platform>,
     /// When a limit was logged last, and refusals since.
     limited: Mutex<(Option<Instant>, u64)>,
+    audit: Arc<Audit>,
 }
 
 /// What is set by the command line.
@@ -151,7 +153,13 @@ impl Publisher {
             wanted: None,
             platform,
             limited: Mutex::default(),
+            audit: Audit::none(),
         }
+    }
+
+    /// Puts changes of the configuration on record.
+    pub(crate) fn audited(self, audit: Arc<Audit>) -> Self {
+        Self { audit, ..self }
     }
 
     /// Enables DNS lookups in the control plane. The receiver yields the names to look up.
@@ -180,14 +188,17 @@ impl Publisher {
             FileState::Unreadable(_) | FileState::Gone => Ok(Parsed::default()),
         });
         let publishing = lock(&self.publishing);
-        let changed = {
+        let (applied, first) = {
             let mut state = self.write();
-            let changed = state.apply_files(changes, parsed);
-            if changed {
+            let applied = state.apply_files(changes, parsed);
+            if !applied.is_empty() {
                 state.note_change(&self.settings.cluster_id);
             }
-            changed
+            let is_first = !std::mem::replace(&mut state.loaded, true);
+            (applied, is_first.then_some(state.taken.len()))
         };
+        let changed = !applied.is_empty();
+        self.record(first, &applied);
         if changed {
             self.tell_wanted();
             self.publish();
@@ -203,6 +214,19 @@ impl Publisher {
             let took = start.elapsed();
             self.metrics.published(took);
             info!(views, clients, ?took, "configuration published");
+        }
+    }
+
+    /// Puts changes on record; those at the start, which came from this many files, as one.
+    fn record(&self, first: Option<usize>, applied: &[Applied]) {
+        if let Some(files) = first {
+            self.audit.record(Audited::ConfigurationLoaded { files, changes: applied.len() });
+            return;
+        }
+        for (file, object, action) in applied {
+            let object = object.to_string();
+            let (file, object) = (Text(file), Text(&object));
+            self.audit.record(Audited::ConfigurationChanged { file, object, action });
         }
     }
 

@@ -9,7 +9,10 @@ use skysail_identity::{Live, Verifier, jwks::KeySet};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::source::watch_folder;
+use crate::{
+    audit::{Audit, Event},
+    source::watch_folder,
+};
 
 /// How often to look without an event.
 const LOOK: Duration = Duration::from_secs(10);
@@ -73,7 +76,7 @@ impl Tokens {
     }
 
     /// Follows the files for ever, from what was read first.
-    pub(crate) async fn follow(self, mut texts: Texts) {
+    pub(crate) async fn follow(self, mut texts: Texts, audit: Arc<Audit>) {
         let changed = Arc::new(Notify::new());
         let folders = [&self.key, &self.jwks].into_iter().flatten().filter_map(|path| path.parent());
         let _watchers: Vec<_> = folders.map(|folder| watch_folder(folder, &changed)).collect();
@@ -87,6 +90,9 @@ impl Tokens {
                     if let Some(verifier) = verifier {
                         self.verifier.set(Arc::new(verifier));
                         info!("the keys for tokens were replaced");
+                        let files = [&self.key, &self.jwks].into_iter().flatten();
+                        let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+                        audit.record(Event::TokensChanged { files: &files });
                     }
                 }
                 Err(error) => {

@@ -15,6 +15,7 @@ use rcgen::{
 };
 use rustls::pki_types::CertificateDer;
 use skysail_core::SpiffeId;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::{
     Error, cacerts,
@@ -64,6 +65,12 @@ pub struct RootInfo {
 pub struct Signed {
     /// PEM texts as Istio's certificate service gives them: the leaf, intermediates, and last all roots in one text.
     pub chain: Vec<String>,
+    /// The leaf's serial number, hexadecimal.
+    pub serial: String,
+    /// SHA-256 of its SubjectPublicKeyInfo, hexadecimal.
+    pub key_sha256: String,
+    /// When it begins.
+    pub not_before: SystemTime,
     /// When it ends.
     pub not_after: SystemTime,
 }
@@ -185,10 +192,15 @@ impl Authority {
     /// When the id cannot stand in a certificate, or the authority has ended.
     pub fn issue(&self, csr: &Csr, id: &SpiffeId, lifetime: Duration) -> Result<Signed, Error> {
         let (leaf, not_after) = self.leaf(&csr.key, vec![uri(id)?], lifetime)?;
+        let (_, read) =
+            X509Certificate::from_der(leaf.der()).map_err(|error| Error::Certificate(error.to_string()))?;
+        let (serial, key_sha256) = (read.raw_serial_as_string(), sha256(read.public_key().raw));
+        let begins = u64::try_from(read.validity().not_before.timestamp()).unwrap_or_default();
+        let not_before = SystemTime::UNIX_EPOCH + Duration::from_secs(begins);
         let intermediates = self.intermediates.iter().cloned();
         let chain =
             std::iter::once(leaf.pem()).chain(intermediates).chain([self.roots_pem.clone()]).collect();
-        Ok(Signed { chain, not_after })
+        Ok(Signed { chain, serial, key_sha256, not_before, not_after })
     }
 
     /// Makes a certificate for a server that is found by name or address, such as the control plane itself.
@@ -237,6 +249,13 @@ impl Authority {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         Ok((params.signed_by(key, &self.issuer).map_err(broken)?, not_after))
     }
+}
+
+/// SHA-256 of bytes, hexadecimal.
+fn sha256(bytes: &[u8]) -> String {
+    use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
+    let digest = SUITE.tls13().map(|suite| suite.common.hash_provider.hash(bytes));
+    digest.iter().flat_map(|digest| digest.as_ref()).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A serial number that no other certificate has.

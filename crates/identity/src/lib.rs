@@ -21,7 +21,7 @@ pub mod rotation;
 pub mod tls;
 pub mod token;
 
-pub use authority::Authority;
+pub use authority::{Authority, Signed};
 pub use csr::{Csr, Refusal};
 pub use identity::{Identity, Live, Roots, not_after};
 pub use matcher::{NameMatch, Pattern, SanKind};

@@ -10,7 +10,9 @@ use std::{
 };
 
 use skysail_core::fingerprint;
-use skysail_model::{Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World};
+use skysail_model::{
+    Change, Diagnostic, Files, ObjectKey, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
+};
 use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::Resources as Watched};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -27,6 +29,9 @@ use crate::{
     source::{FileChange, FileState},
 };
 
+/// A change of the configuration that had an effect: the file, the object, and what was done to it.
+pub(super) type Applied = (String, ObjectKey, &'static str);
+
 #[derive(Default)]
 pub(super) struct State {
     pub(super) world: World,
@@ -38,6 +43,8 @@ pub(super) struct State {
     unreadable: BTreeMap<String, String>,
     /// What is wrong with the World, apart from views.
     pub(super) findings: Vec<Diagnostic>,
+    /// The files that were there at the start were taken in.
+    pub(super) loaded: bool,
     /// Changes of the World so far.
     pub(super) revision: u64,
     /// The last generation that is published. What is handed out to newcomers is of this generation, and what is compiled for
@@ -112,7 +119,7 @@ type Own = (Resources, Vec<Diagnostic>);
 
 /// A connected proxy.
 pub(super) struct Client {
-    view: Arc<ProxyView>,
+    pub(super) view: Arc<ProxyView>,
     pod: Box<str>,
     who: Arc<str>,
     pub(super) status: SharedStatus,
@@ -139,13 +146,13 @@ pub(super) enum Entry {
 }
 
 impl State {
-    /// Takes changed files in, of which this was read. True if the World changed.
+    /// Takes changed files in, of which this was read; returns what changed the World.
     pub(super) fn apply_files(
         &mut self,
         changes: Vec<FileChange>,
         parsed: Vec<Result<Parsed, Panicked>>,
-    ) -> bool {
-        let mut changed = false;
+    ) -> Vec<Applied> {
+        let mut applied = Vec::new();
         for (FileChange { layer, path, state }, parsed) in changes.into_iter().zip(parsed) {
             self.unreadable.remove(&path);
             let changes = match (state, parsed) {
@@ -170,11 +177,17 @@ impl State {
             };
             for change in changes {
                 self.platform.note(&change);
-                changed |= change.apply_to(&mut self.world);
+                let (object, action) = match &change {
+                    Change::Apply(object, _) => (object.key(), "applied"),
+                    Change::Delete(key) => (key.clone(), "deleted"),
+                };
+                if change.apply_to(&mut self.world) {
+                    applied.push((path.clone(), object, action));
+                }
             }
         }
         self.platform.configure(self.world.mesh());
-        changed
+        applied
     }
 
     /// Marks what a change of the World may have an effect on.

@@ -1,6 +1,8 @@
 //! Istio's debug types: questions about the server itself, which `istioctl` sends over discovery. A stream that begins with one is for
 //! questions only. Each request gets one response; there is no subscription, and nothing is acknowledged.
 
+use std::fmt;
+
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use tonic::{Request, Status};
 
@@ -17,6 +19,14 @@ pub struct Question {
     pub type_url: String,
     /// About what.
     pub names: Vec<String>,
+}
+
+impl fmt::Display for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.type_url)?;
+        // More names than one are no question that is answered.
+        self.names.first().map_or(Ok(()), |name| write!(f, " {name}"))
+    }
 }
 
 impl Question {

@@ -1,0 +1,216 @@
+//! The thread that writes.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    sync::{Arc, atomic::Ordering, mpsc::Receiver},
+};
+
+use serde::Serialize;
+use tokio::sync::oneshot;
+use tracing::{error, info};
+
+use super::{Target, line};
+use crate::metrics::{Metrics, count};
+
+/// Messages that are written together, and made durable together.
+const BATCH: usize = 256;
+
+/// What the thread is to do.
+pub(super) enum Message {
+    Record(Vec<u8>),
+    /// Says whether it is on disk.
+    Confirmed(Vec<u8>, oneshot::Sender<bool>),
+    /// Says when it gets there.
+    Flush(oneshot::Sender<bool>),
+    Reopen,
+}
+
+/// Where it writes.
+pub(super) struct Sink {
+    target: Target,
+    /// None for standard output, and after a failure until it can be opened again.
+    file: Option<File>,
+    /// The last write may have left a part of a line.
+    torn: bool,
+    /// Why it does not work, as last logged.
+    problem: Option<String>,
+    /// Drops that were reported.
+    dropped: u64,
+    metrics: Arc<Metrics>,
+}
+
+/// Records that found no room before this one.
+#[derive(Serialize)]
+struct Dropped {
+    event: &'static str,
+    records: u64,
+}
+
+impl Sink {
+    pub(super) fn open(target: Target, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let mut sink = Self { target, file: None, torn: false, problem: None, dropped: 0, metrics };
+        sink.reopen()?;
+        Ok(sink)
+    }
+
+    /// Opens the file under its name. The old one stays in use if that fails.
+    fn reopen(&mut self) -> io::Result<()> {
+        if let Target::File(path) = &self.target {
+            self.file = Some(OpenOptions::new().append(true).create(true).mode(0o600).open(path)?);
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// Writes until nobody can send any more.
+    pub(super) fn run(mut self, records: &Receiver<Message>) {
+        while let Ok(first) = records.recv() {
+            let batch: Vec<Message> =
+                std::iter::once(first).chain(records.try_iter().take(BATCH - 1)).collect();
+            self.take(batch);
+        }
+    }
+
+    fn take(&mut self, batch: Vec<Message>) {
+        let (mut written, mut durable) = (Vec::new(), false);
+        for message in &batch {
+            match message {
+                Message::Record(line) => written.push(self.write(line)),
+                Message::Confirmed(line, _) => {
+                    durable = true;
+                    written.push(self.write(line));
+                }
+                Message::Flush(_) => written.push(Ok(())),
+                Message::Reopen => {
+                    let reopened = self.reopen();
+                    if reopened.is_ok() {
+                        info!("the audit log was opened again");
+                    }
+                    written.push(reopened);
+                }
+            }
+        }
+        let synced = if durable { self.sync() } else { Ok(()) };
+        for (message, result) in batch.into_iter().zip(written) {
+            let result = result.as_ref().map_err(ToString::to_string);
+            let good = match (result, &synced) {
+                (Ok(()), Ok(())) => Ok(()),
+                (Err(why), _) => Err(why),
+                (Ok(()), Err(why)) => Err(why.to_string()),
+            };
+            match message {
+                Message::Confirmed(_, confirm) | Message::Flush(confirm) => {
+                    let _ = confirm.send(good.is_ok());
+                }
+                Message::Record(_) | Message::Reopen => {}
+            }
+            self.note(good);
+        }
+    }
+
+    /// Writes a line, after one that says how many are missing before it.
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        let dropped = self.metrics.audit_dropped.load(Ordering::Relaxed);
+        if dropped > self.dropped {
+            let missing = line(&Dropped { event: "audit.dropped", records: dropped - self.dropped });
+            self.put(&missing)?;
+            self.dropped = dropped;
+        }
+        let result = self.put(text);
+        count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
+        result
+    }
+
+    fn put(&mut self, text: &[u8]) -> io::Result<()> {
+        if self.target == Target::Stdout {
+            let mut out = io::stdout().lock();
+            return out.write_all(text).and_then(|()| out.flush());
+        }
+        if self.file.is_none() {
+            self.reopen()?;
+        }
+        let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        if self.torn {
+            file.write_all(b"\n")?;
+            self.torn = false;
+        }
+        let mut rest = text;
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.torn = rest.len() < text.len();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self.file.as_ref().map_or(Ok(()), File::sync_data) {
+            // Pipes and devices have no disk.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            synced => synced,
+        }
+    }
+
+    /// Logs a failure once, and its end.
+    fn note(&mut self, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                if self.problem.take().is_some() {
+                    info!("the audit log is written again");
+                }
+            }
+            Err(problem) => {
+                if self.problem.as_ref() != Some(&problem) {
+                    error!(error = problem, "the audit log cannot be written; records are lost");
+                    self.problem = Some(problem);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn lines_stay_whole_and_losses_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let metrics = Arc::<Metrics>::default();
+        let mut sink = Sink::open(Target::File(path.clone()), Arc::clone(&metrics)).unwrap();
+        sink.take(vec![Message::Record(b"1\n".to_vec())]);
+        metrics.audit_dropped.fetch_add(7, Ordering::Relaxed);
+        fs::write(&path, "1\nto").unwrap();
+        sink.torn = true;
+        sink.take(vec![Message::Record(b"2\n".to_vec()), Message::Record(b"3\n".to_vec())]);
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines[0], lines[1], lines[3], lines[4], lines.len()), ("1", "to", "2", "3", 5), "{text}");
+        assert!(lines[2].contains("\"event\":\"audit.dropped\",\"records\":7"), "{text}");
+
+        fs::rename(&path, folder.path().join("audit.log.1")).unwrap();
+        sink.take(vec![Message::Reopen, Message::Record(b"4\n".to_vec())]);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "4\n");
+    }
+
+    #[test]
+    fn what_is_to_be_confirmed_is_not_where_it_cannot_be_written() {
+        let metrics = Arc::<Metrics>::default();
+        let mut sink = Sink::open(Target::File("/dev/full".into()), Arc::clone(&metrics)).unwrap();
+        let (confirm, mut confirmed) = oneshot::channel();
+        sink.take(vec![Message::Confirmed(b"1\n".to_vec(), confirm)]);
+        assert_eq!(confirmed.try_recv(), Ok(false));
+        assert_eq!(metrics.audit_failed.load(Ordering::Relaxed), 1);
+    }
+}
