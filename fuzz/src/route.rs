@@ -100,6 +100,7 @@ fn table() -> RouteTable {
         headers: HeaderOps::default(),
         hosts_apart: false,
         demand: None,
+        takes_unanswered: false,
     }
 }
 
