@@ -22,6 +22,7 @@ const NOW: u64 = 1_000_000_000;
 const KEYS: &[u8] = br#"{"keys": [{"kty": "oct", "kid": "k", "k": "c2VjcmV0"}]}"#;
 
 static JWT: LazyLock<Jwt> = LazyLock::new(|| Jwt {
+    fingerprint: 0,
     providers: vec![Provider {
         name: "p".into(),
         issuer: Some("a".into()),

@@ -23,7 +23,7 @@ use rustls::{
         UnbufferedClientConnection,
     },
     crypto::aws_lc_rs::Ticketer,
-    pki_types::ServerName,
+    pki_types::{CertificateDer, ServerName},
     server::{ProducesTickets, UnbufferedServerConnection},
 };
 
@@ -85,6 +85,15 @@ impl Acceptor {
         UnbufferedServerConnection::new(Arc::clone(config)).map_err(|error| Error::Tls(error.to_string()))
     }
 
+    /// Checks the certificates of a client that was accepted before by the roots of now. That its certificate has
+    /// run out since is no error.
+    ///
+    /// # Errors
+    /// The roots do not accept it.
+    pub fn recheck(&self, chain: &[CertificateDer<'_>]) -> Result<(), Error> {
+        self.tickets.spec.peer.as_ref().map_or(Ok(()), |check| check.recheck(chain, None))
+    }
+
     fn newest(&self) -> Result<Arc<Accepting>, Error> {
         let sessions = self.tickets.newest()?;
         if let Some(newest) = self.newest.load_full()
@@ -136,6 +145,15 @@ impl Connector {
         let mut config = self.config.clone();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         config
+    }
+
+    /// Checks the certificates of the server `name` that was accepted before by the roots of now. That its certificate
+    /// has run out since is no error.
+    ///
+    /// # Errors
+    /// The roots do not accept it.
+    pub fn recheck(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>) -> Result<(), Error> {
+        self.sessions.spec.peer.as_ref().map_or(Ok(()), |check| check.recheck(chain, Some(name)))
     }
 
     /// The protocols that it offers.

@@ -4,7 +4,10 @@
 //! handles and looks at them in each handshake. Session resumption is off in it, because a resumed session skips the
 //! check of the peer's certificate and would outlive a change of trust; [`crate::resumption`] has it under control.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    sync::{Arc, LazyLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use rustls::{
     CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError,
@@ -26,7 +29,7 @@ use rustls::{
 
 use crate::{
     Error,
-    identity::{Identity, Live, Roots},
+    identity::{Identity, Live, Roots, not_after},
     matcher::NameMatch,
     peer::Peer,
 };
@@ -74,6 +77,26 @@ impl PeerCheck {
     /// A check of SPIFFE ids: signed by `roots`, with one of `names`, on a server required.
     pub fn spiffe(roots: Arc<Live<Roots>>, names: Vec<NameMatch>) -> Self {
         Self { roots, names, host_name: false, required: true }
+    }
+
+    /// Checks a peer again that was accepted before: by the roots of now, at a time when its certificate was valid.
+    ///
+    /// # Errors
+    /// The roots of now do not accept it.
+    pub(crate) fn recheck(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: Option<&ServerName<'_>>,
+    ) -> Result<(), Error> {
+        let Some((leaf, issuers)) = chain.split_first() else { return Ok(()) };
+        let then = SystemTime::now().min(not_after(leaf)?);
+        let then = UnixTime::since_unix_epoch(then.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let check = CheckPeer { check: self.clone(), provider: provider() };
+        match name {
+            Some(name) => check.verify_server_cert(leaf, issuers, name, &[], then).map(drop),
+            None => check.verify_client_cert(leaf, issuers, then).map(drop),
+        }
+        .map_err(|error| Error::Tls(error.to_string()))
     }
 
     /// Applies the names to a certificate whose chain is good.

@@ -64,7 +64,7 @@ pub struct Args {
 
     /// Sets a limit, as a static layer of the bootstrap file's runtime would that comes after all others; may be given
     /// several times. Keys: skysail.overload.under_way, skysail.overload.late_ms, skysail.overload.refuse_ms,
-    /// overload.premature_reset_total_stream_count.
+    /// skysail.admission.drain_ms, skysail.admission.end_with_certificate, overload.premature_reset_total_stream_count.
     #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
     runtime: Vec<(String, String)>,
 

@@ -140,6 +140,7 @@ mod tests {
             metadata_exchange: false,
             terminal: Terminal::Tcp(Arc::new(tcp)),
             handshake_timeout: None,
+            fingerprint: None,
         })
     }
 

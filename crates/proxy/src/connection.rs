@@ -88,7 +88,7 @@ async fn begin(
     tcp: TcpStream,
     source: SocketAddr,
 ) -> Option<Box<Connection>> {
-    let snapshot = worker.snapshot();
+    let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
     let (mut listener, mut destination) = find_listener(&snapshot, &entry, &tcp, local)?;
     let (direct, mut source) = (source, source);
@@ -125,6 +125,7 @@ async fn begin(
             chain: chain.clone(),
             peer: Rc::new(peer),
             snapshot: snapshot.clone(),
+            epoch,
             findings: Rc::new(findings),
             entry: entry.clone(),
             side: side.clone(),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::sync::Notify;
 
 use crate::{
     config::{Snapshot, listener::Direction},
@@ -56,6 +57,10 @@ pub(crate) struct Worker {
     date: RefCell<(Option<Instant>, String)>,
     /// By [`Direction`].
     sides: [Rc<Side>; Direction::ALL.len()],
+    /// Counts the configurations that may not admit what was admitted before.
+    epoch: Cell<u32>,
+    /// Told when the epoch changes.
+    pub(crate) reconsider: Notify,
     ending: Cell<bool>,
 }
 
@@ -77,6 +82,8 @@ impl Worker {
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
             sides: Default::default(),
+            epoch: Cell::new(0),
+            reconsider: Notify::new(),
             ending: Cell::new(false),
         })
     }
@@ -100,7 +107,26 @@ impl Worker {
     pub(crate) fn update(&self, snapshot: Snapshot) {
         self.clusters.update(&snapshot);
         self.shard.expire_after(snapshot.metrics_expiry());
-        *self.snapshot.borrow_mut() = Rc::new(snapshot);
+        let before = self.snapshot.replace(Rc::new(snapshot));
+        if self.snapshot.borrow().concerns_admission(&before) {
+            self.begin_epoch();
+        }
+    }
+
+    /// Which of the configurations is in force that may not admit what was admitted before.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.get()
+    }
+
+    /// Has all that is open judged again.
+    pub(crate) fn begin_epoch(&self) {
+        self.epoch.set(self.epoch.get().wrapping_add(1));
+        self.reconsider.notify_one();
+    }
+
+    /// The connections of all directions.
+    pub(crate) fn sides(&self) -> &[Rc<Side>] {
+        &self.sides
     }
 
     /// The connections that come in by listeners of this direction.

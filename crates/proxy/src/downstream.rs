@@ -1,11 +1,12 @@
 //! A client's end of an exchange, with what is known of its connection.
 
-use std::{net::SocketAddr, rc::Rc, sync::Arc};
+use std::{net::SocketAddr, rc::Rc, sync::Arc, time::SystemTime};
 
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use crate::{
+    admission::Refusal,
     authorization,
     chains::{self, Facts},
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
@@ -13,6 +14,7 @@ use crate::{
     drain::Side,
     inspect::Findings,
     matching,
+    notice::{self, Limit},
     peer::Peer,
     policy::{self, Subject, Tally, Verdict},
     timer::Timer,
@@ -40,6 +42,8 @@ pub(crate) struct Origin {
     pub(crate) peer: Rc<Peer>,
     /// The configuration the chain is from.
     pub(crate) snapshot: Rc<Snapshot>,
+    /// When it was admitted ([`Worker::epoch`]).
+    pub(crate) epoch: u32,
     pub(crate) findings: Rc<Findings>,
     /// The listener whose socket it came in by.
     pub(crate) entry: Arc<str>,
@@ -57,8 +61,7 @@ impl Origin {
     pub(crate) async fn is_allowed(&self, worker: &Rc<Worker>) -> bool {
         let Some(found) = self.pass_policies(worker) else { return false };
         let Some(config) = self.chain.ask.as_deref() else { return true };
-        let metadata =
-            Map::from_iter([("envoy.filters.network.rbac".to_owned(), Map::from_iter(found).into())]);
+        let metadata = metadata(found);
         if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
             return true;
         }
@@ -75,7 +78,7 @@ impl Origin {
             return Some(Vec::new());
         }
         let mut tally = Tally::default();
-        let verdict = self.check_policies(&mut tally);
+        let verdict = self.check_policies(&self.chain, &mut tally);
         let counters = worker.shard.listener(&self.listener.name);
         counters.rbac_allowed.add(tally.allowed.into());
         counters.rbac_denied.add(tally.denied.into());
@@ -90,10 +93,10 @@ impl Origin {
 
     /// Whether the chain's policies would let it pass. Nobody is told.
     pub(crate) fn would_pass(&self) -> bool {
-        self.check_policies(&mut Tally::default()) == Verdict::Allow
+        self.check_policies(&self.chain, &mut Tally::default()) == Verdict::Allow
     }
 
-    fn check_policies(&self, tally: &mut Tally) -> Verdict {
+    fn check_policies(&self, chain: &FilterChain, tally: &mut Tally) -> Verdict {
         let subject = Subject {
             head: None,
             peer: &self.peer,
@@ -103,44 +106,116 @@ impl Origin {
             server_name: self.server_name(),
             metadata: None,
         };
-        policy::check(&self.chain.policies, &subject, tally)
+        policy::check(&chain.policies, &subject, tally)
     }
 
-    /// The same by the newest configuration: with the chain that a connection like this gets now. `None`: there is
-    /// none, or one that begins otherwise, so the connection should end.
-    pub(crate) fn renewed(&self, worker: &Worker) -> Option<Self> {
+    /// Judges the connection by the newest form of its listener, whose chain for it this gives. Its own chain, if that is
+    /// still there, does for it. Listeners and chains that would take it today do not matter, as in Envoy.
+    pub(crate) fn judge(&self, worker: &Worker) -> Result<Arc<FilterChain>, Refusal> {
         let snapshot = worker.snapshot();
-        let entry = snapshot.listeners.by_name.get(&self.entry)?;
+        let listener = snapshot.listeners.by_name.get(&self.listener.name).ok_or(Refusal::Listener)?;
+        let mut chains = listener.chains.iter().chain(&listener.default_chain);
+        let own = |chain: &&Arc<FilterChain>| {
+            chain.fingerprint.is_some() && chain.fingerprint == self.chain.fingerprint
+        };
+        let chain = chains.find(own).map_or_else(|| self.select(listener), Ok)?;
+        self.admit(chain, worker)?;
+        Ok(chain.clone())
+    }
+
+    /// The chain for the connection.
+    fn select<'a>(&'a self, listener: &'a Arc<Listener>) -> Result<&'a Arc<FilterChain>, Refusal> {
+        if Arc::ptr_eq(listener, &self.listener) {
+            return Ok(&self.chain);
+        }
+        let facts = Facts { destination: self.destination, source: self.source, findings: &self.findings };
+        chains::select(listener, &facts).ok_or(Refusal::FilterChain)
+    }
+
+    /// Whether the connection could have begun with this chain as it has begun, and would be admitted.
+    fn admit(&self, chain: &Arc<FilterChain>, worker: &Worker) -> Result<(), Refusal> {
+        if !same_tls(chain.tls.as_ref(), self.chain.tls.as_ref()) {
+            return Err(Refusal::TlsContext);
+        }
+        self.check_trust(worker)?;
+        let mut tally = Tally::default();
+        if let Verdict::Deny { details, .. } = self.check_policies(chain, &mut tally) {
+            return Err(Refusal::Denied(details));
+        }
+        if !Arc::ptr_eq(chain, &self.chain) && self.would_ask(chain, tally) {
+            return Err(Refusal::Authentication);
+        }
+        Ok(())
+    }
+
+    /// Whether another service would be asked that has not been asked about the connection.
+    fn would_ask(&self, chain: &FilterChain, found: Tally) -> bool {
+        let Some(config) = chain.ask.as_deref() else { return false };
+        if self.chain.ask.as_ref().is_none_or(|before| before.fingerprint != config.fingerprint) {
+            return true;
+        }
+        let asks = |tally: Tally| {
+            let test = config.enabled_metadata.as_ref();
+            test.is_some_and(|test| matching::metadata(test, Some(&metadata(tally.found))))
+        };
+        let mut before = Tally::default();
+        self.check_policies(&self.chain, &mut before);
+        asks(found) && !asks(before)
+    }
+
+    /// Whether the roots of now vouch for the client.
+    fn check_trust(&self, worker: &Worker) -> Result<(), Refusal> {
+        let (Some(tls), Some(certificate)) = (&self.chain.tls, &self.peer.certificate) else { return Ok(()) };
+        let Some(acceptor) = tls.config.load_full() else { return Ok(()) };
+        let (distrusted, context) = (worker.snapshot().distrusted, Arc::as_ptr(&acceptor).addr());
+        let trusted = certificate.is_trusted(distrusted, context, |chain| {
+            let checked = acceptor.recheck(chain);
+            checked.inspect_err(|error| debug!("{} is not trusted any more: {error}", self.source)).is_ok()
+        });
+        if !trusted {
+            return Err(Refusal::Client);
+        }
+        let ends = || certificate.not_after().is_some_and(|end| end <= SystemTime::now());
+        if worker.shared.limits.end_with_certificate && ends() {
+            return Err(Refusal::Expired);
+        }
+        Ok(())
+    }
+
+    /// The same by the newest configuration: with the chain that a connection like this gets now.
+    fn renewed(&self, worker: &Worker) -> Result<Self, Refusal> {
+        let snapshot = worker.snapshot();
+        let entry = snapshot.listeners.by_name.get(&self.entry).ok_or(Refusal::Listener)?;
         let listener = chains::listener(&snapshot, entry, self.destination);
         let mut renewed = self.clone();
-        if !Arc::ptr_eq(&listener, &self.listener) {
-            let facts =
-                Facts { destination: self.destination, source: self.source, findings: &self.findings };
-            let chain = chains::select(&listener, &facts)?;
-            if !same_tls(chain.tls.as_ref(), self.chain.tls.as_ref()) {
-                return None;
-            }
-            renewed.chain = chain.clone();
-            renewed.listener = listener;
-        }
-        renewed.snapshot = snapshot;
-        renewed.pass_policies(worker).map(|_| renewed)
+        renewed.chain = self.select(&listener)?.clone();
+        self.admit(&renewed.chain, worker)?;
+        (renewed.listener, renewed.snapshot, renewed.epoch) = (listener, snapshot, worker.epoch());
+        Ok(renewed)
+    }
+
+    /// Counts and tells of a connection that is closed because it would not be admitted any more.
+    pub(crate) fn note_revoked(&self, worker: &Worker, refusal: &Refusal) {
+        worker.shard.listener(&self.listener.name).revoked.inc();
+        let (listener, source) = (&self.listener.name, self.source);
+        notice::tell(Limit::Admission, format_args!("listener {listener}, client {source}, {refusal}"));
     }
 }
 
-/// Brings what is known of a connection up to the newest configuration. False: the connection should end, and what
-/// is under way on it may finish by the old.
-pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> bool {
-    if worker.is_current(&origin.snapshot) {
-        return true;
+/// Brings what is known of a connection up to the newest configuration.
+///
+/// # Errors
+/// The connection would not be admitted any more, and should end; what is under way on it may finish by the old.
+pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Refusal> {
+    if !worker.is_current(&origin.snapshot) || origin.epoch != worker.epoch() {
+        *origin = Rc::new(origin.renewed(worker)?);
     }
-    match origin.renewed(worker) {
-        Some(renewed) => {
-            *origin = Rc::new(renewed);
-            true
-        }
-        None => false,
-    }
+    Ok(())
+}
+
+/// What policies found out, as metadata.
+fn metadata(found: Vec<(String, Value)>) -> Map<String, Value> {
+    Map::from_iter([("envoy.filters.network.rbac".to_owned(), Map::from_iter(found).into())])
 }
 
 fn same_tls(a: Option<&Arc<ServerTls>>, b: Option<&Arc<ServerTls>>) -> bool {

@@ -52,6 +52,11 @@ impl Side {
         }
     }
 
+    /// The tasks of all connections.
+    pub(crate) fn wakers(&self) -> Vec<Waker> {
+        self.connections.borrow().values().cloned().collect()
+    }
+
     /// Whether connections are to end.
     pub(crate) fn is_draining(&self) -> bool {
         self.farewell.get().is_some()

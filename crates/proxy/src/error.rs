@@ -58,6 +58,8 @@ pub enum Kind {
     Overloaded,
     /// A policy refuses it; the details name the rule.
     Denied(Box<str>),
+    /// It was admitted, and would not be by the configuration of now; the cause says why.
+    Revoked,
     /// The fault filter answers with this HTTP status.
     FaultAbort(u16),
     /// The fault filter answers with this gRPC status.
@@ -95,9 +97,9 @@ pub struct Flags(u32);
 
 /// The flags by bit. Envoy lists them in the order in which they come up: that there is no further try before what went
 /// wrong with the last.
-const FLAG_NAMES: [&str; 23] = [
+const FLAG_NAMES: [&str; 24] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -127,6 +129,8 @@ impl Flags {
     pub const DT: Self = Self(1 << 21);
     /// Not Envoy's: the control plane has not answered whether the mesh has the host ("discovery unavailable").
     pub const DU: Self = Self(1 << 22);
+    /// Not Envoy's: it was admitted, and would not be by the configuration of now ("revoked").
+    pub const RV: Self = Self(1 << 23);
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
@@ -218,7 +222,8 @@ impl Error {
             | Kind::StreamIdle(_)
             | Kind::StreamDuration(_)
             | Kind::RequestTimeout
-            | Kind::Denied(_) => Side::Downstream,
+            | Kind::Denied(_)
+            | Kind::Revoked => Side::Downstream,
             Kind::RouteNotFound
             | Kind::ClusterNotFound(_)
             | Kind::HostUnanswered
@@ -290,6 +295,10 @@ impl Error {
                 details: Cow::Owned(details.to_string()),
                 ..plain(403, Flags::NONE, "", "RBAC: access denied")
             },
+            Kind::Revoked => Answer {
+                details: Cow::Owned(revoked(self.cause.as_deref().unwrap_or_default())),
+                ..plain(403, Flags::RV, "", "no longer admitted")
+            },
             Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
             Kind::FaultAbortGrpc(grpc) => {
                 let status = http_status(*grpc);
@@ -321,6 +330,11 @@ impl Error {
             )),
         }
     }
+}
+
+/// The details of what ends because it would not be admitted any more.
+pub(crate) fn revoked(reason: impl fmt::Display) -> String {
+    one_word(&format!("admission_revoked{{{reason}}}"))
 }
 
 /// In a log line it is one word: Envoy replaces white space too.
@@ -406,6 +420,13 @@ mod tests {
                 "-",
                 "rbac_access_denied_matched_policy[none]",
                 "RBAC: access denied",
+            ),
+            (
+                Error::caused(Kind::Revoked, "filter_chain_removed"),
+                403,
+                "RV",
+                "admission_revoked{filter_chain_removed}",
+                "no longer admitted",
             ),
             (Error::new(Kind::FaultAbort(555)), 555, "FI", "fault_filter_abort", "fault filter abort"),
             (Error::new(Kind::DownstreamClosed), 0, "DC", "downstream_remote_disconnect", ""),

@@ -34,6 +34,8 @@ pub(crate) struct Deadlines {
     request: Option<Instant>,
     /// All of it.
     pub(crate) whole: Option<Instant>,
+    /// It would not be admitted any more.
+    revoked: Option<Instant>,
     /// Any movement.
     pub(crate) idle_timeout: Option<Duration>,
     /// Set once the request is complete.
@@ -108,7 +110,7 @@ impl Deadlines {
         let request = self.request.filter(|_| !complete);
         let this_try = self.this_try.filter(|_| awaiting_head);
         let next = earlier(earlier(self.answer, this_try), earlier(request, self.idle));
-        let next = earlier(next, self.whole);
+        let next = earlier(earlier(next, self.whole), self.revoked);
         if next.is_none() {
             return Poll::Pending;
         }
@@ -118,6 +120,8 @@ impl Deadlines {
                 Kind::ResponseTimeout
             } else if passed(this_try) {
                 Kind::TryTimeout
+            } else if passed(self.revoked) {
+                Kind::Revoked
             } else if passed(self.whole) {
                 Kind::StreamDuration(complete)
             } else if passed(request) {
@@ -162,13 +166,14 @@ impl<'a> Client<'a> {
         .await
     }
 
-    /// Sends the request (its head is sent already) and waits for the answer's head.
+    /// Sends the request (its head is sent already) and waits for the answer's head. `revoked` says until when it may go on.
     pub(crate) async fn request(
         &mut self,
         upstream: &mut Wire,
         method: &str,
         limits: &Limits,
         head: &mut ResponseHead,
+        mut revoked: impl FnMut() -> Option<Instant>,
     ) -> Result<(Framing, Connection), Error> {
         let mut scan = Scan::default();
         poll_fn(|cx| {
@@ -206,13 +211,20 @@ impl<'a> Client<'a> {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.movement(before + upstream.sent());
+            self.deadlines.revoked = revoked();
             self.deadlines.poll(cx, self.timer, self.complete, true).map(|kind| Err(Error::new(kind)))
         })
         .await
     }
 
-    /// Passes the answer's body on (its head is sent already). Ready when the client has it.
-    pub(crate) async fn respond(&mut self, upstream: &mut Wire, body: &mut Flow) -> Result<(), Error> {
+    /// Passes the answer's body on (its head is sent already). Ready when the client has it. `revoked` says until when it may
+    /// go on.
+    pub(crate) async fn respond(
+        &mut self,
+        upstream: &mut Wire,
+        body: &mut Flow,
+        mut revoked: impl FnMut() -> Option<Instant>,
+    ) -> Result<(), Error> {
         poll_fn(|cx| {
             match body.poll(cx, upstream, self.wire) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
@@ -230,6 +242,7 @@ impl<'a> Client<'a> {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.movement(upstream.received() + self.wire.sent());
+            self.deadlines.revoked = revoked();
             self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
         })
         .await

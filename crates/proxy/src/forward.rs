@@ -9,8 +9,10 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 
 use crate::{
+    admission::Case,
     balance::{Want, key},
     config::{
+        http::Does,
         listener::Direction,
         route::{Forward, HostRewrite, Rewrite, RouteMatch},
     },
@@ -41,6 +43,20 @@ use crate::{
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
 const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
+/// The request as filters saw it. Borrows only what nobody changes while it is under way.
+macro_rules! case {
+    ($story:ident, $origin:expr) => {
+        Case {
+            worker: $story.worker,
+            origin: $origin,
+            manager: $story.manager,
+            head: $story.admitted.as_deref().unwrap_or($story.head),
+            client: $story.client,
+            metadata: $story.metadata.as_deref(),
+        }
+    };
+}
+
 /// What a route and a choice among its targets come to.
 struct Way<'a> {
     found: &'a Found<'a>,
@@ -63,6 +79,17 @@ struct Failure {
     sent: bool,
     /// The connection had been idle and may have been closed before the request: nothing is known to be wrong.
     stale: bool,
+}
+
+impl Way<'_> {
+    /// Whether routes have changes for the request's head.
+    fn changes_head(&self) -> bool {
+        let Found { table, host, route, target, .. } = self.found;
+        let target = target.is_some_and(|target| !target.headers.request.is_empty());
+        let ops = [&table.headers, &host.headers, &route.headers];
+        let changed = target || ops.iter().any(|ops| !ops.request.is_empty());
+        changed || self.host.is_some() || self.forward.rewrite.is_some()
+    }
 }
 
 impl From<Error> for Failure {
@@ -95,6 +122,11 @@ impl Story<'_> {
         };
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
+        if way.changes_head()
+            && self.manager.filters.iter().any(|filter| matches!(filter.does, Does::Authorize(_)))
+        {
+            self.admitted = Some(Box::new(self.head.clone()));
+        }
         self.rewrite(&way);
         self.inject();
         let mut cookies = Vec::new();
@@ -337,7 +369,8 @@ impl Story<'_> {
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
         let offer = self.offer(way);
         let connecting = upstream::get(pool, host, &offer, &self.worker.shared, fresh);
-        let outbound = self.downstream.origin.listener.direction != Direction::Inbound;
+        let origin = self.downstream.origin.clone();
+        let outbound = origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
         let (safe, started) = (hop::is_idempotent(self.head.method()), self.started);
         // What cannot be sent twice goes over no connection that the server has closed meanwhile.
@@ -389,7 +422,11 @@ impl Story<'_> {
         client.body.begin_again();
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
         let limits = hop::answer_limits(&pool.cluster);
-        let answer = client.request(&mut upstream.wire, self.head.method(), &limits, self.response).await;
+        let case = case!(self, &origin);
+        let admission = &mut self.admission;
+        let revoked = || admission.end(case.worker, || case.judge());
+        let method = self.head.method();
+        let answer = client.request(&mut upstream.wire, method, &limits, self.response, revoked).await;
         let complete = client.complete;
         // HTTP/2 counts content alone, and its head is on its way at once.
         let sent = matches!(upstream.wire, Wire::Http2(_)) || upstream.wire.sent() > before.0;
@@ -485,11 +522,15 @@ impl Story<'_> {
             body.lead(through);
         }
         request.forget();
+        let origin = self.downstream.origin.clone();
+        let case = case!(self, &origin);
+        let admission = &mut self.admission;
+        let revoked = || admission.end(case.worker, || case.judge());
         let mut client = Client::new(self.downstream, deadlines, request, false);
         client.complete = complete;
-        let result = client.respond(&mut upstream.wire, &mut body).await;
+        let result = client.respond(&mut upstream.wire, &mut body, revoked).await;
         if let Err(error) = &result
-            && error.kind != Kind::ResponseTimeout
+            && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
         {
             let host = &upstream.link.host;
             upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.worker.dice);
@@ -512,7 +553,10 @@ impl Story<'_> {
         debug_assert!(way.upgrade);
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
-        let Downstream { wire, timer, .. } = &mut *self.downstream;
+        let Downstream { wire, timer, origin } = &mut *self.downstream;
+        let case = case!(self, origin);
+        let admission = &mut self.admission;
+        let revoked = || admission.end(case.worker, || case.judge());
         let connect = self.head.method() == "CONNECT";
         let before = (wire.received(), wire.sent());
         match (&mut *wire, &mut upstream.wire) {
@@ -526,18 +570,23 @@ impl Story<'_> {
                     persistence,
                 );
                 if let Wire::Http1(server) = server {
-                    Tunnel::default().run(stream, server, timer, idle_timeout, None).await;
+                    Tunnel::default().run(stream, server, timer, idle_timeout, None, revoked).await;
                 } else {
-                    tunnel::run(wire, server, timer, idle_timeout).await;
+                    tunnel::run(wire, server, timer, idle_timeout, revoked).await;
                 }
             }
             (Wire::Http2(duplex), server) => {
                 duplex.respond(self.response, false)?;
-                tunnel::run(wire, server, timer, idle_timeout).await;
+                tunnel::run(wire, server, timer, idle_timeout, revoked).await;
             }
         }
         (self.told.received, self.told.sent) = (wire.received() - before.0, wire.sent() - before.1);
         self.told.upstream = Some(upstream);
+        if let Some(refusal) = self.admission.ended() {
+            self.told.flags.insert(Flags::RV);
+            self.told.details = error::revoked(refusal).into();
+            self.note_revoked();
+        }
         Ok(())
     }
 }

@@ -42,6 +42,7 @@ pub(crate) mod exchange;
 pub(crate) mod export;
 pub(crate) mod hop;
 
+pub(crate) mod admission;
 pub(crate) mod downstream;
 
 pub(crate) mod chains;

@@ -46,6 +46,8 @@ pub(crate) enum Limit {
     Names,
     /// Time for the control plane's answer about a virtual host.
     Discovery,
+    /// What a new configuration would not admit any more.
+    Admission,
 }
 
 impl Limit {
@@ -91,11 +93,15 @@ impl Limit {
                 "the control plane has not answered whether the mesh has the host: the request is refused; \
                  outboundTrafficPolicy.unansweredHosts of the mesh configuration decides this"
             }
+            Self::Admission => {
+                "what was admitted before is not admitted by the configuration of now: it is ended after \
+                 skysail.admission.drain_ms"
+            }
         }
     }
 }
 
-const COUNT: usize = Limit::Discovery as usize + 1;
+const COUNT: usize = Limit::Admission as usize + 1;
 /// The log hears of a limit no more often.
 const QUIET: Duration = Duration::from_secs(60);
 

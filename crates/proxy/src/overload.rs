@@ -42,6 +42,10 @@ pub struct Limits {
     /// So many series of Istio's metrics are kept, of requests and of connections each; what would be more is counted
     /// as dropped.
     pub series: usize,
+    /// How long connections and requests may go on that a new configuration would not admit.
+    pub revoked_drain: Duration,
+    /// Whether connections end with the certificate that the client has shown.
+    pub end_with_certificate: bool,
 }
 
 /// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
@@ -55,6 +59,8 @@ impl Default for Limits {
             holds: Duration::from_millis(250),
             resets: 200,
             series: 10_000,
+            revoked_drain: Duration::from_secs(5),
+            end_with_certificate: false,
         }
     }
 }
@@ -287,6 +293,8 @@ mod tests {
         holds: Duration::from_millis(250),
         resets: 200,
         series: 0,
+        revoked_drain: Duration::ZERO,
+        end_with_certificate: false,
     };
 
     /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.

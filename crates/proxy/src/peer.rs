@@ -14,6 +14,7 @@ use std::{
     net::IpAddr,
     rc::Rc,
     sync::Arc,
+    time::SystemTime,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -61,6 +62,10 @@ pub struct Certificate {
     /// The first of its URI names.
     pub principal: Option<Arc<str>>,
     der: Box<[u8]>,
+    /// The certificates that came with it and lead to a root.
+    issuers: Box<[CertificateDer<'static>]>,
+    /// When it was last checked again ([`Self::is_trusted`]), by which TLS context, and with what result.
+    checked: Cell<Option<(u64, usize, bool)>>,
 }
 
 /// How many are kept though no connection has them any more: a peer may come back.
@@ -72,14 +77,17 @@ thread_local! {
 }
 
 impl Certificate {
-    /// The certificate of a connection whose handshake has succeeded; `None` if its names cannot be read.
-    pub(crate) fn of(der: &CertificateDer<'_>) -> Option<Rc<Self>> {
+    /// The certificate of a connection whose handshake has succeeded, leaf first; `None` if its names cannot be read.
+    pub(crate) fn of(chain: &[CertificateDer<'_>]) -> Option<Rc<Self>> {
+        let (der, issuers) = chain.split_first()?;
         KNOWN.with_borrow_mut(|known| {
             let hash = known.hasher().hash_one(&**der);
             if let Some(one) = known.get(&hash).filter(|one| *one.der == **der) {
                 return Some(one.clone());
             }
-            let one = Rc::new(Self::new(der, skysail_identity::Peer::from_der(der).ok()?));
+            let names = skysail_identity::Peer::from_der(der).ok()?;
+            let issuers = issuers.iter().map(|issuer| issuer.clone().into_owned()).collect();
+            let one = Rc::new(Self { issuers, ..Self::new(der, names) });
             if known.len() == known.capacity() {
                 known.retain(|_, certificate| Rc::strong_count(certificate) > 1);
                 known.reserve(KEPT);
@@ -92,7 +100,38 @@ impl Certificate {
     /// A certificate (DER) and what it says.
     pub fn new(der: &[u8], names: skysail_identity::Peer) -> Self {
         let principal = names.uris.first().map(|uri| Arc::from(uri.as_str()));
-        Self { names, fingerprint: sha256(der), principal, der: der.into() }
+        let (issuers, checked) = (Box::default(), Cell::new(None));
+        Self { names, fingerprint: sha256(der), principal, der: der.into(), issuers, checked }
+    }
+
+    /// Whether `check` still accepts it and its issuers, after roots were taken away as many times as `distrusted`
+    /// says. All connections that have it share the result of a TLS context (`context`, its address).
+    pub(crate) fn is_trusted(
+        &self,
+        distrusted: u64,
+        context: usize,
+        check: impl FnOnce(&[CertificateDer<'_>]) -> bool,
+    ) -> bool {
+        if distrusted == 0 {
+            return true;
+        }
+        if let Some((at, by, trusted)) = self.checked.get()
+            && (at, by) == (distrusted, context)
+        {
+            return trusted;
+        }
+        let mut chain = vec![CertificateDer::from(&*self.der)];
+        for issuer in &self.issuers {
+            chain.push(issuer.clone());
+        }
+        let trusted = check(&chain);
+        self.checked.set(Some((distrusted, context, trusted)));
+        trusted
+    }
+
+    /// Until when it is valid.
+    pub(crate) fn not_after(&self) -> Option<SystemTime> {
+        skysail_identity::not_after(&CertificateDer::from(&*self.der)).ok()
     }
 }
 
@@ -458,12 +497,12 @@ mod tests {
         let another = || {
             let request = KeyAndCsr::generate(Some(&id)).unwrap();
             let signed = authority.sign(&request.csr_pem, &id, Duration::from_hours(1)).unwrap();
-            request.finish(signed.pem().as_bytes()).unwrap().chain()[0].clone()
+            [request.finish(signed.pem().as_bytes()).unwrap().chain()[0].clone()]
         };
         let (der, stays) = (another(), another());
         let (one, used) = (Certificate::of(&der).unwrap(), Certificate::of(&stays).unwrap());
         assert!(Rc::ptr_eq(&one, &Certificate::of(&der).unwrap()));
-        assert!(Certificate::of(&CertificateDer::from(vec![0; 9])).is_none());
+        assert!(Certificate::of(&[CertificateDer::from(vec![0; 9])]).is_none());
         // A peer may come back, but not all can be waited for.
         let left = Rc::downgrade(&one);
         drop(one);

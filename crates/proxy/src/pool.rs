@@ -116,7 +116,7 @@ pub struct HostStats {
 pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
-    tls: Option<Terms>,
+    pub(crate) tls: Option<Terms>,
     opened: Instant,
     /// Requests it has served.
     pub(crate) served: Cell<u32>,

@@ -104,7 +104,7 @@ impl Secrets {
         let roots = Roots::from_pem(issued.roots_pem.as_bytes())?;
         let (own_name, root_name) = own_names();
         self.tls.identity(&own_name).set(Arc::clone(&issued.identity));
-        self.tls.roots(&root_name).set(Arc::new(roots));
+        self.tls.set_roots(&root_name, roots);
         Ok(self.took(Some(issued.identity))?)
     }
 

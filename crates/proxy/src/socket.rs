@@ -72,8 +72,7 @@ impl Stream {
     /// `principal` is our own first URI name.
     pub(crate) fn peer(&self, principal: Option<Arc<str>>) -> Peer {
         let Some(session) = &self.tls else { return Peer::plain() };
-        let chain = session.agreed().peer_certificates();
-        Peer::secured(chain.and_then(<[_]>::first).and_then(Certificate::of), principal)
+        Peer::secured(session.agreed().peer_certificates().and_then(Certificate::of), principal)
     }
 
     /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.

@@ -18,6 +18,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
+    admission::Admission,
     config::{
         Cluster, HttpManager, RouteTable, Snapshot,
         demand::Standing,
@@ -76,6 +77,10 @@ pub(crate) struct Story<'a> {
     pub(crate) grpc: bool,
     /// The client speaks gRPC-Web.
     pub(crate) web: Option<Web>,
+    /// Whether it is still admitted.
+    pub(crate) admission: Admission,
+    /// The head as filters saw it, where it is changed after them and policies may want to see it again.
+    pub(crate) admitted: Option<Box<RequestHead>>,
     /// How it is traced, where requests are.
     pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
@@ -146,6 +151,8 @@ impl<'a> Story<'a> {
             renewed,
             counters,
             client: downstream.origin.source.ip(),
+            admission: Admission::new(downstream.origin.epoch),
+            admitted: None,
             downstream,
             head,
             response,
@@ -414,7 +421,13 @@ impl<'a> Story<'a> {
     /// Answers a failure, if the client can still get an answer.
     async fn fail(&mut self, error: &Error, body: &mut Flow) {
         self.count(&error.kind);
-        let answer = error.answer();
+        let mut answer = error.answer();
+        if error.kind == Kind::Revoked
+            && let Some(refusal) = self.admission.ended()
+        {
+            answer.details = error::revoked(refusal).into();
+            self.keep = false;
+        }
         self.told.flags.insert(answer.flags);
         self.told.details = answer.details;
         self.told.reusable = false;
@@ -448,6 +461,7 @@ impl<'a> Story<'a> {
             Kind::RequestTimeout => (&counters.rq_timeout, Limit::RequestTime),
             Kind::StreamDuration(_) => (&counters.rq_max_duration, Limit::StreamDuration),
             Kind::BodyTooLarge => (&counters.rq_too_large, Limit::Content),
+            Kind::Revoked => return self.note_revoked(),
             Kind::ResponseTimeout => {
                 return self.told.pool.iter().for_each(|pool| pool.stats.rq_timeout.inc());
             }
@@ -456,6 +470,15 @@ impl<'a> Story<'a> {
         counter.inc();
         let source = self.downstream.origin.source;
         notice::tell(limit, format_args!("{}, client {source}", self.manager.stat_prefix));
+    }
+
+    /// Counts and tells of a request that is ended because it would not be admitted any more.
+    pub(crate) fn note_revoked(&self) {
+        self.counters.rq_revoked.inc();
+        let (manager, source) = (&self.manager.stat_prefix, self.downstream.origin.source);
+        if let Some(refusal) = self.admission.ended() {
+            notice::tell(Limit::Admission, format_args!("{manager}, client {source}, {refusal}"));
+        }
     }
 
     /// Sends an answer of our own.

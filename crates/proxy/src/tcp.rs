@@ -13,12 +13,17 @@ use std::{
 };
 
 use crate::{
+    admission::{Admission, Refusal},
     balance::{self, Want},
-    config::{cluster::Workload, listener::TcpProxy, route::Targets},
+    config::{
+        cluster::Workload,
+        listener::{TcpProxy, Terminal},
+        route::Targets,
+    },
     connection::Connection,
     context::Worker,
     downstream::Origin,
-    error::{Error, Flags, Kind, Side},
+    error::{self, Error, Flags, Kind, Side},
     export,
     outlier::Outcome,
     peer::greeting::{self, Greeting},
@@ -66,6 +71,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         tunnel.down.greeted = exchange(&mut server, greeting);
     }
     let mut opened = false;
+    let mut admission = Admission::new(origin.epoch);
     let last = proxy.max_duration.map(|duration| began + duration);
     let mut flags = Flags::NONE;
     loop {
@@ -81,7 +87,9 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         }
         let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
         let client = &mut downstream.stream;
-        let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report).await;
+        let judge = || judge(worker, origin, &link);
+        let revoked = || admission.end(worker, judge);
+        let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report, revoked).await;
         let [of_client, of_server] = tunnel.met();
         for (peer, workload) in [(&*origin.peer, of_client), (&link.peer, of_server)] {
             if let Some(workload) = workload {
@@ -109,6 +117,10 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         }
         match ended {
             Ended::Closed => break,
+            Ended::Revoked => {
+                flags = Flags::RV;
+                break;
+            }
             Ended::Idle => {
                 counters().tcp_idle_timeout.inc();
                 break;
@@ -116,8 +128,14 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
             Ended::Reported | Ended::Met => {}
         }
     }
+    let refusal = admission.ended().filter(|_| flags == Flags::RV);
+    let details = refusal.map(error::revoked).unwrap_or_default();
+    if let Some(refusal) = refusal {
+        origin.note_revoked(worker, refusal);
+    }
     let mut record = record(origin, Some(&link), start);
     record.flags = flags;
+    record.details = &details;
     record.duration = began.elapsed();
     record.bytes_received = downstream.stream.received;
     record.bytes_sent = downstream.stream.sent;
@@ -127,6 +145,22 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         worker.shard.connection(stats, &record, TcpCounts { closed: 1, ..TcpCounts::default() });
     }
     log(worker, &proxy, &record);
+}
+
+/// Judges a connection by the configuration of now.
+fn judge(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
+    let chain = origin.judge(worker)?;
+    let Terminal::Tcp(proxy) = &chain.terminal else { return Err(Refusal::FilterChain) };
+    let cluster = &link.pool().cluster.name;
+    let leads = match &proxy.targets {
+        Targets::Single(name) => **name == **cluster,
+        Targets::Weighted { targets, .. } => targets.iter().any(|target| *target.cluster == **cluster),
+        Targets::Header(_) => false,
+    };
+    if !leads {
+        return Err(Refusal::Destination);
+    }
+    if upstream::is_trusted(link, worker.snapshot().distrusted) { Ok(()) } else { Err(Refusal::Server) }
 }
 
 /// The server of a connection, which may have been dialled already.
@@ -320,6 +354,8 @@ pub(crate) enum Ended {
     Closed,
     /// Nothing moved for too long.
     Idle,
+    /// It would not be admitted any more.
+    Revoked,
     /// It goes on, but its bytes should be counted.
     Reported,
     /// It goes on, and a side has said who it is.
@@ -373,7 +409,7 @@ enum State {
 }
 
 impl Tunnel {
-    /// Passes bytes on until the end, or until `report`.
+    /// Passes bytes on until the end, or until `report` or `revoked`.
     pub(crate) async fn run(
         &mut self,
         client: &mut Stream,
@@ -381,6 +417,7 @@ impl Tunnel {
         timer: &mut Timer,
         idle_timeout: Option<Duration>,
         report: Option<Instant>,
+        mut revoked: impl FnMut() -> Option<Instant>,
     ) -> Ended {
         poll_fn(|cx| {
             let before = (client.received, server.received, client.sent, server.sent);
@@ -400,7 +437,11 @@ impl Tunnel {
                 self.moved = Some(Instant::now());
             }
             let idle = idle_timeout.map(|timeout| *self.moved.get_or_insert_with(Instant::now) + timeout);
-            ready!(timer.poll(cx, earlier(idle, report)));
+            let revoked = revoked();
+            ready!(timer.poll(cx, earlier(earlier(idle, report), revoked)));
+            if revoked.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(Ended::Revoked);
+            }
             let is_idle = idle.is_some_and(|idle| Instant::now() >= idle);
             Poll::Ready(if is_idle { Ended::Idle } else { Ended::Reported })
         })
@@ -547,7 +588,7 @@ mod tests {
         macro_rules! meanwhile {
             ($peers:expr) => {
                 tokio::select! {
-                    ended = tunnel.run(&mut near, &mut far, &mut timer, None, None) => panic!("{ended:?}"),
+                    ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None) => panic!("{ended:?}"),
                     () = $peers => {}
                 }
             };
@@ -577,7 +618,7 @@ mod tests {
             pass(&mut server, &mut client, &much).await;
         });
         drop(server);
-        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None).await;
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None).await;
         assert_eq!(ended, Ended::Closed);
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
     }
@@ -592,13 +633,13 @@ mod tests {
         let much = noise(20_000_000);
         let sender = tokio::spawn(async move { client.write_all(&much).await });
         tokio::select! {
-            ended = tunnel.run(&mut near, &mut far, &mut timer, None, None) => panic!("{ended:?}"),
+            ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None) => panic!("{ended:?}"),
             () = async {
                 while server.peek(&mut [0; 65_536]).await.unwrap() < 65_536 {}
             } => {}
         }
         drop(server);
-        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None).await;
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None).await;
         assert_eq!(ended, Ended::Closed);
         drop((near, far, tunnel));
         assert!(sender.await.unwrap().is_err());

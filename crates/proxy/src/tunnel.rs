@@ -10,7 +10,7 @@ use std::{
 use crate::{
     flow::{Broken, Flow},
     http1::{Framing, Limits},
-    timer::Timer,
+    timer::{Timer, earlier},
     wire::Wire,
 };
 
@@ -41,12 +41,13 @@ impl Way {
     }
 }
 
-/// Passes bytes on until both ways have ended, one is broken, or nothing has moved for too long.
+/// Passes bytes on until both ways have ended, one is broken, nothing has moved for too long, or until `revoked`.
 pub(crate) async fn run(
     client: &mut Wire,
     server: &mut Wire,
     timer: &mut Timer,
     idle_timeout: Option<Duration>,
+    mut revoked: impl FnMut() -> Option<Instant>,
 ) {
     let (mut up, mut down) = (Way::new(), Way::new());
     let mut moved: Option<(u64, Instant)> = None;
@@ -64,14 +65,19 @@ pub(crate) async fn run(
         if up.done && down.done {
             return Poll::Ready(true);
         }
-        let Some(timeout) = idle_timeout else { return Poll::Pending };
-        let total = client.received() + client.sent();
-        let since = match moved {
-            Some((before, since)) if before == total => since,
-            _ => Instant::now(),
-        };
-        moved = Some((total, since));
-        timer.poll(cx, Some(since + timeout)).map(|()| false)
+        let idle = idle_timeout.map(|timeout| {
+            let total = client.received() + client.sent();
+            let since = match moved {
+                Some((before, since)) if before == total => since,
+                _ => Instant::now(),
+            };
+            moved = Some((total, since));
+            since + timeout
+        });
+        match earlier(idle, revoked()) {
+            None => Poll::Pending,
+            end => timer.poll(cx, end).map(|()| false),
+        }
     });
     if !whole.await {
         client.break_off();

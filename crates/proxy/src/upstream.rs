@@ -418,6 +418,16 @@ fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
     (!is_address).then_some(host)
 }
 
+/// Whether the roots of now vouch for the server of a connection.
+pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
+    let (Some(Terms { config, host }), Some(certificate)) = (&link.tls, &link.peer.certificate) else {
+        return true;
+    };
+    let Ok(name) = server_name(&link.host.endpoint, host.as_deref()) else { return true };
+    certificate
+        .is_trusted(distrusted, Arc::as_ptr(config).addr(), |chain| config.recheck(chain, &name).is_ok())
+}
+
 /// The name to ask for: the request's host where it is to be, else the configured one, else the endpoint's, else its
 /// address.
 fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'static>, Error> {

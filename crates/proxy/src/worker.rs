@@ -25,6 +25,7 @@ use tokio::{
 };
 
 use crate::{
+    admission,
     config::{Listener, Snapshot, listener::Direction},
     context::Worker,
     drain::Side,
@@ -246,12 +247,14 @@ async fn run(
 ) {
     let mut sockets = HashMap::new();
     let timers = spawn_local(timers);
-    let [swept, watched, taking_turns] = std::array::from_fn(|_| worker.clone());
+    let [swept, watched, judged, taking_turns] = std::array::from_fn(|_| worker.clone());
+    let judge = spawn_local(steadily(async move || admission::wake(judged.clone()).await));
     let sweeper = spawn_local(steadily(async move || sweep(swept.clone()).await));
     let watch = spawn_local(steadily(async move || overload::watch(watched.clone()).await));
     let turns = spawn_local(steadily(async move || taking_turns.overload.turns.run().await));
     steadily(async || obey(&worker, &mut sockets, &mut commands).await).await;
     turns.abort();
+    judge.abort();
     watch.abort();
     sweeper.abort();
     timers.abort();
@@ -395,6 +398,9 @@ async fn sweep(worker: Rc<Worker>) {
         let now = Instant::now();
         worker.clusters.sweep(now);
         worker.shard.sweep(now, &worker.snapshot());
+        if worker.shared.limits.end_with_certificate {
+            worker.begin_epoch();
+        }
     }
 }
 

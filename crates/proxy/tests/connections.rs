@@ -50,6 +50,7 @@ fn by_name(names: &[(&str, &str)]) -> Listener {
             metadata_exchange: false,
             terminal: bytes_to(cluster),
             handshake_timeout: None,
+            fingerprint: None,
         };
         Arc::new(chain)
     };

@@ -162,6 +162,7 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
             metadata_exchange: false,
             terminal,
             handshake_timeout: None,
+            fingerprint: None,
         })
     };
     listener.chains = vec![
@@ -455,7 +456,10 @@ async fn requests_in_records_of_any_size_take_their_turns() {
 
 #[tokio::test]
 async fn a_new_configuration_holds_for_the_next_request() {
-    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[echo().await], None)]).await;
+    // What has lost its listener stays for as long as the test takes.
+    let limits = Taken { revoked_drain: Duration::from_hours(1), ..Taken::default() };
+    let before = listener(http(|_, _| ()), None);
+    let proxy = Proxy::limited(before, vec![cluster(&[echo().await], None)], limits).await;
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.0.contains("server: skysail\r\n"));

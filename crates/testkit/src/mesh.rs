@@ -205,7 +205,8 @@ impl Mesh {
         self.command(arguments).output().unwrap()
     }
 
-    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+    /// The tool with these arguments, for this mesh.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         self.setup.command(arguments)
     }
 

@@ -47,7 +47,12 @@ pub(crate) fn set(limits: &mut Limits, key: &str, value: &str) -> anyhow::Result
         "skysail.overload.under_way" => limits.under_way = number()?,
         "skysail.overload.late_ms" => limits.late = millis()?,
         "skysail.overload.refuse_ms" => limits.overloaded = millis()?,
-        _ => bail!("there is no {key}: use {RESETS}, or skysail.overload.under_way, .late_ms or .refuse_ms"),
+        "skysail.admission.drain_ms" => limits.revoked_drain = millis()?,
+        "skysail.admission.end_with_certificate" => limits.end_with_certificate = number()? != 0,
+        _ => bail!(
+            "there is no {key}: use {RESETS}, skysail.overload.under_way, .late_ms or .refuse_ms, or \
+             skysail.admission.drain_ms or .end_with_certificate"
+        ),
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ use super::text::{MetadataMatch, TextMatch};
 /// A service that is asked about requests.
 #[derive(Debug)]
 pub struct ExternalAuthorization {
+    /// Fingerprint of the filter's encoded configuration.
+    pub fingerprint: u64,
     /// How it is asked.
     pub service: Service,
     /// The cluster that leads to it.

@@ -12,6 +12,8 @@ use super::route::RouteMatch;
 /// Who issues tokens, and who must have which.
 #[derive(Debug)]
 pub struct Jwt {
+    /// Fingerprint of the filter's encoded configuration.
+    pub fingerprint: u64,
     /// By name.
     pub providers: Vec<Provider>,
     /// The first that matches counts; where none does, no token is needed.

@@ -98,6 +98,8 @@ pub struct FilterChain {
     pub terminal: Terminal,
     /// How long a TLS handshake may take; `None` for Envoy's default of none.
     pub handshake_timeout: Option<Duration>,
+    /// Fingerprint of the chain's encoded configuration, by which it is found again in another form of its listener.
+    pub fingerprint: Option<u64>,
 }
 
 /// The last filter of a chain.

@@ -48,9 +48,29 @@ pub struct Snapshot {
     pub routes: Arc<ByName<RouteTable>>,
     /// Every cluster. A cluster holds its endpoints as a handle, so that they change without it.
     pub clusters: Arc<ByName<Cluster>>,
+    /// How many times trusted roots were taken away since the start.
+    pub distrusted: u64,
 }
 
 impl Snapshot {
+    /// Whether what `before` admitted may have to be refused by this one: policies, filter chains or trusted roots differ.
+    pub fn concerns_admission(&self, before: &Self) -> bool {
+        let same_listeners = || {
+            let (now, then) = (&self.listeners.by_name, &before.listeners.by_name);
+            now.len() == then.len() && now.iter().all(|(name, one)| same(Some(one), then.get(name)))
+        };
+        // Of route tables only settings for filters matter, such as another policy for a route.
+        let same_settings = || {
+            let names = self.routes.keys().chain(before.routes.keys());
+            names.into_iter().all(|name| {
+                let (now, then) = (self.routes.get(name), before.routes.get(name));
+                let sets = |table: Option<&Arc<RouteTable>>| table.is_some_and(|table| table.sets_filters());
+                same(now, then) || !(sets(now) || sets(then))
+            })
+        };
+        self.distrusted != before.distrusted || !same_listeners() || !same_settings()
+    }
+
     /// The last filters of all chains.
     pub fn terminals(&self) -> impl Iterator<Item = &Terminal> {
         let listeners = self.listeners.by_name.values();
@@ -66,6 +86,10 @@ impl Snapshot {
         });
         stats.filter_map(|stats| stats.expiry).min()
     }
+}
+
+fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+    a.map(Arc::as_ptr) == b.map(Arc::as_ptr)
 }
 
 /// Listeners, in the two ways they are looked up.

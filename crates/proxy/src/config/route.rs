@@ -47,6 +47,11 @@ pub struct RouteTable {
 }
 
 impl RouteTable {
+    /// Whether any route has settings for filters.
+    pub fn sets_filters(&self) -> bool {
+        self.hosts.iter().flat_map(|host| &host.routes).any(|route| !route.filters.is_empty())
+    }
+
     /// Makes a domain, in lower case, lead to the host of this index; false if it led to another before.
     pub fn put(&mut self, domain: &str, index: usize) -> bool {
         let (list, rest) = match (domain.strip_prefix('*'), domain.strip_suffix('*')) {

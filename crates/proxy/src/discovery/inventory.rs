@@ -53,6 +53,8 @@ pub(crate) struct Inventory {
     seen_clusters: bool,
     /// Where requests ask for virtual hosts.
     questions: Option<mpsc::UnboundedSender<Question>>,
+    /// How many times trusted roots were taken away.
+    distrusted: u64,
     /// Something in force changed since the last snapshot.
     changed: bool,
 }
@@ -94,6 +96,7 @@ impl Inventory {
             uses_all: false,
             seen_clusters: false,
             questions: None,
+            distrusted: 0,
             changed: false,
         }
     }
@@ -331,6 +334,8 @@ impl Inventory {
             }
         }
         self.drop_removed(now);
+        let distrusted = self.secrets.tls.distrusted();
+        self.changed |= std::mem::replace(&mut self.distrusted, distrusted) != distrusted;
         std::mem::take(&mut self.changed)
     }
 
@@ -384,6 +389,7 @@ impl Inventory {
             listeners: Arc::new(crate::config::Listeners { by_name, by_address }),
             routes: Arc::new(routes),
             clusters: Arc::new(active(&self.clusters)),
+            distrusted: self.distrusted,
         }
     }
 

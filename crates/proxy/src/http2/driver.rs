@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     rc::Rc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
 
@@ -119,6 +119,12 @@ impl Driver {
     /// Takes no more streams.
     pub(crate) fn refuse(&self) {
         self.session.borrow_mut().refuse();
+    }
+
+    /// Wakes the tasks of all streams.
+    pub(crate) fn wake_streams(&self) {
+        let wakers = self.session.borrow().wakers();
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Why the connection ended.

@@ -450,6 +450,11 @@ impl Session {
         self.lost = Some(why);
     }
 
+    /// The tasks that wait for something on a stream.
+    pub(crate) fn wakers(&self) -> Vec<Waker> {
+        self.streams.values().filter_map(|stream| stream.waker.clone()).collect()
+    }
+
     /// All that was in `out` has been written.
     pub(crate) fn written(&mut self) {
         self.replies = 0;

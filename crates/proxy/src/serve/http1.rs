@@ -14,6 +14,7 @@ use super::{
     newest, refuse,
 };
 use crate::{
+    admission::Admission,
     config::HttpManager,
     connection::Connection as Accepted,
     context::Worker,
@@ -114,8 +115,11 @@ async fn requests(
             return Stop::Http2(Some(Box::new(Begun { head, settings })));
         }
         // A connection that the newest configuration would not have may finish this request by the old.
-        let mut last =
-            !downstream::refresh(&mut downstream.origin, worker) || downstream.origin.side.is_draining();
+        let refreshed = downstream::refresh(&mut downstream.origin, worker);
+        if let Err(refusal) = &refreshed {
+            downstream.origin.note_revoked(worker, refusal);
+        }
+        let mut last = refreshed.is_err() || downstream.origin.side.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
         }
@@ -160,7 +164,7 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpMan
             return Poll::Ready(matches!(filled, Ok(1..)));
         }
         stream.rest();
-        if origin.side.is_draining() {
+        if origin.side.is_draining() || downstream::refresh(origin, worker).is_err() {
             return Poll::Ready(true);
         }
         ready!(timer.poll(cx, idle));
@@ -205,6 +209,7 @@ async fn next(
     let (mut idle, mut pause, mut begun, mut farewell) = (None, None, None, None);
     let mut place = None;
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return Next::End };
+    let mut admission = Admission::new(origin.epoch);
     poll_fn(|cx| {
         loop {
             if unsure && stream.input.bytes().starts_with(HTTP2_LINE) {
@@ -256,8 +261,9 @@ async fn next(
         if farewell.is_none() {
             farewell = origin.side.farewell().map(|time| now + time);
         }
+        let revoked = admission.end(worker, || downstream::refresh(origin, worker));
         // A head that has begun is no pause, and comes to its end; nor is a connection idle then.
-        let farewell = farewell.filter(|_| stream.input.is_empty());
+        let farewell = earlier(farewell, revoked).filter(|_| stream.input.is_empty());
         let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
         let idle = idle.filter(|_| begun.is_none());
         let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), farewell);
@@ -265,7 +271,12 @@ async fn next(
         let now = Instant::now();
         Poll::Ready(match begun {
             Some((deadline, why)) if now >= deadline => Next::Refused(why),
-            _ if farewell.is_some_and(|farewell| now >= farewell) => Next::Close,
+            _ if farewell.is_some_and(|farewell| now >= farewell) => {
+                if let Some(refusal) = admission.refusal() {
+                    origin.note_revoked(worker, refusal);
+                }
+                Next::Close
+            }
             _ if idle.is_some_and(|idle| now >= idle) => {
                 worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
                 Next::End

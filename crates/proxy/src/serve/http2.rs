@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 
 use super::{h2c::Begun, newest, refuse};
 use crate::{
+    admission::Admission,
     config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
     context::Worker,
@@ -47,6 +48,7 @@ pub(crate) async fn run(
     let (mut idle, mut partial, mut served) = (None, None, 0_u32);
     // Who comes while others go may ask for one thing before it is told.
     let mut newcomer = origin.side.is_draining();
+    let mut admission = Admission::new(origin.epoch);
     let begun = Instant::now();
     loop {
         let farewell = manager.drain_timeout;
@@ -57,6 +59,9 @@ pub(crate) async fn run(
         let next = poll_fn(|cx| {
             loop {
                 if ending.is_none() && !newcomer && origin.side.is_draining() {
+                    (ending, idle) = (leave(&driver), None);
+                }
+                if is_revoked(worker, &driver, &mut origin, &mut admission) && ending.is_none() {
                     (ending, idle) = (leave(&driver), None);
                 }
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
@@ -102,7 +107,7 @@ pub(crate) async fn run(
         });
         let Some(request) = next.await else { break };
         newcomer = false;
-        if !downstream::refresh(&mut origin, worker) && ending.is_none() {
+        if downstream::refresh(&mut origin, worker).is_err() && ending.is_none() {
             ending = leave(&driver);
         }
         if let Some(newest) = newest(&origin, &manager) {
@@ -135,6 +140,20 @@ pub(crate) async fn run(
     }
     driver.close().await;
     drop(registered);
+}
+
+/// Whether the connection would not be admitted any more. Its streams judge themselves.
+fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>, admission: &mut Admission) -> bool {
+    let known = admission.refusal().is_some();
+    let judge = || {
+        driver.wake_streams();
+        downstream::refresh(origin, worker)
+    };
+    let revoked = admission.end(worker, judge).is_some();
+    if let Some(refusal) = admission.refusal().filter(|_| !known) {
+        origin.note_revoked(worker, refusal);
+    }
+    revoked
 }
 
 fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {

@@ -44,6 +44,7 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let status = proto.status_on_error.as_ref().map(|status| status.code.cast_unsigned());
     let metadata = proto.filter_enabled_metadata.as_ref();
     Ok(ExternalAuthorization {
+        fingerprint: 0,
         service,
         cluster,
         authority,

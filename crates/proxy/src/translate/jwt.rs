@@ -57,7 +57,7 @@ pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
         };
         rules.push((matches, requires));
     }
-    Ok(Jwt { providers, rules, named, bypass_preflight: proto.bypass_cors_preflight })
+    Ok(Jwt { fingerprint: 0, providers, rules, named, bypass_preflight: proto.bypass_cors_preflight })
 }
 
 /// What a route says to the filter.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use prost::Message as _;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
@@ -33,10 +34,12 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, endpoints, flag, http,
-    number, policy, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, endpoints,
+    fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
+    warn_once,
 };
 use crate::config::{
+    authorization::ExternalAuthorization,
     listener::{
         ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
     },
@@ -211,7 +214,9 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             }
             "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
-                ask = Some(Box::new(config.at("typed_config").at(&path)?));
+                let config = config.at("typed_config").at(&path)?;
+                ask =
+                    Some(Box::new(ExternalAuthorization { fingerprint: fingerprint(&any.value), ..config }));
             }
             "stats.PluginConfig" => {
                 let proto = unpack(any).and_then(|proto| super::stats::translate(&proto, translator.strict));
@@ -248,6 +253,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         })?,
         handshake_timeout: timeout(proto.transport_socket_connect_timeout.as_ref(), None)
             .at("transport_socket_connect_timeout")?,
+        fingerprint: Some(fingerprint(&proto.encode_to_vec())),
     })
 }
 

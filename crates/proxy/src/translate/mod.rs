@@ -29,6 +29,7 @@ mod trace;
 use std::{
     collections::HashSet,
     fmt,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -174,7 +175,7 @@ pub(crate) fn take_secret(
         }
         Some(secret::Type::ValidationContext(context)) => {
             let roots = tls_context::secret_roots(context).at("validation_context")?;
-            tls.roots(name).set(Arc::new(roots));
+            tls.set_roots(name, roots);
             Ok(None)
         }
         _ => Err(Reject::new("only certificates and validation contexts are supported")),
@@ -197,6 +198,13 @@ fn warn_once(warning: String) {
     if said.get_or_insert_default().insert(key) {
         tracing::warn!("{warning}");
     }
+}
+
+/// A number that equal encoded messages have in common.
+fn fingerprint(message: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    message.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The message inside an `Any`; its fields have been looked at with the message around it.

@@ -7,7 +7,10 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwapOption;
@@ -40,6 +43,8 @@ pub(crate) struct SecretName {
 #[derive(Debug, Default)]
 pub(crate) struct TlsContexts {
     inner: Mutex<Inner>,
+    /// How many times trusted roots were taken away.
+    distrusted: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +69,35 @@ impl TlsContexts {
     /// The handle of trusted roots.
     pub(crate) fn roots(&self, name: &SecretName) -> Arc<Live<Roots>> {
         Arc::clone(self.lock().roots.entry(name.clone()).or_insert_with(Live::empty))
+    }
+
+    /// Puts trusted roots into their handle. If fewer are trusted than before, contexts begin anew, so that no idle
+    /// connection to a server that was trusted by one of them is used again.
+    pub(crate) fn set_roots(&self, name: &SecretName, roots: Roots) {
+        let live = self.roots(name);
+        let before = live.get();
+        let lost = before.is_some_and(|before| {
+            before.certificates().iter().any(|root| !roots.certificates().contains(root))
+        });
+        live.set(Arc::new(roots));
+        if !lost {
+            return;
+        }
+        self.distrusted.fetch_add(1, Ordering::Release);
+        for (context, spec) in self.lock().clients.values() {
+            let uses = spec.peer.as_ref().is_some_and(|check| Arc::ptr_eq(&check.roots, &live));
+            if uses && let Some(context) = context.upgrade().filter(|context| context.load().is_some()) {
+                match client_configs(spec) {
+                    Ok(configs) => context.store(Some(Arc::new(configs))),
+                    Err(reject) => tracing::error!(%reject, "a TLS context keeps its connections"),
+                }
+            }
+        }
+    }
+
+    /// How many times trusted roots were taken away since the start.
+    pub(crate) fn distrusted(&self) -> u64 {
+        self.distrusted.load(Ordering::Acquire)
     }
 
     /// Every secret that contexts name, once each.
@@ -167,13 +201,17 @@ fn fill_server(config: &ArcSwapOption<Acceptor>, spec: &TlsSpec) -> Result<()> {
 
 fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result<()> {
     if configs.load().is_none() && has_secrets(spec) {
-        let own = Arc::new(Connector::new(spec).map_err(refuse)?);
-        let offering = |protocols: &[&[u8]]| own.offering(protocols).map(Arc::new).map_err(refuse);
-        let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1)?, offering(ISTIO_H2)?);
-        let http2 = if own.alpn().is_empty() { offering(&[b"h2"])? } else { Arc::clone(&own) };
-        configs.store(Some(Arc::new(ClientConfigs { own, http2, istio_http1, istio_h2 })));
+        configs.store(Some(Arc::new(client_configs(spec)?)));
     }
     Ok(())
+}
+
+fn client_configs(spec: &TlsSpec) -> Result<ClientConfigs> {
+    let own = Arc::new(Connector::new(spec).map_err(refuse)?);
+    let offering = |protocols: &[&[u8]]| own.offering(protocols).map(Arc::new).map_err(refuse);
+    let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1)?, offering(ISTIO_H2)?);
+    let http2 = if own.alpn().is_empty() { offering(&[b"h2"])? } else { Arc::clone(&own) };
+    Ok(ClientConfigs { own, http2, istio_http1, istio_h2 })
 }
 
 fn has_secrets(spec: &TlsSpec) -> bool {

@@ -268,6 +268,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         metadata_exchange: false,
         terminal,
         handshake_timeout: None,
+        fingerprint: None,
     };
     Listener {
         name: "listener".into(),

@@ -1,0 +1,434 @@
+//! What is open when the configuration changes: what would be denied now ends, all else goes on.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+#[path = "support/http2.rs"]
+mod http2;
+#[path = "support/mesh.rs"]
+mod mesh;
+mod support;
+
+use std::{
+    io::{self, Write as _},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http2::request;
+use mesh::{Mesh, accepting, connecting};
+use skysail_identity::{Live, Roots};
+use skysail_proxy::{
+    config::{
+        FilterChain, HttpManager, Listener, Snapshot,
+        http::{Does, Filter},
+        jwt::Jwt,
+        listener::{ChainMatch, Proxied, TcpProxy, Terminal},
+        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+        route::{Forward, Rewrite, Targets},
+        text::TextMatch,
+    },
+    overload::Limits,
+};
+use support::{Client, Proxy, cluster, http, listener, server, snapshot, tcp, within};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::oneshot::{self, error::TryRecvError},
+};
+use tokio_rustls::TlsConnector;
+
+/// A drain time that no test outlasts.
+const LONG: Duration = Duration::from_hours(1);
+/// One that none has to wait for.
+const SHORT: Duration = Duration::from_millis(1);
+
+fn limits(revoked_drain: Duration) -> Limits {
+    Limits { revoked_drain, ..Limits::default() }
+}
+
+fn deny(permission: Permission) -> Arc<Policy> {
+    let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![Principal::Any] };
+    let rules = Some(Rules { action: RuleAction::Deny, rules: vec![rule] });
+    Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() })
+}
+
+/// A server that sends back whatever it gets, once it has granted an upgrade if that is what it gets first.
+async fn echo() -> std::net::SocketAddr {
+    server(|_, mut client: Client| async move {
+        let mut first = [0; 4];
+        if client.stream.peek(&mut first).await.is_ok() && first == *b"GET " {
+            client.head().await;
+            client
+                .send("HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+                .await;
+        }
+        let (mut read, mut write) = client.stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+    .await
+}
+
+async fn echoes(client: &mut Client) {
+    client.send("ping").await;
+    assert_eq!(client.exactly(4).await, "ping");
+}
+
+/// Puts this listener into force; what it leads to stays.
+async fn publish(proxy: &Proxy, clusters: &Snapshot, listener: Listener) {
+    let listeners = snapshot(listener, vec![]).listeners;
+    proxy.workers().publish(Snapshot { listeners, ..clusters.clone() }).await.unwrap();
+}
+
+/// A listener for bytes of which the PROXY protocol says where they go.
+fn bytes(policies: Vec<Arc<Policy>>) -> Listener {
+    let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+    let mut listener = Listener { proxy_protocol: proxied, ..listener(tcp(), None) };
+    Arc::get_mut(&mut listener.chains[0]).unwrap().policies = policies;
+    listener
+}
+
+/// A proxy for bytes with a connection to each of these ports.
+async fn with_connections(drain: Duration, ports: &[u16]) -> (Proxy, Snapshot, Vec<Client>) {
+    let clusters = snapshot(bytes(vec![]), vec![cluster(&[echo().await], None)]);
+    let proxy = Proxy::limited(bytes(vec![]), vec![], limits(drain)).await;
+    publish(&proxy, &clusters, bytes(vec![])).await;
+    let mut clients = Vec::new();
+    for port in ports {
+        let mut client = proxy.connect().await;
+        client.send(&format!("PROXY TCP4 127.0.0.1 127.0.0.1 1000 {port}\r\n")).await;
+        echoes(&mut client).await;
+        clients.push(client);
+    }
+    (proxy, clusters, clients)
+}
+
+async fn count(proxy: &Proxy, metric: &str) -> u64 {
+    let metrics = proxy.metrics().await;
+    let line = metrics.lines().find(|line| line.starts_with(&format!("{metric}{{")));
+    line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_policy_that_denies_an_established_connection_ends_it_and_no_other() {
+    let (proxy, clusters, mut clients) = with_connections(SHORT, &[80, 81, 82]).await;
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(81))])).await;
+    assert_eq!(clients[1].rest().await, "");
+    for index in [0, 2] {
+        echoes(&mut clients[index]).await;
+    }
+    assert_eq!(count(&proxy, "skysail_listener_downstream_cx_revoked").await, 1);
+    // They are judged again by each change, whatever went before.
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(80))])).await;
+    assert_eq!(clients[0].rest().await, "");
+    echoes(&mut clients[2]).await;
+}
+
+/// `SKYSAIL_CONNECTIONS=5000` for figures; each takes four file descriptors.
+#[tokio::test]
+async fn many_connections_are_judged_and_none_is_held_up() {
+    let count = std::env::var("SKYSAIL_CONNECTIONS").map_or(100, |count| count.parse::<u16>().unwrap());
+    let ports: Vec<u16> = (0..=count).map(|number| 80 + number % 2).collect();
+    let (proxy, clusters, mut clients) = with_connections(SHORT, &ports).await;
+    let mut busy = clients.pop().unwrap();
+    let (done, mut told) = oneshot::channel::<()>();
+    let pings = tokio::spawn(async move {
+        let mut slowest = Duration::ZERO;
+        while told.try_recv() == Err(TryRecvError::Empty) {
+            let begun = Instant::now();
+            echoes(&mut busy).await;
+            slowest = slowest.max(begun.elapsed());
+        }
+        slowest
+    });
+    let begun = Instant::now();
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(81))])).await;
+    let ended = u64::from(count / 2);
+    for (client, _) in clients.iter_mut().zip(&ports).filter(|(_, port)| **port == 81) {
+        assert_eq!(client.rest().await, "");
+    }
+    let took = begun.elapsed();
+    drop(done);
+    let slowest = within(pings).await.unwrap();
+    for (client, _) in clients.iter_mut().zip(&ports).filter(|(_, port)| **port == 80) {
+        echoes(client).await;
+    }
+    assert_eq!(self::count(&proxy, "skysail_listener_downstream_cx_revoked").await, ended);
+    // Past the capture of test output: figures to look at, no verdict.
+    writeln!(
+        io::stderr(),
+        "{ended} of {count} ended after {took:?}; meanwhile the slowest echo took {slowest:?}"
+    )
+    .unwrap();
+}
+
+#[tokio::test]
+async fn bytes_under_way_in_the_kernel_end_with_their_connection() {
+    let (proxy, clusters, mut clients) = with_connections(SHORT, &[81]).await;
+    let (mut read, mut write) = clients.remove(0).stream.into_split();
+    let (enough, passed) = oneshot::channel();
+    let reader = tokio::spawn(async move {
+        let (mut block, mut total, mut enough) = (vec![0; 1 << 16], 0, Some(enough));
+        while let Ok(count @ 1..) = read.read(&mut block).await {
+            total += count;
+            if total > 8 << 20 {
+                enough.take().map(|enough| enough.send(()));
+            }
+        }
+    });
+    let writer = tokio::spawn(async move { while write.write_all(&[7; 1 << 16]).await.is_ok() {} });
+    within(passed).await.unwrap();
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Any)])).await;
+    within(writer).await.unwrap();
+    within(reader).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_taken_back_within_the_drain_time_ends_nothing() {
+    let (proxy, clusters, mut clients) = with_connections(LONG, &[80]).await;
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Any)])).await;
+    echoes(&mut clients[0]).await;
+    publish(&proxy, &clusters, bytes(vec![])).await;
+    echoes(&mut clients[0]).await;
+    assert_eq!(count(&proxy, "skysail_listener_downstream_cx_revoked").await, 0);
+}
+
+#[tokio::test]
+async fn chains_that_go_or_lead_elsewhere_end_what_came_by_them() {
+    let elsewhere = || {
+        let Terminal::Tcp(mut proxy) = tcp() else { unreachable!("it is TCP") };
+        Arc::get_mut(&mut proxy).unwrap().targets = Targets::Single("other".into());
+        Terminal::Tcp(proxy)
+    };
+    let change = |change: fn(&mut FilterChain)| {
+        let mut listener = bytes(vec![]);
+        change(Arc::get_mut(&mut listener.chains[0]).unwrap());
+        listener
+    };
+    let gone = || {
+        let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
+        let mut listener = bytes(vec![]);
+        Arc::get_mut(&mut listener.chains[0]).unwrap().matches = matches;
+        listener
+    };
+    let http_now = || {
+        let mut listener = bytes(vec![]);
+        Arc::get_mut(&mut listener.chains[0]).unwrap().terminal = http(|_, _| ());
+        listener
+    };
+    let led_elsewhere = || {
+        let mut listener = bytes(vec![]);
+        Arc::get_mut(&mut listener.chains[0]).unwrap().terminal = elsewhere();
+        listener
+    };
+    for changed in [gone(), http_now(), led_elsewhere()] {
+        let (proxy, clusters, mut clients) = with_connections(SHORT, &[80]).await;
+        // Another idle timeout is no reason.
+        let other = change(|chain| {
+            let Terminal::Tcp(proxy) = tcp() else { unreachable!("it is TCP") };
+            let proxy = Arc::into_inner(proxy).unwrap();
+            let idle_timeout = Some(Duration::from_hours(2));
+            chain.terminal = Terminal::Tcp(Arc::new(TcpProxy { idle_timeout, ..proxy }));
+        });
+        publish(&proxy, &clusters, other).await;
+        echoes(&mut clients[0]).await;
+        publish(&proxy, &clusters, changed).await;
+        assert_eq!(clients[0].rest().await, "");
+    }
+    let (proxy, clusters, mut clients) = with_connections(SHORT, &[80]).await;
+    let without = Snapshot { listeners: Arc::default(), ..clusters.clone() };
+    proxy.workers().publish(without).await.unwrap();
+    assert_eq!(clients[0].rest().await, "", "its listener is gone");
+}
+
+/// HTTP under these filters, with a path for the server that no policy is to look at.
+fn web(does: Vec<Does>) -> Listener {
+    let change = |manager: &mut HttpManager, forward: &mut Forward| {
+        let named = |does| Filter { name: "filter".into(), disabled: false, does };
+        manager.filters = does.into_iter().map(named).collect();
+        forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
+    };
+    listener(http(change), None)
+}
+
+fn deny_path(prefix: &str) -> Does {
+    Does::Authorize(deny(Permission::Path(TextMatch::Prefix(prefix.as_bytes().into()))))
+}
+
+async fn websocket(proxy: &Proxy, path: &str) -> Client {
+    let mut client = proxy.connect().await;
+    client
+        .send(&format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"))
+        .await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    echoes(&mut client).await;
+    client
+}
+
+#[tokio::test]
+async fn websockets_are_judged_by_the_request_that_began_them() {
+    // Heads are kept only where there are policies to judge by again.
+    let before = || web(vec![deny_path("/never")]);
+    let clusters = snapshot(before(), vec![cluster(&[echo().await], None)]);
+    let proxy = Proxy::limited(before(), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, before()).await;
+    let (mut denied, mut allowed) = (websocket(&proxy, "/denied").await, websocket(&proxy, "/allowed").await);
+    publish(&proxy, &clusters, web(vec![deny_path("/rewritten"), deny_path("/denied")])).await;
+    assert_eq!(denied.rest().await, "");
+    echoes(&mut allowed).await;
+    assert_eq!(count(&proxy, "skysail_http_downstream_rq_revoked").await, 1);
+}
+
+#[tokio::test]
+async fn what_tokens_admitted_ends_when_other_tokens_are_asked_for() {
+    let jwt = |fingerprint| {
+        let none =
+            Jwt { fingerprint, providers: vec![], rules: vec![], named: vec![], bypass_preflight: false };
+        Does::Jwt(Box::new(none))
+    };
+    let clusters = snapshot(web(vec![]), vec![cluster(&[echo().await], None)]);
+    let proxy = Proxy::limited(web(vec![jwt(1)]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![jwt(1)])).await;
+    let mut client = websocket(&proxy, "/").await;
+    publish(&proxy, &clusters, web(vec![jwt(1), deny_path("/other")])).await;
+    echoes(&mut client).await;
+    publish(&proxy, &clusters, web(vec![jwt(2)])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn streams_of_http2_are_judged_each_by_its_own_request() {
+    // A server that answers with a head and never ends.
+    let open = http2::http2_server(|_, mut request, mut respond| async move {
+        let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+        while let Some(Ok(piece)) = request.body_mut().data().await {
+            request.body_mut().flow_control().release_capacity(piece.len()).unwrap();
+            http2::send(&mut body, piece).await;
+        }
+    })
+    .await;
+    let upstream = || {
+        let mut cluster = cluster(&[open], None);
+        cluster.protocol = skysail_proxy::config::cluster::UpstreamProtocol::Http2;
+        cluster
+    };
+    let clusters = snapshot(web(vec![]), vec![upstream()]);
+    let proxy = Proxy::limited(web(vec![deny_path("/never")]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![deny_path("/never")])).await;
+    let mut requests = http2::client(TcpStream::connect(proxy.address).await.unwrap()).await;
+    let mut streams = Vec::new();
+    for path in ["/denied", "/allowed"] {
+        let (answer, mut body) = requests.send_request(request("POST", path), false).unwrap();
+        let answer = within(answer).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        http2::send(&mut body, Bytes::from_static(b"ping")).await;
+        let mut answered = answer.into_body();
+        assert_eq!(within(answered.data()).await.unwrap().unwrap(), "ping");
+        streams.push((body, answered));
+    }
+    publish(&proxy, &clusters, web(vec![deny_path("/denied")])).await;
+    let (mut body, mut answered) = streams.pop().unwrap();
+    let (_, mut denied) = streams.pop().unwrap();
+    assert!(within(denied.data()).await.is_none_or(|ended| ended.is_err()), "it is reset");
+    http2::send(&mut body, Bytes::from_static(b"pong")).await;
+    assert_eq!(within(answered.data()).await.unwrap().unwrap(), "pong");
+    // A new request on the same connection is decided by the new policy.
+    let (answer, _) = requests.send_request(request("GET", "/denied"), true).unwrap();
+    assert_eq!(within(answer).await.unwrap().status(), 403);
+}
+
+#[tokio::test]
+async fn an_idle_connection_whose_chain_is_gone_is_closed() {
+    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
+    let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![])).await;
+    let ask = async |client: &mut Client| {
+        client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        client.message().await.1
+    };
+    let (mut http1, mut other) = (proxy.connect().await, proxy.connect().await);
+    assert_eq!(ask(&mut http1).await, "0");
+    assert_eq!(ask(&mut other).await, "0");
+    let mut requests = http2::client(TcpStream::connect(proxy.address).await.unwrap()).await;
+    let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
+    assert_eq!(within(answer).await.unwrap().status(), 200);
+    // A change that allows them all closes none.
+    publish(&proxy, &clusters, web(vec![deny_path("/never")])).await;
+    assert_eq!(ask(&mut other).await, "0");
+    let mut gone = web(vec![]);
+    let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
+    Arc::get_mut(&mut gone.chains[0]).unwrap().matches = matches;
+    publish(&proxy, &clusters, gone).await;
+    assert_eq!(http1.rest().await, "");
+    assert_eq!(other.rest().await, "");
+    let ended = async {
+        while requests.clone().ready().await.is_ok() {
+            tokio::task::yield_now().await
+        }
+    };
+    within(ended).await;
+    assert_eq!(count(&proxy, "skysail_listener_downstream_cx_revoked").await, 3);
+}
+
+#[tokio::test]
+async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
+    let (mesh, other) = (Mesh::new(), Mesh::new());
+    for outbound in [false, true] {
+        let mut spec = mesh.spec("server", "client", &[]);
+        let roots: Arc<Live<Roots>> = spec.peer.as_ref().unwrap().roots.clone();
+        let secured = |terminal| {
+            let (mesh, roots) = (&mesh, roots.clone());
+            let spec = &mut mesh.spec("server", "client", &[]);
+            spec.peer.as_mut().unwrap().roots = roots;
+            listener(terminal, Some(accepting(spec)))
+        };
+        let behind = secured(tcp());
+        let tls = behind.chains[0].tls.clone();
+        // Inbound the proxy knows the client by its certificate, outbound the server.
+        let (first, clusters) = if outbound {
+            spec = mesh.spec("client", "server", &[]);
+            spec.peer.as_mut().unwrap().roots = roots.clone();
+            let inner = secured(tcp());
+            let inner = Proxy::called("behind", inner, vec![cluster(&[echo().await], None)]).await;
+            let clusters = vec![cluster(&[inner.address], Some(&connecting(&spec)))];
+            // It lives as long as the test.
+            std::mem::forget(inner);
+            (listener(tcp(), None), clusters)
+        } else {
+            (behind, vec![cluster(&[echo().await], None)])
+        };
+        let clusters = snapshot(listener(tcp(), None), clusters);
+        let proxy = Proxy::limited(first, vec![], limits(SHORT)).await;
+        let publish = async |distrusted: u64| {
+            let terminal = listener(tcp(), tls.clone().filter(|_| !outbound));
+            let listeners = snapshot(terminal, vec![]).listeners;
+            let snapshot = Snapshot { listeners, distrusted, ..clusters.clone() };
+            proxy.workers().publish(snapshot).await.unwrap();
+        };
+        publish(0).await;
+        let stream = TcpStream::connect(proxy.address).await.unwrap();
+        let mut stream: Box<dyn support::Stream> = if outbound {
+            Box::new(stream)
+        } else {
+            let connector = TlsConnector::from(mesh.spec("client", "server", &[]).client().unwrap());
+            Box::new(within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap())
+        };
+        let mut echoes = async || {
+            within(stream.write_all(b"ping")).await?;
+            within(stream.read_exact(&mut [0; 4])).await
+        };
+        echoes().await.unwrap();
+        // Another root went.
+        publish(1).await;
+        echoes().await.unwrap();
+        roots.set(Arc::new(other.0.roots().unwrap()));
+        publish(2).await;
+        within(async { while echoes().await.is_ok() {} }).await;
+        roots.set(Arc::new(mesh.0.roots().unwrap()));
+    }
+}
