@@ -54,7 +54,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    let metrics = Arc::new(Metrics::default());
+    let limits = Arc::new(args.limits());
+    let metrics = Arc::new(Metrics { limits: Arc::clone(&limits), ..Metrics::default() });
     let audit = audit(&args, &metrics)?;
     let names = Arc::new(Names::open(args.state_dir.as_deref()));
     let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
@@ -122,10 +123,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
 
     let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
     let services = Arc::new((discovery.clone(), certificates));
-    tokio::spawn(serving::serve(tls, Some(own.config()?), services, shutdown.clone()));
+    tokio::spawn(serving::serve(tls, Some(own.config()?), services, Arc::clone(&limits), shutdown.clone()));
     if let Some(port) = args.plain_port {
         let plain = bind(&args, port, "discovery (plain text, no authentication)")?;
-        tokio::spawn(serving::serve(plain, None, Arc::new(discovery), shutdown.clone()));
+        tokio::spawn(serving::serve(plain, None, Arc::new(discovery), limits, shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;
     tokio::spawn(tokens.follow(keys, Arc::clone(&audit)));

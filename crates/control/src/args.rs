@@ -7,6 +7,7 @@ use std::{
 };
 
 use skysail_core::names;
+use skysail_xds::limits::Limits;
 
 use crate::{access::Account, audit::Target};
 
@@ -89,6 +90,15 @@ pub struct Args {
     /// Run without the filter of system calls (seccomp), and without no_new_privs.
     #[arg(long)]
     pub no_seccomp: bool,
+    /// Time after which the connection of a proxy is closed that reads nothing of what waits for it.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    pub discovery_unread_timeout: Duration,
+    /// Discovery streams of one identity, which is one for each of its pods. More are refused.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub discovery_identity_streams: usize,
+    /// Memory for names that the proxies of one identity ask for and no resource has, in MiB. A stream that asks for more is ended.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub discovery_identity_names: u32,
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,
@@ -99,6 +109,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|number| *number > 0)
         .ok_or_else(|| format!("{text:?} is not a number from 1 up"))
+}
+
+impl Args {
+    /// What clients of discovery may cost.
+    pub(crate) fn limits(&self) -> Limits {
+        let names = (self.discovery_identity_names as usize) << 20;
+        Limits::new(self.discovery_unread_timeout, self.discovery_identity_streams, names)
+    }
 }
 
 /// Nothing lives longer: certificates cannot say every year, and clocks cannot add every duration.

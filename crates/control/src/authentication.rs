@@ -6,11 +6,7 @@ use skysail_core::SpiffeId;
 use skysail_identity::{Live, Peer, Verifier, not_after};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
-use tonic::{
-    Extensions, Status,
-    metadata::MetadataMap,
-    transport::server::{Connected, TcpConnectInfo, TlsConnectInfo},
-};
+use tonic::{Extensions, Status, metadata::MetadataMap, transport::server::Connected};
 
 use crate::{
     metrics::{Metrics, count},
@@ -124,13 +120,6 @@ impl Authentication {
 /// How the call's connection is protected.
 pub(crate) fn caller(extensions: &Extensions) -> Caller<'_> {
     extensions.get::<TlsInfo>().map_or(Caller::Anyone, Caller::Proven)
-}
-
-/// The caller's address as text.
-pub(crate) fn address(extensions: &Extensions) -> String {
-    let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
-    let plain = extensions.get::<TcpConnectInfo>();
-    tls.or(plain).and_then(TcpConnectInfo::remote_addr).map(|address| address.to_string()).unwrap_or_default()
 }
 
 fn bearer(metadata: &MetadataMap) -> Option<&str> {

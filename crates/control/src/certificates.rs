@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use skysail_core::SpiffeId;
 use skysail_identity::{Csr, Refusal, Signed};
-use skysail_xds::{certificates::Signer, istio::IstioCertificateRequest};
+use skysail_xds::{certificates::Signer, grpc::address, istio::IstioCertificateRequest};
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
 use crate::{
     audit::{Audit, Event, Text},
-    authentication::{Authentication, Caller, address, caller},
+    authentication::{Authentication, Caller, caller},
     authority::Keeper,
     metrics::{Metrics, count},
 };

@@ -11,6 +11,7 @@ use skysail_xds::{
         envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse},
         google::protobuf::{Struct, Value as ProtoValue, value},
     },
+    grpc::address,
     server::{Event, Question, View, Views},
 };
 use tonic::{Code, Request, Status};
@@ -20,7 +21,7 @@ use crate::{
     access::Access,
     admin::Pages,
     audit::{Audit, Event as Audited, Text},
-    authentication::{Authentication, Caller, address, caller},
+    authentication::{Authentication, Caller, caller},
     debug,
     habits::Habits,
     metrics::count,
@@ -86,12 +87,13 @@ impl Discovery {
         })?;
         let habits = Arc::clone(&self.habits);
         let remembered = habits.of(&who, &resources.snapshot.borrow());
+        let identity = Arc::clone(&who);
         let report = move |event: Event<'_>| match event {
             Event::Used { host } => habits.used(&who, host),
             Event::Unused { host } => habits.unused(&who, host),
             event => connected.report(event),
         };
-        Ok(View { resources, report: Box::new(report), remembered })
+        Ok(View { identity, resources, report: Box::new(report), remembered })
     }
 
     fn read(&self, node: Node) -> Result<ProxyNode, String> {

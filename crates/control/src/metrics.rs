@@ -3,12 +3,18 @@
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use skysail_identity::{Refusal, rotation::Step};
-use skysail_xds::Kind;
+use skysail_xds::{
+    Kind,
+    limits::{Bound, Limits},
+};
 
 use crate::{
     authority::Status,
@@ -51,6 +57,8 @@ pub(crate) struct Metrics {
     pub(crate) publication_micros: AtomicU64,
     pub(crate) dns_queries_udp: AtomicU64,
     pub(crate) dns_queries_tcp: AtomicU64,
+    /// What clients may cost, and how often they reached a bound.
+    pub(crate) limits: Arc<Limits>,
     /// By what came of them: addresses, none, no answer.
     pub(crate) dns_lookups: [AtomicU64; 3],
 }
@@ -112,6 +120,7 @@ impl Metrics {
         family("pilot_total_xds_rejects", "counter", "Responses proxies refused.", &per_kind(&self.rejects));
         family("skysail_xds_push_bytes", "counter", "Bytes of resources sent.", &per_kind(&self.push_bytes));
         self.render_dns(gauges, &mut family);
+        self.render_limits(&mut family);
         let reasons = Refusal::REASONS.iter().zip(&self.refusals);
         let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
         let help = "Signing requests refused, by reason.";
@@ -210,6 +219,13 @@ impl Metrics {
             Err(_) => 2,
         };
         count(&self.dns_lookups[which]);
+    }
+
+    fn render_limits(&self, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {
+        let bounds = Bound::ALL
+            .map(|bound| (format!("{{bound=\"{}\"}}", bound.label()), self.limits.reached(bound) as f64));
+        let help = "Times a client reached a limit of discovery.";
+        family("skysail_xds_limits_reached", "counter", help, &bounds);
     }
 
     fn render_dns(&self, gauges: &Gauges, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {

@@ -450,7 +450,9 @@ impl Connected {
             }
             Event::Rejected { kind, reason, .. } => {
                 count(&metrics.rejects[kind as usize]);
-                warn!(proxy = status.proxy, %kind, reason, "the proxy refused its configuration");
+                if status.is_refusal_to_log(kind) {
+                    warn!(proxy = status.proxy, %kind, reason, "the proxy refused its configuration");
+                }
             }
             Event::Asked { .. } | Event::Acked { .. } | Event::Used { .. } | Event::Unused { .. } => {}
         }

@@ -11,7 +11,10 @@ use std::{
 use rustls::ServerConfig;
 use skysail_core::{SpiffeId, shutdown::Shutdown};
 use skysail_identity::{Authority, Identity, Live, PeerCheck, Roots, TlsSpec, renewal};
-use skysail_xds::grpc::{self, Service};
+use skysail_xds::{
+    grpc::{self, Service},
+    limits::Limits,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -146,6 +149,7 @@ pub(crate) async fn serve<S: Service + 'static>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
     service: Arc<S>,
+    limits: Arc<Limits>,
     shutdown: Shutdown,
 ) {
     let acceptor = tls.map(TlsAcceptor::from);
@@ -171,18 +175,18 @@ pub(crate) async fn serve<S: Service + 'static>(
             }
         };
         let _ = stream.set_nodelay(true);
-        let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
+        let (service, limits, shutdown) = (Arc::clone(&service), Arc::clone(&limits), shutdown.clone());
         match acceptor.clone() {
             Some(acceptor) => tokio::spawn(async move {
                 // What a handshake needs is held no longer than that.
                 if let Some(stream) = Box::pin(shake_hands(&acceptor, stream, permit)).await {
                     let info = stream.connect_info();
-                    connection(Box::new(stream), info, service, shutdown).await;
+                    connection(Box::new(stream), info, service, &limits, shutdown).await;
                 }
             }),
             None => tokio::spawn(async move {
                 let info = stream.connect_info();
-                connection(stream, info, service, shutdown).await;
+                connection(stream, info, service, &limits, shutdown).await;
             }),
         };
     }
@@ -210,15 +214,20 @@ async fn shake_hands(
 }
 
 /// Serves a connection, of which `info` is known, and holds up the exit as long as it is there.
-async fn connection<IO, Info>(stream: IO, info: Info, service: Arc<impl Service>, mut shutdown: Shutdown)
-where
+async fn connection<IO, Info>(
+    stream: IO,
+    info: Info,
+    service: Arc<impl Service>,
+    limits: &Arc<Limits>,
+    mut shutdown: Shutdown,
+) where
     IO: AsyncRead + AsyncWrite + Unpin,
     Info: Clone + Send + Sync + 'static,
 {
     let _guard = shutdown.guard();
     let mut extensions = Extensions::new();
     extensions.insert(info);
-    if let Err(error) = grpc::serve(stream, extensions, &*service, shutdown.draining()).await {
+    if let Err(error) = grpc::serve(stream, extensions, &*service, limits, shutdown.draining()).await {
         debug!(%error, "a connection ended");
     }
 }

@@ -67,8 +67,9 @@ impl<S: Signer> Service for CertificateService<S> {
 
     fn answer(&self, call: Call) -> Answering {
         let signer = Arc::clone(&self.0);
-        let Call { headers, extensions, requests, answers, .. } = call;
-        Box::pin(grpc::unary(Requests::new(requests, LONGEST), answers, async move |request| {
+        let Call { headers, extensions, requests, answers, account, .. } = call;
+        let requests = Requests::new(requests, LONGEST, &account);
+        Box::pin(grpc::unary(requests, answers, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;
             Ok(IstioCertificateResponse { cert_chain })

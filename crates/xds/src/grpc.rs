@@ -1,18 +1,21 @@
 //! The server's side of gRPC, as lean as a server of thousands of quiet streams needs it: a connection and all its calls are one
 //! task, and what many streams are sent goes to each connection as it is, without a copy.
 
+mod answers;
 mod message;
+mod paced;
 
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use h2::{
-    Ping, PingPong, Reason, SendStream,
+    Ping, PingPong, Reason,
     server::{Builder, SendResponse},
 };
 use prost::Message;
@@ -23,17 +26,20 @@ use tokio::{
 use tonic::{
     Extensions, Status,
     codegen::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT_TYPE},
+    transport::server::{TcpConnectInfo, TlsConnectInfo},
 };
 use tracing::debug;
 
+use self::paced::Paced;
+use crate::limits::{self, Account, Limits};
+
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::message::Begun;
-pub(crate) use self::message::{Requests, framed};
+pub(crate) use self::{
+    answers::Answers,
+    message::{Requests, framed},
+};
 
-/// Calls at the same time on a connection.
-const CALLS: u32 = 64;
-/// The longest head of a call, which has a token in it. In bytes.
-const MAX_HEAD: u32 = 64 << 10;
 /// After so long a client is asked whether it still lives.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
 /// How long it may take to say so.
@@ -76,53 +82,8 @@ pub struct Call {
     pub(crate) requests: h2::RecvStream,
     /// Where its answers go.
     pub(crate) answers: Answers,
-}
-
-/// The answers to a call.
-#[derive(Debug)]
-pub(crate) struct Answers(State);
-
-#[derive(Debug)]
-enum State {
-    /// Nothing was said yet.
-    Begun(SendResponse<Bytes>),
-    Open(SendStream<Bytes>),
-    Ended,
-}
-
-impl Answers {
-    /// Sends a message, which stands in these pieces. What the client does not take yet waits, without a copy.
-    pub(crate) fn send(&mut self, pieces: Vec<Bytes>) -> Result<(), h2::Error> {
-        if let State::Begun(respond) = &mut self.0 {
-            self.0 = State::Open(respond.send_response(head(), false)?);
-        }
-        let State::Open(stream) = &mut self.0 else { return Ok(()) };
-        for piece in pieces {
-            stream.send_data(piece, false)?;
-        }
-        Ok(())
-    }
-
-    /// Ends the call.
-    pub(crate) fn end(mut self, status: &Status) {
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            trailers = HeaderMap::new();
-            _ = Status::internal("the status has no form").add_header(&mut trailers);
-        }
-        let ended = match std::mem::replace(&mut self.0, State::Ended) {
-            State::Begun(mut respond) => {
-                let mut only = head();
-                only.headers_mut().extend(trailers);
-                respond.send_response(only, true).map(|_| ())
-            }
-            State::Open(mut stream) => stream.send_trailers(trailers),
-            State::Ended => Ok(()),
-        };
-        if let Err(error) = ended {
-            debug!(%error, "a call ended without its status");
-        }
-    }
+    /// What the connection's calls share.
+    pub(crate) account: Arc<Account>,
 }
 
 fn head() -> Response<()> {
@@ -139,13 +100,17 @@ pub async fn serve<IO>(
     io: IO,
     extensions: Extensions,
     service: &impl Service,
+    limits: &Arc<Limits>,
     draining: impl Future<Output = ()>,
 ) -> Result<(), h2::Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
+    let account = Arc::new(Account::new(Arc::clone(limits), address(&extensions)));
+    let io = Paced::new(io, Arc::clone(&account));
     let mut builder = Builder::new();
-    builder.max_concurrent_streams(CALLS).max_header_list_size(MAX_HEAD);
+    builder.max_concurrent_streams(limits::CALLS).max_header_list_size(limits::HEAD);
+    builder.max_send_buffer_size(limits::UNSENT);
     // What the beginning needs is held no longer than that.
     let Ok(connection) = Box::pin(tokio::time::timeout(PATIENCE, builder.handshake(io))).await else {
         debug!("a client does not begin");
@@ -161,7 +126,7 @@ where
             drained = true;
             connection.graceful_shutdown();
         }
-        if alive.as_mut().is_some_and(|alive| alive.poll(cx).is_ready()) {
+        if alive.as_mut().is_some_and(|alive| alive.poll(&account, cx).is_ready()) {
             debug!("a client does not answer");
             return Poll::Ready(Ok(()));
         }
@@ -169,12 +134,20 @@ where
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
-            calls.extend(begin(accepted, &extensions, service));
+            account.pace.spend(limits::CALL);
+            calls.extend(begin(accepted, &extensions, service, &account));
         }
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-        Poll::Pending
+        if account.is_closing() { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
     .await
+}
+
+/// A client's address as text; empty where none is known.
+pub fn address(extensions: &Extensions) -> String {
+    let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
+    let plain = extensions.get::<TcpConnectInfo>();
+    tls.or(plain).and_then(TcpConnectInfo::remote_addr).map(|address| address.to_string()).unwrap_or_default()
 }
 
 type Accepted = (tonic::codegen::http::Request<h2::RecvStream>, SendResponse<Bytes>);
@@ -184,6 +157,7 @@ fn begin(
     (request, mut respond): Accepted,
     extensions: &Extensions,
     service: &impl Service,
+    account: &Arc<Account>,
 ) -> Option<Answering> {
     let (head, requests) = request.into_parts();
     let content = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -205,7 +179,8 @@ fn begin(
         headers: head.headers,
         extensions: extensions.clone(),
         requests,
-        answers: Answers(State::Begun(respond)),
+        answers: Answers::new(respond, Arc::clone(account)),
+        account: Arc::clone(account),
     };
     if !service.has(&call.method) {
         call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
@@ -229,7 +204,7 @@ impl Alive {
     }
 
     /// Ready if it does not. Whoever polls does so as one and the same task.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(&mut self, account: &Account, cx: &mut Context<'_>) -> Poll<()> {
         if self.awaited && !self.asked && Instant::now() < self.timer.deadline() {
             return Poll::Pending;
         }
@@ -237,6 +212,11 @@ impl Alive {
             self.wait(false, BETWEEN_PINGS);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
+            if self.asked && account.pace.wait().is_some() {
+                // The answer is not read yet.
+                self.wait(true, PATIENCE);
+                continue;
+            }
             if self.asked || self.ping.send_ping(Ping::opaque()).is_err() {
                 return Poll::Ready(());
             }
@@ -266,14 +246,15 @@ pub(crate) async fn unary<R, A>(
     A: Message,
 {
     let answered = async {
-        let request = requests.next().await?.ok_or_else(|| Status::invalid_argument("no request came"))?;
+        let request = requests.next().await?;
+        let (request, _) = request.ok_or_else(|| Status::invalid_argument("no request came"))?;
         answer(request).await
     };
     let status = match answered.await {
         Err(status) => status,
-        Ok(answer) => match answers.send(vec![framed(&answer)]) {
-            Ok(()) => Status::ok(""),
-            Err(error) => Status::unavailable(error.to_string()),
+        Ok(answer) => match answers.send(std::iter::once(framed(&answer))) {
+            Ok(()) => answers.flushed().await.err().unwrap_or_else(|| Status::ok("")),
+            Err(status) => status,
         },
     };
     answers.end(&status);

@@ -331,15 +331,27 @@ impl Snapshot {
         shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared())).clone()
     }
 
-    /// Names as they are kept here, sorted and each once: clients ask for thousands, and all of them have the same.
-    pub(crate) fn intern(&self, kind: Kind, mut names: Vec<String>) -> Vec<Arc<str>> {
+    /// Names as they are kept here, sorted and each once: clients ask for thousands, and all of them have the same. The second list has
+    /// those that no resource has.
+    pub(crate) fn intern(&self, kind: Kind, mut names: Vec<String>) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
         names.sort_unstable();
         names.dedup();
         let entries = self.entries(kind, &names);
+        let mut unknown = Vec::new();
         let known = |(name, entry): (&String, Option<&Entry>)| {
-            entry.map_or_else(|| Arc::from(name.as_str()), |entry| Arc::clone(&entry.resource.name))
+            entry.map(|entry| Arc::clone(&entry.resource.name)).unwrap_or_else(|| {
+                let name = Arc::from(name.as_str());
+                unknown.push(Arc::clone(&name));
+                name
+            })
         };
-        names.iter().zip(entries).map(known).collect()
+        let names = names.iter().zip(entries).map(known).collect();
+        (names, unknown)
+    }
+
+    /// How many resources of a kind there are.
+    pub(crate) fn count(&self, kind: Kind) -> usize {
+        self.shelves(kind).into_iter().map(|shelf| shelf.by_name.len()).sum()
     }
 
     /// These names as others have them too, if they are all that are shared.

@@ -5,7 +5,7 @@
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
 //! Modules in the order of the data: [`resource`] (what is served), [`layer`] (and what changed of it), [`interest`] (and whom that concerns), [`istio`] and [`otlp`] (messages Envoy's API lacks),
-//! `wire` (responses as bytes), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
+//! `wire` (messages as bytes), [`limits`] (what clients may cost), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
 pub mod certificates;
 pub mod client;
@@ -13,6 +13,7 @@ pub mod grpc;
 pub mod interest;
 pub mod istio;
 pub mod layer;
+pub mod limits;
 pub mod otlp;
 pub mod resource;
 pub mod server;

@@ -5,18 +5,15 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod nonces;
 mod questions;
 mod state;
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use envoy_types::pb::{
-    envoy::{
-        config::core::v3::Node,
-        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse},
-    },
-    google::rpc::Status as RpcStatus,
-};
+use bytes::Bytes;
+use envoy_types::pb::envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse};
+use prost::Message as _;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -25,14 +22,18 @@ use tonic::{Request, Status, metadata::MetadataMap};
 use tracing::debug;
 
 pub use self::questions::Question;
-use self::state::{Ask, Behind, Session};
+use self::{
+    nonces::Nonces,
+    state::{Ask, Behind, Session},
+};
 pub use crate::wire::Form;
 use crate::{
     grpc::{Answering, Answers, Call, Requests, Service},
     interest::Interest,
     layer::Snapshot,
+    limits::{self, Account, Bound, Member},
     resource::Kind,
-    wire::{self, Push},
+    wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 
 /// A client must say who it is within this time.
@@ -40,8 +41,8 @@ const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// The longest request: the names of some hundred thousand resources. In bytes.
-const MAX_REQUEST: usize = 4 << 20;
+/// After a request of this cost other tasks have their turn.
+const LONG: u64 = 64 << 10;
 
 /// Where a server gets its resources from.
 pub trait Views: Send + Sync + 'static {
@@ -65,6 +66,8 @@ pub trait Views: Send + Sync + 'static {
 
 /// What one client sees, and who wants to know how it gets on.
 pub struct View {
+    /// Whose streams it counts among.
+    pub identity: Arc<str>,
     /// What it is sent.
     pub resources: Resources,
     /// Told what happens; dropped at the end of the stream.
@@ -149,14 +152,14 @@ impl<V: Views> DiscoveryService<V> {
 
     /// Reads the first request, asks whether the client may connect, and serves it.
     fn start<R: IntoAsk>(&self, call: Call) -> Answering {
-        let Call { headers, extensions, requests, mut answers, .. } = call;
+        let Call { headers, extensions, requests, mut answers, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let mut requests = Requests::<R>::new(requests, MAX_REQUEST);
+            let mut requests = Requests::<R>::new(requests, limits::REQUEST, &account);
             let served = async {
                 // What the beginning needs is held no longer than that.
                 let begun = Box::pin(async {
-                    let mut first = tokio::time::timeout(FIRST_REQUEST, requests.next())
+                    let (mut first, length) = tokio::time::timeout(FIRST_REQUEST, requests.next())
                         .await
                         .map_err(|_| Status::deadline_exceeded("no request came"))??
                         .ok_or_else(|| Status::cancelled("the client left"))?;
@@ -164,14 +167,14 @@ impl<V: Views> DiscoveryService<V> {
                     if let Some(question) = first.question() {
                         return Ok(Begun::Questions(question, call));
                     }
-                    let node = first
-                        .take_node()
-                        .ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
+                    let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
-                    Ok::<_, Status>(Begun::Proxy(view, first.into_ask()))
+                    let member = Member::enter(Arc::clone(&account), Arc::clone(&view.identity))?;
+                    let stream = Box::new(Stream::new(R::FORM, view, member, account));
+                    Ok::<_, Status>(Begun::Proxy(stream, (first, length)))
                 });
                 match begun.await? {
-                    Begun::Proxy(view, first) => serve(view, first, &mut requests, &mut answers).await,
+                    Begun::Proxy(mut stream, first) => stream.serve(first, &mut requests, &mut answers).await,
                     Begun::Questions(first, call) => {
                         Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers)).await
                     }
@@ -185,64 +188,128 @@ impl<V: Views> DiscoveryService<V> {
 }
 
 /// What a stream is for.
-enum Begun {
-    Proxy(View, Result<Ask, String>),
+enum Begun<R> {
+    /// Resources; with the first request and its length.
+    Proxy(Box<Stream>, (R, usize)),
     Questions(Question, Request<()>),
 }
 
-/// Serves one stream until the client leaves or the view ends.
-async fn serve<R: IntoAsk>(
-    view: View,
-    first: Result<Ask, String>,
-    requests: &mut Requests<R>,
-    answers: &mut Answers,
-) -> Result<(), Status> {
-    let View { resources: Resources { mut snapshot, interest }, mut report, remembered } = view;
-    let mut session = Session::new(R::FORM, interest, remembered);
-    let mut next = Some(first);
-    let mut held_until = None;
-    loop {
-        let pushes = {
-            // Looked at in its place: all streams would count their references to it at the same time.
-            let current = snapshot.borrow_and_update();
-            match next.take() {
-                Some(Ok(ask)) => session.ask(ask, &current, &mut *report),
-                Some(Err(url)) => debug!(url, "asked for a kind that is not served"),
-                None => {}
+/// Reads the node of a first request.
+fn node(bytes: Option<Bytes>, account: &Account) -> Result<Node, Status> {
+    let bytes = bytes.ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
+    if bytes.len() > limits::NODE {
+        let what = format!("a node of {} bytes; the limit is {}", bytes.len(), limits::NODE);
+        return Err(account.limits.exhausted(Bound::Request, &account.client, what));
+    }
+    Node::decode(bytes).map_err(|error| Status::invalid_argument(format!("the node: {error}")))
+}
+
+/// One stream.
+struct Stream {
+    session: Session,
+    nonces: Nonces,
+    snapshot: watch::Receiver<Snapshot>,
+    report: Box<dyn FnMut(Event<'_>) + Send>,
+    /// Its place in the accounts.
+    member: Member,
+    account: Arc<Account>,
+}
+
+impl Stream {
+    fn new(form: Form, view: View, member: Member, account: Arc<Account>) -> Self {
+        let View { resources: Resources { snapshot, interest }, report, remembered, .. } = view;
+        let session = Session::new(form, interest, remembered);
+        Self { session, nonces: Nonces::new(), snapshot, report, member, account }
+    }
+
+    /// Serves it until the client leaves or the view ends.
+    async fn serve<R: IntoAsk>(
+        &mut self,
+        first: (R, usize),
+        requests: &mut Requests<R>,
+        answers: &mut Answers,
+    ) -> Result<(), Status> {
+        let mut next = Some(first);
+        let mut held_until = None;
+        loop {
+            if let Some((request, length)) = next.take()
+                && self.ask(request, length)? > LONG
+            {
+                tokio::task::yield_now().await;
             }
-            session.pushes(&current)
+            // Nothing more is made while the client has not taken what there was.
+            if answers.is_clear() {
+                self.push(answers)?;
+            }
+            if !self.session.is_holding() {
+                held_until = None;
+            } else if held_until.is_none() {
+                held_until = Some(Instant::now() + HOLD);
+            }
+            let held = async {
+                match held_until {
+                    Some(until) => sleep_until(until).await,
+                    None => pending().await,
+                }
+            };
+            let waits = !answers.is_clear();
+            tokio::select! {
+                biased;
+                flushed = answers.flushed(), if waits => flushed?,
+                () = held => self.session.release(),
+                request = requests.next() => match request? {
+                    Some(request) => next = Some(request),
+                    None => return Ok(()),
+                },
+                changed = self.snapshot.changed() => {
+                    changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
+                }
+            }
+        }
+    }
+
+    /// Takes a request of this length in, and says what it cost.
+    fn ask<R: IntoAsk>(&mut self, request: R, length: usize) -> Result<u64, Status> {
+        let Self { session, account, .. } = self;
+        let ask = match request.into_ask(&self.nonces) {
+            Ok(ask) => ask,
+            Err(url) => {
+                debug!(url = shortened(url), "asked for a kind that is not served");
+                account.pace.spend(limits::ASK);
+                return Ok(0);
+            }
         };
-        let pushes = pushes.map_err(|Behind| {
+        // Looked at in its place: all streams would count their references to it at the same time.
+        let taken = session.ask(ask, &self.snapshot.borrow(), &mut *self.report);
+        if taken.guesses {
+            account.limits.note(Bound::Nonce, &account.client);
+        }
+        if taken.acknowledges && taken.cost == 0 {
+            account.pace.refund(length as u64);
+        } else {
+            account.pace.spend(taken.cost);
+        }
+        self.member.holds(session.kept())?;
+        Ok(taken.cost)
+    }
+
+    /// Begins to send what there is to send.
+    fn push(&mut self, answers: &mut Answers) -> Result<(), Status> {
+        let pushes = self.session.pushes(&self.snapshot.borrow_and_update()).map_err(|Behind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
+        if pushes.is_empty() {
+            return Ok(());
+        }
+        let mut all = Vec::with_capacity(pushes.len());
         for push in pushes {
-            let (pieces, bytes) = push.pieces();
-            answers.send(pieces).map_err(|error| Status::cancelled(error.to_string()))?;
-            let Push { kind, nonce, .. } = push;
-            report(Event::Sent { kind, nonce, resources: push.count(), removed: push.removed.len(), bytes });
+            let Push { kind, number: nonce, .. } = push;
+            let (resources, removed) = (push.count(), push.removed.len());
+            let pieces = push.encode(self.nonces.text(nonce));
+            (self.report)(Event::Sent { kind, nonce, resources, removed, bytes: pieces.message_len() });
+            all.push(pieces);
         }
-        if !session.is_holding() {
-            held_until = None;
-        } else if held_until.is_none() {
-            held_until = Some(Instant::now() + HOLD);
-        }
-        let held = async {
-            match held_until {
-                Some(until) => sleep_until(until).await,
-                None => pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = held => session.release(),
-            request = requests.next() => match request? {
-                Some(request) => next = Some(request.into_ask()),
-                None => return Ok(()),
-            },
-            changed = snapshot.changed() => {
-                changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
-            }
-        }
+        answers.send(all.into_iter().flatten())
     }
 }
 
@@ -250,7 +317,7 @@ async fn serve<R: IntoAsk>(
 trait IntoAsk: prost::Message + Default + Send + 'static {
     const FORM: Form;
 
-    fn take_node(&mut self) -> Option<Node>;
+    fn take_node(&mut self) -> Option<Bytes>;
 
     /// The question in it, if it is one. Only the state of the world has them.
     fn question(&self) -> Option<Question> {
@@ -258,38 +325,60 @@ trait IntoAsk: prost::Message + Default + Send + 'static {
     }
 
     /// The neutral form, or the type URL if it is not served.
-    fn into_ask(self) -> Result<Ask, String>;
+    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String>;
 }
 
 /// What both forms have.
-fn ask(url: String, nonce: String, error: Option<RpcStatus>, asked: Vec<String>) -> Result<Ask, String> {
+fn ask(
+    url: String,
+    nonce: &str,
+    error: Option<ErrorDetail>,
+    names: Vec<String>,
+    nonces: &Nonces,
+) -> Result<Ask, String> {
     Ok(Ask {
         kind: Kind::from_url(&url).ok_or(url)?,
-        nonce,
-        error: error.map(|status| status.message),
-        names: asked,
+        nonce: nonces.read(nonce),
+        error: error.map(|error| shortened(error.message)),
+        names,
         ..Ask::default()
     })
 }
 
-impl IntoAsk for DeltaDiscoveryRequest {
+/// As much of a client's words as is kept.
+fn shortened(mut text: String) -> String {
+    if text.len() > limits::REASON {
+        text.truncate(text.floor_char_boundary(limits::REASON));
+        text.push('…');
+        text.shrink_to_fit();
+    }
+    text
+}
+
+impl IntoAsk for DeltaRequest {
     const FORM: Form = Form::Delta;
 
-    fn take_node(&mut self) -> Option<Node> {
+    fn take_node(&mut self) -> Option<Bytes> {
         self.node.take()
     }
 
-    fn into_ask(self) -> Result<Ask, String> {
-        let ask = ask(self.type_url, self.response_nonce, self.error_detail, self.resource_names_subscribe)?;
+    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String> {
+        let ask = ask(
+            self.type_url,
+            &self.response_nonce,
+            self.error_detail,
+            self.resource_names_subscribe,
+            nonces,
+        )?;
         let unsubscribe = self.resource_names_unsubscribe;
         Ok(Ask { unsubscribe, have: self.initial_resource_versions, ..ask })
     }
 }
 
-impl IntoAsk for DiscoveryRequest {
+impl IntoAsk for SotwRequest {
     const FORM: Form = Form::Sotw;
 
-    fn take_node(&mut self) -> Option<Node> {
+    fn take_node(&mut self) -> Option<Bytes> {
         self.node.take()
     }
 
@@ -297,8 +386,8 @@ impl IntoAsk for DiscoveryRequest {
         Question::of(&self.type_url, &self.resource_names)
     }
 
-    fn into_ask(self) -> Result<Ask, String> {
-        ask(self.type_url, self.response_nonce, self.error_detail, self.resource_names)
+    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String> {
+        ask(self.type_url, &self.response_nonce, self.error_detail, self.resource_names, nonces)
     }
 }
 
@@ -309,9 +398,9 @@ impl<V: Views> Service for DiscoveryService<V> {
 
     fn answer(&self, call: Call) -> Answering {
         if call.method == wire::DELTA {
-            self.start::<DeltaDiscoveryRequest>(call)
+            self.start::<DeltaRequest>(call)
         } else {
-            self.start::<DiscoveryRequest>(call)
+            self.start::<SotwRequest>(call)
         }
     }
 }

@@ -4,7 +4,7 @@
 //! strings, for every stream it is sent on. Here a response is made of pieces that all streams share, between a few bytes of
 //! its own; on the way in, bodies stay slices of what was received.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::{
@@ -25,6 +25,8 @@ pub(crate) const MAX_MESSAGE: usize = 512 << 20;
 const NOT_COMPRESSED: u8 = 0;
 /// Bodies of this length are not copied. In bytes.
 const BY_REFERENCE: usize = 4 << 10;
+/// So much is copied into one piece of a response. In bytes.
+const COPIED: usize = 32 << 10;
 /// How our server calls itself, in the first response of a stream: who reads it may ask for virtual hosts by authority.
 const SERVER: &str = "skysail";
 /// How long [`Resource::version_text`] is.
@@ -44,7 +46,8 @@ pub enum Form {
 pub(crate) struct Push {
     pub(crate) form: Form,
     pub(crate) kind: Kind,
-    pub(crate) nonce: u64,
+    /// Its number on the stream, from 1.
+    pub(crate) number: u64,
     pub(crate) resources: Vec<Arc<Resource>>,
     /// More resources, which others are sent as well.
     pub(crate) together: Entries,
@@ -78,54 +81,97 @@ impl Push {
     }
 
     fn is_first(&self) -> bool {
-        self.form == Form::Delta && self.nonce == 1
+        self.form == Form::Delta && self.number == 1
     }
 
-    /// The `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message, and its length. Of what is long no copy is
-    /// made.
-    pub(crate) fn pieces(&self) -> (Vec<Bytes>, usize) {
-        let nonce = self.nonce.to_string();
-        let url = self.kind.url();
+    /// The `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message.
+    pub(crate) fn encode(self, nonce: String) -> Pieces {
+        let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
+        let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
+        let room = 256 + 160 * self.resources.len() + 64 * self.removed.len() + copies;
         let entries = self.resources.iter().map(|resource| nested_len(entry_len(self.form, resource)));
         let removed = self.removed.iter().map(|name| text_len(name));
         let length = entries.chain(removed).sum::<usize>()
             + self.together.bytes.len()
-            + text_len(&nonce) * 2
-            + text_len(url)
+            + text_len(&self.number.to_string())
+            + text_len(&nonce)
+            + text_len(self.kind.url())
             + if self.is_first() { nested_len(text_len(SERVER)) } else { 0 };
-        let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
-        let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
-        let room = 256 + 160 * self.resources.len() + 64 * self.removed.len() + copies;
-        let mut open = BytesMut::with_capacity(room);
-        let mut pieces = Vec::new();
-        open.put_u8(NOT_COMPRESSED);
-        // Longer messages cannot be received by anybody.
-        open.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-        text(1, &nonce, &mut open);
-        text(4, url, &mut open);
-        text(5, &nonce, &mut open);
-        for resource in &self.resources {
-            entry_start(self.form, resource, &mut open);
-            if copied(&resource) {
-                open.put_slice(&resource.body);
-            } else {
-                pieces.extend([open.split().freeze(), resource.body.clone()]);
+        Pieces { push: self, nonce, length, room, next: 0, open: BytesMut::new(), body: None }
+    }
+}
+
+/// A response that is encoded as far as it is taken, so that a client that reads slowly holds no more than references to resources.
+/// Of what is long no copy is made.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    push: Push,
+    nonce: String,
+    length: usize,
+    /// What is still to be copied, about. In bytes.
+    room: usize,
+    /// The part that comes next.
+    next: usize,
+    /// What is being written.
+    open: BytesMut,
+    /// A body that follows what was taken last.
+    body: Option<Bytes>,
+}
+
+impl Pieces {
+    /// The length of the message, without gRPC's prefix.
+    pub(crate) fn message_len(&self) -> usize {
+        self.length
+    }
+
+    /// Writes the next part, except for a body that is not copied; false if there are no more.
+    fn write(&mut self) -> bool {
+        let Push { form, kind, number, resources, together, removed } = &self.push;
+        let out = &mut self.open;
+        let part = self.next;
+        self.next += 1;
+        if part == 0 {
+            out.put_u8(NOT_COMPRESSED);
+            // Longer messages cannot be received by anybody.
+            out.put_u32(u32::try_from(self.length).unwrap_or(u32::MAX));
+            text(1, &number.to_string(), out);
+            text(4, kind.url(), out);
+            text(5, &self.nonce, out);
+            if self.push.is_first() {
+                header(7, text_len(SERVER), out);
+                text(1, SERVER, out);
             }
+        } else if let Some(resource) = resources.get(part - 1) {
+            entry_start(*form, resource, out);
+            if resource.body.len() < BY_REFERENCE {
+                out.put_slice(&resource.body);
+            } else {
+                self.body = Some(resource.body.clone());
+            }
+        } else if part == resources.len() + 1 {
+            self.body = (together.count > 0).then(|| together.bytes.clone());
+        } else if let Some(name) = removed.get(part - resources.len() - 2) {
+            text(6, name, out);
+        } else {
+            return false;
         }
-        if self.together.count > 0 {
-            pieces.extend([open.split().freeze(), self.together.bytes.clone()]);
+        true
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if let Some(body) = self.body.take() {
+            return Some(body);
         }
-        for name in &self.removed {
-            text(6, name, &mut open);
+        if self.open.capacity() < self.room.min(2 * BY_REFERENCE) {
+            self.open.reserve(self.room.min(COPIED + BY_REFERENCE));
         }
-        if self.is_first() {
-            header(7, text_len(SERVER), &mut open);
-            text(1, SERVER, &mut open);
-        }
-        if !open.is_empty() {
-            pieces.push(open.freeze());
-        }
-        (pieces, length)
+        while self.open.len() < COPIED && self.body.is_none() && self.write() {}
+        self.room = self.room.saturating_sub(self.open.len());
+        if self.open.is_empty() { self.body.take() } else { Some(self.open.split().freeze()) }
     }
 }
 
@@ -172,6 +218,47 @@ fn header(field: u32, length: usize, out: &mut BytesMut) {
 fn text(field: u32, text: &str, out: &mut BytesMut) {
     header(field, text.len(), out);
     out.put_slice(text.as_bytes());
+}
+
+/// `DeltaDiscoveryRequest` with what is looked at of it. The node is decoded in a stream's first request only.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DeltaRequest {
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub(crate) node: Option<Bytes>,
+    #[prost(string, tag = "2")]
+    pub(crate) type_url: String,
+    #[prost(string, repeated, tag = "3")]
+    pub(crate) resource_names_subscribe: Vec<String>,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) resource_names_unsubscribe: Vec<String>,
+    #[prost(map = "string, string", tag = "5")]
+    pub(crate) initial_resource_versions: HashMap<String, String>,
+    #[prost(string, tag = "6")]
+    pub(crate) response_nonce: String,
+    #[prost(message, optional, tag = "7")]
+    pub(crate) error_detail: Option<ErrorDetail>,
+}
+
+/// `DiscoveryRequest`, likewise.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SotwRequest {
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub(crate) node: Option<Bytes>,
+    #[prost(string, repeated, tag = "3")]
+    pub(crate) resource_names: Vec<String>,
+    #[prost(string, tag = "4")]
+    pub(crate) type_url: String,
+    #[prost(string, tag = "5")]
+    pub(crate) response_nonce: String,
+    #[prost(message, optional, tag = "6")]
+    pub(crate) error_detail: Option<ErrorDetail>,
+}
+
+/// `google.rpc.Status` without its details.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ErrorDetail {
+    #[prost(string, tag = "2")]
+    pub(crate) message: String,
 }
 
 /// `DeltaDiscoveryResponse` on its way in.
@@ -276,17 +363,37 @@ mod tests {
             .collect();
         let together = Entries::encode(form, resources.split_off(2).iter());
         let removed = if form == Form::Delta { vec!["gone".into()] } else { Vec::new() };
-        (Push { form, kind: Kind::Cluster, nonce: 7, resources, together, removed }, anys)
+        (Push { form, kind: Kind::Cluster, number: 7, resources, together, removed }, anys)
     }
 
     /// What a gRPC client reads.
     fn message(push: &Push) -> Vec<u8> {
-        let (pieces, length) = push.pieces();
-        let bytes = pieces.concat();
+        let pieces = push.clone().encode("7-nonce".into());
+        let length = pieces.message_len();
+        let bytes = pieces.collect::<Vec<_>>().concat();
         assert_eq!(bytes[0], NOT_COMPRESSED);
         assert_eq!(bytes[1..5], u32::try_from(length).unwrap().to_be_bytes());
         assert_eq!(bytes.len(), 5 + length);
         bytes[5..].to_vec()
+    }
+
+    #[test]
+    fn no_more_is_encoded_than_is_taken() {
+        let body = Bytes::from(vec![b'x'; BY_REFERENCE - 1]);
+        let all =
+            (0..1_000).map(|number| Resource::from_body(Kind::Cluster, &number.to_string(), body.clone()));
+        let (push, _) = push(Form::Delta);
+        let mut pieces = Push { resources: all.collect(), ..push }.encode("7-nonce".into());
+        let (length, mut taken) = (pieces.message_len(), 0);
+        for number in 1.. {
+            let Some(piece) = pieces.next() else { break };
+            taken += piece.len();
+            assert!(
+                piece.len() <= COPIED + 2 * BY_REFERENCE
+                    && pieces.next <= number * COPIED / BY_REFERENCE + 10
+            );
+        }
+        assert_eq!(taken, 5 + length);
     }
 
     #[test]
@@ -297,7 +404,7 @@ mod tests {
         let read = DeltaDiscoveryResponse::decode(&*bytes).unwrap();
         assert_eq!(
             (read.type_url.as_str(), read.nonce.as_str(), read.system_version_info.as_str()),
-            (Kind::Cluster.url(), "7", "7")
+            (Kind::Cluster.url(), "7-nonce", "7")
         );
         assert_eq!(read.removed_resources, ["gone"]);
         let names: Vec<_> = read.resources.iter().map(|resource| resource.name.as_str()).collect();
@@ -317,7 +424,7 @@ mod tests {
     fn a_full_push_is_a_discovery_response() {
         let (push, anys) = push(Form::Sotw);
         let read = DiscoveryResponse::decode(&*message(&push)).unwrap();
-        assert_eq!((read.version_info.as_str(), read.nonce.as_str()), ("7", "7"));
+        assert_eq!((read.version_info.as_str(), read.nonce.as_str()), ("7", "7-nonce"));
         assert_eq!(read.type_url, Kind::Cluster.url());
         assert_eq!(read.resources, anys);
     }

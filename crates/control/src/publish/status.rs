@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::{Serialize, Serializer};
@@ -54,7 +54,13 @@ pub(crate) struct TypeStatus {
     pub(crate) error: String,
     /// True if nothing is under way and nothing refused.
     pub(crate) synced: bool,
+    /// When a refusal was logged last.
+    #[serde(skip)]
+    logged: Option<Instant>,
 }
+
+/// Between two log lines about what one proxy refuses of one type.
+const BETWEEN_REFUSALS: Duration = Duration::from_secs(10);
 
 impl ClientStatus {
     pub(super) fn new(connection: u64, client: &NewClient) -> Self {
@@ -96,13 +102,14 @@ impl ClientStatus {
             }
             Event::Acked { kind, nonce } => {
                 let status = self.of(kind);
-                let TypeStatus { sent, sent_at, responses, .. } = *status;
+                let TypeStatus { sent, sent_at, responses, logged, .. } = *status;
                 *status = TypeStatus {
                     sent,
                     sent_at,
                     responses,
                     acked: nonce,
                     synced: true,
+                    logged,
                     ..TypeStatus::default()
                 };
             }
@@ -114,6 +121,16 @@ impl ClientStatus {
             }
             Event::Used { .. } | Event::Unused { .. } => {}
         }
+    }
+
+    /// Whether a refusal is to be logged, as none of this type was lately.
+    pub(super) fn is_refusal_to_log(&mut self, kind: Kind) -> bool {
+        let logged = &mut self.of(kind).logged;
+        let is_due = logged.is_none_or(|logged| logged.elapsed() >= BETWEEN_REFUSALS);
+        if is_due {
+            *logged = Some(Instant::now());
+        }
+        is_due
     }
 
     fn of(&mut self, kind: Kind) -> &mut TypeStatus {

@@ -1,12 +1,17 @@
 //! gRPC's messages as they stand on a stream. No more memory is held than there is of a message that has begun: streams are
 //! thousands, and say little.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, sync::Arc};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use h2::RecvStream;
-use prost::Message;
-use tonic::Status;
+use prost::{
+    Message,
+    encoding::{DecodeContext, decode_key, skip_field},
+};
+use tonic::{Code, Status};
+
+use crate::limits::{self, Account, Bound, Incomplete};
 
 /// Whether a message is compressed, and how long it is.
 const PREFIX: usize = 5;
@@ -28,25 +33,44 @@ pub(crate) struct Requests<R> {
     begun: Begun,
     /// The longest that is read, in bytes.
     most: usize,
+    account: Arc<Account>,
+    incomplete: Incomplete,
     kind: PhantomData<fn() -> R>,
 }
 
 impl<R: Message + Default> Requests<R> {
-    pub(crate) fn new(stream: RecvStream, most: usize) -> Self {
-        Self { stream, begun: Begun::default(), most, kind: PhantomData }
+    /// The requests on a stream, of at most so many bytes each.
+    pub(crate) fn new(stream: RecvStream, most: usize, account: &Arc<Account>) -> Self {
+        let incomplete = Incomplete::new(Arc::clone(account));
+        let account = Arc::clone(account);
+        Self { stream, begun: Begun::default(), most, account, incomplete, kind: PhantomData }
     }
 
-    /// The next request; `None` when the client has no more. May be dropped and called again.
-    pub(crate) async fn next(&mut self) -> Result<Option<R>, Status> {
+    /// The next request and its length; `None` when the client has no more. May be dropped and called again. Waits while the
+    /// connection owes too much.
+    pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
+        self.account.paced().await;
         loop {
-            if let Some(request) = self.begun.complete(self.most)? {
-                return Ok(Some(request));
+            let before = self.begun.0.len();
+            if let Some(request) = self.begun.complete(self.most).map_err(|status| self.refused(status))? {
+                self.incomplete.set(0)?;
+                return Ok(Some((request, before - self.begun.0.len())));
             }
+            self.incomplete.set(before)?;
             let Some(data) = self.stream.data().await else { return Ok(None) };
             let data = data.map_err(broken)?;
             self.stream.flow_control().release_capacity(data.len()).map_err(broken)?;
+            // The connection was charged for it as for any other byte.
+            self.account.pace.refund((limits::FRAME_BYTE - 1) * data.len() as u64);
             self.begun.0.extend_from_slice(&data);
         }
+    }
+
+    fn refused(&self, status: Status) -> Status {
+        if status.code() == Code::ResourceExhausted {
+            self.account.limits.note(Bound::Request, &self.account.client);
+        }
+        status
     }
 }
 
@@ -71,10 +95,11 @@ impl Begun {
         }
         if length > most {
             return Err(Status::resource_exhausted(format!(
-                "a request of {length} bytes; at most {most} are taken"
+                "a request of {length} bytes; the limit is {most}"
             )));
         }
         let Some(content) = content.get(..length) else { return Ok(None) };
+        check_fields(content)?;
         let request = R::decode(content).map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.0.advance(PREFIX + length);
         if self.0.is_empty() {
@@ -82,6 +107,28 @@ impl Begun {
         }
         Ok(Some(request))
     }
+}
+
+/// Refuses a message of too many fields, before memory is allocated for them.
+fn check_fields(mut message: &[u8]) -> Result<(), Status> {
+    // Each takes two bytes.
+    if message.len() < 2 * limits::FIELDS {
+        return Ok(());
+    }
+    let mut fields = 0;
+    while !message.is_empty() {
+        let skip = |message: &mut &[u8]| {
+            let (field, kind) = decode_key(message)?;
+            skip_field(kind, field, message, DecodeContext::default())
+        };
+        skip(&mut message).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        fields += 1;
+    }
+    if fields <= limits::FIELDS {
+        return Ok(());
+    }
+    let most = limits::FIELDS;
+    Err(Status::resource_exhausted(format!("a request of {fields} fields; the limit is {most}")))
 }
 
 #[cfg(test)]
@@ -122,6 +169,16 @@ mod tests {
             assert_eq!(read(&bytes, piece), expected, "in pieces of {piece}");
         }
         assert_eq!(read(&bytes[..bytes.len() - 1], 7).len(), 2, "the last is not complete");
+    }
+
+    #[test]
+    fn a_request_of_too_many_fields_is_not_decoded() {
+        let names = |count| DeltaDiscoveryRequest {
+            resource_names_subscribe: vec![String::new(); count],
+            ..DeltaDiscoveryRequest::default()
+        };
+        assert_eq!(read(&framed(&names(limits::FIELDS)), usize::MAX), [Ok(String::new())]);
+        assert_eq!(read(&framed(&names(limits::FIELDS + 1)), usize::MAX), [Err(Code::ResourceExhausted)]);
     }
 
     #[test]

@@ -8,14 +8,12 @@ use std::{
     sync::Arc,
 };
 
-use envoy_types::pb::envoy::{
-    config::cluster::v3::Cluster,
-    service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
-};
+use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use prost::Message as _;
 
 use super::{
     IntoAsk,
+    nonces::{Nonce, Nonces},
     state::{Ask, Session},
 };
 use crate::{
@@ -23,7 +21,7 @@ use crate::{
     interest::{Change, Interest},
     layer::{Layer, Snapshot},
     resource::{Kind, Resource},
-    wire::{DeltaResponse, Form, SotwResponse, name_of},
+    wire::{DeltaRequest, DeltaResponse, Form, SotwRequest, SotwResponse, name_of},
 };
 
 /// What there is of each kind, if all of it is there.
@@ -104,6 +102,7 @@ struct Play {
     world: Layer,
     generation: u64,
     session: Session,
+    nonces: Nonces,
     interest: Arc<Interest>,
     kinds: BTreeMap<Kind, Side>,
     /// What the server said and the client has not read, as it goes over the wire.
@@ -119,7 +118,7 @@ struct Side {
     names: BTreeSet<String>,
     /// Names and versions (delta) or bodies.
     have: BTreeMap<String, Vec<u8>>,
-    /// The last response's number.
+    /// That of the last response.
     nonce: String,
     /// State of the world: no names were given on this stream, which means all of some kinds.
     nameless: bool,
@@ -142,6 +141,7 @@ impl Play {
             world: Layer::default(),
             generation: 1,
             session: Session::new(form, Arc::clone(&interest), Arc::default()),
+            nonces: Nonces::new(),
             interest,
             kinds: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -195,7 +195,7 @@ impl Play {
         let ask = match self.form {
             Form::Sotw => Ask {
                 kind,
-                nonce: side.nonce.clone(),
+                nonce: self.nonces.read(&side.nonce),
                 names: given(&mut side.names.iter()),
                 ..Ask::default()
             },
@@ -223,11 +223,13 @@ impl Play {
         let Ok(pushes) = self.session.pushes(&now) else { return self.reconnect() };
         for push in pushes {
             let waits = self.under_way.iter().any(|(kind, _)| *kind == push.kind);
-            assert!(!waits || self.wild, "two responses of {} are under way", push.kind);
-            let (pieces, length) = push.pieces();
-            let bytes = pieces.concat();
+            assert!(!waits, "two responses of {} are under way", push.kind);
+            let (kind, nonce) = (push.kind, self.nonces.text(push.number));
+            let pieces = push.encode(nonce);
+            let length = pieces.message_len();
+            let bytes = pieces.collect::<Vec<_>>().concat();
             assert_eq!(bytes.len(), 5 + length);
-            self.under_way.push_back((push.kind, bytes[5..].to_vec()));
+            self.under_way.push_back((kind, bytes[5..].to_vec()));
         }
     }
 
@@ -277,8 +279,9 @@ impl Play {
         }
         let names = if self.form == Form::Sotw { side.names.iter().cloned().collect() } else { Vec::new() };
         let error = (!good).then(|| "no".to_owned());
-        let ask = Ask { kind, nonce: side.nonce.clone(), error, names, ..Ask::default() };
-        self.ask(ask);
+        let nonce = self.nonces.read(&side.nonce);
+        assert!(matches!(nonce, Nonce::Of(_)), "{nonce:?} of {kind}");
+        self.ask(Ask { kind, nonce, error, names, ..Ask::default() });
         if !confirmed.is_empty() {
             self.ask(Ask { kind, names: confirmed, ..Ask::default() });
         }
@@ -289,6 +292,7 @@ impl Play {
     fn reconnect(&mut self) {
         self.interest = Arc::default();
         self.session = Session::new(self.form, Arc::clone(&self.interest), Arc::default());
+        self.nonces = Nonces::new();
         self.under_way.clear();
         let form = self.form;
         // Who wants nothing says nothing: it would mean all.
@@ -318,8 +322,8 @@ impl Play {
         begun.0.extend_from_slice(bytes);
         loop {
             let ask = match self.form {
-                Form::Delta => begun.complete::<DeltaDiscoveryRequest>(MAX_REQUEST).map(asked),
-                Form::Sotw => begun.complete::<DiscoveryRequest>(MAX_REQUEST).map(asked),
+                Form::Delta => begun.complete::<DeltaRequest>(MAX_REQUEST).map(|one| self.asked(one)),
+                Form::Sotw => begun.complete::<SotwRequest>(MAX_REQUEST).map(|one| self.asked(one)),
             };
             let Ok(Some(ask)) = ask else { return };
             if let Ok(ask) = ask {
@@ -327,6 +331,10 @@ impl Play {
                 self.deliver();
             }
         }
+    }
+
+    fn asked<R: IntoAsk>(&self, request: Option<R>) -> Option<Result<Ask, String>> {
+        request.map(|request| request.into_ask(&self.nonces))
     }
 
     /// All is said and taken; then the client has what it asked for.
@@ -368,10 +376,6 @@ impl Play {
             }
         }
     }
-}
-
-fn asked<R: IntoAsk>(request: Option<R>) -> Option<Result<Ask, String>> {
-    request.map(IntoAsk::into_ask)
 }
 
 #[cfg(test)]

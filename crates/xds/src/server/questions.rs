@@ -52,7 +52,7 @@ pub(super) async fn answer<R: IntoAsk>(
         let question = match next.take() {
             Some(question) => question,
             None => {
-                let Some(request) = requests.next().await? else { return Ok(()) };
+                let Some((request, _)) = requests.next().await? else { return Ok(()) };
                 request
                     .question()
                     .ok_or_else(|| Status::invalid_argument("this stream is for debug types"))?
@@ -61,7 +61,8 @@ pub(super) async fn answer<R: IntoAsk>(
         let response = views.answer(&question, call)?;
         let response =
             DiscoveryResponse { type_url: question.type_url, nonce: number.to_string(), ..response };
-        answers.send(vec![framed(&response)]).map_err(|error| Status::cancelled(error.to_string()))?;
+        answers.send(std::iter::once(framed(&response)))?;
+        answers.flushed().await?;
     }
     Err(Status::resource_exhausted("this stream had its questions; open another"))
 }

@@ -28,10 +28,11 @@ use std::{
 };
 
 use self::names::Names;
-use super::{Event, Form};
+use super::{Event, Form, nonces::Nonce};
 use crate::{
     interest::Interest,
     layer::Snapshot,
+    limits,
     resource::{Kind, Resource},
     wire::Push,
 };
@@ -43,7 +44,7 @@ const WILDCARD: &str = "*";
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) kind: Kind,
-    pub(super) nonce: String,
+    pub(super) nonce: Nonce,
     pub(super) error: Option<String>,
     /// Delta: names to add. State of the world: all names.
     pub(super) names: Vec<String>,
@@ -57,7 +58,7 @@ impl Default for Ask {
     fn default() -> Self {
         Self {
             kind: Kind::Cluster,
-            nonce: String::new(),
+            nonce: Nonce::None,
             error: None,
             names: Vec::new(),
             unsubscribe: Vec::new(),
@@ -70,6 +71,17 @@ impl Default for Ask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Behind;
 
+/// What a request came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// It answers the response under way.
+    pub(super) acknowledges: bool,
+    /// Its nonce is none that the stream was sent.
+    pub(super) guesses: bool,
+    /// What it costs, aside from its bytes; see [`limits`].
+    pub(super) cost: u64,
+}
+
 /// The state of one kind on one stream.
 #[derive(Debug, Default)]
 struct Watched {
@@ -79,6 +91,10 @@ struct Watched {
     names: Names,
     /// Those of them that the client has not said, and is to confirm.
     given: Names,
+    /// Those of them that no resource had when they were asked for, which are held for this stream alone.
+    strange: Names,
+    /// What these and those in `lost` take.
+    kept: usize,
     /// They, or that all are asked for, are not noted in the interest yet.
     renamed: bool,
     /// Everything that there is is news.
@@ -130,14 +146,20 @@ impl Session {
     }
 
     /// Takes a request in.
-    pub(super) fn ask(&mut self, ask: Ask, snapshot: &Snapshot, report: &mut dyn FnMut(Event<'_>)) {
+    pub(super) fn ask(&mut self, ask: Ask, snapshot: &Snapshot, report: &mut dyn FnMut(Event<'_>)) -> Taken {
         let kind = ask.kind;
         let watched = &mut self.kinds[kind as usize];
         if !watched.open {
             report(Event::Asked { kind });
         }
-        let nonce: Option<u64> = ask.nonce.parse().ok();
+        // A client that connects again may bring the nonce of another stream along in a first request.
+        let guesses = watched.open && ask.nonce == Nonce::Unknown;
+        let nonce = if let Nonce::Of(number) = ask.nonce { Some(number) } else { None };
         let answers_last = nonce.is_some() && nonce == watched.nonce;
+        let named = ask.names.len() + ask.unsubscribe.len() + ask.have.len();
+        // Whoever asks for a family or for all has all of it looked through; other names add to what waits.
+        let many = ask.names.iter().any(|name| name == WILDCARD || kind.is_family(name));
+        let waiting = if many { 0 } else { watched.again.0.len() };
         let mut acknowledges = false;
         if let Some(nonce) = watched.in_flight.filter(|in_flight| Some(*in_flight) == nonce) {
             watched.in_flight = None;
@@ -165,7 +187,7 @@ impl Session {
                     self.holding.retain(|name| !ask.unsubscribe.iter().any(|gone| **gone == **name));
                 }
                 if hosts && !ask.unsubscribe.is_empty() {
-                    for name in snapshot.intern(ask.kind, ask.unsubscribe.clone()) {
+                    for name in snapshot.intern(ask.kind, ask.unsubscribe.clone()).0 {
                         report(Event::Unused { host: &name });
                     }
                 }
@@ -180,10 +202,25 @@ impl Session {
                     }
                 }
             }
-            Form::Sotw if watched.open && !ask.nonce.is_empty() && !answers_last => watched.ask_late(&ask),
+            Form::Sotw if watched.open && ask.nonce != Nonce::None && !answers_last => {
+                watched.ask_late(&ask);
+            }
             Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
         }
+        // In the state of the world an acknowledgement lists all names again, as the protocol wants.
+        let repeats = self.form == Form::Sotw && acknowledges && !watched.renamed;
+        let listed = if repeats { 0 } else { named };
         watched.tell(kind, &self.interest);
+        watched.kept =
+            watched.strange.0.iter().chain(&watched.lost).map(|name| limits::name_cost(name)).sum();
+        let free = acknowledges && listed == 0;
+        let cost = if free { 0 } else { watched.cost(kind, snapshot, listed, waiting) };
+        Taken { acknowledges, guesses, cost }
+    }
+
+    /// What the names take that are held for this stream alone. In bytes.
+    pub(super) fn kept(&self) -> usize {
+        self.kinds.iter().map(|watched| watched.kept).sum()
     }
 
     /// True while listeners and routes wait for the client to ask for endpoints.
@@ -270,7 +307,7 @@ impl Session {
         let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
         let mut resources = if whole { watched.whole(snapshot, kind) } else { send };
         let together = snapshot.together(kind, self.form, &mut resources);
-        pushes.push(Push { form: self.form, kind, nonce: self.nonce, resources, together, removed });
+        pushes.push(Push { form: self.form, kind, number: self.nonce, resources, together, removed });
         match kind {
             Kind::Cluster => self.warm(&changed),
             Kind::Route => self.complete(&changed, snapshot),
@@ -388,7 +425,7 @@ impl Watched {
             self.lost = gone.map(|name| name.as_str().into()).collect();
         }
         if !unsubscribe.is_empty() {
-            self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).into()));
+            self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).0.into()));
             if kind == Kind::VirtualHost {
                 // What it did not confirm it may have forgotten, or not take when it comes. Who still asks for what leads to one is
                 // to have it.
@@ -407,6 +444,7 @@ impl Watched {
         }
         self.names.retain(|name| !names.contains(name));
         self.given.retain(|name| !names.contains(name));
+        self.strange.retain(|name| !names.contains(name));
         let mut again = std::mem::take(&mut self.again);
         again.retain(|name| !names.contains(name) && self.watches(kind, name));
         // The client has forgotten what it is still to have, if there is any.
@@ -429,7 +467,9 @@ impl Watched {
         news: impl Fn(&str) -> bool,
     ) {
         let (mut named, mut again, mut families) = (Vec::new(), Vec::new(), Vec::new());
-        for name in snapshot.intern(kind, names) {
+        let (names, strange) = snapshot.intern(kind, names);
+        self.strange.extend(strange);
+        for name in names {
             if &*name == WILDCARD {
                 self.all |= !self.wildcard;
                 self.wildcard = true;
@@ -497,7 +537,9 @@ impl Watched {
         self.explicit |= !names.is_empty();
         let wildcard = names.iter().any(|name| name == WILDCARD) || (!self.explicit && kind.is_wildcard());
         names.retain(|name| name != WILDCARD);
-        let names = Names(snapshot.intern(kind, names).into());
+        let (names, strange) = snapshot.intern(kind, names);
+        let names = Names(names.into());
+        self.strange = Names(strange.into());
         let first = !self.open;
         let same = names == self.names;
         let repeated = !first && !acknowledges && same && wildcard == self.wildcard;
@@ -532,7 +574,19 @@ impl Watched {
         if !self.names.0.is_empty() {
             let said: HashSet<&str> = ask.names.iter().map(String::as_str).collect();
             self.names.retain(|name| said.contains(name));
+            self.strange.retain(|name| said.contains(name));
         }
+    }
+
+    /// What a request costs that lists so many names, where so many waited to be answered before.
+    fn cost(&self, kind: Kind, snapshot: &Snapshot, listed: usize, waiting: usize) -> u64 {
+        let all = if self.all && self.wildcard { snapshot.count(kind) } else { 0 };
+        let anew = self.again.0.len().saturating_sub(waiting) + all;
+        let held = if listed > 0 { self.names.0.len() + self.again.0.len() } else { 0 };
+        limits::ASK
+            + limits::RESOURCE * anew as u64
+            + limits::NAMED * listed as u64
+            + limits::HELD * held as u64
     }
 
     /// Whether the client takes part in what happens to a name.

@@ -12,8 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::config::cluster::v3::Cluster;
-use tokio::net::{TcpListener, TcpStream};
+use envoy_types::pb::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
 use tonic::{
     Extensions,
     codegen::http,
@@ -28,6 +31,7 @@ use crate::{
     Layer, Resource, Resources,
     client::{Client, Connection, Options, Rejection, Subscriptions, Update},
     grpc,
+    limits::Limits,
 };
 
 /// Gives every client the same view and records what it reports.
@@ -47,7 +51,8 @@ impl Views for OneView {
         let events = Arc::clone(&self.events);
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
         let resources = super::Resources { snapshot: self.world.subscribe(), interest: Arc::default() };
-        Ok(View { resources, report: Box::new(report), remembered: Arc::default() })
+        let identity = node.id.into();
+        Ok(View { identity, resources, report: Box::new(report), remembered: Arc::default() })
     }
 }
 
@@ -69,9 +74,14 @@ impl OneView {
 struct Server {
     views: Arc<OneView>,
     address: SocketAddr,
+    limits: Arc<Limits>,
 }
 
 async fn serve(world: Resources, address: &str) -> Server {
+    serve_with(Limits::default(), world, address).await
+}
+
+async fn serve_with(limits: Limits, world: Resources, address: &str) -> Server {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut layer = Layer::default();
@@ -82,16 +92,18 @@ async fn serve(world: Resources, address: &str) -> Server {
         connects: AtomicUsize::new(0),
     });
     let service = DiscoveryService::new(Arc::clone(&views));
+    let limits = Arc::new(limits);
+    let all = Arc::clone(&limits);
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             let mut extensions = Extensions::new();
             extensions.insert(stream.connect_info());
-            let service = service.clone();
-            tokio::spawn(async move { grpc::serve(stream, extensions, &service, pending()).await });
+            let (service, limits) = (service.clone(), Arc::clone(&all));
+            tokio::spawn(async move { grpc::serve(stream, extensions, &service, &limits, pending()).await });
         }
     });
-    Server { views, address }
+    Server { views, address, limits }
 }
 
 fn world(clusters: &[(&str, u32)]) -> Resources {
@@ -267,7 +279,13 @@ impl Slow {
     }
 
     fn send(&mut self, request: &DeltaDiscoveryRequest) {
-        self.requests.send_data(grpc::framed(request), false).unwrap();
+        self.send_all(std::slice::from_ref(request));
+    }
+
+    /// Sends requests in frames of the usual length: HTTP/2 bounds how many short ones are received in a row.
+    fn send_all(&mut self, requests: &[DeltaDiscoveryRequest]) {
+        let bytes = requests.iter().map(grpc::framed).collect::<Vec<_>>().concat();
+        self.requests.send_data(bytes.into(), false).unwrap();
     }
 
     /// Takes all there is from now on: the responses up to one that takes this name away. Each is acknowledged.
@@ -302,14 +320,207 @@ impl Slow {
 }
 
 /// What comes of a future while the connection goes on.
-async fn alongside<T>(
-    connection: &mut h2::client::Connection<TcpStream, Bytes>,
+async fn alongside<T, IO: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut h2::client::Connection<IO, Bytes>,
     future: impl Future<Output = T>,
 ) -> T {
     tokio::select! {
         done = future => done,
         ended = connection => panic!("the connection ended: {ended:?}"),
     }
+}
+
+/// A first request of a client that is let in.
+fn first(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
+    let node = Node { id: "client".into(), ..Node::default() };
+    DeltaDiscoveryRequest { node: Some(node), ..request(kind, names) }
+}
+
+fn request(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        type_url: kind.url().into(),
+        resource_names_subscribe: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+impl Slow {
+    /// Goes on until the server has read so far that it was asked for a kind.
+    async fn until_asked(&mut self, server: &Server, kind: Kind) {
+        let asked = format!("{:?}", Event::Asked { kind });
+        let mut events = server.views.events.subscribe();
+        alongside(&mut self.connection, events.wait_for(|events| events.contains(&asked))).await.unwrap();
+    }
+
+    /// How the call ends.
+    async fn status(mut self) -> Status {
+        while self.connection.set_initial_window_size(1 << 20).is_err() {
+            alongside(&mut self.connection, tokio::task::yield_now()).await;
+        }
+        let answer = alongside(&mut self.connection, &mut self.answer).await.unwrap();
+        if let Some(status) = Status::from_header_map(answer.headers()) {
+            return status;
+        }
+        let mut body = answer.into_body();
+        while let Some(piece) = alongside(&mut self.connection, body.data()).await {
+            body.flow_control().release_capacity(piece.unwrap().len()).unwrap();
+        }
+        let trailers = alongside(&mut self.connection, body.trailers()).await.unwrap().unwrap();
+        Status::from_header_map(&trailers).unwrap()
+    }
+}
+
+/// How many responses were made.
+fn sent(server: &Server) -> usize {
+    server.views.events.borrow().iter().filter(|event| event.starts_with("Sent")).count()
+}
+
+fn hosts() -> Resources {
+    let mut world = world(&[("a", 1)]);
+    for host in ["80/a", "80/b"] {
+        world.insert(Resource::from_body(Kind::VirtualHost, host, Bytes::copy_from_slice(&encoded(host))));
+    }
+    world
+}
+
+#[tokio::test]
+async fn who_reads_nothing_is_made_one_response_whatever_it_sends() {
+    let server = serve(hosts(), "127.0.0.1:0").await;
+    let mut slow = Slow::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
+    let mut requests = Vec::new();
+    for guess in 1..=1_000 {
+        let again = request(Kind::VirtualHost, &["80"]);
+        let mut change = again.clone();
+        if guess % 2 == 1 {
+            std::mem::swap(&mut change.resource_names_subscribe, &mut change.resource_names_unsubscribe);
+        }
+        requests.push(DeltaDiscoveryRequest { response_nonce: guess.to_string(), ..change });
+        requests.push(DeltaDiscoveryRequest { response_nonce: format!("{guess}-{guess:016x}"), ..again });
+    }
+    slow.send_all(&requests);
+    // Nor of another type, while the first was not read.
+    slow.send(&request(Kind::Cluster, &[]));
+    slow.send(&request(Kind::Endpoint, &["a"]));
+    slow.until_asked(&server, Kind::Endpoint).await;
+    assert_eq!(sent(&server), 1);
+    assert_eq!(server.limits.reached(Bound::Nonce), 2_000);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_client_is_made_as_far_as_it_reads() {
+    /// Sends pieces without end.
+    struct Endless(Arc<AtomicUsize>);
+    const PIECE: usize = 1_000;
+
+    impl Service for Endless {
+        fn has(&self, _: &str) -> bool {
+            true
+        }
+
+        fn answer(&self, mut call: Call) -> Answering {
+            let made = Arc::clone(&self.0);
+            Box::pin(async move {
+                let pieces = std::iter::repeat_with(move || {
+                    made.fetch_add(1, Ordering::Relaxed);
+                    Bytes::from_static(&[0; PIECE])
+                });
+                call.answers.send(pieces).unwrap();
+                _ = call.answers.flushed().await;
+            })
+        }
+    }
+
+    let (client, server) = tokio::io::duplex(1 << 30);
+    let made = Arc::<AtomicUsize>::default();
+    let (endless, limits) = (Endless(Arc::clone(&made)), Arc::<Limits>::default());
+    tokio::spawn(async move { grpc::serve(server, Extensions::new(), &endless, &limits, pending()).await });
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(10 * PIECE as u32);
+    let (client, mut connection) = builder.handshake::<_, Bytes>(client).await.unwrap();
+    let mut client = alongside(&mut connection, client.ready()).await.unwrap();
+    let request =
+        http::Request::post("http://a/b").header("content-type", "application/grpc").body(()).unwrap();
+    let (answer, _requests) = client.send_request(request, false).unwrap();
+    let mut body = alongside(&mut connection, answer).await.unwrap().into_body();
+    let mut read = 0;
+    for _ in 0..100 {
+        let piece = alongside(&mut connection, body.data()).await.unwrap().unwrap();
+        read += piece.len();
+        let ahead = made.load(Ordering::Relaxed) * PIECE - read;
+        assert!(ahead <= 11 * PIECE, "{ahead} bytes were made for a window of {}", 10 * PIECE);
+        body.flow_control().release_capacity(piece.len()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_reads_nothing_for_long_loses_its_connection() {
+    let limits = Limits::new(Duration::from_millis(50), 10, 1 << 20);
+    let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
+    let slow = Slow::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
+    // It answers PINGs all the while.
+    _ = slow.connection.await;
+    assert_eq!(server.limits.reached(Bound::Unread), 1);
+}
+
+#[tokio::test]
+async fn names_without_end_end_the_stream() {
+    let limits = Limits::new(Duration::from_secs(60), 10, 100_000);
+    let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
+    let mut slow = Slow::connect(server.address, &first(Kind::Endpoint, &["a"])).await;
+    let names = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("none-{number}"));
+    // What is taken back does not count.
+    let in_turn = names(0..10_000).flat_map(|name| {
+        let asked = request(Kind::Endpoint, &[&name]);
+        let back = request(Kind::Endpoint, &[]);
+        [asked, DeltaDiscoveryRequest { resource_names_unsubscribe: vec![name], ..back }]
+    });
+    slow.send_all(&in_turn.collect::<Vec<_>>());
+    slow.send(&request(Kind::Cluster, &[]));
+    slow.until_asked(&server, Kind::Cluster).await;
+    assert_eq!(server.limits.reached(Bound::IdentityNames), 0);
+    let all = names(0..2_000).map(|name| request(Kind::Endpoint, &[&name]));
+    slow.send_all(&all.collect::<Vec<_>>());
+    let status = slow.status().await;
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    assert!(status.message().contains("client asks for and no resource has"), "{status}");
+    assert_eq!(server.limits.reached(Bound::IdentityNames), 1);
+}
+
+#[tokio::test]
+async fn an_identity_has_so_many_streams_and_no_more() {
+    let limits = Limits::new(Duration::from_secs(60), 1, 1 << 20);
+    let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
+    let mut one = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
+    one.until_asked(&server, Kind::Cluster).await;
+    let status = Slow::connect(server.address, &first(Kind::Cluster, &[])).await.status().await;
+    assert_eq!(
+        (status.code(), status.message()),
+        (tonic::Code::ResourceExhausted, "client has 1 discovery streams, which is the limit")
+    );
+}
+
+#[tokio::test]
+async fn a_long_reason_is_cut() {
+    let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
+    let mut slow = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
+    while slow.connection.set_initial_window_size(1 << 20).is_err() {
+        alongside(&mut slow.connection, tokio::task::yield_now()).await;
+    }
+    let mut body = alongside(&mut slow.connection, &mut slow.answer).await.unwrap().into_body();
+    let message = alongside(&mut slow.connection, body.data()).await.unwrap().unwrap();
+    let response: wire::DeltaResponse = prost::Message::decode(message.slice(5..)).unwrap();
+    let error_detail =
+        envoy_types::pb::google::rpc::Status { message: "é".repeat(100_000), ..Default::default() };
+    slow.send(&DeltaDiscoveryRequest {
+        response_nonce: response.nonce,
+        error_detail: Some(error_detail),
+        ..request(Kind::Cluster, &[])
+    });
+    slow.send(&request(Kind::Listener, &[]));
+    slow.until_asked(&server, Kind::Listener).await;
+    let events = server.views.events.borrow().clone();
+    let rejected = events.iter().find(|event| event.starts_with("Rejected")).unwrap();
+    assert!(rejected.len() < limits::REASON + 100, "{}", rejected.len());
 }
 
 #[tokio::test]

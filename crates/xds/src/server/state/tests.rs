@@ -48,7 +48,7 @@ fn resources(all: &[(Kind, &str, &'static [u8])]) -> World {
 fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
     Ask {
         kind,
-        nonce: if nonce == 0 { String::new() } else { nonce.to_string() },
+        nonce: if nonce == 0 { Nonce::None } else { Nonce::Of(nonce) },
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         ..Ask::default()
     }
@@ -68,7 +68,7 @@ fn out(session: &mut Session, world: &World) -> Vec<(Kind, u64, String, String)>
         .iter()
         .map(|push| {
             let sent = join(push.resources.iter().map(|resource| &*resource.name).collect());
-            (push.kind, push.nonce, sent, join(push.removed.iter().map(|name| &**name).collect()))
+            (push.kind, push.number, sent, join(push.removed.iter().map(|name| &**name).collect()))
         })
         .collect()
 }
@@ -454,4 +454,57 @@ fn what_is_remembered_comes_with_the_catch_all_to_who_has_nothing() {
     // Who asks for all of them is not to be helped.
     let mut session = Session::new(Form::Delta, Arc::default(), remembered);
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80"]), &world), one(kind, 1, "80/a:80,80/b:80", ""));
+}
+
+#[test]
+fn names_that_no_resource_has_are_counted_while_they_are_held() {
+    let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
+    let cost = |names: &[&str]| names.iter().map(|name| limits::name_cost(name)).sum::<usize>();
+    for form in [Form::Delta, Form::Sotw] {
+        let mut session = Session::new(form, Arc::default(), Arc::default());
+        exchange(&mut session, ask(Endpoint, 0, &["a", "b", "none", "never"]), &world);
+        assert_eq!(session.kept(), cost(&["none", "never"]), "{form:?}");
+        let less = if form == Form::Delta {
+            Ask { unsubscribe: vec!["none".into(), "a".into()], ..ask(Endpoint, 1, &[]) }
+        } else {
+            ask(Endpoint, 1, &["b", "never"])
+        };
+        exchange(&mut session, less, &world);
+        assert_eq!(session.kept(), cost(&["never"]), "{form:?}");
+    }
+    // What the client has from before and is gone is held until that was said.
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let have = ["lost", "a"].map(|name| (name.to_owned(), "1".to_owned())).into();
+    let all = Ask { have, ..ask(Endpoint, 0, &["*"]) };
+    assert_eq!(exchange(&mut session, all, &world), one(Endpoint, 1, "a,b", ""));
+    assert_eq!(session.kept(), cost(&["lost", "*"]));
+    assert_eq!(exchange(&mut session, ask(Endpoint, 1, &[]), &world), one(Endpoint, 2, "", "lost"));
+    exchange(&mut session, ask(Endpoint, 2, &[]), &world);
+    assert_eq!(session.kept(), cost(&["*"]));
+}
+
+#[test]
+fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
+    let world =
+        resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "90/a", b"1")]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let mut cost = |request| {
+        let taken = session.ask(request, &world.now(), &mut |_| {});
+        session.pushes(&world.now()).unwrap();
+        taken.cost
+    };
+    let both = limits::ASK + limits::NAMED + 3 * limits::HELD + 2 * limits::RESOURCE;
+    assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
+    assert_eq!(cost(ask(VirtualHost, 1, &[])), 0);
+    assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
+    // Also when it comes with an acknowledgement.
+    assert_eq!(cost(ask(VirtualHost, 2, &["80"])), both);
+    assert_eq!(cost(ask(VirtualHost, 2, &[])), limits::ASK);
+
+    // The state of the world lists its names again and again.
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
+    let endpoints = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &endpoints).len(), 1);
+    let acknowledged = session.ask(ask(Endpoint, 1, &["a", "b"]), &endpoints.now(), &mut |_| {});
+    assert_eq!((acknowledged.acknowledges, acknowledged.cost), (true, 0));
 }

@@ -1,0 +1,157 @@
+//! The answers to a call. They are encoded and handed to HTTP/2 as far as the client takes them, so that one that does not read
+//! holds next to nothing, and loses its connection in the end.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use h2::{SendStream, server::SendResponse};
+use tokio::time::{Sleep, sleep};
+use tonic::{Status, codegen::http::HeaderMap};
+use tracing::debug;
+
+use super::head;
+use crate::limits::{Account, Bound, PROGRESS};
+
+/// The answers to a call.
+pub(crate) struct Answers {
+    state: State,
+    /// What was not handed over yet: one piece, and those that are made when it is their turn.
+    piece: Bytes,
+    pieces: Option<Box<dyn Iterator<Item = Bytes> + Send>>,
+    /// Set while the client is waited for.
+    stall: Option<Stall>,
+    account: Arc<Account>,
+}
+
+enum State {
+    /// Nothing was sent yet.
+    Begun(SendResponse<Bytes>),
+    Open(SendStream<Bytes>),
+    Ended,
+}
+
+/// A wait for a client that does not read.
+struct Stall {
+    timer: Pin<Box<Sleep>>,
+    /// What it took since the timer started, in bytes.
+    taken: usize,
+}
+
+impl Answers {
+    pub(super) fn new(respond: SendResponse<Bytes>, account: Arc<Account>) -> Self {
+        Self { state: State::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
+    }
+
+    /// Begins to send messages, once those before are [flushed](Self::flushed). What the client does not take yet is not made yet.
+    pub(crate) fn send(
+        &mut self,
+        pieces: impl Iterator<Item = Bytes> + Send + 'static,
+    ) -> Result<(), Status> {
+        debug_assert!(self.is_clear(), "what was sent before waits");
+        if let State::Begun(respond) = &mut self.state {
+            self.state = State::Open(respond.send_response(head(), false).map_err(broken)?);
+        }
+        self.pieces = Some(Box::new(pieces));
+        self.hand_over()
+    }
+
+    /// True if nothing waits.
+    pub(crate) fn is_clear(&self) -> bool {
+        self.pieces.is_none()
+    }
+
+    /// Waits until all that was sent is handed over. Fails if the client takes too little for too long; then its connection is closed.
+    /// May be dropped and called again.
+    pub(crate) async fn flushed(&mut self) -> Result<(), Status> {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        loop {
+            self.hand_over()?;
+            let State::Open(stream) = &mut self.state else { return Poll::Ready(Ok(())) };
+            if self.pieces.is_none() {
+                return Poll::Ready(Ok(()));
+            }
+            match stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(broken(error))),
+                Poll::Ready(None) => {
+                    return Poll::Ready(Err(Status::cancelled("the client ended the stream")));
+                }
+                Poll::Pending => break,
+            }
+        }
+        let unread = self.account.limits.unread;
+        let stall = self.stall.get_or_insert_with(|| Stall { timer: Box::pin(sleep(unread)), taken: 0 });
+        ready!(stall.timer.as_mut().poll(cx));
+        self.account.close();
+        let what = format!("nothing of what waits was read for {unread:?}; the connection is closed");
+        Poll::Ready(Err(self.account.limits.exhausted(Bound::Unread, &self.account.client, what)))
+    }
+
+    /// Hands over as much as the client takes now.
+    fn hand_over(&mut self) -> Result<(), Status> {
+        let State::Open(stream) = &mut self.state else { return Ok(()) };
+        while let Some(pieces) = &mut self.pieces {
+            if self.piece.is_empty() {
+                let Some(piece) = pieces.next() else {
+                    (self.pieces, self.stall) = (None, None);
+                    stream.reserve_capacity(0);
+                    return Ok(());
+                };
+                self.piece = piece;
+            }
+            stream.reserve_capacity(self.piece.len());
+            let taken = stream.capacity().min(self.piece.len());
+            if taken == 0 {
+                return Ok(());
+            }
+            stream.send_data(self.piece.split_to(taken), false).map_err(broken)?;
+            if let Some(stall) = &mut self.stall {
+                stall.taken += taken;
+                if stall.taken >= PROGRESS {
+                    self.stall = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the call. What waits is dropped.
+    pub(crate) fn end(mut self, status: &Status) {
+        let mut trailers = HeaderMap::new();
+        if status.add_header(&mut trailers).is_err() {
+            trailers = HeaderMap::new();
+            _ = Status::internal("the status has no form").add_header(&mut trailers);
+        }
+        let ended = match std::mem::replace(&mut self.state, State::Ended) {
+            State::Begun(mut respond) => {
+                let mut only = head();
+                only.headers_mut().extend(trailers);
+                respond.send_response(only, true).map(|_| ())
+            }
+            State::Open(mut stream) => stream.send_trailers(trailers),
+            State::Ended => Ok(()),
+        };
+        if let Err(error) = ended {
+            debug!(%error, "a call ended without its status");
+        }
+    }
+}
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers").field("is_clear", &self.is_clear()).finish_non_exhaustive()
+    }
+}
+
+fn broken(error: h2::Error) -> Status {
+    Status::cancelled(error.to_string())
+}

@@ -1,0 +1,111 @@
+//! A connection's bytes: they are charged to its account, and no more are read while it owes too much.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+
+use crate::limits::{Account, Bound, FRAME_BYTE};
+
+/// A connection that is read at its account's pace.
+pub(super) struct Paced<IO> {
+    io: IO,
+    account: Arc<Account>,
+    /// Until when it is not read.
+    wait: Option<Pin<Box<Sleep>>>,
+}
+
+impl<IO> Paced<IO> {
+    pub(super) fn new(io: IO, account: Arc<Account>) -> Self {
+        Self { io, account, wait: None }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, account, wait } = &mut *self;
+        loop {
+            if let Some(timer) = wait {
+                ready!(timer.as_mut().poll(cx));
+                *wait = None;
+            }
+            let Some(time) = account.pace.wait() else { break };
+            account.limits.note(Bound::Pace, &account.client);
+            *wait = Some(Box::pin(sleep(time)));
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(io).poll_read(cx, buffer);
+        let bytes = buffer.filled().len() - before;
+        if bytes > 0 {
+            account.pace.spend(FRAME_BYTE * bytes as u64);
+        }
+        read
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::limits::{BURST, CALL, Limits};
+
+    #[tokio::test]
+    async fn what_is_read_is_charged_and_not_read_on_credit() {
+        let limits = Arc::new(Limits::default());
+        let account = Arc::new(Account::new(Arc::clone(&limits), String::new()));
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        let mut server = Paced::new(server, Arc::clone(&account));
+        client.write_all(&[7; 1_000]).await.unwrap();
+        let mut read = [0; 1_000];
+        server.read_exact(&mut read).await.unwrap();
+        account.pace.spend(BURST - FRAME_BYTE * 1_000);
+        assert_eq!(account.pace.wait(), None);
+
+        // An hour's worth.
+        account.pace.spend(3_600 * CALL);
+        client.write_all(&[7; 1_000]).await.unwrap();
+        let mut waiting = Box::pin(server.read_exact(&mut read));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        drop(waiting);
+        assert_eq!(limits.reached(Bound::Pace), 1);
+        server.write_all(b"answers are written all the same").await.unwrap();
+    }
+}

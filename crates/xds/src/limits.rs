@@ -1,0 +1,450 @@
+//! What clients may cost a server: every bound in one place, and the accounts that keep to them.
+//!
+//! Memory is bounded by what a connection holds (requests that are not complete, names of resources that do not exist, streams) and by
+//! never encoding more than its client takes. CPU time is bounded by a [pace](Pace): all that a client makes the server do is
+//! charged to its connection, which is not read while it owes too much. `docs/limits.md` lists them for operators.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tonic::Status;
+use tracing::warn;
+
+/// Calls in progress on a connection. A proxy has one stream, and now and then a call for a certificate.
+pub const CALLS: u32 = 16;
+/// Length of a call's header list, which has a token in it. In bytes.
+pub const HEAD: u32 = 64 << 10;
+/// Length of a discovery request: the names of some hundred thousand resources. In bytes.
+pub const REQUEST: usize = 4 << 20;
+/// Fields of a request, most of which are names. An empty one takes two bytes on the wire and a hundred in memory.
+pub const FIELDS: usize = 250_000;
+/// Length of the node in a stream's first request, annotations included, of which Kubernetes allows 256 KiB. In bytes.
+pub const NODE: usize = 512 << 10;
+/// Requests of a connection that are not complete yet, together. In bytes.
+pub const INCOMPLETE: usize = 8 << 20;
+/// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
+/// length. Names of resources are held once for all clients and not counted. In bytes.
+pub const NAMES: usize = 8 << 20;
+/// What is kept, shown and logged of the reason for which a client refuses a response. In bytes.
+pub const REASON: usize = 1 << 10;
+/// Encoded for a stream and not yet written, at most. In bytes.
+pub const UNSENT: usize = 512 << 10;
+/// A client that does not read must take this much, or all that waits for it, within [`Limits::unread`]. In bytes.
+pub const PROGRESS: usize = 64 << 10;
+
+/// What a connection may owe before it is read no more, in units of the costs below: a first request for all of 60,000 services.
+pub const BURST: u64 = 128 << 20;
+/// What a connection may cost in the long run, in units a second.
+pub const RATE: u64 = 256 << 10;
+/// Cost of a byte that is not in a request, such as that of a PING or of a header.
+pub const FRAME_BYTE: u64 = 16;
+/// Cost of opening a call, aside from its header.
+pub const CALL: u64 = 256 << 10;
+/// Cost of a request that is more than an acknowledgement, aside from its bytes, which cost one each.
+pub const ASK: u64 = 1 << 10;
+/// Cost of a resource that a request asks for anew.
+pub const RESOURCE: u64 = 256;
+/// Cost of a name or version in a request, aside from its bytes.
+pub const NAMED: u64 = 64;
+/// Cost of a name that a stream holds, or is to be answered, when it changes what it asks for.
+pub const HELD: u64 = 2;
+
+/// Bounds that an operator may need to raise, and how often each was reached.
+#[derive(Debug)]
+pub struct Limits {
+    /// How long a client may take nothing while something waits for it, before its connection is closed.
+    pub unread: Duration,
+    /// Streams of one identity.
+    pub identity_streams: usize,
+    /// Like [`NAMES`], of all connections of one identity. In bytes.
+    pub identity_names: usize,
+    reached: [Reached; Bound::ALL.len()],
+    identities: Mutex<HashMap<Arc<str>, Usage>>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(60), 10_000, 64 << 20)
+    }
+}
+
+/// What was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The connection owes too much and is not read for a while.
+    Pace,
+    /// The client takes nothing of what waits for it.
+    Unread,
+    /// A request is too long, or has too many fields.
+    Request,
+    /// The connection has too many bytes of incomplete requests.
+    Incomplete,
+    /// The connection asks for too many names that no resource has.
+    Names,
+    /// The identity does.
+    IdentityNames,
+    /// The identity has too many streams.
+    IdentityStreams,
+    /// A nonce that the stream was never sent.
+    Nonce,
+}
+
+impl Bound {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Pace,
+        Self::Unread,
+        Self::Request,
+        Self::Incomplete,
+        Self::Names,
+        Self::IdentityNames,
+        Self::IdentityStreams,
+        Self::Nonce,
+    ];
+
+    /// Its label in metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pace => "pace",
+            Self::Unread => "unread",
+            Self::Request => "request",
+            Self::Incomplete => "incomplete",
+            Self::Names => "names",
+            Self::IdentityNames => "identity_names",
+            Self::IdentityStreams => "identity_streams",
+            Self::Nonce => "nonce",
+        }
+    }
+}
+
+/// How often a bound was reached.
+#[derive(Debug, Default)]
+struct Reached {
+    count: AtomicU64,
+    /// The count at the last log line, and when that was.
+    logged: Mutex<Option<(u64, Instant)>>,
+}
+
+/// Between two log lines about one bound.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+impl Limits {
+    /// Limits of these values, which are those of the fields.
+    pub fn new(unread: Duration, identity_streams: usize, identity_names: usize) -> Self {
+        let (reached, identities) = Default::default();
+        Self { unread, identity_streams, identity_names, reached, identities }
+    }
+
+    /// How often a bound was reached.
+    pub fn reached(&self, bound: Bound) -> u64 {
+        self.reached[bound as usize].count.load(Relaxed)
+    }
+
+    /// Counts that `client` reached a bound, and logs it at most every ten seconds.
+    pub(crate) fn note(&self, bound: Bound, client: &str) {
+        let Reached { count, logged } = &self.reached[bound as usize];
+        let count = count.fetch_add(1, Relaxed) + 1;
+        let mut logged = lock(logged);
+        let before = match &*logged {
+            Some((_, at)) if at.elapsed() < BETWEEN_LINES => return,
+            Some((before, _)) => *before,
+            None => 0,
+        };
+        *logged = Some((count, Instant::now()));
+        drop(logged);
+        warn!(bound = bound.label(), times = count - before, client, "a client reached a limit of discovery");
+    }
+
+    /// Counts that a bound was reached, and makes the status that ends the call.
+    pub(crate) fn exhausted(&self, bound: Bound, client: &str, what: impl Into<String>) -> Status {
+        self.note(bound, client);
+        Status::resource_exhausted(what)
+    }
+}
+
+/// What a name costs that is held for one client alone: its bytes, their allocation, and its places in lists. In bytes.
+pub(crate) fn name_cost(name: &str) -> usize {
+    64 + name.len()
+}
+
+/// What a connection's calls share.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) limits: Arc<Limits>,
+    /// Whose it is, for the log.
+    pub(crate) client: String,
+    pub(crate) pace: Pace,
+    incomplete: AtomicUsize,
+    names: AtomicUsize,
+    closing: AtomicBool,
+}
+
+impl Account {
+    pub(crate) fn new(limits: Arc<Limits>, client: String) -> Self {
+        let (incomplete, names, closing) = Default::default();
+        Self { limits, client, pace: Pace::default(), incomplete, names, closing }
+    }
+
+    /// Has the connection closed without regard to its other calls.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
+    /// Waits until the connection owes little enough to go on.
+    pub(crate) async fn paced(&self) {
+        while let Some(wait) = self.pace.wait() {
+            self.limits.note(Bound::Pace, &self.client);
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+/// Bytes of incomplete requests that a call is charged for, until it ends.
+#[derive(Debug)]
+pub(crate) struct Incomplete {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+impl Incomplete {
+    pub(crate) fn new(account: Arc<Account>) -> Self {
+        Self { account, bytes: 0 }
+    }
+
+    /// Says how many there are now; fails if all of the connection's are too many.
+    pub(crate) fn set(&mut self, bytes: usize) -> Result<(), Status> {
+        let all = exchange(&self.account.incomplete, &mut self.bytes, bytes);
+        if all <= INCOMPLETE {
+            return Ok(());
+        }
+        let what =
+            format!("incomplete requests take {all} bytes on this connection; {INCOMPLETE} is the limit");
+        Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what))
+    }
+}
+
+impl Drop for Incomplete {
+    fn drop(&mut self) {
+        self.account.incomplete.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Replaces a part of a sum, and gives the sum.
+fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
+    let before = std::mem::replace(part, now);
+    if now >= before {
+        sum.fetch_add(now - before, Relaxed) + (now - before)
+    } else {
+        sum.fetch_sub(before - now, Relaxed) - (before - now)
+    }
+}
+
+/// What an identity has.
+#[derive(Debug, Default)]
+struct Usage {
+    streams: usize,
+    names: usize,
+}
+
+/// A stream's place in the accounts of its connection and its identity, until it ends.
+#[derive(Debug)]
+pub(crate) struct Member {
+    account: Arc<Account>,
+    identity: Arc<str>,
+    names: usize,
+}
+
+impl Member {
+    /// Counts one more stream of an identity; fails if there are too many.
+    pub(crate) fn enter(account: Arc<Account>, identity: Arc<str>) -> Result<Self, Status> {
+        let limits = &account.limits;
+        let mut identities = lock(&limits.identities);
+        let usage = identities.entry(Arc::clone(&identity)).or_default();
+        if usage.streams < limits.identity_streams {
+            usage.streams += 1;
+            drop(identities);
+            return Ok(Self { account, identity, names: 0 });
+        }
+        let streams = usage.streams;
+        drop(identities);
+        let what = format!("{identity} has {streams} discovery streams, which is the limit");
+        Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
+    }
+
+    /// Says what the names cost that the stream holds for itself; fails if that is too much for its connection or identity.
+    pub(crate) fn holds(&mut self, names: usize) -> Result<(), Status> {
+        if names == self.names {
+            return Ok(());
+        }
+        let before = self.names;
+        let limits = &self.account.limits;
+        let of_connection = exchange(&self.account.names, &mut self.names, names);
+        let of_identity = {
+            let mut identities = lock(&limits.identities);
+            let usage = identities.entry(Arc::clone(&self.identity)).or_default();
+            usage.names = usage.names - before + names;
+            usage.names
+        };
+        let (bound, whose, most) = match () {
+            () if of_connection > NAMES => (Bound::Names, "this connection", NAMES),
+            () if of_identity > limits.identity_names => {
+                (Bound::IdentityNames, &*self.identity, limits.identity_names)
+            }
+            () => return Ok(()),
+        };
+        let what = format!("the names that {whose} asks for and no resource has take more than {most} bytes");
+        Err(limits.exhausted(bound, &self.account.client, what))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.account.names.fetch_sub(self.names, Relaxed);
+        let mut identities = lock(&self.account.limits.identities);
+        if let Some(usage) = identities.get_mut(&self.identity) {
+            usage.streams -= 1;
+            usage.names -= self.names;
+            if usage.streams == 0 {
+                identities.remove(&self.identity);
+            }
+        }
+    }
+}
+
+/// A leaky bucket of [`BURST`] that empties at [`RATE`]. The clock is looked at only while it is full.
+#[derive(Debug)]
+pub(crate) struct Pace(Mutex<Owed>);
+
+#[derive(Debug)]
+struct Owed {
+    units: u64,
+    /// When it was last seen to empty.
+    since: Instant,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self(Mutex::new(Owed { units: 0, since: Instant::now() }))
+    }
+}
+
+impl Pace {
+    /// Charges for something.
+    pub(crate) fn spend(&self, units: u64) {
+        let mut owed = lock(&self.0);
+        owed.units = owed.units.saturating_add(units);
+    }
+
+    /// Takes back a charge.
+    pub(crate) fn refund(&self, units: u64) {
+        let mut owed = lock(&self.0);
+        owed.units = owed.units.saturating_sub(units);
+    }
+
+    /// How long to wait before more is done; `None` if there is no need to.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        let mut owed = lock(&self.0);
+        if owed.units <= BURST {
+            return None;
+        }
+        let now = Instant::now();
+        owed.leak(now);
+        let over = owed.units.checked_sub(BURST).filter(|over| *over > 0)?;
+        // Rounded up to a timer's milliseconds.
+        Some(Duration::from_millis(over * 1_000 / RATE + 1))
+    }
+}
+
+impl Owed {
+    fn leak(&mut self, now: Instant) {
+        let micros = u64::try_from((now - self.since).as_micros()).unwrap_or(u64::MAX);
+        self.units = self.units.saturating_sub(micros.saturating_mul(RATE) / 1_000_000);
+        self.since = now;
+    }
+}
+
+// All that is behind these locks is whole at any moment, so also after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(limits: Limits) -> Arc<Account> {
+        Arc::new(Account::new(Arc::new(limits), "test".into()))
+    }
+
+    #[test]
+    fn a_pace_allows_a_burst_and_then_a_rate() {
+        let mut owed = Owed { units: BURST + RATE, since: Instant::now() };
+        let start = owed.since;
+        owed.leak(start + Duration::from_millis(250));
+        assert_eq!(owed.units, BURST + RATE * 3 / 4);
+        owed.leak(start + Duration::from_millis(1_000));
+        assert_eq!(owed.units, BURST);
+        owed.leak(start + Duration::from_secs(3_600));
+        assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
+
+        let pace = Pace::default();
+        pace.spend(BURST);
+        assert_eq!(pace.wait(), None);
+        pace.spend(RATE * 60);
+        let wait = pace.wait().unwrap();
+        assert!(wait <= Duration::from_millis(60_001), "{wait:?}");
+        pace.refund(RATE * 60);
+        assert_eq!(pace.wait(), None);
+    }
+
+    #[test]
+    fn incomplete_requests_are_counted_across_the_calls_of_a_connection() {
+        let account = account(Limits::default());
+        let mut calls: Vec<_> = (0..2).map(|_| Incomplete::new(Arc::clone(&account))).collect();
+        assert!(calls[0].set(INCOMPLETE / 2).is_ok() && calls[1].set(INCOMPLETE / 2).is_ok());
+        assert_eq!(calls[1].set(INCOMPLETE / 2 + 1).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        drop(calls.remove(0));
+        assert!(calls[0].set(INCOMPLETE).is_ok());
+        drop(calls);
+        assert_eq!(account.incomplete.load(Relaxed), 0);
+        assert_eq!(account.limits.reached(Bound::Incomplete), 1);
+    }
+
+    #[test]
+    fn streams_and_names_are_counted_by_connection_and_identity() {
+        let limits = Limits { identity_streams: 2, identity_names: NAMES + 100, ..Limits::default() };
+        let limits = Arc::new(limits);
+        let connection = || Arc::new(Account::new(Arc::clone(&limits), "test".into()));
+        let (one, other) = (connection(), connection());
+        let enter = |account: &Arc<Account>, who: &str| Member::enter(Arc::clone(account), who.into());
+        let (mut first, mut second) = (enter(&one, "a").unwrap(), enter(&other, "a").unwrap());
+        assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
+        let mut of_other_identity = enter(&one, "b").unwrap();
+
+        first.holds(NAMES).unwrap();
+        assert!(
+            of_other_identity.holds(1).unwrap_err().message().starts_with("the names that this connection")
+        );
+        of_other_identity.holds(0).unwrap();
+        second.holds(100).unwrap();
+        assert!(second.holds(101).unwrap_err().message().starts_with("the names that a asks"));
+        first.holds(0).unwrap();
+        assert!(second.holds(101).is_ok());
+
+        drop((first, second, of_other_identity));
+        assert!(lock(&limits.identities).is_empty());
+        assert_eq!(one.names.load(Relaxed), 0);
+        let reached = Bound::ALL.map(|bound| limits.reached(bound));
+        assert_eq!(reached, [0, 0, 0, 0, 1, 1, 1, 0]);
+    }
+}
