@@ -2,10 +2,11 @@
 //!
 //! [`mesh`] writes the configuration and changes it, [`fleet`] is all the sidecars on one thread: [`connection`] is the little
 //! of HTTP/2 that they need, [`message`] the few messages, [`sidecar`] what each asks for, [`mod@learn`] the names that the
-//! first one finds out for all.
+//! first one finds out for all, [`hostile`] a workload that attacks.
 
 mod connection;
 mod fleet;
+mod hostile;
 mod learn;
 mod mesh;
 mod message;
@@ -52,6 +53,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 const AFTERMATH: Duration = Duration::from_millis(300);
 /// While sidecars go and come.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
+/// Sidecars that a control plane serves with its usual limits.
+const MOST_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
 /// Files that are open besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -92,7 +95,7 @@ pub(crate) struct Args {
     tls: bool,
 
     /// Sidecars on one connection: two, where a process may not have a file for each.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     streams: u32,
 
     /// Sidecars that are on their way at the same time.
@@ -114,6 +117,19 @@ pub(crate) struct Args {
     /// For how long they do, while an endpoint or a route changes ten times a second.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     seconds: Duration,
+
+    /// Measure what one workload can make the control plane spend, attack by attack, beside an honest sidecar. Of the other
+    /// settings, those of the services, --tls, --seconds and the last three count.
+    #[arg(long)]
+    hostile: bool,
+
+    /// Attacks, with --hostile; by default all.
+    #[arg(long, value_name = "ATTACK,…", value_delimiter = ',', value_enum, requires = "hostile")]
+    attacks: Vec<hostile::Attack>,
+
+    /// Connections of the attacker, with --hostile.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    connections: u32,
 
     /// Another build of skysail to measure instead of this one.
     #[arg(long, value_name = "FILE")]
@@ -234,15 +250,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(measure(args, folder.path(), machine))?;
-    let json = serde_json::to_string_pretty(&report)?;
+    if args.hostile {
+        let report = runtime.block_on(hostile::measure(args, folder.path(), machine))?;
+        finish(args, &report, |report| report.table())?;
+    } else {
+        let report = runtime.block_on(measure(args, folder.path(), machine))?;
+        finish(args, &report, Report::table)?;
+    }
+    Ok(true)
+}
+
+/// Writes the result file and prints the result.
+fn finish<R: Serialize>(args: &Args, report: &R, table: impl Fn(&R) -> String) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(report)?;
     fs::write(&args.result, format!("{json}\n"))
         .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
     match args.output {
-        Output::Table => stdio::print(report.table())?,
+        Output::Table => stdio::print(table(report))?,
         Output::Json => stdio::print(json)?,
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Lets this process and those it starts have as many files as they may.
@@ -266,7 +293,13 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     };
 
     stdio::tell(format_args!("starting a control plane with {services} services"));
-    let mut server = Server::start(args.skysail.as_deref(), args.tls, &[], folder, &config, &ca).await?;
+    // More than an identity may have by itself: there is one for each namespace.
+    let further: Vec<OsString> = if sidecars > MOST_SIDECARS {
+        vec!["--discovery-identity-streams".into(), sidecars.to_string().into()]
+    } else {
+        Vec::new()
+    };
+    let mut server = Server::start(args.skysail.as_deref(), args.tls, &further, folder, &config, &ca).await?;
     let idle_mb = server.resident();
     stdio::tell(format_args!("it serves after {:.2} s with {idle_mb:.0} MB", server.start.as_secs_f64()));
 

@@ -23,15 +23,15 @@ const FIRST_WINDOW: u32 = 65_535;
 const RENEWED: u64 = 1 << 30;
 
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RESET: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
+pub(super) const PING: u8 = 6;
 const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub(super) const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(super) const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
 /// The connection, and the streams on it.
@@ -50,6 +50,9 @@ pub(crate) struct Connection {
     frame: Option<Frame>,
     /// Bytes that came since the window was renewed.
     taken: u64,
+    /// All that were written and read.
+    sent: u64,
+    received: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -71,8 +74,20 @@ impl Connection {
     /// On a connection that is or will be there. `authority` is whom the server is asked for as, `keeps` that resources are
     /// to be read.
     pub(crate) fn new(stream: Stream, form: Form, calls: usize, authority: &str, keeps: bool) -> Self {
+        Self::with_window(stream, form, calls, authority, keeps, WINDOW)
+    }
+
+    /// The same with this window for each stream.
+    pub(super) fn with_window(
+        stream: Stream,
+        form: Form,
+        calls: usize,
+        authority: &str,
+        keeps: bool,
+        window: u32,
+    ) -> Self {
         let mut output = PREFACE.to_vec();
-        let settings = [(1u16, 0u32), (2, 0), (4, WINDOW)];
+        let settings = [(1u16, 0u32), (2, 0), (4, window)];
         let settings: Vec<u8> = settings
             .iter()
             .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat())
@@ -96,7 +111,25 @@ impl Connection {
             content: Vec::new(),
             frame: None,
             taken: 0,
+            sent: 0,
+            received: 0,
         }
+    }
+
+    /// Sends a frame, whatever the protocol says of it.
+    pub(super) fn frame(&mut self, kind: u8, flags: u8, stream: u32, content: &[u8]) {
+        put_frame(&mut self.output, kind, flags, stream, content);
+    }
+
+    /// Bytes that wait for the socket or for the server's windows.
+    pub(super) fn pending(&self) -> usize {
+        let waiting: usize = self.calls.iter().map(|call| call.waiting.len()).sum();
+        self.output.len() - self.written + waiting
+    }
+
+    /// Bytes that were written and read.
+    pub(super) fn traffic(&self) -> (u64, u64) {
+        (self.sent, self.received)
     }
 
     /// Sends a message on a call, as far as the server takes it.
@@ -125,7 +158,10 @@ impl Connection {
         while self.written < self.output.len() {
             match self.stream.write(&self.output[self.written..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(length) => self.written += length,
+                Ok(length) => {
+                    self.written += length;
+                    self.sent += length as u64;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -158,6 +194,7 @@ impl Connection {
                 Err(error) => return Err(error.into()),
             };
             self.taken += length as u64;
+            self.received += length as u64;
             let mut bytes = &scratch[..length];
             while !bytes.is_empty() {
                 if let Some((call, response)) = self.take(&mut bytes)? {
@@ -276,7 +313,7 @@ impl AsFd for Connection {
 }
 
 /// The number of a call's stream: clients' are odd.
-fn id_of(call: usize) -> u32 {
+pub(super) fn id_of(call: usize) -> u32 {
     u32::try_from(2 * call + 1).unwrap_or(u32::MAX)
 }
 
@@ -293,7 +330,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, content: &[u8]
 }
 
 /// The head of a call: fields without a table and without Huffman's code (RFC 7541, section 6.2.2).
-fn head(form: Form, authority: &str) -> Vec<u8> {
+pub(super) fn head(form: Form, authority: &str) -> Vec<u8> {
     let method = match form {
         Form::Delta => "DeltaAggregatedResources",
         Form::Sotw => "StreamAggregatedResources",

@@ -135,7 +135,7 @@ impl Sidecar {
     }
 
     /// Who it is: `envoy.config.core.v3.Node`.
-    fn node(self, plan: &Plan) -> Vec<u8> {
+    pub(super) fn node(self, plan: &Plan) -> Vec<u8> {
         let service = self.service(plan);
         let (app, namespace) = (format!("svc-{service}"), mesh::namespace(service));
         let pod = self.number / plan.services;

