@@ -121,21 +121,7 @@ impl Metrics {
         family("skysail_xds_push_bytes", "counter", "Bytes of resources sent.", &per_kind(&self.push_bytes));
         self.render_dns(gauges, &mut family);
         self.render_limits(&mut family);
-        let reasons = Refusal::REASONS.iter().zip(&self.refusals);
-        let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
-        let help = "Signing requests refused, by reason.";
-        family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
-        let reasons = Limit::REASONS.iter().zip(&self.scope_refusals);
-        let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
-        let help = "Streams refused because there are too many scopes, by limit.";
-        family("skysail_xds_scope_refusals", "counter", help, &refusals.collect::<Vec<_>>());
-        let records = [
-            ("written", &self.audit_written),
-            ("dropped", &self.audit_dropped),
-            ("failed", &self.audit_failed),
-        ];
-        let records = records.map(|(result, count)| (format!("{{result=\"{result}\"}}"), get(count) as f64));
-        family("skysail_audit_records", "counter", "Records of the audit log.", &records);
+        self.render_refusals(&mut family);
         if let Some(authority) = &gauges.authority {
             render_authority(authority, &mut family);
         }
@@ -226,6 +212,26 @@ impl Metrics {
             .map(|bound| (format!("{{bound=\"{}\"}}", bound.label()), self.limits.reached(bound) as f64));
         let help = "Times a client reached a limit of discovery.";
         family("skysail_xds_limits_reached", "counter", help, &bounds);
+    }
+
+    /// Refusals by reason, and what came of the audit log's records.
+    fn render_refusals(&self, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let reasons = Refusal::REASONS.iter().zip(&self.refusals);
+        let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
+        let help = "Signing requests refused, by reason.";
+        family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        let reasons = Limit::REASONS.iter().zip(&self.scope_refusals);
+        let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
+        let help = "Streams refused because there are too many scopes, by limit.";
+        family("skysail_xds_scope_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        let records = [
+            ("written", &self.audit_written),
+            ("dropped", &self.audit_dropped),
+            ("failed", &self.audit_failed),
+        ];
+        let records = records.map(|(result, count)| (format!("{{result=\"{result}\"}}"), get(count) as f64));
+        family("skysail_audit_records", "counter", "Records of the audit log.", &records);
     }
 
     fn render_dns(&self, gauges: &Gauges, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {

@@ -1,6 +1,11 @@
 //! The audit log, read after what it is to tell of has happened.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests may end the test"
+)]
 
 mod support;
 

@@ -1,7 +1,12 @@
 //! Istio's debug types, asked as `istioctl` asks them: one request of the state of the world, by a client that says it is a sidecar of
 //! another namespace than its metadata have.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests may end the test"
+)]
 
 mod support;
 
