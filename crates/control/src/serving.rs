@@ -90,7 +90,7 @@ impl OwnCertificate {
         let roots = Arc::clone(&self.roots);
         TlsSpec {
             identities: vec![Arc::clone(&self.live)],
-            peer: Some(PeerCheck { roots, names: Vec::new(), host_name: false, required: false }),
+            peer: Some(PeerCheck::new(roots)),
             alpn: vec![b"h2".to_vec()],
             ..TlsSpec::default()
         }

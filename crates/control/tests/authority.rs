@@ -15,7 +15,9 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, PublicKeyData as _};
 use serde_json::{Value, json};
 use skysail_core::SpiffeId;
-use skysail_identity::{Issuer as TokenIssuer, KeyAndCsr, Roots, ServiceAccount};
+use skysail_identity::{
+    Issuer as TokenIssuer, KeyAndCsr, Live, PeerCheck, Roots, ServiceAccount, check::Role,
+};
 use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
 use support::{Control, Folder, bearer, connect, endpoint};
 use tonic::{Status, metadata::MetadataMap, transport::ClientTlsConfig};
@@ -53,9 +55,8 @@ async fn chain(control: &Control, folder: &Folder, root: &str) -> Vec<String> {
     let (roots, own) = chain.split_last().unwrap();
     assert!(roots.contains(root.trim()), "{roots}");
     let identity = key.finish(own.concat().as_bytes()).unwrap();
-    let (leaf, rest) = identity.chain().split_first().unwrap();
-    let trust = Roots::from_pem(root.as_bytes()).unwrap();
-    trust.clients().verify_client_cert(leaf, rest, rustls::pki_types::UnixTime::now()).unwrap();
+    let trust = PeerCheck::new(Live::new(Roots::from_pem(root.as_bytes()).unwrap()));
+    trust.verify(identity.chain(), Role::Client, SystemTime::now()).unwrap();
     chain
 }
 

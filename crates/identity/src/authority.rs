@@ -19,8 +19,10 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::{
     Error, cacerts,
+    check::{PeerCheck, Role},
     csr::Csr,
-    identity::{Identity, Roots},
+    identity::{Identity, Live},
+    roots::Roots,
 };
 
 /// Certificates are valid from a little before they are made, for machines whose clock is behind. Short-lived ones
@@ -132,9 +134,9 @@ impl Authority {
     ) -> Result<(), Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)?;
         let (leaf, _) = self.leaf(&key, Vec::new(), A_MINUTE)?;
-        let now = rustls::pki_types::UnixTime::now();
-        let roots = Roots::new(roots.iter().cloned())?;
-        let verified = roots.clients.verify_client_cert(leaf.der(), intermediates, now);
+        let chain: Vec<_> = std::iter::once(leaf.der()).chain(intermediates).cloned().collect();
+        let check = PeerCheck::new(Live::new(Roots::new(roots.iter().cloned())?));
+        let verified = check.verify(&chain, Role::Client, SystemTime::now());
         let refused = |error| {
             cacerts::problem(
                 "cert-chain.pem",
@@ -144,7 +146,7 @@ impl Authority {
                 ),
             )
         };
-        verified.map(|_| ()).map_err(refused)
+        verified.map_err(refused)
     }
 
     /// What everybody trusts: one root or several, PEM.

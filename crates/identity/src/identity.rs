@@ -1,4 +1,4 @@
-//! A key with its certificates, and the roots one trusts; both can be replaced while they are in use.
+//! A key with its certificates, which can be replaced while it is in use.
 //!
 //! TLS configurations hold [`Live`] handles and look at them in each handshake. A renewed certificate or a new
 //! root therefore takes effect with the next connection, rebuilds nothing and interrupts nobody.
@@ -10,10 +10,8 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use rustls::{
-    RootCertStore,
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
 use x509_parser::{
@@ -97,52 +95,6 @@ impl Identity {
     /// The certificates, leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.certified.cert
-    }
-}
-
-/// Certificates of authorities whose signatures are trusted.
-#[derive(Debug)]
-pub struct Roots {
-    certificates: Vec<CertificateDer<'static>>,
-    pub(crate) store: Arc<RootCertStore>,
-    pub(crate) clients: Arc<dyn ClientCertVerifier>,
-}
-
-impl Roots {
-    /// Reads any number of certificates, at least one, PEM.
-    ///
-    /// # Errors
-    /// When there is none or one cannot be parsed.
-    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
-        Self::new(certificates(pem, "trusted certificates")?)
-    }
-
-    /// The same from DER.
-    ///
-    /// # Errors
-    /// When there is none or one cannot be parsed.
-    pub fn new(certificates: impl IntoIterator<Item = CertificateDer<'static>>) -> Result<Self, Error> {
-        let certificates: Vec<_> = certificates.into_iter().collect();
-        let mut store = RootCertStore::empty();
-        for certificate in &certificates {
-            store.add(certificate.clone()).map_err(|error| Error::Certificate(error.to_string()))?;
-        }
-        let store = Arc::new(store);
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&store), provider)
-            .build()
-            .map_err(|error| Error::Tls(error.to_string()))?;
-        Ok(Self { certificates, store, clients })
-    }
-
-    /// Verifies certificates, of clients as well as of servers that are known by their SPIFFE ids.
-    pub fn clients(&self) -> &dyn ClientCertVerifier {
-        &*self.clients
-    }
-
-    /// The certificates.
-    pub fn certificates(&self) -> &[CertificateDer<'static>] {
-        &self.certificates
     }
 }
 

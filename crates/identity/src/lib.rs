@@ -1,14 +1,15 @@
 //! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations.
 //!
 //! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
-//! key and its certificates, trusted roots, both replaceable while in use), [`matcher`] (which names are accepted), [`tls`] (rustls
-//! configurations), [`resumption`] (connections by them), [`request`] (asks for a signature), [`csr`] (judges such a
+//! key and its certificates, replaceable while in use), [`roots`] (whose signatures count, for which trust domain, and what they
+//! revoked), [`matcher`] (which names are accepted), [`check`] (which peers are accepted), [`tls`] (rustls configurations), [`resumption`] (connections by them), [`request`] (asks for a signature), [`csr`] (judges such a
 //! request), [`authority`] (signs it), [`cacerts`] (an authority that is plugged in), [`rotation`] (one that is made here and
 //! replaces its root), [`jwks`] and [`token`] (service account tokens
 //! and the keys that verify them).
 
 pub mod authority;
 pub mod cacerts;
+pub mod check;
 pub mod csr;
 pub mod identity;
 pub mod jwks;
@@ -17,18 +18,21 @@ pub mod peer;
 pub mod renewal;
 pub mod request;
 pub mod resumption;
+pub mod roots;
 pub mod rotation;
 pub mod tls;
 pub mod token;
 
 pub use authority::{Authority, Signed};
+pub use check::{PeerCheck, Pin};
 pub use csr::{Csr, Refusal};
-pub use identity::{Identity, Live, Roots, not_after};
+pub use identity::{Identity, Live, not_after};
 pub use matcher::{NameMatch, Pattern, SanKind};
 pub use peer::Peer;
 pub use request::KeyAndCsr;
 pub use resumption::{Acceptor, Connector};
-pub use tls::{PeerCheck, TlsSpec};
+pub use roots::{Crls, Roots};
+pub use tls::TlsSpec;
 pub use token::{Issuer, ServiceAccount, Verifier};
 
 /// Why a key, certificate, token or configuration cannot be used.

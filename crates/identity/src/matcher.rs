@@ -12,7 +12,7 @@ pub enum SanKind {
     Any,
     /// URIs, thus SPIFFE ids.
     Uri,
-    /// DNS names. A name like `*.example.com` in the certificate matches as RFC 6125 has it.
+    /// DNS names. A name like `*.example.com` in the certificate matches as in RFC 6125.
     Dns,
     /// IP addresses.
     Ip,
@@ -71,15 +71,33 @@ impl NameMatch {
         }
     }
 
+    /// As Envoy does: a name that is given exactly may be covered by a wildcard, in whatever case it is written.
     fn matches_dns(&self, name: &str) -> bool {
-        let wildcard = || match (&self.pattern, name.strip_prefix('*')) {
-            (Pattern::Exact(wanted), Some(suffix)) => wanted.find('.').is_some_and(|dot| {
-                dot > 0 && wanted.is_char_boundary(dot) && wanted[dot..].eq_ignore_ascii_case(suffix)
-            }),
-            _ => false,
-        };
-        self.pattern.matches(name, true) || wildcard()
+        match &self.pattern {
+            Pattern::Exact(wanted) => is_dns_name(name, wanted),
+            pattern => pattern.matches(name, self.ignore_case),
+        }
     }
+}
+
+/// True if a DNS name of a certificate, such as `*.example.com`, stands for `wanted` (RFC 6125, section 6.4.3). The first
+/// label may have one asterisk, unless it is an A-label.
+pub(crate) fn is_dns_name(name: &str, wanted: &str) -> bool {
+    let (name, wanted) = (name.to_ascii_lowercase(), wanted.to_ascii_lowercase());
+    if name == wanted {
+        return true;
+    }
+    let (Some((first, rest)), Some((label, domain))) = (name.split_once('.'), wanted.split_once('.')) else {
+        return false;
+    };
+    let Some((begin, end)) = first.split_once('*') else { return false };
+    rest == domain
+        && !rest.contains('*')
+        && !end.contains('*')
+        && !first.starts_with("xn--")
+        && label.len() >= (begin.len() + end.len()).max(1)
+        && label.starts_with(begin)
+        && label.ends_with(end)
 }
 
 impl Pattern {

@@ -4,15 +4,16 @@
 //! A resumed handshake checks no certificate, so a session must end when the full handshake it came from could not be
 //! had again:
 //! * It belongs to one [`Acceptor`] or [`Connector`], that is, to one set of names and roots: no other has its keys.
-//! * All sessions end with the first change of our certificates or of the roots, and after an hour. A connection
-//!   that began before that leaves no session behind, because it may have been checked by what was trusted before.
+//! * All sessions end with the first change of our certificates, of the roots or of the revocation lists, when a revocation list
+//!   expires, and after an hour. A connection that began before that leaves no session behind, because it may have been
+//!   checked by what was trusted before. Names and pins belong to the acceptor or connector.
 //! * A connection resumed after the peer's certificate has run out is refused.
 
 use std::{
     collections::VecDeque,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -29,15 +30,12 @@ use rustls::{
 
 use crate::{
     Error,
-    identity::{self, Identity, Live, Roots},
+    identity::{self, Identity, Live},
+    roots::{Crls, Roots},
     tls::TlsSpec,
 };
 
-/// How long a session may be resumed.
-const LIFETIME: Duration = Duration::from_hours(1);
-/// Sessions that a connector keeps; each takes two to three kilobytes.
-const KEPT: usize = 64;
-/// Of these, for one server.
+/// Sessions that a connector keeps for one server.
 const KEPT_OF_ONE: usize = 2;
 
 /// Takes TLS connections by one [`TlsSpec`].
@@ -64,8 +62,10 @@ impl Acceptor {
     /// See [`TlsSpec::server`]; or without randomness for the keys of tickets.
     pub fn new(spec: &TlsSpec) -> Result<Self, Error> {
         let mut config = (*spec.server()?).clone();
-        // One is enough for a client that comes back, and each costs encryption and a write.
-        config.send_tls13_tickets = 1;
+        if !spec.sessions.lifetime.is_zero() {
+            // One is enough for a client that comes back, and each costs encryption and a write.
+            config.send_tls13_tickets = 1;
+        }
         let tickets = Sessions::new(Arc::new(spec.clone()), ticketer)?;
         Ok(Self { config, tickets, newest: ArcSwapOption::empty() })
     }
@@ -214,11 +214,14 @@ struct Sessions<T> {
     newest: ArcSwap<Generation<T>>,
 }
 
-/// What is kept of the sessions that rest on the same certificates and roots.
+/// What is kept of the sessions that rest on the same certificates, roots and revocation lists.
 #[derive(Debug)]
 struct Generation<T> {
     since: Instant,
+    /// When a revocation list expires, after which no peer is accepted.
+    until: Option<SystemTime>,
     roots: Option<Arc<Roots>>,
+    crls: Option<Arc<Crls>>,
     identities: Vec<Option<Arc<Identity>>>,
     kept: T,
 }
@@ -243,24 +246,34 @@ impl<T> Sessions<T> {
 
 impl<T> Generation<T> {
     fn new(spec: &TlsSpec, make: fn() -> Result<T, Error>) -> Result<Self, Error> {
-        Ok(Self {
-            since: Instant::now(),
-            roots: roots(spec),
-            identities: spec.identities.iter().map(|live| live.get()).collect(),
-            kept: make()?,
-        })
+        let (roots, crls) = (roots(spec), crls(spec));
+        let ends = [
+            roots.as_ref().and_then(|roots| roots.next_update()),
+            crls.as_ref().and_then(|crls| crls.next_update()),
+        ];
+        // After the end there is nothing more to lose.
+        let until = ends.into_iter().flatten().min().filter(|end| *end > SystemTime::now());
+        let identities = spec.identities.iter().map(|live| live.get()).collect();
+        Ok(Self { since: Instant::now(), until, roots, crls, identities, kept: make()? })
     }
 
     fn is_good(&self, spec: &TlsSpec) -> bool {
         let certificates = spec.identities.iter().zip(&self.identities);
-        self.since.elapsed() < LIFETIME
+        let lifetime = spec.sessions.lifetime;
+        (lifetime.is_zero() || self.since.elapsed() < lifetime)
+            && self.until.is_none_or(|until| SystemTime::now() < until)
             && same(self.roots.as_ref(), roots(spec).as_ref())
+            && same(self.crls.as_ref(), crls(spec).as_ref())
             && certificates.into_iter().all(|(live, then)| same(then.as_ref(), Live::get(live).as_ref()))
     }
 }
 
 fn roots(spec: &TlsSpec) -> Option<Arc<Roots>> {
     spec.peer.as_ref().and_then(|check| check.roots.get())
+}
+
+fn crls(spec: &TlsSpec) -> Option<Arc<Crls>> {
+    spec.peer.as_ref().and_then(|check| check.crls.as_ref()?.get())
 }
 
 fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
@@ -277,11 +290,11 @@ struct Tickets {
 
 impl ProducesTickets for Tickets {
     fn enabled(&self) -> bool {
-        true
+        !self.spec.sessions.lifetime.is_zero()
     }
 
     fn lifetime(&self) -> u32 {
-        u32::try_from(LIFETIME.as_secs()).unwrap_or(u32::MAX)
+        u32::try_from(self.spec.sessions.lifetime.as_secs()).unwrap_or(u32::MAX)
     }
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
@@ -321,6 +334,10 @@ impl Kept {
 
 impl ClientSessionStore for Kept {
     fn insert_tls13_ticket(&self, name: ServerName<'static>, value: Tls13ClientSessionValue) {
+        let most = self.spec.sessions.kept;
+        if most == 0 {
+            return;
+        }
         self.edit(|kept| {
             let ours = |session: &Session| self.is_ours(session, &name);
             let oldest = kept.iter().position(ours);
@@ -328,7 +345,7 @@ impl ClientSessionStore for Kept {
                 && let Some(oldest) = oldest
             {
                 kept.remove(oldest);
-            } else if kept.len() >= KEPT {
+            } else if kept.len() >= most {
                 kept.pop_front();
             }
             kept.push_back(Session { address: self.address, name, value });

@@ -6,21 +6,20 @@
 
 use std::{
     sync::{Arc, LazyLock},
-    time::{SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use rustls::{
-    CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError,
-    OtherError, ServerConfig, SignatureScheme, SupportedProtocolVersion,
+    CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, NamedGroup,
+    ServerConfig, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
     client::{
-        ResolvesClientCert, Resumption, WebPkiServerVerifier,
+        ResolvesClientCert, Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor,
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::{
-        ClientHello, NoServerSessionStorage, ParsedCertificate, ResolvesServerCert,
+        ClientHello, NoServerSessionStorage, ResolvesServerCert,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
     sign::CertifiedKey,
@@ -29,9 +28,9 @@ use rustls::{
 
 use crate::{
     Error,
-    identity::{Identity, Live, Roots, not_after},
-    matcher::NameMatch,
-    peer::Peer,
+    check::{PeerCheck, Role, check_host_name},
+    identity::{Identity, Live},
+    matcher,
 };
 
 /// What TLS is to be like, on either side.
@@ -48,6 +47,30 @@ pub struct TlsSpec {
     pub min_version: Version,
     /// The newest version spoken; `None`: the newest there is.
     pub max_version: Option<Version>,
+    /// Cipher suites of TLS 1.2, in order of preference; empty: all, the cheapest first. Those of TLS 1.3 are all in use.
+    pub suites: Vec<CipherSuite>,
+    /// Groups for the key exchange, in order of preference; empty: the default ones.
+    pub groups: Vec<NamedGroup>,
+    /// Server only: the client's order of cipher suites counts, not ours.
+    pub client_order: bool,
+    /// What sessions may be resumed.
+    pub sessions: Sessions,
+}
+
+/// What sessions may be resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sessions {
+    /// How long after the full handshake, in whole seconds; zero: not at all.
+    pub lifetime: Duration,
+    /// Client only: sessions that are kept at most; zero: none is resumed.
+    pub kept: usize,
+}
+
+impl Default for Sessions {
+    /// An hour; 64 sessions, of two to three kilobytes each.
+    fn default() -> Self {
+        Self { lifetime: Duration::from_hours(1), kept: 64 }
+    }
 }
 
 /// A version of TLS. Older ones are not spoken.
@@ -60,71 +83,6 @@ pub enum Version {
     Tls13,
 }
 
-/// Which peers are accepted.
-#[derive(Clone, Debug)]
-pub struct PeerCheck {
-    /// Who must have signed the peer's certificate.
-    pub roots: Arc<Live<Roots>>,
-    /// Names of which the certificate must have one; empty: any name.
-    pub names: Vec<NameMatch>,
-    /// Client only: the certificate must also be for the host name asked for, as on the web.
-    pub host_name: bool,
-    /// Server only: refuse clients that send no certificate.
-    pub required: bool,
-}
-
-impl PeerCheck {
-    /// A check of SPIFFE ids: signed by `roots`, with one of `names`, on a server required.
-    pub fn spiffe(roots: Arc<Live<Roots>>, names: Vec<NameMatch>) -> Self {
-        Self { roots, names, host_name: false, required: true }
-    }
-
-    /// Checks a peer again that was accepted before: by the roots of now, at a time when its certificate was valid.
-    ///
-    /// # Errors
-    /// The roots of now do not accept it.
-    pub(crate) fn recheck(
-        &self,
-        chain: &[CertificateDer<'_>],
-        name: Option<&ServerName<'_>>,
-    ) -> Result<(), Error> {
-        let Some((leaf, issuers)) = chain.split_first() else { return Ok(()) };
-        let then = SystemTime::now().min(not_after(leaf)?);
-        let then = UnixTime::since_unix_epoch(then.duration_since(UNIX_EPOCH).unwrap_or_default());
-        let check = CheckPeer { check: self.clone(), provider: provider() };
-        match name {
-            Some(name) => check.verify_server_cert(leaf, issuers, name, &[], then).map(drop),
-            None => check.verify_client_cert(leaf, issuers, then).map(drop),
-        }
-        .map_err(|error| Error::Tls(error.to_string()))
-    }
-
-    /// Applies the names to a certificate whose chain is good.
-    fn check_names(&self, certificate: &CertificateDer<'_>) -> Result<(), TlsError> {
-        if self.names.is_empty() {
-            return Ok(());
-        }
-        let peer = Peer::from_der(certificate)
-            .map_err(|error| CertificateError::Other(OtherError(Arc::new(error))))?;
-        if self.names.iter().any(|name| name.matches(&peer)) {
-            return Ok(());
-        }
-        let wanted = self.names.iter().map(ToString::to_string).collect();
-        let presented = peer.uris.into_iter().chain(peer.dns).collect();
-        Err(CertificateError::Other(OtherError(Arc::new(WrongName { presented, wanted }))).into())
-    }
-}
-
-/// A peer whose certificate is genuine but names somebody else.
-#[derive(Debug, thiserror::Error)]
-#[error("the peer is {presented:?}, accepted are {wanted:?}")]
-pub struct WrongName {
-    /// The names in its certificate.
-    pub presented: Vec<String>,
-    /// The names that would have been accepted.
-    pub wanted: Vec<String>,
-}
-
 impl TlsSpec {
     /// The configuration for accepting connections.
     ///
@@ -134,7 +92,7 @@ impl TlsSpec {
         if self.identities.is_empty() {
             return Err(Error::Tls("a server needs a certificate".into()));
         }
-        let provider = provider();
+        let provider = self.provider()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&self.versions()?)
             .map_err(|error| Error::Tls(error.to_string()))?;
@@ -148,7 +106,7 @@ impl TlsSpec {
         config.alpn_protocols.clone_from(&self.alpn);
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // Clients often list AES-256 first.
-        config.ignore_client_order = true;
+        config.ignore_client_order = !self.client_order;
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
@@ -158,7 +116,7 @@ impl TlsSpec {
     /// # Errors
     /// With a version range that is empty.
     pub fn client(&self) -> Result<Arc<ClientConfig>, Error> {
-        let provider = provider();
+        let provider = self.provider()?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&self.versions()?)
             .map_err(|error| Error::Tls(error.to_string()))?
@@ -173,6 +131,33 @@ impl TlsSpec {
         config.alpn_protocols.clone_from(&self.alpn);
         config.resumption = Resumption::disabled();
         Ok(Arc::new(config))
+    }
+
+    /// The cryptography of this configuration.
+    fn provider(&self) -> Result<Arc<CryptoProvider>, Error> {
+        let mut provider = provider();
+        if self.suites.is_empty() && self.groups.is_empty() {
+            return Ok(provider);
+        }
+        let narrowed = Arc::make_mut(&mut provider);
+        if !self.suites.is_empty() {
+            let rank = |suite: &SupportedCipherSuite| match suite.tls13() {
+                Some(_) => Some(0),
+                None => self.suites.iter().position(|wanted| *wanted == suite.suite()).map(|place| place + 1),
+            };
+            narrowed.cipher_suites.retain(|suite| rank(suite).is_some());
+            narrowed.cipher_suites.sort_by_key(rank);
+        }
+        if !self.groups.is_empty() {
+            let known = |wanted: &NamedGroup| {
+                aws_lc_rs::ALL_KX_GROUPS.iter().copied().find(|group| group.name() == *wanted)
+            };
+            let groups: Option<Vec<_>> = self.groups.iter().map(known).collect();
+            narrowed.kx_groups = groups.ok_or_else(|| {
+                Error::Tls(format!("not all of the groups {:?} are supported", self.groups))
+            })?;
+        }
+        Ok(provider)
     }
 
     fn versions(&self) -> Result<Vec<&'static SupportedProtocolVersion>, Error> {
@@ -208,27 +193,38 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
-/// Our certificates of now.
+/// Our current certificates.
 #[derive(Debug)]
 struct OurCertificates(Vec<Arc<Live<Identity>>>);
 
 impl OurCertificates {
-    fn choose(&self, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+    /// Chooses a certificate whose key the peer can verify: one for the name that it asks for, else the first.
+    fn choose(&self, schemes: &[SignatureScheme], name: Option<&str>) -> Option<Arc<CertifiedKey>> {
         let usable = |identity: &Arc<Identity>| identity.certified.key.choose_scheme(schemes).is_some();
-        let identity = self.0.iter().filter_map(|live| live.get()).find(usable)?;
-        Some(Arc::clone(&identity.certified))
+        let mut usable = self.0.iter().filter_map(|live| live.get()).filter(usable);
+        let first = usable.next()?;
+        let is_for = |identity: &Arc<Identity>, name| {
+            identity.peer.dns.iter().any(|own| matcher::is_dns_name(own, name))
+        };
+        let chosen = match name {
+            Some(name) if self.0.len() > 1 && !is_for(&first, name) => {
+                usable.find(|identity| is_for(identity, name)).unwrap_or(first)
+            }
+            _ => first,
+        };
+        Some(Arc::clone(&chosen.certified))
     }
 }
 
 impl ResolvesServerCert for OurCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.choose(hello.signature_schemes())
+        self.choose(hello.signature_schemes(), hello.server_name())
     }
 }
 
 impl ResolvesClientCert for OurCertificates {
     fn resolve(&self, _hints: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.choose(schemes)
+        self.choose(schemes, None)
     }
 
     fn has_certs(&self) -> bool {
@@ -270,36 +266,19 @@ struct CheckPeer {
     provider: Arc<CryptoProvider>,
 }
 
-impl CheckPeer {
-    fn roots(&self) -> Result<Arc<Roots>, TlsError> {
-        self.check
-            .roots
-            .get()
-            .ok_or_else(|| TlsError::General("no trusted certificates are known yet".into()))
-    }
-}
-
 impl ServerCertVerifier for CheckPeer {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
+        _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let roots = self.roots()?;
+        let leaf = self.check.check(end_entity, intermediates, Role::Server, now, &self.provider)?;
         if self.check.host_name {
-            WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots.store), Arc::clone(&self.provider))
-                .build()
-                .map_err(|error| TlsError::General(error.to_string()))?
-                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
-        } else {
-            let parsed = ParsedCertificate::try_from(end_entity)?;
-            let algorithms = self.provider.signature_verification_algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&parsed, &roots.store, intermediates, now, algorithms)?;
+            check_host_name(&leaf, server_name)?;
         }
-        self.check.check_names(end_entity)?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -308,7 +287,7 @@ impl ServerCertVerifier for CheckPeer {
 
 impl ClientCertVerifier for CheckPeer {
     fn client_auth_mandatory(&self) -> bool {
-        self.check.required
+        self.check.is_mandatory()
     }
 
     /// None: they would cost bytes in each handshake, and clients of a mesh have one certificate anyway.
@@ -322,9 +301,8 @@ impl ClientCertVerifier for CheckPeer {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, TlsError> {
-        let verified = self.roots()?.clients.verify_client_cert(end_entity, intermediates, now)?;
-        self.check.check_names(end_entity)?;
-        Ok(verified)
+        self.check.check(end_entity, intermediates, Role::Client, now, &self.provider)?;
+        Ok(ClientCertVerified::assertion())
     }
 
     signatures!();

@@ -17,7 +17,6 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use prost::Message as _;
 use skysail_identity::{Identity, Roots, renewal};
 use skysail_xds::{
     Kind,
@@ -43,7 +42,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 pub(crate) use self::own::{CONTROL_PLANE, Issued, OwnCertificate, authorization};
 use crate::{
     remote::Remote,
-    translate::{self, SecretName, SecretSource, TlsContexts},
+    translate::{self, SecretName, SecretSource, TlsContexts, Translator},
 };
 
 /// The cluster that istiod's TLS contexts name for secrets.
@@ -77,6 +76,11 @@ impl Secrets {
             fetched: Arc::default(),
             watched: Arc::default(),
         }
+    }
+
+    /// Decodes a secret that a server sent, after a look at all its fields.
+    pub(crate) fn decode(&self, body: &[u8]) -> translate::Result<Secret> {
+        Translator { tls: &self.tls, node: &Node::default(), strict: false }.decode(body)
     }
 
     /// Takes a secret, and follows the files that it names unless it stands in a bootstrap file.
@@ -121,9 +125,12 @@ impl Secrets {
     /// Starts to follow every file that contexts name for secrets and that is not followed yet.
     pub(crate) fn follow_files(&self) {
         for name in self.tls.names() {
-            let SecretSource::File { path, watched } = name.source.clone() else { continue };
+            let origin = match name.source.clone() {
+                SecretSource::File { path, watched } => files::Origin::File { path, watched, found: None },
+                SecretSource::CrlFile { path, watched } => files::Origin::crl(&path, watched),
+                SecretSource::Ads | SecretSource::Cluster(_) | SecretSource::Static => continue,
+            };
             if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
-                let origin = files::Origin::File { path, watched, found: None };
                 tokio::spawn(files::keep(self.clone(), name, origin));
             }
         }
@@ -207,7 +214,7 @@ impl Secrets {
 
     fn response(&self, name: &SecretName, response: &DiscoveryResponse) -> Result<(), String> {
         for any in &response.resources {
-            let secret = Secret::decode(any.value.as_slice()).map_err(|error| error.to_string())?;
+            let secret = self.decode(&any.value).map_err(|reject| reject.to_string())?;
             if *secret.name == *name.name {
                 self.take(name, &secret).map_err(|reject| reject.to_string())?;
             }

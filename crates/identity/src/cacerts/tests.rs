@@ -7,7 +7,7 @@ use rcgen::{
 use skysail_core::SpiffeId;
 
 use super::*;
-use crate::{identity::Roots, request::KeyAndCsr};
+use crate::{Live, PeerCheck, Roots, check::Role, request::KeyAndCsr};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -74,9 +74,8 @@ fn an_intermediate_signs_and_the_root_is_trusted() {
         assert_eq!(signed.chain.len(), 4, "leaf, two intermediates, roots");
         assert_eq!(certificates(signed.chain[3].as_bytes(), "roots").unwrap().len(), 2);
         let identity = request.finish(signed.chain[..3].concat().as_bytes()).unwrap();
-        let trust = Roots::from_pem(root.pem.as_bytes()).unwrap();
-        let (leaf, rest) = identity.chain().split_first().unwrap();
-        trust.clients.verify_client_cert(leaf, rest, rustls::pki_types::UnixTime::now()).unwrap();
+        let trust = PeerCheck::new(Live::new(Roots::from_pem(root.pem.as_bytes()).unwrap()));
+        trust.verify(identity.chain(), Role::Client, SystemTime::now()).unwrap();
     }
 }
 

@@ -1,11 +1,12 @@
 //! Handshakes of an [`Acceptor`] with a [`Connector`], byte by byte without a network.
 
-use skysail_core::SpiffeId;
+use std::time::Duration;
 
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+use skysail_core::SpiffeId;
 
 use super::*;
-use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck};
+use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck, check::testing::Root, tls};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -146,6 +147,51 @@ fn new_roots_end_all_sessions() {
     assert!(error.to_string().contains("UnknownIssuer"), "{error}");
 }
 
+/// A list of the mesh's authority without entries, good for so long.
+fn crl(root: &Root, life: Duration) -> Arc<Crls> {
+    Arc::new(Crls::from_pem(root.crl(&[], life).as_bytes()).unwrap())
+}
+
+#[test]
+fn revocation_lists_end_sessions() {
+    let root = Root::new();
+    let authority = root.authority();
+    let server = spec(&authority, "server", "client");
+    let (mut watched, lists) = (server.clone(), Live::new(Crls::default()));
+    watched.peer.as_mut().unwrap().crls = Some(Arc::clone(&lists));
+    let acceptor = Acceptor::new(&watched).unwrap();
+    let connector = Connector::new(&spec(&authority, "client", "server")).unwrap();
+    let connect = || connect(&acceptor, &connector, 1);
+    assert!(!connect().unwrap());
+    assert!(connect().unwrap());
+    lists.set(crl(&root, HOUR));
+    assert!(!connect().unwrap());
+    assert!(connect().unwrap());
+    // A list that has expired accepts nobody, so a session must not either.
+    lists.set(crl(&root, Duration::from_secs(3)));
+    assert!(!connect().unwrap());
+    let until = acceptor.tickets.newest().unwrap().until.unwrap();
+    assert!(until <= SystemTime::now() + Duration::from_secs(3));
+    while SystemTime::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let error = connect().unwrap_err();
+    assert!(error.to_string().contains("revocation list expired"), "{error}");
+}
+
+#[test]
+fn resumption_can_be_turned_off_on_either_side() {
+    let pair = Pair::new();
+    let none = tls::Sessions { lifetime: Duration::ZERO, kept: 0 };
+    let acceptor = Acceptor::new(&TlsSpec { sessions: none, ..pair.server.clone() }).unwrap();
+    let connector = Connector::new(&TlsSpec { sessions: none, ..pair.client.clone() }).unwrap();
+    for (acceptor, connector) in [(&acceptor, &pair.connector), (&pair.acceptor, &connector)] {
+        for _ in 0..3 {
+            assert!(!connect(acceptor, connector, 1).unwrap());
+        }
+    }
+}
+
 #[test]
 fn a_new_certificate_ends_all_sessions() {
     let pair = Pair::new();
@@ -225,7 +271,7 @@ fn few_sessions_are_kept() {
     for port in 1..=70 {
         connect(&pair.acceptor, &pair.connector, port).unwrap();
     }
-    assert_eq!(count(), KEPT);
+    assert_eq!(count(), pair.client.sessions.kept);
     // Sessions of one server push out their own kind.
     for _ in 0..3 {
         let address = SocketAddr::from(([127, 0, 0, 1], 70));
@@ -234,5 +280,5 @@ fn few_sessions_are_kept() {
         let mut server = pair.acceptor.accept(&[]).unwrap();
         finish(&mut server, &mut first).unwrap();
     }
-    assert_eq!(count(), KEPT);
+    assert_eq!(count(), pair.client.sessions.kept);
 }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::{authority::Authority, request::KeyAndCsr};
+use crate::{NameMatch, Peer, Roots, authority::Authority, request::KeyAndCsr};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -115,12 +115,7 @@ async fn a_server_can_be_known_by_host_name() {
         ..TlsSpec::default()
     };
     let client = TlsSpec {
-        peer: Some(PeerCheck {
-            roots: Live::new(authority.roots().unwrap()),
-            names: Vec::new(),
-            host_name: true,
-            required: false,
-        }),
+        peer: Some(PeerCheck { host_name: true, ..PeerCheck::new(Live::new(authority.roots().unwrap())) }),
         ..TlsSpec::default()
     };
     handshake(&serving("reviews.test"), &client).await.unwrap();

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use skysail_xds::{
     Kind,
     client::{Received, Rejection, Update},
-    envoy::pb::envoy::{config::core::v3::Node, extensions::transport_sockets::tls::v3::Secret},
+    envoy::pb::envoy::config::core::v3::Node,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -195,7 +195,7 @@ impl Inventory {
             }
             Kind::Secret => {
                 let name = SecretName { source: SecretSource::Ads, name: received.name.as_str().into() };
-                let secret: Secret = received.decode().map_err(|error| error.to_string())?;
+                let secret = self.secrets.decode(body).map_err(|reject| reject.to_string())?;
                 self.secrets.take(&name, &secret).map_err(|reject| reject.to_string())?;
             }
             // Never asked for, or taken all together.

@@ -16,8 +16,8 @@ use prost::Message as _;
 use skysail_xds::{
     Kind,
     envoy::pb::envoy::{
-        config::core::v3::{DataSource, Node, data_source::Specifier},
-        extensions::transport_sockets::tls::v3::{Secret, secret::Type},
+        config::core::v3::{DataSource, Node, WatchedDirectory, data_source::Specifier},
+        extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, secret::Type},
         service::discovery::v3::DiscoveryResponse,
     },
 };
@@ -112,6 +112,26 @@ impl Origin {
     }
 }
 
+impl Origin {
+    /// The file of revocation lists that a TLS context names.
+    pub(super) fn crl(path: &Path, watched: Option<PathBuf>) -> Self {
+        let name = path.to_string_lossy().into_owned();
+        let folder = watched.map(|folder| WatchedDirectory {
+            path: folder.to_string_lossy().into_owned(),
+            ..WatchedDirectory::default()
+        });
+        let context = CertificateValidationContext {
+            crl: Some(DataSource {
+                specifier: Some(Specifier::Filename(name.clone())),
+                ..DataSource::default()
+            }),
+            watched_directory: folder,
+            ..CertificateValidationContext::default()
+        };
+        Self::Delivered(Secret { name, r#type: Some(Type::ValidationContext(context)) })
+    }
+}
+
 /// Whether a secret names files.
 pub(super) fn names_files(secret: &Secret) -> bool {
     !folders_of(&mut secret.clone()).is_empty()
@@ -151,7 +171,7 @@ fn sources(secret: &mut Secret) -> impl Iterator<Item = &mut DataSource> {
         Some(Type::TlsCertificate(certificate)) => {
             (certificate.certificate_chain.as_mut(), certificate.private_key.as_mut())
         }
-        Some(Type::ValidationContext(context)) => (context.trusted_ca.as_mut(), None),
+        Some(Type::ValidationContext(context)) => (context.trusted_ca.as_mut(), context.crl.as_mut()),
         _ => (None, None),
     };
     first.into_iter().chain(second)

@@ -106,12 +106,7 @@ impl OwnCertificate {
         let remote = |identities| -> anyhow::Result<Remote> {
             let spec = TlsSpec {
                 identities,
-                peer: Some(PeerCheck {
-                    roots: Arc::clone(&roots),
-                    names: Vec::new(),
-                    host_name: true,
-                    required: true,
-                }),
+                peer: Some(PeerCheck { host_name: true, ..PeerCheck::new(Arc::clone(&roots)) }),
                 alpn: vec![b"h2".to_vec()],
                 ..TlsSpec::default()
             };

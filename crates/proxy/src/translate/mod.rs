@@ -24,7 +24,9 @@ mod stats;
 mod text;
 mod tls;
 mod tls_context;
+mod tls_params;
 mod trace;
+mod validation;
 
 use std::{
     collections::HashSet,
@@ -41,7 +43,7 @@ use skysail_xds::envoy::pb::{
         cluster::v3::Cluster as ClusterProto, core::v3::Node, endpoint::v3::ClusterLoadAssignment,
         listener::v3::Listener as ListenerProto, route::v3::RouteConfiguration,
     },
-    envoy::extensions::transport_sockets::tls::v3::{Secret, secret},
+    envoy::extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, secret},
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
@@ -173,8 +175,14 @@ pub(crate) fn take_secret(
             tls.identity(name).set(Arc::clone(&identity));
             Ok(Some(identity))
         }
+        Some(secret::Type::ValidationContext(CertificateValidationContext { crl: Some(crl), .. }))
+            if matches!(name.source, SecretSource::CrlFile { .. }) =>
+        {
+            tls.set_crls(name, validation::read_crls(crl)?);
+            Ok(None)
+        }
         Some(secret::Type::ValidationContext(context)) => {
-            let roots = tls_context::secret_roots(context).at("validation_context")?;
+            let roots = validation::secret_roots(context).at("validation_context")?;
             tls.set_roots(name, roots);
             Ok(None)
         }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use skysail_identity::{Acceptor, Connector, Identity, Live, PeerCheck, Roots, TlsSpec};
+use skysail_identity::{Acceptor, Connector, Crls, Identity, Live, PeerCheck, Roots, TlsSpec};
 
 use super::{Reject, Result};
 use crate::config::tls::{ClientConfigs, ClientTls, ServerTls};
@@ -28,6 +28,8 @@ pub(crate) enum SecretSource {
     Cluster(Box<str>),
     /// A file, which is read again when something changes in its folder, or in the one given too.
     File { path: PathBuf, watched: Option<PathBuf> },
+    /// The same of certificate revocation lists that a TLS context names.
+    CrlFile { path: PathBuf, watched: Option<PathBuf> },
     /// `static_resources.secrets`.
     Static,
 }
@@ -43,7 +45,7 @@ pub(crate) struct SecretName {
 #[derive(Debug, Default)]
 pub(crate) struct TlsContexts {
     inner: Mutex<Inner>,
-    /// How many times trusted roots were taken away.
+    /// How many times trusted roots were taken away, or revocation lists replaced.
     distrusted: AtomicU64,
 }
 
@@ -51,6 +53,7 @@ pub(crate) struct TlsContexts {
 struct Inner {
     identities: HashMap<SecretName, Arc<Live<Identity>>>,
     roots: HashMap<SecretName, Arc<Live<Roots>>>,
+    crls: HashMap<SecretName, Arc<Live<Crls>>>,
     /// By the encoded context, so that equal ones are held once.
     servers: HashMap<Vec<u8>, (Weak<ServerTls>, TlsSpec)>,
     clients: HashMap<Vec<u8>, (Weak<ArcSwapOption<ClientConfigs>>, TlsSpec)>,
@@ -71,21 +74,32 @@ impl TlsContexts {
         Arc::clone(self.lock().roots.entry(name.clone()).or_insert_with(Live::empty))
     }
 
-    /// Puts trusted roots into their handle. If fewer are trusted than before, contexts begin anew, so that no idle
-    /// connection to a server that was trusted by one of them is used again.
+    /// Puts trusted roots into their handle.
     pub(crate) fn set_roots(&self, name: &SecretName, roots: Roots) {
         let live = self.roots(name);
-        let before = live.get();
-        let lost = before.is_some_and(|before| {
-            before.certificates().iter().any(|root| !roots.certificates().contains(root))
-        });
+        let lost = live.get().is_some_and(|before| !roots.include(&before));
         live.set(Arc::new(roots));
-        if !lost {
-            return;
+        if lost {
+            self.distrust(|check| Arc::ptr_eq(&check.roots, &live));
         }
+    }
+
+    /// Puts revocation lists into their handle.
+    pub(crate) fn set_crls(&self, name: &SecretName, crls: Crls) {
+        let live = self.crls(name);
+        let changed = live.get().is_some();
+        live.set(Arc::new(crls));
+        if changed {
+            self.distrust(|check| check.crls.as_ref().is_some_and(|crls| Arc::ptr_eq(crls, &live)));
+        }
+    }
+
+    /// Begins contexts anew whose peers may no longer be trusted, so that no idle connection to a server that was trusted
+    /// before is used again.
+    fn distrust(&self, is_concerned: impl Fn(&PeerCheck) -> bool) {
         self.distrusted.fetch_add(1, Ordering::Release);
         for (context, spec) in self.lock().clients.values() {
-            let uses = spec.peer.as_ref().is_some_and(|check| Arc::ptr_eq(&check.roots, &live));
+            let uses = spec.peer.as_ref().is_some_and(&is_concerned);
             if uses && let Some(context) = context.upgrade().filter(|context| context.load().is_some()) {
                 match client_configs(spec) {
                     Ok(configs) => context.store(Some(Arc::new(configs))),
@@ -95,15 +109,21 @@ impl TlsContexts {
         }
     }
 
-    /// How many times trusted roots were taken away since the start.
+    /// How many times trust was taken away since the start.
     pub(crate) fn distrusted(&self) -> u64 {
         self.distrusted.load(Ordering::Acquire)
+    }
+
+    /// The handle of revocation lists.
+    pub(crate) fn crls(&self, name: &SecretName) -> Arc<Live<Crls>> {
+        Arc::clone(self.lock().crls.entry(name.clone()).or_insert_with(Live::empty))
     }
 
     /// Every secret that contexts name, once each.
     pub(crate) fn names(&self) -> Vec<SecretName> {
         let inner = self.lock();
-        let mut names: Vec<_> = inner.identities.keys().chain(inner.roots.keys()).cloned().collect();
+        let mut names: Vec<_> =
+            inner.identities.keys().chain(inner.roots.keys()).chain(inner.crls.keys()).cloned().collect();
         names.sort();
         names.dedup();
         names
@@ -215,9 +235,8 @@ fn client_configs(spec: &TlsSpec) -> Result<ClientConfigs> {
 }
 
 fn has_secrets(spec: &TlsSpec) -> bool {
-    let has_roots = |check: &PeerCheck| check.roots.get().is_some();
     spec.identities.iter().all(|identity| identity.get().is_some())
-        && spec.peer.as_ref().is_none_or(has_roots)
+        && spec.peer.as_ref().is_none_or(PeerCheck::is_ready)
 }
 
 fn refuse(error: skysail_identity::Error) -> Reject {

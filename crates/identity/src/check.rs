@@ -1,0 +1,247 @@
+//! Which peers are accepted, by the chain, the names and the key of their certificate.
+
+use std::{fmt, sync::Arc, time::SystemTime};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rustls::{
+    Error as TlsError,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use webpki::{EndEntityCert, KeyUsage};
+use x509_parser::certificate::X509Certificate;
+
+use crate::{
+    Error,
+    identity::{Live, not_after},
+    matcher::{NameMatch, SanKind},
+    peer::Peer,
+    roots::{ChainRules, Crls, Roots, other, refused, unix},
+    tls,
+};
+
+/// Which peers are accepted. Source: `envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext`.
+#[derive(Clone, Debug)]
+pub struct PeerCheck {
+    /// Who must have signed the peer's certificate.
+    pub roots: Arc<Live<Roots>>,
+    /// Revocation lists besides those that come with the roots.
+    pub crls: Option<Arc<Live<Crls>>>,
+    /// Only the peer's own certificate must be covered by a revocation list, not those between it and the root.
+    pub only_leaf_crl: bool,
+    /// Certificates above the peer's own, the root included, at most.
+    pub max_depth: Option<u32>,
+    /// Names of which the certificate must have one; empty: any name.
+    pub names: Vec<NameMatch>,
+    /// Fingerprints of which the certificate must have one; empty: any.
+    pub pins: Vec<Pin>,
+    /// Client only: the certificate must also be for the host name asked for, as on the web.
+    pub host_name: bool,
+    /// Server only: refuse clients that send no certificate.
+    pub required: bool,
+}
+
+/// Whose certificate is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A client's.
+    Client,
+    /// A server's.
+    Server,
+}
+
+impl PeerCheck {
+    /// Accepts every certificate that `roots` vouch for; a server does not ask for one.
+    pub fn new(roots: Arc<Live<Roots>>) -> Self {
+        Self {
+            roots,
+            crls: None,
+            only_leaf_crl: false,
+            max_depth: None,
+            names: Vec::new(),
+            pins: Vec::new(),
+            host_name: false,
+            required: false,
+        }
+    }
+
+    /// A check of SPIFFE ids: signed by `roots`, with one of `names`, on a server required.
+    pub fn spiffe(roots: Arc<Live<Roots>>, names: Vec<NameMatch>) -> Self {
+        Self { names, required: true, ..Self::new(roots) }
+    }
+
+    /// True once everything is known that the check needs.
+    pub fn is_ready(&self) -> bool {
+        self.roots.get().is_some() && self.crls.as_ref().is_none_or(|crls| crls.get().is_some())
+    }
+
+    /// True if a server refuses clients without a certificate: also where roots are bound to trust domains, as Envoy's SPIFFE
+    /// validator does.
+    pub(crate) fn is_mandatory(&self) -> bool {
+        self.required || self.roots.get().is_some_and(|roots| roots.are_of_domains())
+    }
+
+    /// Checks a chain, the peer's own certificate first, as a handshake at `now` would.
+    ///
+    /// # Errors
+    /// When the peer is not accepted, or it is not known yet whom to trust.
+    pub fn verify(&self, chain: &[CertificateDer<'_>], role: Role, now: SystemTime) -> Result<(), TlsError> {
+        let Some((leaf, intermediates)) = chain.split_first() else {
+            return Err(TlsError::NoCertificatesPresented);
+        };
+        self.check(leaf, intermediates, role, unix(now), &tls::provider()).map(drop)
+    }
+
+    /// Checks a peer again that was accepted before: by what is trusted now, at a time when its certificate was valid. A server is
+    /// given with the name it was asked for.
+    ///
+    /// # Errors
+    /// When it would not be accepted now.
+    pub(crate) fn recheck(
+        &self,
+        chain: &[CertificateDer<'_>],
+        server: Option<&ServerName<'_>>,
+    ) -> Result<(), Error> {
+        let Some((leaf, intermediates)) = chain.split_first() else { return Ok(()) };
+        let then = unix(SystemTime::now().min(not_after(leaf)?));
+        let role = if server.is_some() { Role::Server } else { Role::Client };
+        let checked = self.check(leaf, intermediates, role, then, &tls::provider());
+        let named = checked.and_then(|leaf| match server {
+            Some(name) if self.host_name => check_host_name(&leaf, name),
+            _ => Ok(()),
+        });
+        named.map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    /// The same, for rustls. A server's certificate is returned for the check of its host name.
+    pub(crate) fn check<'a>(
+        &self,
+        leaf: &'a CertificateDer<'a>,
+        intermediates: &[CertificateDer<'_>],
+        role: Role,
+        now: UnixTime,
+        provider: &CryptoProvider,
+    ) -> Result<EndEntityCert<'a>, TlsError> {
+        let unknown = || TlsError::General("no trusted certificates are known yet".into());
+        let roots = self.roots.get().ok_or_else(unknown)?;
+        let crls = self.crls.as_ref().map(|crls| crls.get().ok_or_else(unknown)).transpose()?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
+            .map_err(|error| other(Error::Certificate(format!("it cannot be parsed: {error}"))))?;
+        let verified = EndEntityCert::try_from(leaf).map_err(refused)?;
+        let rules = ChainRules {
+            algorithms: provider.signature_verification_algorithms.all,
+            crls: crls.as_deref(),
+            only_leaf_crl: self.only_leaf_crl,
+            max_depth: self.max_depth,
+            usage: match role {
+                Role::Client => KeyUsage::client_auth(),
+                Role::Server => KeyUsage::server_auth(),
+            },
+            now,
+        };
+        rules.verify(&verified, intermediates, roots.store_for(&parsed)?)?;
+        check_key_usage(&parsed)?;
+        self.check_pins(leaf, &parsed)?;
+        self.check_names(&parsed, roots.are_of_domains())?;
+        Ok(verified)
+    }
+
+    /// Requires one of the names, among the URIs only where roots are bound to trust domains, as in Envoy.
+    fn check_names(&self, certificate: &X509Certificate<'_>, only_uris: bool) -> Result<(), TlsError> {
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        let mut peer = Peer::of(certificate);
+        if only_uris {
+            peer = Peer { uris: peer.uris, ..Peer::default() };
+        }
+        let counts = |name: &&NameMatch| !only_uris || matches!(name.kind, SanKind::Any | SanKind::Uri);
+        if self.names.iter().filter(counts).any(|name| name.matches(&peer)) {
+            return Ok(());
+        }
+        let wanted: Vec<_> = self.names.iter().map(ToString::to_string).collect();
+        let presented: Vec<_> = peer.uris.into_iter().chain(peer.dns).collect();
+        Err(other(format_args!("the peer is {presented:?}, accepted are {wanted:?}")))
+    }
+
+    fn check_pins(&self, leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Result<(), TlsError> {
+        let matches = |pin: &Pin| match pin {
+            Pin::Certificate(hash) => sha256(leaf) == Some(*hash),
+            Pin::Key(hash) => sha256(parsed.public_key().raw) == Some(*hash),
+        };
+        if self.pins.is_empty() || self.pins.iter().any(matches) {
+            Ok(())
+        } else {
+            Err(other("neither the peer's certificate nor its key has one of the configured fingerprints"))
+        }
+    }
+}
+
+/// All key exchanges that are spoken need a key that may sign (RFC 8446, section 4.4.2.2).
+fn check_key_usage(certificate: &X509Certificate<'_>) -> Result<(), TlsError> {
+    match certificate.key_usage() {
+        Ok(None) => Ok(()),
+        Ok(Some(usage)) if usage.value.digital_signature() => Ok(()),
+        _ => Err(other("the keyUsage of the peer's certificate does not allow digital signatures")),
+    }
+}
+
+/// The SHA-256 of a certificate or of its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Of the certificate, DER. Source: `verify_certificate_hash`.
+    Certificate([u8; 32]),
+    /// Of the subject public key info, DER. Source: `verify_certificate_spki`.
+    Key([u8; 32]),
+}
+
+impl Pin {
+    /// Reads the hash of a certificate: 64 hexadecimal digits, colons between bytes or not.
+    pub fn certificate(hex: &str) -> Option<Self> {
+        let digits: Vec<u8> = match hex.len() {
+            64 => hex.bytes().collect(),
+            95 if hex.bytes().skip(2).step_by(3).all(|byte| byte == b':') => {
+                hex.bytes().enumerate().filter(|(index, _)| index % 3 != 2).map(|(_, byte)| byte).collect()
+            }
+            _ => return None,
+        };
+        let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+        let mut hash = [0; 32];
+        for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = value(pair[0])? << 4 | value(pair[1])?;
+        }
+        Some(Self::Certificate(hash))
+    }
+
+    /// Reads the hash of a key: base64.
+    pub fn key(base64: &str) -> Option<Self> {
+        STANDARD.decode(base64).ok()?.try_into().ok().map(Self::Key)
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, hash) = match self {
+            Self::Certificate(hash) => ("certificate", hash),
+            Self::Key(hash) => ("key", hash),
+        };
+        write!(f, "{kind}:")?;
+        hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The hash, by the library that TLS uses.
+fn sha256(bytes: &[u8]) -> Option<[u8; 32]> {
+    let suite = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13()?;
+    suite.common.hash_provider.hash(bytes).as_ref().try_into().ok()
+}
+
+/// Checks that a certificate is for a host name, as on the web (RFC 6125).
+pub(crate) fn check_host_name(leaf: &EndEntityCert<'_>, name: &ServerName<'_>) -> Result<(), TlsError> {
+    leaf.verify_is_valid_for_subject_name(name).map_err(refused)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
