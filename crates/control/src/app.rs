@@ -11,9 +11,9 @@ use skysail_core::{
     confine::{self, Children},
     logging, shutdown, trim,
 };
-use skysail_identity::{Live, rotation::Lifetimes};
+use skysail_identity::{Authority, Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -71,6 +71,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
     })?;
     let keeper = Arc::new(keeper);
+    publisher.set_roots(keeper.current().roots_pem());
     let tokens = Tokens {
         key: args.token_key.clone(),
         jwks: args.token_jwks.clone(),
@@ -204,6 +205,7 @@ fn publisher(
 /// Starts what runs beside the calls and ends with the process.
 fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>, keeper: Arc<Keeper>) {
     tokio::spawn(own.renew());
+    tokio::spawn(keep_roots(keeper.follow(), Arc::clone(publisher)));
     tokio::spawn(keeper.run());
     tokio::spawn(keep_small(Arc::clone(publisher)));
     let publisher = Arc::clone(publisher);
@@ -219,6 +221,15 @@ fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>,
             error!(%error, "configuration is no longer watched; restart to take changes");
         }
     });
+}
+
+/// Publishes the authority's roots whenever they change.
+async fn keep_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: Arc<Publisher>) {
+    while authority.changed().await.is_ok() {
+        let roots = authority.borrow_and_update().roots_pem().to_owned();
+        let publisher = Arc::clone(&publisher);
+        let _ = tokio::task::spawn_blocking(move || publisher.set_roots(&roots)).await;
+    }
 }
 
 /// Forgets scopes without proxies, and gives memory back that many who came or went at once needed.

@@ -41,7 +41,9 @@ impl Platform {
 
     /// Takes in what the mesh configuration says.
     pub(crate) fn configure(&self, mesh: &MeshConfig) {
-        let domains = Domains { own: mesh.trust_domain.clone(), aliases: mesh.trust_domain_aliases.clone() };
+        // Another mesh's authority vouches for its identities to workloads, not to us, and ours does not vouch for them.
+        let aliases = mesh.trust_domain_aliases.iter().filter(|domain| !mesh.is_foreign(domain));
+        let domains = Domains { own: mesh.trust_domain.clone(), aliases: aliases.cloned().collect() };
         *self.domains.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(domains);
     }
 

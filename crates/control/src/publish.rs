@@ -251,6 +251,22 @@ impl Publisher {
         }
     }
 
+    /// Takes in the roots of the mesh's own authority. Blocks while it compiles.
+    pub(crate) fn set_roots(&self, roots: &str) {
+        let _publishing = lock(&self.publishing);
+        let changed = {
+            let mut state = self.write();
+            let changed = state.world.set_roots(roots);
+            if changed {
+                state.note_change(&self.settings.cluster_id);
+            }
+            changed
+        };
+        if changed {
+            self.publish();
+        }
+    }
+
     /// Compiles what changed and sends it, until all is up to date.
     fn publish(&self) {
         loop {

@@ -16,7 +16,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use serde_json::{Value, json};
 use skysail_core::SpiffeId;
 use skysail_identity::{
-    Issuer as TokenIssuer, KeyAndCsr, Live, PeerCheck, Roots, ServiceAccount, check::Role,
+    Authority, Issuer as TokenIssuer, KeyAndCsr, Live, PeerCheck, Roots, ServiceAccount, check::Role,
 };
 use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
 use support::{Control, Folder, bearer, connect, endpoint};
@@ -259,4 +259,54 @@ fn key_set(issuer: &TokenIssuer) -> String {
     let (x, y) = (text(&point[1..33]), text(&point[33..]));
     json!({ "keys": [{ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "x": x, "y": y }] })
         .to_string()
+}
+
+/// `west` accepts workloads of `east`, whose roots vouch for them to workloads: to the control plane they vouch for nobody.
+#[tokio::test]
+async fn a_root_of_another_mesh_lets_nobody_in() {
+    let folder = Folder::new();
+    let east = Authority::ephemeral().unwrap();
+    let west = made("west root", None);
+    fs::create_dir(folder.at("ca")).unwrap();
+    plug_in(
+        &folder.at("ca"),
+        &[("root-cert.pem", &west.pem), ("ca-cert.pem", &west.pem), ("ca-key.pem", &west.key)],
+    );
+    let west_ca = Authority::from_pem(&west.pem, &west.pem, &west.key, "").unwrap();
+    let mesh = format!(
+        "trustDomain: west\ntrustDomainAliases: [former, east]\ncaCertificates:\n- trustDomains: [east]\n  pem: |\n{}",
+        indent(east.roots_pem(), 4)
+    );
+    let map = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\ndata:\n  mesh: |\n{}",
+        indent(&mesh, 4)
+    );
+    fs::write(folder.at("config/mesh.yaml"), map).unwrap();
+    let control = folder.start("0").await;
+    let shown = async |authority: &Authority, domain: &str| {
+        let id = SpiffeId::new(domain, "default", "client");
+        let key = KeyAndCsr::generate(Some(&id)).unwrap();
+        let signed = authority.sign(&key.csr_pem, &id, Duration::from_secs(600)).unwrap();
+        let identity = tonic::transport::Identity::from_pem(signed.chain[0].clone(), key.key_pem());
+        let tls = ClientTlsConfig::new().ca_certificate(folder.root()).identity(identity);
+        let channel = endpoint(&control.tls, tls).connect().await.map_err(|error| format!("{error:?}"))?;
+        let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
+        let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
+        create_certificate(channel, MetadataMap::new(), request).await.map_err(|status| format!("{status:?}"))
+    };
+    shown(&west_ca, "west").await.unwrap();
+    shown(&west_ca, "former").await.unwrap();
+    let refused = shown(&west_ca, "east").await.unwrap_err();
+    assert!(refused.contains("of another trust domain"), "{refused}");
+    for domain in ["west", "former", "east"] {
+        let refused = shown(&east, domain).await.unwrap_err();
+        assert!(!refused.contains("of another trust domain"), "the chain is refused before: {refused}");
+    }
+    // Workloads are told so with their certificates as well: that is what they trust the control plane by.
+    let chain = chain(&control, &folder, &west.pem).await;
+    assert!(!chain.last().unwrap().contains(east.roots_pem().trim()), "{chain:?}");
+}
+
+fn indent(text: &str, by: usize) -> String {
+    text.lines().map(|line| format!("{:by$}{line}\n", "")).collect()
 }

@@ -153,5 +153,6 @@ fn name(part: &Part) -> String {
         Part::Service(namespace, name) => format!("the clusters and endpoints of service {namespace}/{name}"),
         Part::Routes => "the routes".to_owned(),
         Part::Names => "the names of services".to_owned(),
+        Part::Trust => "the roots of trust domains".to_owned(),
     }
 }

@@ -3,6 +3,8 @@
 //! What stands here is what we act on; what Istio knows beyond it is named in a warning, so nothing is ignored in
 //! silence. Settings that only concern how Istio itself is installed and run are accepted without a word.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
@@ -28,6 +30,8 @@ pub struct MeshConfig {
     pub trust_domain: String,
     /// Former trust domains, whose identities count as ours.
     pub trust_domain_aliases: Vec<String>,
+    /// Roots beside those of the mesh's own authority.
+    pub ca_certificates: Vec<CaCertificate>,
     /// Settings of the proxies.
     pub default_config: ProxyConfig,
     /// Where access logs go, `/dev/stdout`; empty: none.
@@ -66,6 +70,68 @@ pub struct MeshConfig {
     pub enable_prometheus_merge: IgnoredValue,
     /// Tracing; off unless a Telemetry asks for it.
     pub enable_tracing: bool,
+}
+
+/// Roots beside those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct CaCertificate {
+    /// The certificates.
+    pub pem: String,
+    /// Where else they are; not supported.
+    pub spiffe_bundle_url: String,
+    /// Signers of the Kubernetes API whose certificates they are for; not supported.
+    pub cert_signers: Vec<String>,
+    /// The trust domains they vouch for; empty: those that the mesh's own authority vouches for.
+    pub trust_domains: Vec<String>,
+}
+
+impl CaCertificate {
+    /// True if the certificates vouch for anybody.
+    fn counts(&self) -> bool {
+        !self.pem.is_empty() && self.cert_signers.is_empty()
+    }
+}
+
+impl MeshConfig {
+    /// The trust domains whose identities are accepted: the mesh's own, then its aliases.
+    pub fn trust_domains(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.trust_domain).chain(&self.trust_domain_aliases)
+    }
+
+    /// True if an alias is another mesh's trust domain: it has roots of its own, and only they vouch for it.
+    pub fn is_foreign(&self, domain: &str) -> bool {
+        let names = |entry: &CaCertificate| entry.trust_domains.iter().any(|name| name == domain);
+        domain != self.trust_domain && self.ca_certificates.iter().any(|entry| entry.counts() && names(entry))
+    }
+
+    /// True if roots are bound to trust domains.
+    pub fn binds_roots(&self) -> bool {
+        self.ca_certificates.iter().any(CaCertificate::counts)
+    }
+
+    /// The roots (PEM) of each trust domain that is accepted, where `roots` are those of the mesh's own authority.
+    pub fn bundles(&self, roots: &str) -> BTreeMap<String, String> {
+        let bundle = |domain: &String| {
+            let foreign = self.is_foreign(domain);
+            let vouches = |entry: &&CaCertificate| {
+                entry.counts()
+                    && match entry.trust_domains.as_slice() {
+                        [] => !foreign,
+                        names => names.contains(domain),
+                    }
+            };
+            let own = (!foreign).then_some(roots);
+            let more = self.ca_certificates.iter().filter(vouches).map(|entry| entry.pem.as_str());
+            let mut bundle = String::new();
+            for pem in own.into_iter().chain(more) {
+                bundle.push_str(pem.trim_end());
+                bundle.push('\n');
+            }
+            (domain.clone(), bundle)
+        };
+        self.trust_domains().map(bundle).collect()
+    }
 }
 
 /// A setting that is known and has no effect here.
@@ -161,6 +227,7 @@ impl Default for MeshConfig {
             root_namespace: NAMESPACE.into(),
             trust_domain: "cluster.local".into(),
             trust_domain_aliases: Vec::new(),
+            ca_certificates: Vec::new(),
             default_config: ProxyConfig::default(),
             access_log_file: String::new(),
             access_log_format: String::new(),

@@ -47,6 +47,8 @@ pub enum Part {
     Routes,
     /// The names of services: the name table; for gRPC's clients the listeners.
     Names,
+    /// Whom to trust in which trust domain.
+    Trust,
 }
 
 /// Everything a proxy is to be sent, and what could not be made as it was written.
@@ -64,7 +66,7 @@ pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
     let scope = Scope::new(world, surroundings);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
-    scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names]).collect()
+    scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
 /// A part of what proxies share that have these surroundings; nothing where there is no such part.
@@ -92,6 +94,11 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
                 return grpc::listeners(&scope, &services);
             }
             vec![order::encode(Kind::NameTable, "", &nametable::compile(&scope, &services))]
+        }
+        Part::Trust if scope.role == Role::Grpc => Vec::new(),
+        Part::Trust => {
+            let bundles = tls::bundles(world.mesh(), world.roots());
+            bundles.iter().map(|secret| order::encode(Kind::Secret, &secret.name, secret)).collect()
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
 use crate::parse;
 
 mod grpc;
+mod trust;
 
 const APP: &str = r#"
 apiVersion: v1

@@ -10,8 +10,11 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
     raw_buffer::v3::RawBuffer,
     tls::v3::{
         CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext,
-        DownstreamTlsContext, SdsSecretConfig, TlsParameters, UpstreamTlsContext,
+        DownstreamTlsContext, SdsSecretConfig, Secret, SpiffeCertValidatorConfig, TlsParameters,
+        UpstreamTlsContext,
         common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+        secret::Type as SecretType,
+        spiffe_cert_validator_config::TrustDomain,
         tls_parameters::TlsProtocol,
     },
 };
@@ -22,6 +25,8 @@ use crate::api::{
     destination_rule::{ClientTls, TlsMode},
 };
 
+/// The secret with the roots of each trust domain, from the control plane.
+const BUNDLES: &str = "trust-bundles";
 /// ALPN of TCP between sidecars that tell each other who they are.
 pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
 /// ALPN of TCP between sidecars.
@@ -60,7 +65,7 @@ pub(super) fn upstream(
 ) -> core::TransportSocket {
     let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
     tls_socket(pack(&UpstreamTlsContext {
-        common_tls_context: Some(common(names_of(mesh, identities), &[], alpn)),
+        common_tls_context: Some(common(names_of(mesh.trust_domains(), identities), trust(mesh), &[], alpn)),
         sni: sni.to_owned(),
         ..Default::default()
     }))
@@ -73,9 +78,11 @@ pub(super) fn for_grpc(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> co
         instance_name: "default".into(),
         certificate_name: name.to_owned(),
     };
+    // ROOTCA holds the roots of the mesh's own authority, which vouch for no other mesh.
+    let domains = mesh.trust_domains().filter(|domain| !mesh.is_foreign(domain));
     #[expect(deprecated, reason = "what istiod sends and gRPC reads")]
     let validation = CertificateValidationContext {
-        match_subject_alt_names: names_of(mesh, identities),
+        match_subject_alt_names: names_of(domains, identities),
         ca_certificate_provider_instance: Some(provider("ROOTCA")),
         ..Default::default()
     };
@@ -93,13 +100,16 @@ pub(super) fn for_grpc(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> co
     }))
 }
 
-/// The names that peers of these identities show, in each of the mesh's trust domains.
-fn names_of(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> Vec<matcher::StringMatcher> {
+/// The names that peers of these identities show, in each of these trust domains.
+fn names_of<'a>(
+    domains: impl Iterator<Item = &'a String>,
+    identities: &BTreeSet<SpiffeId>,
+) -> Vec<matcher::StringMatcher> {
     let under = |domain: &String| {
         let domain = domain.clone();
         identities.iter().map(move |id| SpiffeId { trust_domain: domain.clone(), ..id.clone() }.to_string())
     };
-    let names = trust_domains(mesh).flat_map(under);
+    let names = domains.flat_map(under);
     names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
 }
 
@@ -109,7 +119,7 @@ pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSoc
     let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
     let alpn: &[&str] = if inside == Inside::Http2 { &["h2"] } else { &[] };
     let root = if settings.ca_certificates.is_empty() { "system" } else { &settings.ca_certificates };
-    let mut context = common(names, &[], alpn);
+    let mut context = common(names, secret("ROOTCA"), &[], alpn);
     context.tls_certificate_sds_secret_configs.clear();
     if settings.mode == TlsMode::Mutual {
         let pair = format!("file-cert:{}~{}", settings.client_certificate, settings.private_key);
@@ -134,13 +144,13 @@ pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSoc
 
 /// What a sidecar asks of its clients. `tcp` is true where the connection is not read as HTTP.
 pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> core::TransportSocket {
-    let prefixes = trust_domains(mesh).map(|domain| format!("spiffe://{domain}/"));
+    let prefixes = mesh.trust_domains().map(|domain| format!("spiffe://{domain}/"));
     let names =
         prefixes.map(|prefix| matching(matcher::string_matcher::MatchPattern::Prefix(prefix))).collect();
     let alpn: &[&str] =
         if tcp && !plain_envoy { &[PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
     tls_socket(pack(&DownstreamTlsContext {
-        common_tls_context: Some(common(names, &CIPHERS, alpn)),
+        common_tls_context: Some(common(names, trust(mesh), &CIPHERS, alpn)),
         require_client_certificate: boolean(true),
         ..Default::default()
     }))
@@ -151,9 +161,48 @@ pub(super) fn plaintext() -> core::TransportSocket {
     socket("envoy.transport_sockets.raw_buffer", pack(&RawBuffer::default()))
 }
 
-/// Our own trust domain and its former names.
-fn trust_domains(mesh: &MeshConfig) -> impl Iterator<Item = &String> {
-    std::iter::once(&mesh.trust_domain).chain(&mesh.trust_domain_aliases)
+/// Where peers' roots come from: from the proxy's own agent, with its certificate. Where roots are bound to trust domains, from the
+/// control plane, since an agent knows of one list for all domains.
+fn trust(mesh: &MeshConfig) -> SdsSecretConfig {
+    if !mesh.binds_roots() {
+        return secret("ROOTCA");
+    }
+    SdsSecretConfig {
+        name: BUNDLES.to_owned(),
+        sds_config: Some(core::ConfigSource {
+            initial_fetch_timeout: Some(seconds(0)),
+            resource_api_version: core::ApiVersion::V3 as i32,
+            config_source_specifier: Some(core::config_source::ConfigSourceSpecifier::Ads(
+                core::AggregatedConfigSource::default(),
+            )),
+            ..Default::default()
+        }),
+    }
+}
+
+/// The roots of each trust domain, as a secret; `None` where they are not bound to any. `roots` are those of the mesh's own
+/// authority.
+pub(super) fn bundles(mesh: &MeshConfig, roots: &str) -> Option<Secret> {
+    if !mesh.binds_roots() || roots.is_empty() {
+        return None;
+    }
+    let domains = mesh.bundles(roots).into_iter().map(|(name, pem)| TrustDomain {
+        name,
+        trust_bundle: Some(core::DataSource {
+            specifier: Some(core::data_source::Specifier::InlineString(pem)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    });
+    let validator = SpiffeCertValidatorConfig { trust_domains: domains.collect(), ..Default::default() };
+    let context = CertificateValidationContext {
+        custom_validator_config: Some(core::TypedExtensionConfig {
+            name: "envoy.tls.cert_validator.spiffe".to_owned(),
+            typed_config: Some(pack(&validator)),
+        }),
+        ..Default::default()
+    };
+    Some(Secret { name: BUNDLES.to_owned(), r#type: Some(SecretType::ValidationContext(context)) })
 }
 
 /// The filter `istio.alpn` replaces this by the request's own protocol.
@@ -174,7 +223,12 @@ fn plain_alpn(inside: Inside) -> &'static [&'static str] {
     }
 }
 
-fn common(names: Vec<matcher::StringMatcher>, ciphers: &[&str], alpn: &[&str]) -> CommonTlsContext {
+fn common(
+    names: Vec<matcher::StringMatcher>,
+    trust: SdsSecretConfig,
+    ciphers: &[&str],
+    alpn: &[&str],
+) -> CommonTlsContext {
     #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
     let validation = CertificateValidationContext { match_subject_alt_names: names, ..Default::default() };
     CommonTlsContext {
@@ -188,7 +242,7 @@ fn common(names: Vec<matcher::StringMatcher>, ciphers: &[&str], alpn: &[&str]) -
         validation_context_type: Some(ValidationContextType::CombinedValidationContext(
             CombinedCertificateValidationContext {
                 default_validation_context: Some(validation),
-                validation_context_sds_secret_config: Some(secret("ROOTCA")),
+                validation_context_sds_secret_config: Some(trust),
                 ..Default::default()
             },
         )),

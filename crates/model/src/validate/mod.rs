@@ -3,6 +3,7 @@
 //! Pure checks of typed objects; each says which field, what is wrong and what to do. What spans several objects is
 //! checked by the World.
 
+mod ca_certificates;
 mod destination_rule;
 mod kube;
 mod security;
@@ -71,6 +72,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
             findings.error(field, "is empty", "leave it out for the default, or name one");
         }
     }
+    ca_certificates::check(mesh, &mut findings);
     if let Some(retries) = &mesh.default_http_retry_policy {
         virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }

@@ -47,6 +47,8 @@ pub const DOMAIN: &str = "cluster.local";
 pub struct World {
     mesh: Option<Entry<Option<MeshConfig>>>,
     default_mesh: Arc<MeshConfig>,
+    /// The roots of the mesh's own authority, PEM.
+    roots: Arc<str>,
     namespaces: Store<()>,
     nodes: Store<Node>,
     /// Kubernetes', and one for each host of a ServiceEntry.
@@ -175,7 +177,7 @@ impl World {
 
     /// Forgets everything and takes these objects instead.
     pub fn reset(&mut self, objects: impl IntoIterator<Item = (Object, Origin)>) {
-        *self = Self::new();
+        *self = Self { roots: Arc::clone(&self.roots), ..Self::new() };
         for (object, origin) in objects {
             self.apply(object, origin);
         }
@@ -184,6 +186,21 @@ impl World {
     /// The mesh configuration; Istio's defaults where none was given.
     pub fn mesh(&self) -> &MeshConfig {
         self.mesh.as_ref().and_then(|entry| entry.object.spec.as_ref()).unwrap_or(&self.default_mesh)
+    }
+
+    /// The roots of the mesh's own authority, PEM; empty until they are known.
+    pub fn roots(&self) -> &str {
+        &self.roots
+    }
+
+    /// Sets the roots of the mesh's own authority. True if proxies are to be sent something else for it.
+    pub fn set_roots(&mut self, roots: &str) -> bool {
+        let changed = *self.roots != *roots && self.mesh().binds_roots();
+        self.roots = roots.into();
+        if changed {
+            self.touch(Touched { everything: true, ..Touched::default() });
+        }
+        changed
     }
 
     /// A namespace's labels, if it was declared.

@@ -1,0 +1,60 @@
+//! Roots beside those of the mesh's own authority.
+
+use x509_parser::pem::Pem;
+
+use super::Findings;
+use crate::api::MeshConfig;
+
+/// Checks `caCertificates`. What is not supported makes an entry vouch for nobody.
+pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
+    let accepted: Vec<_> = mesh.trust_domains().collect();
+    for (index, entry) in mesh.ca_certificates.iter().enumerate() {
+        let at = |field: &str| format!("caCertificates[{index}].{field}");
+        match (entry.pem.is_empty(), entry.spiffe_bundle_url.is_empty()) {
+            (false, true) => {
+                if let Err(problem) = check_pem(&entry.pem) {
+                    findings.error(at("pem"), problem, "give the root certificates in PEM form");
+                }
+            }
+            (true, false) => findings.warning(
+                at("spiffeBundleUrl"),
+                "bundles are not fetched: nobody is trusted by this entry",
+                "give the certificates themselves as pem",
+            ),
+            (false, false) => {
+                findings.error(at("spiffeBundleUrl"), "stands beside pem", "give one of the two");
+            }
+            (true, true) => findings.error(at("pem"), "is missing", "give the root certificates in PEM form"),
+        }
+        if !entry.cert_signers.is_empty() {
+            findings.warning(
+                at("certSigners"),
+                "the only signer is the mesh's own authority: nobody is trusted by this entry",
+                "leave certSigners out",
+            );
+        }
+        for (place, domain) in entry.trust_domains.iter().enumerate() {
+            let field = at(&format!("trustDomains[{place}]"));
+            if domain.is_empty() || domain.contains('/') {
+                let remedy = "write the name alone, such as cluster.local";
+                findings.error(field, format!("{domain:?} is not a trust domain"), remedy);
+            } else if !accepted.contains(&domain) {
+                let message = format!("no peer of {domain:?} is accepted, so its roots have no effect");
+                findings.warning(field, message, "name it in trustDomainAliases");
+            }
+        }
+    }
+}
+
+fn check_pem(text: &str) -> Result<(), String> {
+    let mut count = 0;
+    for block in Pem::iter_from_buffer(text.as_bytes()) {
+        let block = block.map_err(|error| format!("is not PEM: {error}"))?;
+        if block.label != "CERTIFICATE" {
+            return Err(format!("holds a {}, not only certificates", block.label));
+        }
+        block.parse_x509().map_err(|error| format!("certificate {count} cannot be parsed: {error}"))?;
+        count += 1;
+    }
+    if count == 0 { Err("holds no certificate in PEM form".to_owned()) } else { Ok(()) }
+}
