@@ -1,7 +1,8 @@
 //! Compiling without holding anybody up: work is taken out of the state, done, and put back.
 //!
-//! A [`Round`] brings all scopes and views up to date that a change may have an effect on; one runs at a time. An [`Opening`]
-//! compiles one new scope; a change that comes meanwhile is noted in its slot, and compiled before the scope is published.
+//! After a change, [`Round`]s bring all scopes and views up to date that it may have an effect on, one round at a time and each
+//! for scopes of kin. Those of most proxies come first, so that scopes of few, however many there are, do not delay them. An
+//! [`Opening`] compiles one new scope; a change that comes meanwhile is noted in its slot, and compiled before it is published.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -104,14 +105,21 @@ impl Round {
 }
 
 impl State {
-    /// Takes out what is to be compiled; nothing if all is up to date, or cannot be.
+    /// Takes out what is to be compiled next; nothing if all is up to date, or cannot be.
     pub(super) fn take_round(&mut self) -> Option<Round> {
         let revision = self.revision;
         let is_due =
             |broken: &Option<Broken>| broken.as_ref().is_none_or(|broken| broken.revision != revision);
+        let is_pending = |slot: &Slot| {
+            slot.scope.is_some() && !slot.opening && !slot.missed.is_nothing() && is_due(&slot.broken)
+        };
+        let pending = self.slots.iter().filter(|(_, slot)| is_pending(slot));
+        let first =
+            pending.max_by_key(|(_, slot)| slot.clients).map(|(surroundings, _)| Arc::clone(surroundings));
         let mut scopes = Vec::new();
         for (surroundings, slot) in &mut self.slots {
-            if slot.opening || slot.missed.is_nothing() || !is_due(&slot.broken) {
+            let is_next = first.as_ref().is_some_and(|first| first.is_kin(surroundings));
+            if !is_next || !is_pending(slot) {
                 continue;
             }
             let Some(scope) = slot.scope.take() else { continue };
@@ -124,8 +132,9 @@ impl State {
                 continue;
             }
             let Some(slot) = self.slots.get(&state.surroundings) else { continue };
-            // After views were reassigned, their scope is published by this round or cannot be compiled.
-            if slot.published.is_none() && slot.scope.is_some() {
+            // A view is sent its own resources together with those of its scope. After views were reassigned, their scope is
+            // published by this round or cannot be compiled.
+            if is_pending(slot) || slot.published.is_none() && slot.scope.is_some() {
                 continue;
             }
             let outline = slot.published.as_ref().map_or(&state.outline, |published| &published.outline);
@@ -181,12 +190,13 @@ impl State {
             let slot = self.slots.get(&state.surroundings);
             // Without a scope its proxies keep all that they have.
             let Some(published) = slot.and_then(|slot| slot.published.as_ref()) else { continue };
+            let (change, own) = (changes.get(&state.surroundings), owns.remove(view));
+            if change.is_none() && own.is_none() {
+                continue;
+            }
             let mut snapshot = state.sender.borrow().clone();
-            let (change, mut concerns_all) = match changes.get(&state.surroundings) {
-                Some((change, everything)) => (Some(change), *everything),
-                None => (None, false),
-            };
-            if let Some(OwnMade { own, changed, findings }) = owns.remove(view) {
+            let mut concerns_all = change.is_some_and(|(_, everything)| *everything);
+            if let Some(OwnMade { own, changed, findings }) = own {
                 (snapshot.own, state.findings) = (own, findings);
                 (state.stale, state.broken) = (false, None);
                 state.outline = Arc::clone(&published.outline);
@@ -199,7 +209,7 @@ impl State {
             state.sender.send_if_modified(|now| {
                 let changed = now.generation() != snapshot.generation();
                 *now = snapshot;
-                changed && (concerns_all || change.is_some_and(|change| interest.concerns(change)))
+                changed && (concerns_all || change.is_some_and(|(change, _)| interest.concerns(change)))
             });
         }
         failures

@@ -81,6 +81,8 @@ pub(super) struct Slot {
     pub(super) opened: watch::Sender<()>,
     /// Identities that use it.
     uses: usize,
+    /// Connected proxies.
+    pub(super) clients: usize,
 }
 
 /// What the proxies of a scope are sent.
@@ -109,7 +111,7 @@ pub(super) struct View {
     pub(super) outline: Arc<Outline>,
     /// A change may have an effect on its own resources.
     pub(super) stale: bool,
-    /// It came while its scope was being compiled.
+    /// It came when its scope was not up to date.
     pub(super) early: bool,
     pub(super) broken: Option<Broken>,
 }
@@ -252,7 +254,7 @@ impl State {
         for client in clients.values() {
             let surroundings = self.slot(Surroundings::of(&client.view, &self.label_keys), false).0;
             self.use_slot(&client.who, &surroundings, Instant::now());
-            self.identities.enter(&client.who, &surroundings);
+            self.enter_slot(&client.who, &surroundings);
         }
         self.clients = clients;
         let mut origins: HashMap<Arc<Surroundings>, HashSet<Arc<Surroundings>>> = HashMap::new();
@@ -321,7 +323,7 @@ impl State {
                 _ => Ok(Entry::Wait(slot.opened.subscribe())),
             };
         };
-        let is_busy = slot.scope.is_none();
+        let is_behind = slot.scope.is_none() || !slot.missed.is_nothing();
         let (view, watched) = if let Some((view, state)) = self.views.get_key_value(&view) {
             (
                 Arc::clone(view),
@@ -349,7 +351,7 @@ impl State {
                 clients: 0,
                 outline,
                 stale: false,
-                early: is_busy,
+                early: is_behind,
                 broken: None,
             };
             let view = Arc::new(view);
@@ -369,7 +371,7 @@ impl State {
         if let Some(state) = self.views.get_mut(&view) {
             state.clients += 1;
         }
-        let who = self.identities.enter(&client.who, surroundings).unwrap_or_else(|| Arc::clone(&client.who));
+        let who = self.enter_slot(&client.who, surroundings).unwrap_or_else(|| Arc::clone(&client.who));
         self.next_client += 1;
         let id = self.next_client;
         let status = Arc::new(Mutex::new(ClientStatus::new(id, client)));
@@ -414,6 +416,7 @@ impl State {
             broken: None,
             opened: watch::Sender::default(),
             uses: 0,
+            clients: 0,
         };
         let surroundings = Arc::new(surroundings);
         self.slots.insert(Arc::clone(&surroundings), slot);
@@ -430,9 +433,21 @@ impl State {
         }
     }
 
+    /// Notes that a proxy uses a slot from now on. Gives its identity as it is kept for all.
+    fn enter_slot(&mut self, who: &str, surroundings: &Surroundings) -> Option<Arc<str>> {
+        if let Some(slot) = self.slots.get_mut(surroundings) {
+            slot.clients += 1;
+        }
+        self.identities.enter(who, surroundings)
+    }
+
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         let Some(client) = self.clients.remove(&id) else { return };
-        self.identities.leave(&client.who, &Surroundings::of(&client.view, &self.label_keys), now);
+        let surroundings = Surroundings::of(&client.view, &self.label_keys);
+        self.identities.leave(&client.who, &surroundings, now);
+        if let Some(slot) = self.slots.get_mut(&surroundings) {
+            slot.clients = slot.clients.saturating_sub(1);
+        }
         // An equal view may have come after the client's was ended.
         let is_its_own = |(view, _): &(&Arc<ProxyView>, &View)| Arc::ptr_eq(view, &client.view);
         if self.views.get_key_value(&client.view).filter(is_its_own).is_none() {

@@ -320,6 +320,40 @@ fn a_new_scope_holds_nobody_up_and_misses_no_change() {
     }
 }
 
+#[test]
+fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhile() {
+    let gate = Gate::new();
+    gate.armed.store(false, Relaxed);
+    let (publisher, _) = gate.publisher();
+    put(&publisher, "a", &service("a"));
+    let many: Vec<_> = (0..3).map(|_| connect(&publisher, client("x", json!({}))).unwrap()).collect();
+    let few = ["one", "two"].map(|cluster| {
+        let one = client("y", json!({"CLUSTER_ID": cluster}));
+        connect(&publisher, one).unwrap()
+    });
+    gate.armed.store(true, Relaxed);
+    // It needs another listener.
+    let change = service("b").replace("http, port: 80", "tcp, port: 9000");
+    let new = |cluster| client("y", json!({"CLUSTER_ID": cluster, "LABELS": {"app": "new"}}));
+    let has_it =
+        |one: &(Watched, Connected)| bodies(&snapshot(one)).keys().any(|(_, name)| name.contains("|b.x."));
+    std::thread::scope(|scope| {
+        let applied = scope.spawn(|| put(&publisher, "b", &change));
+        gate.begun.wait();
+        // Of the scopes of few one is being compiled, the other waits.
+        let newcomers = ["one", "two"].map(|cluster| connect(&publisher, new(cluster)).unwrap());
+        let reached = (many.iter().all(has_it), few.iter().any(has_it));
+        gate.released.wait();
+        applied.join().unwrap();
+        assert_eq!(reached, (true, false));
+        for (one, cluster) in newcomers.iter().zip(["one", "two"]) {
+            let entitled = fresh(&[&service("a"), &change], new(cluster));
+            assert_eq!(differences(&bodies(&snapshot(one)), &entitled), [""; 0]);
+        }
+    });
+    assert!(few.iter().all(has_it));
+}
+
 /// A control plane whose compiles panic while `fails` is set: of service bad in scopes of namespace x, and of what workloads of
 /// namespace z have for themselves.
 fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
