@@ -385,7 +385,10 @@ impl Publisher {
             let refusals = std::mem::take(&mut limited.1);
             limited.0 = Some(now);
             let reason = refused.reason(&self.settings);
-            warn!(identity = %client.who, refusals, reason, "proxies are refused for the number of configurations");
+            warn!(
+                identity = &*client.who,
+                refusals, reason, "proxies are refused for the number of configurations"
+            );
         }
     }
 

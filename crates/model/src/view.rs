@@ -157,7 +157,7 @@ pub enum Role {
 
 /// The longest node id: an address, a pod's name, two namespaces and a domain. In bytes.
 pub const MAX_ID: usize = 1_024;
-/// The longest metadata that are kept of a node: labels, names of ports and other names. In bytes.
+/// The most that is read of a node's labels, addresses, locality, names of ports and other names. In bytes.
 pub const MAX_METADATA: usize = 32 << 10;
 
 /// What clients of gRPC say their configuration is to be made by.
@@ -269,11 +269,21 @@ impl ProxyNode {
         let named_ports = metadata.pod_ports.named().map_err(unreadable)?;
         let labels = metadata.labels.iter().map(|(key, value)| key.len() + value.len());
         let ports = named_ports.keys().map(String::len);
-        let others = [&metadata.workload_name, &metadata.cluster_id, &metadata.mesh_id, &metadata.node_name]
-            .map(String::len);
-        let kept: usize = labels.chain(ports).chain(others).sum();
+        let others = [
+            &metadata.service_account,
+            &metadata.workload_name,
+            &metadata.cluster_id,
+            &metadata.instance_ips,
+            &metadata.mesh_id,
+            &metadata.node_name,
+            &locality.region,
+            &locality.zone,
+            &locality.subzone,
+        ];
+        let kept: usize = labels.chain(ports).chain(others.map(String::len)).sum();
         if kept > MAX_METADATA {
-            let reason = format!("labels and names are {kept} bytes long; {MAX_METADATA} are the most");
+            let reason =
+                format!("labels, addresses and names are {kept} bytes long; {MAX_METADATA} are the most");
             return Err(NodeError::Metadata { id: id.to_owned(), reason });
         }
         let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
@@ -362,11 +372,14 @@ mod tests {
         for metadata in [
             json!({"LABELS": {"a": "x".repeat(MAX_METADATA)}}),
             json!({"MESH_ID": "x".repeat(MAX_METADATA + 1)}),
+            json!({"INSTANCE_IPS": "10.0.0.1,".repeat(MAX_METADATA)}),
             json!({"POD_PORTS": [{"name": "x".repeat(MAX_METADATA + 1), "containerPort": 1}]}),
         ] {
             let error = parse(ID, metadata).unwrap_err();
             assert!(error.to_string().contains("are the most"), "{error}");
         }
+        let far = Locality { zone: "z".repeat(MAX_METADATA + 1), ..Locality::default() };
+        assert!(ProxyNode::parse(ID, json!(null), far).is_err());
         assert!(parse(ID, json!({"LABELS": {"a": "x".repeat(MAX_METADATA - 1)}})).is_ok());
     }
 
