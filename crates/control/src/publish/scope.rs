@@ -15,10 +15,12 @@ use crate::parallel;
 #[derive(Clone, Default)]
 pub(super) struct Scope {
     pub(super) layer: Arc<Layer>,
-    /// The resources of each part.
-    parts: Arc<HashMap<Part, Vec<(Kind, Arc<str>)>>>,
+    parts: Arc<Parts>,
     pub(super) outline: Arc<Outline>,
 }
+
+/// The resources of each part.
+type Parts = HashMap<Part, Vec<(Kind, Arc<str>)>>;
 
 /// A scope of kin that is up to date.
 #[derive(Clone, Copy)]

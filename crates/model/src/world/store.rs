@@ -52,7 +52,10 @@ impl<T> Entry<T> {
 
 /// Objects of one kind. Clones share the maps until one of them changes.
 #[derive(Clone, Debug)]
-pub(super) struct Store<T>(Arc<BTreeMap<String, Arc<BTreeMap<String, Entry<T>>>>>);
+pub(super) struct Store<T>(Arc<BTreeMap<String, Arc<ByName<T>>>>);
+
+/// The objects of a namespace.
+type ByName<T> = BTreeMap<String, Entry<T>>;
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
