@@ -58,10 +58,8 @@ pub(crate) async fn run(
         };
         let next = poll_fn(|cx| {
             loop {
-                if ending.is_none() && !newcomer && origin.side.is_draining() {
-                    (ending, idle) = (leave(&driver), None);
-                }
-                if is_revoked(worker, &driver, &mut origin, &mut admission) && ending.is_none() {
+                let revoked = is_revoked(worker, &driver, &mut origin, &mut admission);
+                if ending.is_none() && (revoked || (!newcomer && origin.side.is_draining())) {
                     (ending, idle) = (leave(&driver), None);
                 }
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
