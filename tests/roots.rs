@@ -1,7 +1,7 @@
 //! The authority of a control plane is replaced as a whole, and `--ca-root` of a sidecar with it: discovery continues, and the
 //! certificate is renewed, although that was not due for hours.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 use std::{
     fs,

@@ -28,8 +28,6 @@ const JSON_ONLY: &[&str] = &[
     "envoy.admin.v3.ConfigDump",
     "envoy.admin.v3.SecretsConfigDump",
     "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
-    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
-    "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
     "envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
     "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
 ];

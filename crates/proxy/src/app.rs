@@ -27,6 +27,7 @@ use crate::{
     envoy::Envoy,
     overload::Limits,
     peer::LocalWorkload,
+    pressure::{self, Pressure},
     secrets::{self, OwnCertificate, Secrets},
     telemetry::AccessLogger,
     translate::TlsContexts,
@@ -38,6 +39,7 @@ use crate::{
 /// # Errors
 /// When it cannot start: a file cannot be read or used, a port is taken, the system refuses something.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let level = args.log_level().map(admin::level).transpose().map_err(anyhow::Error::msg)?;
     let mode = args.mode()?;
     if let Mode::Convert(conversion) = mode {
         // Plainly, for the process that reads it.
@@ -54,6 +56,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         confine::process(Children::Programs)?;
     }
     let _flush = logging::init(logging::Format::Text);
+    if let Some(level) = level.filter(|_| std::env::var_os("SKYSAIL_LOG").is_none()) {
+        logging::set_level(None, level)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)
@@ -62,7 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
         Mode::Envoy(envoy) => return runtime.block_on(in_its_place(envoy)),
-        Mode::Bootstrap(file, common) => (Start::File(Box::new(bootstrap::load(&file)?)), common),
+        Mode::Bootstrap(source, common) => (Start::File(Box::new(bootstrap::load(&source)?)), common),
         Mode::Mesh(mesh, common) => {
             let node = bootstrap::load_node(&mesh.node)?;
             (Start::Mesh(mesh, Box::new(node)), common)
@@ -111,6 +116,10 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         runtime::set(&mut limits, key, value)?;
     }
     let secrets = Secrets::new(Arc::new(TlsContexts::default()));
+    let pressure = match &start {
+        Start::File(file) => file.pressure.clone(),
+        Start::Mesh(..) => pressure::Settings::default(),
+    };
     let shared = Shared {
         snapshot: Arc::default(),
         local: Arc::new(local_workload(&node)?),
@@ -118,6 +127,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         principal: Arc::clone(&secrets.principal),
         limits,
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
+        pressure: Arc::new(Pressure::of(pressure)),
     };
     let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);
     let mut configuration = Configuration::new(Setup {
@@ -138,6 +148,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         shared.clone(),
         &start_body(&start),
         Arc::clone(&quit),
+        common.admin.clone(),
     );
     listen(&admin, &start, &common).await?;
 
@@ -152,6 +163,10 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let _heard = Task::start({
         let configuration = Arc::clone(&configuration);
         async move { configuration.hear().await }
+    });
+    let _watch = spawn_local({
+        let (pressure, workers) = (Arc::clone(&shared.pressure), Arc::clone(&workers));
+        async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
     });
     let _small = Task::start({
         let configuration = Arc::clone(&configuration);

@@ -5,7 +5,8 @@ use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
 use anyhow::bail;
 
 use crate::{
-    bootstrap::{convert::Conversion, runtime},
+    admin::CommandLine,
+    bootstrap::{Source, convert::Conversion, runtime},
     envoy::Envoy,
     overload::Limits,
 };
@@ -14,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Envoy bootstrap file, YAML or JSON.
-    #[arg(long, value_name = "FILE", conflicts_with = "discovery")]
+    #[arg(long, short = 'c', alias = "config-path", value_name = "FILE", conflicts_with = "discovery")]
     bootstrap: Option<PathBuf>,
 
     /// Control plane to take certificates and configuration from, over TLS.
@@ -76,16 +77,72 @@ pub struct Args {
     #[arg(long)]
     no_seccomp: bool,
 
+    #[command(flatten)]
+    envoys: EnvoysArgs,
+
     /// Convert standard input to standard output and end: how the sidecar uses Envoy's descriptors without
     /// carrying them.
     #[arg(long, value_name = "FORM", hide = true, exclusive = true)]
     convert: Option<Conversion>,
 }
 
+/// What Envoy's command line has besides, so that what starts Envoy, such as Istio's agent, can start us in its place.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "As for Envoy")]
+struct EnvoysArgs {
+    /// Bootstrap in YAML or JSON, merged into that of the file.
+    #[arg(long, value_name = "TEXT", requires = "bootstrap")]
+    config_yaml: Option<String>,
+
+    /// What is logged, unless SKYSAIL_LOG says so: trace, debug, info, warning, error, critical or off.
+    #[arg(long, short = 'l', value_name = "LEVEL")]
+    log_level: Option<String>,
+
+    /// Seconds that /drain_listeners?graceful leaves connections.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    drain_time_s: u64,
+
+    /// Warn about fields of a bootstrap file that are known but not supported, instead of refusing them.
+    #[arg(long, requires = "bootstrap")]
+    allow_unknown_static_fields: bool,
+
+    /// Levels of Envoy's own loggers; of no effect here.
+    #[arg(long, value_name = "LEVELS", hide = true)]
+    component_log_level: Option<String>,
+
+    /// Of no effect: clients are always told at once.
+    #[arg(long, value_name = "STRATEGY", value_parser = ["gradual", "immediate"], hide = true)]
+    drain_strategy: Option<String>,
+
+    /// Of no effect.
+    #[arg(long, value_name = "VERSION", value_parser = ["v4", "v6"], hide = true)]
+    local_address_ip_version: Option<String>,
+
+    /// Of no effect: access logs are written every 100 ms.
+    #[arg(long, value_name = "MILLISECONDS", hide = true)]
+    file_flush_interval_msec: Option<u64>,
+
+    /// Of no effect: access logs are written every 100 ms.
+    #[arg(long, value_name = "KB", hide = true)]
+    file_flush_min_size_kb: Option<u64>,
+
+    /// Of no effect: there is no hot restart.
+    #[arg(long, hide = true)]
+    disable_hot_restart: bool,
+
+    /// Of no effect.
+    #[arg(long, hide = true)]
+    skip_deprecated_logs: bool,
+
+    /// Of no effect.
+    #[arg(long, hide = true)]
+    enable_core_dump: bool,
+}
+
 /// What is to be done.
 pub(crate) enum Mode {
     Convert(Conversion),
-    Bootstrap(PathBuf, Common),
+    Bootstrap(Source, Common),
     Mesh(Mesh, Common),
     Envoy(Envoy),
 }
@@ -113,14 +170,22 @@ pub(crate) struct Common {
     pub(crate) drain: std::time::Duration,
     /// Whether the process confines itself to the system calls it needs.
     pub(crate) seccomp: bool,
+    /// For the admin page.
+    pub(crate) admin: CommandLine,
 }
 
 impl Args {
+    /// What is logged from the start, if the command line says so.
+    pub(crate) fn log_level(&self) -> Option<&str> {
+        self.envoys.log_level.as_deref()
+    }
+
     /// Checks what only makes sense together.
     pub(crate) fn mode(self) -> anyhow::Result<Mode> {
         if let Some(conversion) = self.convert {
             return Ok(Mode::Convert(conversion));
         }
+        let envoys = self.envoys;
         let common = Common {
             // That of the cgroup, too.
             concurrency: self
@@ -135,9 +200,23 @@ impl Args {
             runtime: self.runtime,
             drain: std::time::Duration::from_secs(self.drain_seconds),
             seccomp: !self.no_seccomp,
+            admin: CommandLine {
+                drain_time: std::time::Duration::from_secs(envoys.drain_time_s),
+                config_path: self
+                    .bootstrap
+                    .as_ref()
+                    .map(|path| path.display().to_string())
+                    .unwrap_or_default(),
+                config_yaml: envoys.config_yaml.clone().unwrap_or_default(),
+                lenient: envoys.allow_unknown_static_fields,
+            },
         };
         match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {
-            (Some(file), ..) => Ok(Mode::Bootstrap(file, common)),
+            (Some(path), ..) => {
+                let source =
+                    Source { path, merged: envoys.config_yaml, lenient: envoys.allow_unknown_static_fields };
+                Ok(Mode::Bootstrap(source, common))
+            }
             (None, Some(discovery), Some(ca_root), Some(token), Some(node)) => {
                 let (host, port) = host_and_port(&discovery)?;
                 let mesh = Mesh { host, port, ca_root, token, node };

@@ -156,6 +156,8 @@ mod tests {
             inspect_http: None,
             inspect_timeout: None,
             continue_on_timeout: false,
+            bypass_overload: false,
+            ignore_connection_limit: false,
             direction: Direction::Inbound,
             chains,
             default_chain,

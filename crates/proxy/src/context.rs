@@ -17,6 +17,7 @@ use crate::{
     overload::{Limits, Overload},
     peer::{LocalWorkload, PeerCache},
     pool::{Clusters, Pool},
+    pressure::Pressure,
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
 };
 
@@ -35,6 +36,8 @@ pub struct Shared {
     pub access_log: Arc<AccessLogger>,
     /// When a worker refuses requests.
     pub limits: Limits,
+    /// Whether connections are taken.
+    pub pressure: Arc<Pressure>,
 }
 
 impl Shared {

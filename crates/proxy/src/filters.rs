@@ -100,6 +100,9 @@ impl<'a> Story<'a> {
             // What routes answer themselves is not shared, as in Envoy.
             (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => return Ok(self.share(cors)),
             (Does::Cors, _) => {}
+            (Does::Compress(compressor), _) => {
+                self.compressor = Some((compressor, compressor.is_accepted(self.head)));
+            }
             (Does::GrpcWeb, _) => {
                 self.web = grpc_web::request(self.head);
                 self.grpc |= self.web.is_some();

@@ -11,6 +11,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use crate::{
     admission::Case,
     balance::{Want, key},
+    compress::Compressor,
     config::{
         http::Does,
         listener::Direction,
@@ -21,6 +22,7 @@ use crate::{
     exchange::{Client, Deadlines},
     flow::Flow,
     grpc,
+    grpc_web::Through,
     head::{self, ResponseHead, Version},
     headers, hop,
     http1::{
@@ -487,6 +489,16 @@ impl Story<'_> {
         }
     }
 
+    /// Has the answer compressed on its way, if it is one of those that are.
+    fn compress(&mut self, compressor: &Compressor, accepted: bool, framing: Framing) -> Option<Through> {
+        let length = match framing {
+            Framing::None => return None,
+            Framing::Length(length) => Some(length),
+            Framing::Chunked | Framing::UntilClose => None,
+        };
+        compressor.begin(self.response, length, accepted).map(Through::Gzip)
+    }
+
     /// Passes the answer on.
     async fn respond(
         &mut self,
@@ -497,12 +509,19 @@ impl Story<'_> {
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
         let old_client = self.head.version == Version::Http10;
-        let through = self.web.map(|web| web.answer(self.response));
-        if let Some(None) = through {
-            // What is not gRPC's no client of gRPC-Web could read.
-            self.told.reusable = false;
-            return self.answer(b"", request).await;
-        }
+        let through = match (self.web, self.compressor) {
+            (None, None) => None,
+            (Some(web), _) => {
+                let through = web.answer(self.response);
+                if through.is_none() {
+                    // What is not gRPC's no client of gRPC-Web could read.
+                    self.told.reusable = false;
+                    return self.answer(b"", request).await;
+                }
+                through
+            }
+            (None, Some((compressor, accepted))) => self.compress(compressor, accepted, framing),
+        };
         let out_framing = match framing {
             Framing::Length(_) if through.is_some() && old_client => Framing::UntilClose,
             Framing::Length(_) if through.is_some() => Framing::Chunked,
@@ -518,7 +537,7 @@ impl Story<'_> {
         self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
         let limits = hop::answer_limits(&upstream.link.pool().cluster);
         let mut body = Flow::new(framing, out_framing, limits, false);
-        if let Some(through) = through.flatten() {
+        if let Some(through) = through {
             body.lead(through);
         }
         request.forget();

@@ -96,7 +96,7 @@ pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
         Resource::Cluster => translator.cluster(body).is_ok(),
         Resource::Listener => translator.listener(body).is_ok(),
         Resource::Routes => translator.routes(body).is_ok(),
-        Resource::Bootstrap => crate::bootstrap::parse(body.to_vec().into()).is_ok(),
+        Resource::Bootstrap => crate::bootstrap::parse(body.to_vec().into(), false).is_ok(),
         Resource::Endpoints => {
             // One named `a` whose endpoints come by discovery.
             let cluster = b"\x0a\x01a\x10\x03\x1a\x04\x0a\x02\x1a\x00";

@@ -6,6 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use bytes::Bytes;
 
 use crate::{
+    compress::Gzip,
     error,
     head::{Headers, RequestHead, ResponseHead},
     hop,
@@ -66,6 +67,8 @@ pub(crate) enum Through {
     In(Vec<u8>),
     /// Put into base64, if that is wanted, after which come the trailers, which have been there.
     Out { text: bool, trailers: Option<Headers> },
+    /// Compressed.
+    Gzip(Gzip),
 }
 
 /// What should be base64 is none.
@@ -100,13 +103,14 @@ impl Through {
                 }
                 Ok(if *text && !out.is_empty() { BASE64.encode(&out).into() } else { out })
             }
+            Self::Gzip(gzip) => Ok(gzip.piece(&piece, end)),
         }
     }
 
     /// The trailers that have become content.
     pub(crate) fn trailers(&self) -> Option<&Headers> {
         match self {
-            Self::In(_) => None,
+            Self::In(_) | Self::Gzip(_) => None,
             Self::Out { trailers, .. } => trailers.as_ref(),
         }
     }

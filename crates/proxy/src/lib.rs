@@ -55,6 +55,7 @@ pub(crate) mod pool;
 pub(crate) mod upstream;
 
 // The bytes.
+pub mod compress;
 pub(crate) mod flow;
 pub(crate) mod grpc_web;
 pub(crate) mod wire;
@@ -95,6 +96,7 @@ pub(crate) mod drain;
 pub mod head;
 pub mod overload;
 pub mod peer;
+pub mod pressure;
 
 pub(crate) mod turns;
 

@@ -16,13 +16,22 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
-use crate::{connection, context::Worker, drain::Side, timer};
+use crate::{
+    connection,
+    context::Worker,
+    drain::Side,
+    notice::{self, Limit},
+    pressure::Admission,
+    timer,
+};
 
 /// Connections that may wait to be accepted, on each worker: more than come while a worker is merely held up, but not so many
 /// that after a surge most have been given up by their clients, and to find that out takes long.
 const BACKLOG: i32 = 1024;
 /// A worker that has no time for connections looks again after so long.
 const RECONSIDER: Duration = Duration::from_millis(2);
+/// The same while the process runs short of memory.
+const RECOVER: Duration = Duration::from_millis(100);
 
 /// One socket for each of so many workers.
 pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
@@ -60,8 +69,19 @@ pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, l
         }
         match listener.accept().await {
             Ok((tcp, source)) => {
+                // The first waits here, those after it in the kernel.
+                while worker.shared.pressure.is_stopped() && !bypasses(&worker, &name) {
+                    timer::sleep(RECOVER).await;
+                }
+                let Some(admission) = admit(&worker, &name, source) else { continue };
                 let serve = connection::serve(worker.clone(), side.clone(), name.clone(), tcp, source);
-                tokio::task::spawn_local(serve);
+                match admission {
+                    Admission::Counted(admitted) => tokio::task::spawn_local(async move {
+                        serve.await;
+                        drop(admitted);
+                    }),
+                    _ => tokio::task::spawn_local(serve),
+                };
             }
             // The client gave up while it waited.
             Err(error) if is_the_clients(&error) => {
@@ -75,6 +95,30 @@ pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, l
             }
         }
     }
+}
+
+fn bypasses(worker: &Worker, name: &str) -> bool {
+    worker.snapshot().listeners.by_name.get(name).is_some_and(|listener| listener.bypass_overload)
+}
+
+/// Whether the process takes a connection; counts those that it does not.
+fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Admission> {
+    if worker.shared.pressure.is_free() {
+        return Some(Admission::Free);
+    }
+    let snapshot = worker.snapshot();
+    let listener = snapshot.listeners.by_name.get(name);
+    let roll = || worker.dice.borrow_mut().f64();
+    let admission = worker.shared.pressure.admit(listener.map(|listener| &**listener), roll);
+    match admission {
+        Admission::Counted(_) | Admission::Free => return Some(admission),
+        Admission::TooMany => {
+            worker.shard.listener(name).global_overflow.inc();
+            notice::tell(Limit::Clients, format_args!("listener {name}, client {source}"));
+        }
+        Admission::Rejected => worker.shard.listener(name).overload_reject.inc(),
+    }
+    None
 }
 
 /// A connection that waits to be accepted; the event loop may not know of it yet.

@@ -42,6 +42,8 @@ pub(crate) enum Limit {
     Requests,
     /// A cluster's retries.
     Retries,
+    /// Connections from clients.
+    Clients,
     /// Names of virtual hosts that requests ask for.
     Names,
     /// Time for the control plane's answer about a virtual host.
@@ -86,6 +88,9 @@ impl Limit {
             }
             Self::Requests => "there are as many requests as max_requests allows: others are refused",
             Self::Retries => "there are as many retries as allowed: other requests are not tried again",
+            Self::Clients => {
+                "there are as many connections as max_active_downstream_connections allows: others are closed"
+            }
             Self::Names => {
                 "as many names of hosts are in use as are asked for: it is not known whether the mesh has this one"
             }

@@ -86,6 +86,10 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(crate) struct Overload {
     limits: Limits,
     under_way: Cell<u32>,
+    /// So many requests under way are many: [`Limits::under_way`], or none while all requests are refused.
+    many: Cell<u32>,
+    /// All new requests are refused, whatever the lag.
+    refuses_all: Cell<bool>,
     /// There is too much lag until then, unless a probe says more.
     late: Cell<Instant>,
     /// So many more connections are taken, unless a probe says more.
@@ -120,6 +124,8 @@ impl Overload {
         Self {
             limits,
             under_way: Cell::new(0),
+            many: Cell::new(limits.under_way),
+            refuses_all: Cell::new(false),
             late: Cell::new(now),
             more: Cell::new(MANY),
             refusing: Cell::new(now),
@@ -138,9 +144,15 @@ impl Overload {
         (UnderWay(self), welcome)
     }
 
+    /// Refuses all requests that come, or no longer: the process runs short of memory.
+    pub(crate) fn refuse_all(&self, refuse: bool) {
+        self.refuses_all.set(refuse);
+        self.many.set(if refuse { 0 } else { self.limits.under_way });
+    }
+
     fn consider(&self, now: Instant) -> Welcome {
         self.wake(now);
-        if now < self.refusing.get() {
+        if self.refuses_all.get() || now < self.refusing.get() {
             Welcome::No
         } else if self.is_late(now) {
             Welcome::IfWanted
@@ -168,7 +180,7 @@ impl Overload {
 
     /// Whether what comes has to wait for its turn.
     pub(crate) fn is_busy(&self) -> bool {
-        self.under_way.get() >= self.limits.under_way || !self.turns.is_empty()
+        self.under_way.get() >= self.many.get() || !self.turns.is_empty()
     }
 
     /// Waits for a turn, if there is much to do; says whether it did.
@@ -344,6 +356,15 @@ mod tests {
             Welcome::IfWanted,
             "no probe came to say that it is still so"
         );
+    }
+
+    #[test]
+    fn all_requests_are_refused_while_memory_is_short() {
+        let overload = Overload::new(LIMITS);
+        overload.refuse_all(true);
+        assert_eq!(overload.begin(Instant::now()).1, Welcome::No);
+        overload.refuse_all(false);
+        assert_eq!(overload.begin(Instant::now()).1, Welcome::Yes);
     }
 
     #[test]

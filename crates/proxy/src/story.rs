@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     admission::Admission,
+    compress::Compressor,
     config::{
         Cluster, HttpManager, RouteTable, Snapshot,
         demand::Standing,
@@ -81,6 +82,8 @@ pub(crate) struct Story<'a> {
     pub(crate) admission: Admission,
     /// The head as filters saw it, where it is changed after them and policies may want to see it again.
     pub(crate) admitted: Option<Box<RequestHead>>,
+    /// What may compress the answer, and whether the client accepts that.
+    pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// How it is traced, where requests are.
     pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
@@ -166,6 +169,7 @@ impl<'a> Story<'a> {
             metadata: None,
             grpc: false,
             web: None,
+            compressor: None,
             trace: None,
             welcome,
             _under_way: under_way,
@@ -204,6 +208,7 @@ impl<'a> Story<'a> {
                     return Err(Error::new(Kind::DownstreamClosed));
                 }
             }
+            Welcome::No if self.downstream.origin.listener.bypass_overload => {}
             Welcome::No => {
                 self.counters.rq_overload_close.inc();
                 return Err(Error::new(Kind::Overloaded));

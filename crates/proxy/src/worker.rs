@@ -66,6 +66,7 @@ enum Command {
     Publish(Box<Publish>),
     Scrape(oneshot::Sender<ShardSnapshot>),
     Clusters(oneshot::Sender<Vec<HostStats>>),
+    Refuse(bool, oneshot::Sender<()>),
     Drain(Drain, oneshot::Sender<()>),
     Quiet(&'static [Direction], Duration, oneshot::Sender<()>),
     End(Duration, oneshot::Sender<usize>),
@@ -189,6 +190,16 @@ impl Workers {
         self.ask(Command::Clusters).await.into_iter().flatten().collect()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// Has all workers refuse requests, or no longer.
+    pub(crate) async fn refuse_requests(&self, refuse: bool) {
+        self.ask(|done| Command::Refuse(refuse, done)).await;
+    }
+
     /// Tells clients to go, by `connection: close` or GOAWAY; connections end once they have. Returns when
     /// all workers have begun.
     pub async fn begin_drain(&self, drain: Drain) {
@@ -301,6 +312,10 @@ async fn obey(
             }
             Command::Clusters(answer) => {
                 let _ = answer.send(worker.clusters.stats());
+            }
+            Command::Refuse(refuse, answer) => {
+                worker.overload.refuse_all(refuse);
+                let _ = answer.send(());
             }
             Command::Drain(drain, answer) => {
                 begin_drain(worker, sockets, drain);

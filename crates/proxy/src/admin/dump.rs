@@ -18,7 +18,7 @@ use skysail_xds::{
                 endpoints_config_dump::DynamicEndpointConfig,
                 listeners_config_dump::{DynamicListener, DynamicListenerState, StaticListener},
                 routes_config_dump::{DynamicRouteConfig, StaticRouteConfig},
-                secrets_config_dump::DynamicSecret,
+                secrets_config_dump::{DynamicSecret, StaticSecret},
             },
             config::{
                 bootstrap::v3::Bootstrap,
@@ -36,7 +36,7 @@ use super::Admin;
 use crate::{
     bootstrap::convert::{self, Conversion},
     discovery::inventory::{Failure, Inventory, Kept},
-    translate::TlsContexts,
+    translate::{SecretName, SecretSource, TlsContexts},
 };
 
 /// Everything, encoded for the child process.
@@ -56,6 +56,11 @@ pub(super) async fn config_dump(admin: &Admin, include_endpoints: bool) -> Vec<u
     ConfigDump { configs }.encode_to_vec()
 }
 
+/// One part, encoded for the child process.
+pub(super) fn wrap<M: prost::Message + Name>(message: &M) -> Vec<u8> {
+    ConfigDump { configs: vec![pack(message)] }.encode_to_vec()
+}
+
 /// JSON, made by a child process.
 pub(super) fn to_json(dump: Vec<u8>) -> anyhow::Result<Value> {
     Ok(serde_json::from_slice(&convert::convert_in_child(Conversion::ConfigDump, dump)?)?)
@@ -67,13 +72,19 @@ pub(super) fn select(mut dump: Value, options: &HashMap<String, String>) -> Resu
     let names = names.map_err(|error| format!("name_regex: {error}\n"))?;
     if let Some(resource) = options.get("resource") {
         let configs = dump["configs"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let found =
-            configs.into_iter().filter_map(|mut config| match config.get_mut(resource).map(Value::take) {
-                Some(Value::Array(items)) => Some(items),
-                Some(other) => Some(vec![other]),
-                None => None,
-            });
-        let found: Vec<Value> = found.flatten().collect();
+        let mut found = Vec::new();
+        for mut config in configs {
+            let section = config["@type"].as_str().map(str::to_owned).unwrap_or_default();
+            match config.get_mut(resource).map(Value::take) {
+                Some(Value::Array(items)) => found.extend(items),
+                Some(other) => found.push(other),
+                None => continue,
+            }
+            if let Some(kind) = element(resource) {
+                let kind = Value::String(format!("{section}{kind}"));
+                found.iter_mut().for_each(|item| item["@type"] = kind.clone());
+            }
+        }
         dump["configs"] = Value::Array(found);
     }
     if let Some(pattern) = names {
@@ -85,17 +96,48 @@ pub(super) fn select(mut dump: Value, options: &HashMap<String, String>) -> Resu
         }
     }
     if let Some(mask) = options.get("mask") {
-        let fields: Vec<&str> = mask.split(',').map(|path| path.split('.').next().unwrap_or(path)).collect();
-        for item in dump["configs"].as_array_mut().into_iter().flatten() {
-            if let Value::Object(object) = item {
-                object.retain(|name, _| name == "@type" || fields.contains(&name.as_str()));
-            }
-        }
+        let paths: Vec<&str> = mask.split(',').collect();
+        dump["configs"].as_array_mut().into_iter().flatten().for_each(|item| keep_fields(item, &paths));
         if let Some(items) = dump["configs"].as_array_mut() {
             items.retain(|item| item.as_object().is_some_and(|object: &Map<_, _>| object.len() > 1));
         }
     }
     Ok(dump)
+}
+
+/// The message that the elements of a list are, within that of its section.
+fn element(list: &str) -> Option<&'static str> {
+    Some(match list {
+        "static_clusters" => ".StaticCluster",
+        "dynamic_active_clusters" | "dynamic_warming_clusters" => ".DynamicCluster",
+        "static_listeners" => ".StaticListener",
+        "dynamic_listeners" => ".DynamicListener",
+        "static_route_configs" => ".StaticRouteConfig",
+        "dynamic_route_configs" => ".DynamicRouteConfig",
+        "static_secrets" => ".StaticSecret",
+        "dynamic_active_secrets" | "dynamic_warming_secrets" => ".DynamicSecret",
+        "dynamic_endpoint_configs" => ".DynamicEndpointConfig",
+        _ => return None,
+    })
+}
+
+/// Keeps the fields of these paths: `cluster.name`.
+fn keep_fields(value: &mut Value, paths: &[&str]) {
+    let Value::Object(fields) = value else { return };
+    fields.retain(|name, field| {
+        if name == "@type" {
+            return true;
+        }
+        let inner = |path: &&str| {
+            path.strip_prefix(name.as_str()).map(|rest| rest.strip_prefix('.').unwrap_or(rest).to_owned())
+        };
+        let of_field = paths.iter().filter(|path| path.split('.').next() == Some(name.as_str()));
+        let inner: Vec<String> = of_field.filter_map(inner).collect();
+        if !inner.is_empty() && inner.iter().all(|path| !path.is_empty()) {
+            keep_fields(field, &inner.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        !inner.is_empty()
+    });
 }
 
 /// In the lists of a dump, keeps what has a name that matches.
@@ -260,9 +302,15 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
     let text = |text: String| {
         Some(DataSource { specifier: Some(Specifier::InlineBytes(text.into())), ..DataSource::default() })
     };
-    let mut add = |name: &str, secret: Option<secret::Type>, since: Option<SystemTime>| {
+    let mut add = |name: &SecretName, secret: Option<secret::Type>, since: Option<SystemTime>| {
         let warming = secret.is_none();
+        let (name, is_static) = (&*name.name, name.source == SecretSource::Static);
         let secret = Secret { name: name.to_owned(), r#type: secret };
+        if is_static && !warming {
+            let (name, last_updated) = (name.to_owned(), since.and_then(timestamp));
+            dump.static_secrets.push(StaticSecret { name, last_updated, secret: Some(pack(&secret)) });
+            return;
+        }
         let dynamic = DynamicSecret {
             name: name.to_owned(),
             version_info: String::new(),
@@ -286,7 +334,7 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
                 ..TlsCertificate::default()
             })
         });
-        add(&name.name, certificate, identity.map(|identity| identity.not_before));
+        add(&name, certificate, identity.map(|identity| identity.not_before));
     }
     for (name, roots) in tls.all_roots() {
         let context = roots.map(|roots| {
@@ -295,7 +343,7 @@ fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
                 ..CertificateValidationContext::default()
             })
         });
-        add(&name.name, context, None);
+        add(&name, context, None);
     }
     dump
 }

@@ -56,7 +56,7 @@ fn changes(options: &[(String, String)]) -> Result<Vec<Change<'_>>, String> {
 }
 
 /// A level by Envoy's name for it. There is none above `error` here.
-fn level(name: &str) -> Result<LevelFilter, String> {
+pub(crate) fn level(name: &str) -> Result<LevelFilter, String> {
     Ok(match name {
         "trace" => LevelFilter::TRACE,
         "debug" => LevelFilter::DEBUG,

@@ -1,9 +1,12 @@
 //! What the sidecar shows of itself: the admin page in Envoy's shape, readiness, metrics.
 
 mod access;
+mod certs;
 mod clusters;
 mod dump;
 mod logging;
+mod server;
+mod stats;
 
 use std::{
     collections::HashMap,
@@ -20,7 +23,7 @@ use anyhow::Context as _;
 use axum::{
     Json, Router,
     extract::{Query, State},
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::StatusCode,
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -31,15 +34,13 @@ use serde_json::{Value, json};
 use skysail_xds::envoy::pb::envoy::config::{bootstrap::v3::Bootstrap, core::v3::Node};
 use tokio::{net::TcpListener, sync::Notify};
 
+pub(crate) use self::logging::level;
+
 use crate::{
     config::listener::Direction,
     discovery::Configuration,
-    telemetry,
     worker::{Drain, Shared, Workers},
 };
-
-/// For so long connections are taken on when they are drained gracefully (`--drain-time-s` of Envoy).
-const DRAIN_TIME: Duration = Duration::from_secs(600);
 
 /// What the pages show.
 pub(crate) struct Admin {
@@ -52,6 +53,22 @@ pub(crate) struct Admin {
     since: Instant,
     quit: Arc<Notify>,
     draining: AtomicBool,
+    /// `/healthcheck/fail` was called.
+    failed: AtomicBool,
+    options: CommandLine,
+}
+
+/// What the pages need to know of the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct CommandLine {
+    /// For so long connections are taken on when they are drained gracefully.
+    pub(crate) drain_time: Duration,
+    /// The bootstrap file; empty without one.
+    pub(crate) config_path: String,
+    /// What was merged into it.
+    pub(crate) config_yaml: String,
+    /// Unsupported fields are warned about.
+    pub(crate) lenient: bool,
 }
 
 /// Which pages a port has.
@@ -70,16 +87,19 @@ const HELP: &str = "\
 /clusters                 clusters and their endpoints (?format=json)
 /config_dump              configuration in force (?resource=, ?mask=, ?name_regex=, ?include_eds)
 /drain_listeners          (POST) take no new connections, finish those there are (?inboundonly, ?graceful, ?skip_exit)
+/healthcheck/fail         (POST) not ready until /healthcheck/ok
+/healthcheck/ok           (POST) ready again
 /healthz/ready            200 when ready; open to the network, as /ready and /stats/prometheus
 /listeners                addresses listened on (?format=json)
 /logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
-/memory                   resident memory in bytes
+/memory                   memory in bytes
 /on_demand                virtual hosts by route configuration: those in hand, names asked for, names that none has
 /quitquitquit             (POST) drain and end
 /ready                    LIVE when ready
+/runtime                  layers of the runtime and their values
 /server_info              version, state, uptime, node
-/stats                    counters and gauges, one a line (?filter=)
-/stats/prometheus         the same as Prometheus text
+/stats                    statistics by Envoy's names (?format=json|prometheus, ?filter=REGEX, ?usedonly, ?type=)
+/stats/prometheus         the same as Prometheus text (?filter=REGEX, ?usedonly)
 ";
 
 impl Admin {
@@ -89,6 +109,7 @@ impl Admin {
         shared: Shared,
         bootstrap: &Bytes,
         quit: Arc<Notify>,
+        options: CommandLine,
     ) -> Arc<Self> {
         Arc::new(Self {
             configuration,
@@ -99,6 +120,8 @@ impl Admin {
             since: Instant::now(),
             quit,
             draining: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            options,
         })
     }
 
@@ -107,11 +130,12 @@ impl Admin {
         self.draining.store(true, Ordering::Release);
     }
 
-    fn state(&self) -> &'static str {
-        match (self.draining.load(Ordering::Acquire), self.configuration.is_ready()) {
-            (true, _) => "DRAINING",
-            (false, true) => "LIVE",
-            (false, false) => "INITIALIZING",
+    fn state(&self) -> server::State {
+        let draining = self.draining.load(Ordering::Acquire) || self.failed.load(Ordering::Acquire);
+        match (draining, self.configuration.is_ready()) {
+            (true, _) => server::State::Draining,
+            (false, true) => server::State::Live,
+            (false, false) => server::State::Initializing,
         }
     }
 }
@@ -135,8 +159,8 @@ pub(crate) async fn serve(
     let listener = listener.with_context(|| format!("cannot listen on {address} for the {what}"))?;
     tracing::info!(address = %listener.local_addr()?, "{what}");
     let router = match pages {
-        Pages::Health => Router::new().route("/healthz/ready", get(ready)),
-        Pages::Metrics => Router::new().route("/stats/prometheus", get(prometheus)),
+        Pages::Health => Router::new().route("/healthz/ready", get(server::ready)),
+        Pages::Metrics => Router::new().route("/stats/prometheus", get(stats::prometheus)),
         Pages::All => all(),
     };
     let service = router.with_state(Arc::clone(admin)).into_make_service_with_connect_info::<access::Ends>();
@@ -152,60 +176,27 @@ fn all() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
-        .route("/certs", get(certs))
+        .route("/certs", get(certs::page))
         .route("/clusters", get(clusters_page))
         .route("/config_dump", get(config_dump))
         .route("/drain_listeners", post(drain_listeners))
+        .route("/healthcheck/fail", post(server::fail))
+        .route("/healthcheck/ok", post(server::recover))
         .route("/listeners", get(listeners))
         .route("/logging", post(logging::page))
-        .route("/memory", get(memory))
+        .route("/memory", get(server::memory))
         .route("/on_demand", get(on_demand))
         .route("/quitquitquit", post(quit))
-        .route("/server_info", get(server_info))
-        .route("/stats", get(stats))
+        .route("/runtime", get(server::runtime))
+        .route("/server_info", get(server::info))
+        .route("/stats", get(stats::page))
         .layer(middleware::from_fn(access::guard))
-        .route("/healthz/ready", get(ready))
-        .route("/ready", get(ready))
-        .route("/stats/prometheus", get(prometheus))
+        .route("/healthz/ready", get(server::ready))
+        .route("/ready", get(server::ready))
+        .route("/stats/prometheus", get(stats::prometheus))
 }
 
 type Options = Query<HashMap<String, String>>;
-
-async fn ready(State(admin): State<Arc<Admin>>) -> Response {
-    let state = admin.state();
-    let status = if state == "LIVE" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, format!("{state}\n")).into_response()
-}
-
-async fn metrics(admin: &Admin) -> String {
-    telemetry::collect(admin.workers.scrape().await, &admin.shared.local, Some(&admin.shared.access_log))
-}
-
-async fn prometheus(State(admin): State<Arc<Admin>>) -> Response {
-    let text = metrics(&admin).await;
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-async fn stats(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
-    let text = metrics(&admin).await;
-    if options.get("format").is_some_and(|format| format == "prometheus") {
-        return ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
-    }
-    let filter = match options.get("filter").map(|filter| regex::Regex::new(filter)).transpose() {
-        Ok(filter) => filter,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("filter: {error}\n")).into_response(),
-    };
-    let mut lines = String::new();
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        // The value follows the last space; label values may hold spaces too.
-        if let Some((name, value)) = line.rsplit_once(' ')
-            && filter.as_ref().is_none_or(|filter| filter.is_match(name))
-        {
-            let _ = writeln!(lines, "{name}: {value}");
-        }
-    }
-    lines.into_response()
-}
 
 async fn clusters_page(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let figures = admin.workers.clusters().await;
@@ -247,56 +238,6 @@ async fn listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> 
     text.into_response()
 }
 
-async fn certs(State(admin): State<Arc<Admin>>) -> Json<Value> {
-    let time = |time: SystemTime| rfc3339(time);
-    let mut certificates = Vec::new();
-    let tls = admin.configuration.tls();
-    let named = tls.identities().into_iter().filter_map(|(name, identity)| Some((name.name, identity?)));
-    let unnamed = tls.unnamed_identities().into_iter().map(|identity| ("<inline>".into(), identity));
-    for (name, identity) in named.chain(unnamed) {
-        let left = identity.not_after.duration_since(SystemTime::now()).unwrap_or_default();
-        let names: Vec<Value> = identity
-            .peer
-            .uris
-            .iter()
-            .map(|uri| json!({"uri": uri}))
-            .chain(identity.peer.dns.iter().map(|dns| json!({"dns": dns})))
-            .collect();
-        certificates.push(json!({
-            "ca_cert": [],
-            "cert_chain": [{
-                "path": &*name,
-                "subject_alt_names": names,
-                "valid_from": time(identity.not_before),
-                "expiration_time": time(identity.not_after),
-                "days_until_expiration": (left.as_secs() / 86_400).to_string(),
-            }],
-        }));
-    }
-    Json(json!({"certificates": certificates}))
-}
-
-async fn server_info(State(admin): State<Arc<Admin>>) -> Json<Value> {
-    let uptime = format!("{}s", admin.since.elapsed().as_secs());
-    let local = &admin.shared.local;
-    Json(json!({
-        "version": concat!(env!("CARGO_PKG_VERSION"), "/skysail-proxy"),
-        "state": admin.state(),
-        "uptime_current_epoch": uptime,
-        "uptime_all_epochs": uptime,
-        "hot_restart_version": "disabled",
-        "node": {"id": &*local.node_id, "cluster": &*local.node_cluster, "user_agent_name": "skysail-proxy"},
-        "command_line_options": {"command": std::env::args().collect::<Vec<_>>()},
-    }))
-}
-
-async fn memory() -> Json<Value> {
-    // The second number is the resident set, in pages of 4 KiB.
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    Json(json!({"allocated": (pages * 4096).to_string()}))
-}
-
 async fn on_demand(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let inventory = admin.configuration.inventory().await;
     Json(inventory.hosts.iter().map(|(table, hosts)| (table.to_string(), hosts.shown())).collect())
@@ -316,13 +257,14 @@ async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Option
     }
     let [inbound_only, graceful, skip_exit] = KNOWN.map(|name| options.contains_key(name));
     admin.drain();
+    let drain_time = admin.options.drain_time;
     let directions = if inbound_only { &[Direction::Inbound] } else { Direction::ALL };
-    let drain = Drain { directions, close: !graceful && !skip_exit, patience: DRAIN_TIME };
+    let drain = Drain { directions, close: !graceful && !skip_exit, patience: drain_time };
     admin.workers.begin_drain(drain).await;
     if graceful && !skip_exit {
         let workers = Arc::clone(&admin.workers);
         tokio::spawn(async move {
-            tokio::time::sleep(DRAIN_TIME).await;
+            tokio::time::sleep(drain_time).await;
             workers.begin_drain(Drain { close: true, ..drain }).await;
         });
     }
@@ -331,11 +273,4 @@ async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Option
 
 fn wants_json(options: &HashMap<String, String>) -> bool {
     options.get("format").is_some_and(|format| format == "json")
-}
-
-/// A time as RFC 3339 has it, to the second.
-fn rfc3339(time: SystemTime) -> String {
-    let mut text = Vec::new();
-    telemetry::format::write_time(time, &mut text);
-    String::from_utf8_lossy(&text).into_owned()
 }

@@ -1,9 +1,13 @@
 //! An Envoy bootstrap file: what is in it for us, and what we refuse.
 
 pub(crate) mod convert;
+mod overload;
 pub(crate) mod runtime;
 
-use std::{net::SocketAddr, path::Path};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -26,6 +30,7 @@ use skysail_xds::{
 use self::convert::Conversion;
 use crate::{
     overload::Limits,
+    pressure,
     translate::{self, TlsContexts, Translator},
 };
 
@@ -47,6 +52,8 @@ pub(crate) struct Bootstrap {
     pub(crate) admin: Option<SocketAddr>,
     /// What a worker takes.
     pub(crate) limits: Limits,
+    /// What the process takes.
+    pub(crate) pressure: pressure::Settings,
 }
 
 /// Where discovery is.
@@ -61,11 +68,31 @@ pub(crate) struct Ads {
     pub(crate) metadata: Vec<(String, String)>,
 }
 
+/// Which bootstrap to read, and how.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// A bootstrap in YAML or JSON that is merged into that of the file.
+    pub(crate) merged: Option<String>,
+    /// Fields that are known but not supported are warned about, not refused.
+    pub(crate) lenient: bool,
+}
+
 /// Reads a bootstrap file; the conversion runs in a child process.
-pub(crate) fn load(path: &Path) -> anyhow::Result<Bootstrap> {
-    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = || parse(convert::convert_in_child(Conversion::Bootstrap, text)?.into());
-    read().with_context(|| format!("{} cannot be used", path.display()))
+pub(crate) fn load(source: &Source) -> anyhow::Result<Bootstrap> {
+    let path = source.path.display();
+    let text = std::fs::read(&source.path).with_context(|| format!("cannot read {path}"))?;
+    let mut body = convert::convert_in_child(Conversion::Bootstrap, text)
+        .with_context(|| format!("{path} cannot be used"))?;
+    if let Some(merged) = &source.merged {
+        // Messages one behind the other are a merged message, as the encoding has it.
+        body.extend(
+            convert::convert_in_child(Conversion::Bootstrap, merged.as_bytes().to_vec())
+                .context("--config-yaml cannot be used")?,
+        );
+    }
+    parse(body.into(), source.lenient).with_context(|| format!("{path} cannot be used"))
 }
 
 /// Reads a node file, JSON.
@@ -75,10 +102,11 @@ pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
     read().with_context(|| format!("{} is not a node", path.display()))
 }
 
-/// Takes an encoded bootstrap apart; anything in it that we do not support is an error.
-pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
+/// Takes an encoded bootstrap apart; anything in it that we do not support is an error, or with `lenient` a warning where it
+/// is known what is missed.
+pub(crate) fn parse(body: Bytes, lenient: bool) -> anyhow::Result<Bootstrap> {
     let tls = TlsContexts::default();
-    let proto: Proto = Translator { tls: &tls, node: &Node::default(), strict: true }.decode(&body)?;
+    let proto: Proto = Translator { tls: &tls, node: &Node::default(), strict: !lenient }.decode(&body)?;
     let resources = proto.static_resources.unwrap_or_default();
     let admin = match proto.admin.as_ref().and_then(|admin| admin.address.as_ref()) {
         Some(address) => Some(translate::ip_and_port(address).context("admin.address")?),
@@ -96,6 +124,8 @@ pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
                 .context("dynamic_resources.ads_config")?
         }
     };
+    let pressure = proto.overload_manager.as_ref().map(overload::settings).transpose();
+    let pressure = pressure.context("overload_manager")?.unwrap_or_default();
     let limits = runtime::limits(&proto.layered_runtime.unwrap_or_default()).context("layered_runtime")?;
     Ok(Bootstrap {
         body,
@@ -114,6 +144,7 @@ pub(crate) fn parse(body: Bytes) -> anyhow::Result<Bootstrap> {
         ads,
         admin,
         limits,
+        pressure,
     })
 }
 

@@ -68,6 +68,21 @@ fn flatten<'a>(prefix: &str, values: &'a Struct, all: &mut Vec<(String, &'a Valu
     }
 }
 
+/// Keys and values of a layer, as texts.
+pub(crate) fn entries(values: &Struct) -> impl Iterator<Item = (String, String)> {
+    let mut all = Vec::new();
+    flatten("", values, &mut all);
+    all.into_iter().map(|(key, value)| {
+        let text = match &value.kind {
+            Some(Kind::NumberValue(number)) => number.to_string(),
+            Some(Kind::StringValue(text)) => text.clone(),
+            Some(Kind::BoolValue(truth)) => truth.to_string(),
+            _ => String::new(),
+        };
+        (key, text)
+    })
+}
+
 /// A number, which may be written as a text.
 fn text(value: &Value) -> anyhow::Result<String> {
     match &value.kind {

@@ -16,7 +16,7 @@ use crate::{
 const SIDECAR: &str = include_str!("../../testdata/sidecar.yaml");
 
 fn read(text: &str) -> anyhow::Result<Bootstrap> {
-    parse(convert::convert(Conversion::Bootstrap, text.as_bytes())?.into())
+    parse(convert::convert(Conversion::Bootstrap, text.as_bytes())?.into(), false)
 }
 
 fn refused(text: &str) -> String {
@@ -110,4 +110,83 @@ fn clusters_behind_a_unix_socket_are_only_for_discovery() {
     };
     assert!(address("{pipe: {path: /run/x}}"));
     assert!(!address("{socket_address: {address: 127.0.0.1, port_value: 1}}"));
+}
+
+/// A sidecar's bootstrap as Istio's agent wrote it.
+const AGENT: &str = include_str!("../../testdata/agent.json");
+
+#[test]
+fn what_istios_agent_writes_is_taken_as_it_is() {
+    let file = read(AGENT).unwrap();
+    assert_eq!(file.pressure.max_connections, Some(2_147_483_647));
+    let mut inventory = Inventory::new(Secrets::new(Default::default()), Default::default());
+    for (name, body) in file.clusters.iter().filter(|(_, body)| !is_pipe(body)) {
+        inventory.add_static(Kind::Cluster, name, body).unwrap();
+    }
+    for (name, body) in &file.listeners {
+        inventory.add_static(Kind::Listener, name, body).unwrap();
+    }
+    inventory.settle(std::time::Instant::now());
+    let snapshot = inventory.snapshot();
+    let listener = &snapshot.listeners.by_name["0.0.0.0_15090"];
+    assert!(listener.bypass_overload && listener.ignore_connection_limit);
+    let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
+    let [Does::Compress(gzip)] = &manager.filters.iter().map(|filter| &filter.does).collect::<Vec<_>>()[..]
+    else {
+        panic!("{:?}", manager.filters)
+    };
+    assert!(gzip.content_types.iter().any(|media| &**media == "application/openmetrics-text"));
+}
+
+#[test]
+fn an_overload_manager_is_taken_or_refused_by_name() {
+    let manager = |monitor: &str, action: &str| {
+        format!("overload_manager: {{resource_monitors: [{monitor}], actions: [{action}]}}")
+    };
+    let monitor = |kind: &str, config: &str| {
+        format!(
+            "{{name: m, typed_config: {{\"@type\": type.googleapis.com/envoy.extensions.resource_monitors.{kind}, {config}}}}}"
+        )
+    };
+    let heap = monitor("fixed_heap.v3.FixedHeapConfig", "max_heap_size_bytes: 1000000");
+    let scaled = "triggers: [{name: m, scaled: {scaling_threshold: 0.8, saturation_threshold: 0.9}}]";
+    let taken = read(&manager(&heap, &format!("{{name: envoy.overload_actions.shrink_heap, {scaled}}}")))
+        .unwrap()
+        .pressure;
+    assert_eq!(taken.monitors[0].resource, crate::pressure::Resource::Heap(1_000_000));
+    assert_eq!((taken.actions[0].triggers[0].from, taken.actions[0].triggers[0].to), (0.8, 0.9));
+    let cgroup = monitor("cgroup_memory.v3.CgroupMemoryConfig", "max_memory_bytes: 5");
+    assert_eq!(read(&manager(&cgroup, "")).unwrap().pressure.monitors.len(), 1);
+    for (monitor, action, words) in [
+        (
+            &heap,
+            "{name: envoy.overload_actions.reduce_timeouts, triggers: []}",
+            "no overload action \"envoy.overload_actions.reduce_timeouts\"",
+        ),
+        (
+            &heap,
+            "{name: envoy.overload_actions.shrink_heap, triggers: [{name: x, threshold: {value: 0.9}}]}",
+            "no resource monitor \"x\"",
+        ),
+        (
+            &heap,
+            "{name: envoy.overload_actions.shrink_heap, triggers: [{name: m, threshold: {value: 90}}]}",
+            "from 0 to 1",
+        ),
+        (&heap, "{name: envoy.overload_actions.shrink_heap}", "needs a trigger"),
+        (&monitor("fixed_heap.v3.FixedHeapConfig", "max_heap_size_bytes: 0"), "", "max_heap_size_bytes"),
+        (
+            &monitor(
+                "downstream_connections.v3.DownstreamConnectionsConfig",
+                "max_active_downstream_connections: 0",
+            ),
+            "",
+            "max_active_downstream_connections",
+        ),
+    ] {
+        let said = refused(&manager(monitor, action));
+        assert!(said.contains(words), "{said}");
+    }
+    let said = refused("overload_manager: {loadshed_points: [{name: a}]}");
+    assert!(said.contains("loadshed_points"), "{said}");
 }

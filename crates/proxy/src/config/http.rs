@@ -16,6 +16,7 @@ use super::{
     stats::Stats,
     trace::{RequestIdUse, Tracing},
 };
+use crate::compress::Compressor;
 
 /// How HTTP on a filter chain is handled.
 #[derive(Debug)]
@@ -156,7 +157,7 @@ impl Filter {
             Does::Cors => true,
             Does::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
             Does::Limit(limit) => limit.bucket.is_none(),
-            Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_) | Does::GrpcWeb => false,
+            Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_) | Does::GrpcWeb | Does::Compress(_) => false,
         }
     }
 }
@@ -178,6 +179,8 @@ pub enum Does {
     Cors,
     /// Makes calls of gRPC out of those of gRPC-Web, and the other way with their answers.
     GrpcWeb,
+    /// Compresses answers for clients that accept it.
+    Compress(Compressor),
 }
 
 /// Which protocols a manager takes.

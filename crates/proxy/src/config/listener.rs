@@ -37,6 +37,11 @@ pub struct Listener {
     pub inspect_timeout: Option<Duration>,
     /// After the timeout go on with what is known (else close).
     pub continue_on_timeout: bool,
+    /// Its connections are neither refused nor kept waiting when the process runs short of memory, nor its requests when a worker
+    /// is overloaded (`bypass_overload_manager`).
+    pub bypass_overload: bool,
+    /// Its connections do not count against the limit of all connections (`ignore_global_conn_limit`).
+    pub ignore_connection_limit: bool,
     /// Inbound or outbound, for metrics and the order of a drain.
     pub direction: Direction,
     /// In the order of the configuration; the most specific match wins, by Envoy's order of criteria.

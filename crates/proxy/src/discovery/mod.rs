@@ -13,10 +13,10 @@ mod uses;
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -63,10 +63,22 @@ pub(crate) struct Configuration {
     subscriptions: std::sync::OnceLock<Subscriptions>,
     /// All of the first configuration is in force.
     ready: AtomicBool,
+    /// By [`Kind`].
+    updates: std::sync::Mutex<[Updates; Kind::ALL.len()]>,
     /// Something began to wait, so that the one who watches deadlines must look again.
     waits: Notify,
     /// A change has been dealt with.
     settled: Notify,
+}
+
+/// How many updates of a kind have come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Updates {
+    pub(crate) success: u64,
+    /// Something in them was refused.
+    pub(crate) rejected: u64,
+    /// When the last came that was taken, in milliseconds since 1970; 0 before the first.
+    pub(crate) at_ms: u64,
 }
 
 /// What [`Configuration::new`] needs to know.
@@ -98,6 +110,7 @@ impl Configuration {
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
+            updates: std::sync::Mutex::default(),
             waits: Notify::new(),
             settled: Notify::new(),
         }
@@ -169,6 +182,27 @@ impl Configuration {
         self.ready.load(Ordering::Acquire)
     }
 
+    /// How many updates of a kind have come.
+    pub(crate) fn updates(&self, kind: Kind) -> Updates {
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner)[kind as usize]
+    }
+
+    fn count_update(&self, kind: Kind, rejected: bool) {
+        let updates = &mut self.updates.lock().unwrap_or_else(PoisonError::into_inner)[kind as usize];
+        if rejected {
+            updates.rejected += 1;
+        } else {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            updates.success += 1;
+            updates.at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// Whether a discovery stream is open.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.subscriptions.get().is_some_and(|subscriptions| *subscriptions.connected().borrow())
+    }
+
     /// Takes configuration from a server for ever. `metadata` gives the headers of each attempt.
     pub(crate) async fn follow(
         self: &Arc<Self>,
@@ -219,6 +253,7 @@ impl Configuration {
                 failed.into_iter().filter(|(name, _)| update.added.iter().any(|added| *added.name == **name));
             rejections.extend(of_this.map(|(name, reason)| Rejection { name: name.to_string(), reason }));
         }
+        self.count_update(update.kind, !rejections.is_empty());
         tracing::debug!(kind = %update.kind, added = update.added.len(), removed = update.removed.len(), refused = rejections.len(), "update");
         rejections
     }

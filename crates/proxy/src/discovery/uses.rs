@@ -49,9 +49,12 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
                 Keys::Remote(keys) => Some(&*keys.cluster),
                 Keys::Here(_) => None,
             })),
-            Does::Authorize(_) | Does::Fault(_) | Does::Limit(_) | Does::Cors | Does::GrpcWeb => {
-                Box::new(std::iter::empty())
-            }
+            Does::Authorize(_)
+            | Does::Fault(_)
+            | Does::Limit(_)
+            | Does::Cors
+            | Does::GrpcWeb
+            | Does::Compress(_) => Box::new(std::iter::empty()),
         }
     });
     let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);

@@ -221,7 +221,7 @@ impl OwnCertificate {
         let id = self.spiffe_id();
         let request = KeyAndCsr::generate(id.as_ref())?;
         let metadata = authorization(&self.mesh.token)?;
-        let remote = if failures % 2 == 0 { &self.remote } else { &self.anonymous };
+        let remote = if failures.is_multiple_of(2) { &self.remote } else { &self.anonymous };
         let channel = remote.connect().await.map_err(|error| anyhow::anyhow!(chain(&*error)))?;
         let message = IstioCertificateRequest {
             csr: request.csr_pem.clone(),

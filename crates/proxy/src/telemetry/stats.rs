@@ -197,6 +197,8 @@ set! {
         tls_timeout: Counter "envoy_listener_downstream_cx_transport_socket_connect_timeout",
         tcp_idle_timeout: Counter "envoy_tcp_idle_timeout",
         tcp_max_duration: Counter "envoy_tcp_max_downstream_connection_duration",
+        global_overflow: Counter "envoy_listener_downstream_global_cx_overflow",
+        overload_reject: Counter "envoy_listener_downstream_cx_overload_reject",
         no_filter_chain: Counter "envoy_listener_no_filter_chain_match",
         revoked: Counter "skysail_listener_downstream_cx_revoked",
         proxy_errors: Counter "envoy_listener_downstream_cx_proxy_proto_error",

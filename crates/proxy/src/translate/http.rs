@@ -27,8 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, fingerprint, flag,
-    jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration,
+    fingerprint, flag, jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name,
+    unknown_type, unpack,
 };
 use crate::config::authorization::ExternalAuthorization;
 use crate::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -297,6 +298,12 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
             fingerprint: fingerprint(&any.value),
             ..jwt::translate(&unpack(any)?)?
         })),
+        "envoy.extensions.filters.http.compressor.v3.Compressor" => {
+            match compressor::translate(&unpack(any)?)? {
+                Some(compressor) => Does::Compress(compressor),
+                None => return Ok(false),
+            }
+        }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
         _ => return outside(manager, proto, any, strict),
     };

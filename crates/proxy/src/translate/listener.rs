@@ -97,6 +97,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
         inspect_timeout: timeout(proto.listener_filters_timeout.as_ref(), Some(INSPECT_TIMEOUT))
             .at("listener_filters_timeout")?,
         continue_on_timeout: proto.continue_on_listener_filters_timeout,
+        bypass_overload: proto.bypass_overload_manager,
+        ignore_connection_limit: proto.ignore_global_conn_limit,
         direction: match proto.traffic_direction() {
             TrafficDirection::Inbound => Direction::Inbound,
             TrafficDirection::Outbound => Direction::Outbound,

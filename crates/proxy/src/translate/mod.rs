@@ -9,6 +9,7 @@ mod authorization;
 mod balancer;
 mod cluster;
 mod collector;
+mod compressor;
 mod coverage;
 mod endpoints;
 mod http;

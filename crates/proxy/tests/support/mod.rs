@@ -84,6 +84,7 @@ impl Proxy {
             principal: Arc::new(ArcSwapOption::empty()),
             limits,
             access_log: Arc::new(AccessLogger::start().unwrap()),
+            pressure: Arc::default(),
         };
         let workers = Workers::start(count, shared).unwrap();
         let snapshot = snapshot(listener, clusters);
@@ -182,8 +183,13 @@ impl Client {
 
     /// Reads to the end of the connection; a reset counts as one.
     pub(crate) async fn rest(&mut self) -> String {
+        String::from_utf8(self.rest_of_bytes().await).unwrap()
+    }
+
+    /// The same, whatever it is.
+    pub(crate) async fn rest_of_bytes(&mut self) -> Vec<u8> {
         let _ = within(self.stream.read_to_end(&mut self.unread)).await;
-        String::from_utf8(std::mem::take(&mut self.unread)).unwrap()
+        std::mem::take(&mut self.unread)
     }
 }
 
@@ -281,6 +287,8 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         inspect_http: None,
         inspect_timeout: None,
         continue_on_timeout: false,
+        bypass_overload: false,
+        ignore_connection_limit: false,
         direction: Direction::Unspecified,
         chains: vec![Arc::new(chain)],
         default_chain: None,

@@ -1,0 +1,165 @@
+//! Istio's own agent, unchanged, with our proxy as its Envoy: it writes the bootstrap, starts the program with Envoy's
+//! arguments, asks it whether it is ready, merges its metrics, and ends it.
+//!
+//! `test.sh` builds the agent from its Go module.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use serde_json::{Value, json};
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const AGENT: &str = "pilot-agent-eed52ebb66ad";
+
+/// `front` has no sidecar: that is what the agent brings.
+const MESH: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: front, namespace: shop}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: front, namespace: shop}
+spec:
+  selector: {matchLabels: {app: front}}
+  template:
+    metadata: {labels: {app: front, sidecar.istio.io/inject: 'false'}}
+    spec:
+      serviceAccountName: front
+      containers: [{name: web, image: registry.example/shop/web, ports: [{containerPort: 8080}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: front, namespace: shop}
+spec: {selector: {app: front}, ports: [{name: http, port: 80, targetPort: 8080}]}
+";
+
+/// What `test.sh` has built.
+fn tool(name: &str) -> PathBuf {
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
+    let path = cache.join("skysail").join(AGENT).join(name);
+    assert!(path.is_file(), "there is no {}: run ./test.sh, which builds it", path.display());
+    path
+}
+
+/// The agent's working directory as in a pod of Istio's; returns what is to run in it.
+fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
+    let pod = mesh.names("front").remove(0);
+    let put = |path: &str, content: &[u8]| {
+        let path = home.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let run = mesh.run_folder().join("config");
+    let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    put("var/run/secrets/tokens/istio-token", &read(run.join("pods/shop").join(&pod).join("token")));
+    put("var/run/secrets/istio/root-cert.pem", &read(run.join("ca/root-cert.pem")));
+    let template = fs::read(tool("envoy_bootstrap.json")).unwrap();
+    put("var/lib/istio/envoy/envoy_bootstrap_tmpl.json", &template);
+    let program = format!("#!/bin/sh\nexec '{}' proxy \"$@\"\n", env!("CARGO_BIN_EXE_skysail"));
+    let program = put("envoy", program.as_bytes());
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = json!({"discoveryAddress": "10.244.0.1:15012", "binaryPath": program, "concurrency": 1});
+    let environment = [
+        ("POD_NAME", pod.as_str()),
+        ("POD_NAMESPACE", "shop"),
+        ("SERVICE_ACCOUNT", "front"),
+        ("INSTANCE_IP", &mesh.status()["pods"][0]["ip"].as_str().unwrap().to_owned()),
+        ("ISTIO_META_CLUSTER_ID", "Kubernetes"),
+        ("ISTIO_META_WORKLOAD_NAME", "front"),
+        ("TRUST_DOMAIN", "cluster.local"),
+        ("CA_ADDR", "10.244.0.1:15012"),
+        ("ISTIOD_SAN", "istiod.istio-system.svc"),
+        ("PROXY_CONFIG", &config.to_string()),
+    ]
+    .map(|(name, value)| format!("{name}={value}"));
+    let home = home.to_str().unwrap().to_owned();
+    let agent = tool("pilot-agent").to_str().unwrap().to_owned();
+    let mut command: Vec<String> = ["exec", "front", "--", "env", "--chdir", &home].map(str::to_owned).into();
+    command.extend(environment);
+    command.push(agent);
+    command.extend(
+        [
+            "proxy",
+            "sidecar",
+            "--domain=shop.svc.cluster.local",
+            "--proxyLogLevel=warning",
+            "--proxyComponentLogLevel=misc:error",
+        ]
+        .map(str::to_owned),
+    );
+    command
+}
+
+#[test]
+fn istios_agent_runs_our_proxy() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+    let home = tempfile::tempdir().unwrap();
+    let command = container(&mesh, home.path());
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let log = home.path().join("log");
+    let output = || Stdio::from(fs::File::options().create(true).append(true).open(&log).unwrap());
+    let mut agent = mesh.command(&command).stdout(output()).stderr(output()).spawn().unwrap();
+
+    let said = || fs::read_to_string(&log).unwrap();
+    // Through the proxy's own listener to the agent, which asks the proxy's admin page.
+    eventually("the agent says that the proxy is ready", || {
+        let answer = mesh.call("front", "http://127.0.0.1:15021/healthz/ready", &[]);
+        if answer.status == Some(200) { Ok(()) } else { Err(format!("{answer:?}\n{}", said())) }
+    });
+    let page = |url: &str| {
+        let answer = mesh.call("front", url, &[]);
+        assert_eq!(answer.status, Some(200), "{url}: {answer:?}");
+        answer.body
+    };
+    for (url, words) in [
+        ("http://127.0.0.1:15090/stats/prometheus", "\nenvoy_cluster_manager_cds_update_success{} "),
+        // The agent's own metrics, and ours.
+        ("http://127.0.0.1:15020/stats/prometheus", "\nenvoy_server_state{} 0\n"),
+        ("http://127.0.0.1:15020/stats/prometheus", "\nistio_agent_"),
+        ("http://127.0.0.1:15000/stats", "\nlistener_manager.lds.update_success: "),
+        ("http://127.0.0.1:15000/stats?usedonly&filter=downstream_cx_active$", "listener.0.0.0.0_15021."),
+    ] {
+        let text = format!("\n{}\n", page(url));
+        assert!(text.contains(words), "{url}: {text}");
+    }
+    // What `istioctl` has the agent ask.
+    let request = |path: &str| {
+        let agent = tool("pilot-agent");
+        let output = mesh.run(&["exec", "front", "--", agent.to_str().unwrap(), "request", "GET", path]);
+        assert!(output.status.success(), "{path}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let dump: Value = serde_json::from_str(&request("config_dump")).unwrap();
+    let text = dump.to_string();
+    for part in ["virtualInbound", "outbound|80||front.shop.svc.cluster.local", "overload_manager", "ROOTCA"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let clusters: Value = serde_json::from_str(&request("clusters?format=json")).unwrap();
+    assert!(clusters["cluster_statuses"].as_array().unwrap().len() > 3, "{clusters}");
+    let info: Value = serde_json::from_str(&request("server_info")).unwrap();
+    assert_eq!((&info["state"], &info["node"]["metadata"]["NAMESPACE"]), (&json!("LIVE"), &json!("shop")));
+
+    let quit = mesh.call("front", "http://127.0.0.1:15020/quitquitquit", &["-X", "POST"]);
+    assert_eq!(quit.status, Some(200), "{quit:?}");
+    eventually("the agent ends", || match agent.try_wait().unwrap() {
+        Some(status) if status.success() => Ok(()),
+        status => Err(format!("{status:?}\n{}", said())),
+    });
+    assert!(!said().contains("Envoy exited with error"), "{}", said());
+    // In a pod the container ends with the agent, which therefore need not wait for the program's end.
+    mesh.call("front", "http://127.0.0.1:15000/quitquitquit", &["-X", "POST"]);
+}
