@@ -1,9 +1,12 @@
-//! The words all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, shutdown, access to admin pages.
+//! The words all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, limits of connections and files, shutdown,
+//! access to admin pages.
 //!
 //! This crate depends on no other crate of the project and knows no protocol. What stands here is what at
 //! least two other crates would otherwise have to define each for itself.
 
 pub mod confine;
+pub mod connections;
+pub mod descriptors;
 mod fingerprint;
 pub mod local;
 pub mod logging;

@@ -1,11 +1,16 @@
 //! Log set-up, the same for all programs: text or JSON lines on standard error.
 //!
+//! Every value is escaped and cut on its way into the line ([`printable`]), so that no peer can forge lines, drive a terminal or
+//! fill a disk with what it sends.
+//!
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. What is logged can be
 //! changed while the program runs.
 
 mod lines;
+mod values;
 
 use std::{
+    fmt::Display,
     io::IsTerminal as _,
     panic::{self, PanicHookInfo},
     sync::{
@@ -15,7 +20,11 @@ use std::{
     thread,
 };
 
-pub use lines::Flush;
+use self::values::{Json, Text};
+pub use self::{
+    lines::Flush,
+    values::{LONGEST_VALUE, Throttle},
+};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
     EnvFilter, Registry,
@@ -65,9 +74,10 @@ pub fn init(format: Format) -> Flush {
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(|| lines::Line);
+    let layer = layer.fmt_fields(Text);
     let outcome = match format {
         Format::Text => registry.with(layer).try_init(),
-        Format::Json => registry.with(layer.json()).try_init(),
+        Format::Json => registry.with(layer.event_format(Json)).try_init(),
     };
     // An error means that a subscriber stands already, which is what was asked for.
     if outcome.is_ok() {
@@ -84,6 +94,15 @@ pub fn lost_lines() -> u64 {
 
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
     EnvFilter::try_new(format!("{QUIET},{directives}"))
+}
+
+/// A value from outside as it may be logged, kept or shown: without characters that move the cursor, end the line or change the
+/// direction of the text, and of at most [`LONGEST_VALUE`] bytes, followed by the number of those left out.
+pub fn printable(value: impl Display) -> String {
+    let mut out = String::new();
+    // A string takes everything.
+    let _ = values::write_escaped(&mut out, format_args!("{value}"));
+    out
 }
 
 /// How often something failed by a panic, which is a mistake in the program, since the start.
