@@ -8,6 +8,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
+use skysail_admin::Ends;
 use skysail_core::{
     SpiffeId,
     local::{Caller, Refusal},
@@ -16,7 +17,6 @@ use skysail_core::{
 use tonic::Status;
 
 use crate::{
-    admin::Ends,
     audit::{Audit, Event, Text},
     authentication::Authentication,
     metrics::{Metrics, count},

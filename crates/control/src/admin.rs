@@ -1,15 +1,14 @@
 //! Pages for people and Prometheus; `/` lists them. Readiness and metrics are open, the others need [`Access`].
 
-use std::{net::IpAddr, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    extract::{Path, State, connect_info::Connected},
+    extract::{Path, State},
     http::{StatusCode, header},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
-    serve::IncomingStream,
 };
 use skysail_core::shutdown::Shutdown;
 use tokio::net::TcpListener;
@@ -63,11 +62,7 @@ const HELP: &str = "\
 ";
 
 /// Serves the pages until the process ends.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    pages: Arc<Pages>,
-    access: Arc<Access>,
-) -> std::io::Result<()> {
+pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<Access>) -> Infallible {
     let router = Router::new()
         .route("/", get(async || HELP))
         .route("/help", get(async || HELP))
@@ -77,7 +72,7 @@ pub(crate) async fn serve(
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(pages);
-    axum::serve(listener, router.into_make_service_with_connect_info::<Ends>()).await
+    skysail_admin::serve(listener, router).await
 }
 
 async fn debug(State(pages): State<Arc<Pages>>, Path(name): Path<String>) -> Response {
@@ -94,20 +89,6 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
     } else {
         (StatusCode::OK, "ready\n")
-    }
-}
-
-/// The two ends of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends {
-    pub(crate) local: Option<IpAddr>,
-    pub(crate) remote: IpAddr,
-}
-
-impl Connected<IncomingStream<'_, TcpListener>> for Ends {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        let local = stream.io().local_addr().ok().map(|address| address.ip());
-        Self { local, remote: stream.remote_addr().ip() }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use skysail_core::{
     confine::{self, Children},
-    logging, shutdown, trim,
+    descriptors, logging, shutdown, trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
@@ -50,6 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let format = if args.log_json { logging::Format::Json } else { logging::Format::Text };
     let _flush = logging::init(format);
+    descriptors::raise();
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(args))
 }
 
@@ -134,12 +135,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     tokio::spawn(watch_authority(Arc::clone(&keeper), Arc::clone(&audit)));
     tokio::spawn(Arc::clone(&habits).keep());
     tokio::spawn(Arc::clone(&names).keep());
-    let pages = admin::serve(admin, pages, access);
-    tokio::spawn(async move {
-        if let Err(error) = pages.await {
-            error!(%error, "the admin pages are gone");
-        }
-    });
+    tokio::spawn(admin::serve(admin, pages, access));
     start_rest(folders, own, &publisher, keeper);
 
     let signal = shutdown::terminate().await?;

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use prost::Message as _;
 use skysail_core::{
     confine::{self, Children},
-    logging, names, shutdown,
+    descriptors, logging, names, shutdown,
 };
 use skysail_xds::{
     Kind,
@@ -59,6 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(level) = level.filter(|_| std::env::var_os("SKYSAIL_LOG").is_none()) {
         logging::set_level(None, level)?;
     }
+    descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use skysail_core::{descriptors, logging::Throttle};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
@@ -32,6 +33,8 @@ const BACKLOG: i32 = 1024;
 const RECONSIDER: Duration = Duration::from_millis(2);
 /// The same while the process runs short of memory.
 const RECOVER: Duration = Duration::from_millis(100);
+/// Limits the log lines about connections closed for want of descriptors, for all workers.
+static SCARCE: Throttle = Throttle::new(Duration::from_secs(10));
 
 /// One socket for each of so many workers.
 pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
@@ -68,6 +71,14 @@ pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, l
             timer::sleep(RECONSIDER).await;
         }
         match listener.accept().await {
+            Ok((tcp, _)) if descriptors::is_reserved(&tcp) => {
+                if let Some(more) = SCARCE.admit(Instant::now()) {
+                    warn!(
+                        listener = &*name,
+                        more, "a connection is closed: nearly all files the process may open are open"
+                    );
+                }
+            }
             Ok((tcp, source)) => {
                 // The first waits here, those after it in the kernel.
                 while worker.shared.pressure.is_stopped() && !bypasses(&worker, &name) {

@@ -1,34 +1,14 @@
 //! The admin page is for callers in the sidecar's own network namespace, wherever it listens. The sidecar has no keys to verify tokens
 //! with, so nobody else is let in.
 
-use std::net::IpAddr;
-
 use axum::{
-    extract::{
-        Request,
-        connect_info::{ConnectInfo, Connected},
-    },
+    extract::{ConnectInfo, Request},
     http::{StatusCode, header},
     middleware::Next,
     response::{IntoResponse as _, Response},
-    serve::IncomingStream,
 };
+use skysail_admin::Ends;
 use skysail_core::local::{Caller, Refusal};
-use tokio::net::TcpListener;
-
-/// The two ends of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    local: Option<IpAddr>,
-    remote: IpAddr,
-}
-
-impl Connected<IncomingStream<'_, TcpListener>> for Ends {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        let local = stream.io().local_addr().ok().map(|address| address.ip());
-        Self { local, remote: stream.remote_addr().ip() }
-    }
-}
 
 /// Answers for the pages where a caller may not see them.
 pub(super) async fn guard(ConnectInfo(ends): ConnectInfo<Ends>, request: Request, next: Next) -> Response {

@@ -163,12 +163,7 @@ pub(crate) async fn serve(
         Pages::Metrics => Router::new().route("/stats/prometheus", get(stats::prometheus)),
         Pages::All => all(),
     };
-    let service = router.with_state(Arc::clone(admin)).into_make_service_with_connect_info::<access::Ends>();
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, service).await {
-            tracing::error!(%error, "the {what} ended");
-        }
-    });
+    tokio::spawn(skysail_admin::serve(listener, router.with_state(Arc::clone(admin))));
     Ok(())
 }
 
