@@ -2,6 +2,7 @@
 //! task, and what many streams are sent goes to each connection as it is, without a copy.
 
 mod answers;
+mod manners;
 mod message;
 mod paced;
 
@@ -30,7 +31,10 @@ use tonic::{
 };
 use tracing::debug;
 
-use self::paced::Paced;
+use self::{
+    manners::{Due, Manners},
+    paced::Paced,
+};
 use crate::limits::{self, Account, Limits};
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -40,6 +44,8 @@ pub(crate) use self::{
     message::{Requests, framed},
 };
 
+/// Time for the request of a call that has one.
+const WHOLE_REQUEST: Duration = Duration::from_secs(15);
 /// After so long a client is asked whether it still lives.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
 /// How long it may take to say so.
@@ -55,6 +61,17 @@ pub trait Service: Send + Sync {
     /// Whether a method, `/package.Service/Method`, is one of them.
     fn has(&self, method: &str) -> bool;
 
+    /// Decides from a call's headers and from what is known of its connection whether the call is answered, and may add to what
+    /// is known. Nothing of the call's body has been read by then; after a refusal nothing ever is. By default every call is
+    /// answered.
+    ///
+    /// # Errors
+    /// The status of a call that is refused.
+    fn admit(&self, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+        let _ = (headers, known);
+        Ok(())
+    }
+
     /// Begins to answer a call of one of them.
     fn answer(&self, call: Call) -> Answering;
 }
@@ -62,6 +79,11 @@ pub trait Service: Send + Sync {
 impl<A: Service, B: Service> Service for (A, B) {
     fn has(&self, method: &str) -> bool {
         self.0.has(method) || self.1.has(method)
+    }
+
+    fn admit(&self, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+        self.0.admit(headers, known)?;
+        self.1.admit(headers, known)
     }
 
     fn answer(&self, call: Call) -> Answering {
@@ -121,6 +143,7 @@ where
     let mut draining = pin!(draining);
     let mut drained = false;
     let mut calls: Vec<Answering> = Vec::new();
+    let mut manners = Manners::default();
     poll_fn(|cx| {
         if !drained && draining.as_mut().poll(cx).is_ready() {
             drained = true;
@@ -135,9 +158,20 @@ where
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
             account.pace.spend(limits::CALL);
-            calls.extend(begin(accepted, &extensions, service, &account));
+            if manners.takes_calls() {
+                let call = begin(accepted, &extensions, service, &account);
+                manners.called(call.is_some());
+                calls.extend(call);
+            }
         }
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        while let Poll::Ready(due) = manners.poll(calls.is_empty(), cx) {
+            if due == Due::Close {
+                return Poll::Ready(Ok(()));
+            }
+            connection.graceful_shutdown();
+            cx.waker().wake_by_ref();
+        }
         if account.is_closing() { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
     .await
@@ -174,7 +208,7 @@ fn begin(
         }
         return None;
     }
-    let call = Call {
+    let mut call = Call {
         method: head.uri.path().to_owned(),
         headers: head.headers,
         extensions: extensions.clone(),
@@ -184,6 +218,10 @@ fn begin(
     };
     if !service.has(&call.method) {
         call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
+        return None;
+    }
+    if let Err(refused) = service.admit(&call.headers, &mut call.extensions) {
+        call.answers.end(&refused);
         return None;
     }
     Some(service.answer(call))
@@ -246,7 +284,9 @@ pub(crate) async fn unary<R, A>(
     A: Message,
 {
     let answered = async {
-        let request = requests.next().await?;
+        let request = tokio::time::timeout(WHOLE_REQUEST, requests.next())
+            .await
+            .map_err(|_| Status::deadline_exceeded("no request came"))??;
         let (request, _) = request.ok_or_else(|| Status::invalid_argument("no request came"))?;
         answer(request).await
     };
@@ -259,3 +299,6 @@ pub(crate) async fn unary<R, A>(
     };
     answers.end(&status);
 }
+
+#[cfg(test)]
+mod tests;

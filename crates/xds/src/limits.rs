@@ -19,7 +19,7 @@ use tracing::warn;
 /// Calls in progress on a connection. A proxy has one stream, and now and then a call for a certificate.
 pub const CALLS: u32 = 16;
 /// Length of a call's header list, which has a token in it. In bytes.
-pub const HEAD: u32 = 64 << 10;
+pub const HEAD: u32 = 32 << 10;
 /// Length of a discovery request: the names of some hundred thousand resources. In bytes.
 pub const REQUEST: usize = 4 << 20;
 /// Fields of a request, most of which are names. An empty one takes two bytes on the wire and a hundred in memory.
