@@ -498,6 +498,8 @@ impl Server {
         ] {
             command.extend([option.into(), value.to_owned()]);
         }
+        // All sidecars have one address.
+        command.extend(["--max-connections-per-address".into(), "0".into()]);
         command.extend_from_slice(further);
         let scheduling = Scheduling { realtime: false, first: false, cpus: None };
         let start = Instant::now();

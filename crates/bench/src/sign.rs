@@ -61,7 +61,7 @@ impl Setting {
 
     fn all(&self) -> anyhow::Result<()> {
         self.token()?;
-        self.authority.issue(&self.request()?, &self.id, LIFETIME)?;
+        self.authority.issue(&self.request()?, &self.id, LIFETIME, None)?;
         Ok(())
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     let length = Duration::from_secs(args.seconds.max(1));
     let setting = &Setting::new()?;
     let csr = setting.request()?;
-    let sign = || Ok(setting.authority.issue(&csr, &setting.id, LIFETIME).map(drop)?);
+    let sign = || Ok(setting.authority.issue(&csr, &setting.id, LIFETIME, None).map(drop)?);
     print("verifying a token (ES256), 1 thread", rate(length, || setting.token())?)?;
     print("checking a request (P-256), 1 thread", rate(length, || setting.request().map(drop))?)?;
     print("signing (P-256), 1 thread", rate(length, sign)?)?;

@@ -130,7 +130,8 @@ impl Access {
         let id = self
             .authentication
             .by_token(token)
-            .map_err(|status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned()))?;
+            .map_err(|status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned()))?
+            .id;
         if self.allows(&id) {
             return Ok(id);
         }

@@ -3,12 +3,13 @@
 use std::{
     net::SocketAddr,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
 use skysail_core::{
     confine::{self, Children},
+    connections::Connections,
     descriptors, logging, shutdown, trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
@@ -21,7 +22,7 @@ use crate::{
     admin::{self, Pages},
     args::Args,
     audit::{Audit, Event},
-    authentication::Authentication,
+    authentication::{self, Authentication, Guarded},
     authority::Keeper,
     certificates::Certificates,
     discovery::Discovery,
@@ -80,21 +81,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         verifier: Live::empty(),
     };
     let keys = tokens.load()?;
-    let authentication = Arc::new(Authentication::new(
-        Arc::clone(&tokens.verifier),
-        args.trust_domain.clone(),
-        Arc::clone(&publisher.platform),
-        Arc::clone(&metrics),
-    ));
-    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.domains().own.clone());
-    if domain != mesh {
-        warn!(
-            domain,
-            mesh,
-            "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
-        );
-    }
-    let own = OwnCertificate::new(&keeper, domain, args.listen, args.cert_ttl)?;
+    let authentication = authentication(&args, &tokens, &publisher);
+    let own = OwnCertificate::new(&keeper, authentication.trust_domain(), args.listen, args.cert_ttl)?;
 
     let (mut trigger, shutdown) = shutdown::channel();
     let habits = Arc::new(Habits::open(args.state_dir.as_deref()));
@@ -119,16 +107,27 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         args.cluster_id.clone(),
     );
     let discovery = DiscoveryService::new(Arc::new(views));
-    let signer =
-        Certificates::new(Arc::clone(&keeper), authentication, args.cert_ttl, metrics, Arc::clone(&audit));
+    let signer = Certificates::new(
+        Arc::clone(&keeper),
+        Arc::clone(&authentication),
+        args.cert_ttl,
+        Arc::clone(&metrics),
+        Arc::clone(&audit),
+    );
     let certificates = CertificateService::new(Arc::new(signer));
 
+    let connections = Arc::clone(metrics.held.get_or_init(|| Connections::new(args.connections())));
     let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
-    let services = Arc::new((discovery.clone(), certificates));
-    tokio::spawn(serving::serve(tls, Some(own.config()?), services, Arc::clone(&limits), shutdown.clone()));
+    let services = (discovery.clone(), certificates);
+    let (known_by, kept_in) = (Arc::clone(&authentication), Arc::clone(&audit));
+    let services = Arc::new(Guarded { services, authentication: known_by, audit: kept_in });
+    let config = Some(own.config()?);
+    let limits = || (Arc::clone(&connections), Arc::clone(&limits));
+    tokio::spawn(serving::serve(tls, config, services, limits(), shutdown.clone()));
     if let Some(port) = args.plain_port {
         let plain = bind(&args, port, "discovery (plain text, no authentication)")?;
-        tokio::spawn(serving::serve(plain, None, Arc::new(discovery), limits, shutdown.clone()));
+        let services = Arc::new(Guarded { services: discovery, authentication, audit: Arc::clone(&audit) });
+        tokio::spawn(serving::serve(plain, None, services, limits(), shutdown.clone()));
     }
     let admin = bind(&args, args.admin_port, "admin")?;
     tokio::spawn(tokens.follow(keys, Arc::clone(&audit)));
@@ -177,6 +176,27 @@ async fn watch_authority(keeper: Arc<Keeper>, audit: Arc<Audit>) {
     while authority.changed().await.is_ok() {
         audit.record(Event::AuthorityChanged { authority: &keeper.status() });
     }
+}
+
+/// Establishes who calls, by these tokens and what the platform is known to be.
+fn authentication(args: &Args, tokens: &Tokens, publisher: &Publisher) -> Arc<Authentication> {
+    let settings = authentication::Settings {
+        trust_domain: args.trust_domain.clone(),
+        token_interval: args.token_interval,
+        clock: Arc::new(SystemTime::now),
+    };
+    let platform = Arc::clone(&publisher.platform);
+    let verifier = Arc::clone(&tokens.verifier);
+    let authentication = Authentication::new(verifier, settings, platform, Arc::clone(&publisher.metrics));
+    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.domains().own.clone());
+    if domain != mesh {
+        warn!(
+            domain,
+            mesh,
+            "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
+        );
+    }
+    Arc::new(authentication)
 }
 
 /// Holds the mesh, and has names looked up unless proxies are to.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use skysail_core::names;
+use skysail_core::{connections, descriptors, names};
 use skysail_xds::limits::Limits;
 
 use crate::{access::Account, audit::Target};
@@ -84,6 +84,18 @@ pub struct Args {
     /// Look up no names: every proxy does so itself, as with Istio.
     #[arg(long)]
     pub no_dns: bool,
+    /// Time after a workload's last token within which it may renew its certificate with that certificate alone, where tokens are
+    /// accepted; `0s` for no limit.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration_or_none)]
+    pub token_interval: Duration,
+    /// Connections to the discovery ports at the same time; at most what the limit of open files leaves room for. Above, those
+    /// that have not authenticated are closed first.
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = at_least_one)]
+    pub max_connections: usize,
+    /// Connections to the discovery ports from one source address; 0 for no limit. To be raised where many proxies share an
+    /// address, as behind an east-west gateway.
+    #[arg(long, value_name = "N", default_value_t = 2_000)]
+    pub max_connections_per_address: usize,
     /// How long the root lives of an authority that is made here; it is replaced when a fifth of that is left.
     #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = duration)]
     pub ca_root_ttl: Duration,
@@ -111,16 +123,31 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("{text:?} is not a number from 1 up"))
 }
 
+/// Connections that have not authenticated: more are not needed even when every proxy comes at once.
+const UNAUTHENTICATED: usize = 4_096;
+
 impl Args {
     /// What clients of discovery may cost.
     pub(crate) fn limits(&self) -> Limits {
         let names = (self.discovery_identity_names as usize) << 20;
         Limits::new(self.discovery_unread_timeout, self.discovery_identity_streams, names)
     }
+
+    /// How many connections the discovery ports take.
+    pub(crate) fn connections(&self) -> connections::Limits {
+        let by_address = (self.max_connections_per_address > 0).then_some(self.max_connections_per_address);
+        let most = self.max_connections.min(descriptors::for_connections());
+        connections::Limits { most, by_address, unproven: UNAUTHENTICATED.min(most) }
+    }
 }
 
 /// Nothing lives longer: certificates cannot say every year, and clocks cannot add every duration.
 const LONGEST: u64 = 100 * 365 * 24 * 3600;
+
+/// The same, or `0s`.
+fn duration_or_none(text: &str) -> Result<Duration, String> {
+    if text == "0s" { Ok(Duration::ZERO) } else { duration(text) }
+}
 
 /// Reads `90s`, `15m`, `24h` or `7d`.
 fn duration(text: &str) -> Result<Duration, String> {

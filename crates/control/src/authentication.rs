@@ -1,51 +1,126 @@
-//! Who calls: a workload with a certificate of ours, or with a service account's token.
+//! Who calls: a workload with a service account's token, or with a certificate of ours.
+//!
+//! A call is judged by its connection and its headers, before anything of its body is read ([`Guarded`]). Rules:
+//! - A token counts alone: one that is refused is not made up for by a certificate.
+//! - A certificate is as good as the token it goes back to ([`Origin`]): it may be renewed without a token only for so long after
+//!   that, in its own trust domain, and not after the pod's end.
+//! - A pod that is known to be gone is refused, by what its credential says of it, else by the address of the call.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
-use skysail_core::SpiffeId;
-use skysail_identity::{Live, Peer, Verifier, not_after};
+use skysail_core::{SpiffeId, connections::Admitted, logging::Throttle};
+use skysail_identity::{BoundPod, Live, Origin, Peer, Verifier, not_after};
+use skysail_xds::{
+    certificates,
+    grpc::{Answering, Call, Service, address},
+};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
-use tonic::{Extensions, Status, metadata::MetadataMap, transport::server::Connected};
+use tonic::{
+    Extensions, Status,
+    codegen::http::{HeaderMap, header::AUTHORIZATION},
+    transport::server::{Connected, TcpConnectInfo, TlsConnectInfo},
+};
+use tracing::warn;
 
 use crate::{
+    audit::{Audit, Event, Text},
     metrics::{Metrics, count},
-    platform::Platform,
+    platform::{Platform, PodOf},
 };
 
 /// What a call over TLS knows of its connection.
 type TlsInfo = <TlsStream<TcpStream> as Connected>::ConnectInfo;
 
+/// What time it is; tests have their own.
+pub(crate) type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// How callers are judged.
+pub(crate) struct Settings {
+    /// Overrides the mesh configuration's trust domain.
+    pub(crate) trust_domain: Option<String>,
+    /// Time after a token within which a certificate may be renewed without another; zero for no limit.
+    pub(crate) token_interval: Duration,
+    pub(crate) clock: Clock,
+}
+
 /// Establishes who calls.
 pub(crate) struct Authentication {
     tokens: Arc<Live<Verifier>>,
-    trust_domain: Option<String>,
+    settings: Settings,
     platform: Arc<Platform>,
     metrics: Arc<Metrics>,
+    said: Throttle,
 }
 
-/// Marks calls on the plain port.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Caller<'a> {
-    /// Nobody asked who it is.
+/// Who calls.
+#[derive(Clone, Debug)]
+pub(crate) enum Caller {
+    /// Nobody asked: the call came to the plain port.
     Anyone,
-    /// It must prove who it is.
-    Proven(&'a TlsInfo),
+    /// It has proved who it is.
+    Proven(Arc<Proof>),
+}
+
+/// Who a caller proved to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Proof {
+    pub(crate) id: SpiffeId,
+    /// The pod its credential was given to, if that is known.
+    pub(crate) pod: Option<BoundPod>,
+    by: Credential,
+}
+
+/// How a caller proved who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Credential {
+    Token,
+    Certificate { origin: Option<Origin>, not_after: SystemTime },
+}
+
+/// What a certificate may be that a caller gets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) lifetime: Duration,
+    pub(crate) origin: Option<Origin>,
+}
+
+#[cfg(test)]
+impl Proof {
+    /// That of a caller with a token.
+    pub(crate) fn by_token(id: SpiffeId, pod: Option<&str>) -> Self {
+        let pod = pod.map(|name| BoundPod { name: name.to_owned(), uid: String::new() });
+        Self { id, pod, by: Credential::Token }
+    }
+}
+
+impl Proof {
+    /// What proved the identity: `token` or `certificate`.
+    pub(crate) fn how(&self) -> &'static str {
+        match self.by {
+            Credential::Token => "token",
+            Credential::Certificate { .. } => "certificate",
+        }
+    }
 }
 
 impl Authentication {
     pub(crate) fn new(
         tokens: Arc<Live<Verifier>>,
-        trust_domain: Option<String>,
+        settings: Settings,
         platform: Arc<Platform>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { tokens, trust_domain, platform, metrics }
+        Self { tokens, settings, platform, metrics, said: Throttle::new(Duration::from_secs(1)) }
     }
 
-    /// The trust domain identities are in.
+    /// The trust domain of identities that tokens prove.
     pub(crate) fn trust_domain(&self) -> String {
-        self.trust_domain.clone().unwrap_or_else(|| self.platform.domains().own.clone())
+        self.settings.trust_domain.clone().unwrap_or_else(|| self.platform.domains().own.clone())
     }
 
     /// Trust domains under which the same workloads were known before.
@@ -53,54 +128,61 @@ impl Authentication {
         self.platform.domains().aliases.clone()
     }
 
-    /// Whom a TLS caller proves to be. A token counts before a certificate, since it is what the platform says
-    /// of the workload now.
-    pub(crate) fn identity(&self, info: &TlsInfo, metadata: &MetadataMap) -> Result<SpiffeId, Status> {
-        self.proven(info, metadata).map(|(id, _)| id)
-    }
-
-    /// The same, and what proves it: `token` or `certificate`.
-    pub(crate) fn proven(
-        &self,
-        info: &TlsInfo,
-        metadata: &MetadataMap,
-    ) -> Result<(SpiffeId, &'static str), Status> {
-        let by_certificate = |id: SpiffeId| (id, "certificate");
-        let identity = match bearer(metadata) {
-            Some(token) => match self.by_token(token) {
-                // A workload that runs longer than its token still has its certificate.
-                Err(refused) => self.by_certificate(info).ok().flatten().map(by_certificate).ok_or(refused),
-                proven => proven.map(|id| (id, "token")),
-            },
-            None => self.by_certificate(info)?.map(by_certificate).ok_or_else(|| {
-                Status::unauthenticated("neither a client certificate nor a bearer token was given")
-            }),
+    /// Who a call over TLS comes from.
+    fn identify(&self, info: &TlsInfo, headers: &HeaderMap) -> Result<Proof, Status> {
+        let proof = match bearer(headers)? {
+            Some(token) => self.by_token(token)?,
+            None => self.by_certificate(info)?,
         };
-        identity.inspect_err(|_| count(&self.metrics.authentication_failures))
+        if proof.pod.is_none()
+            && let Some(address) = info.get_ref().remote_addr()
+            && let Some(pod) = self.platform.pod_at(address.ip())
+        {
+            self.check_present(&pod, "the call comes from the address of")?;
+        }
+        Ok(proof)
     }
 
-    /// The identity of the service account that a token was issued for.
-    pub(crate) fn by_token(&self, token: &str) -> Result<SpiffeId, Status> {
+    /// Refuses a pod that is known to be gone.
+    fn check_present(&self, of: &PodOf, how: &str) -> Result<(), Status> {
+        if !self.platform.is_gone(of) {
+            return Ok(());
+        }
+        let PodOf { namespace, pod } = of;
+        Err(Status::unauthenticated(format!("{how} pod {namespace}/{}, which is gone", pod.name)))
+    }
+
+    /// The proof of a caller whose credential was given to this pod.
+    fn proof(&self, id: SpiffeId, pod: Option<BoundPod>, by: Credential) -> Result<Proof, Status> {
+        if let Some(pod) = &pod {
+            let of = PodOf { namespace: id.namespace.clone(), pod: pod.clone() };
+            self.check_present(&of, "the credential was given to")?;
+        }
+        Ok(Proof { id, pod, by })
+    }
+
+    /// Who a token speaks for.
+    pub(crate) fn by_token(&self, token: &str) -> Result<Proof, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
                 "tokens are not accepted here: neither --token-key nor --token-jwks was given",
             ));
         };
         let account = verifier.verify(token).map_err(|error| Status::unauthenticated(error.to_string()))?;
-        if let Some(pod) = account.pod.as_ref().filter(|pod| self.platform.is_gone(&account.namespace, pod)) {
-            let said = format!("the token was given to pod {}/{pod}, which is gone", account.namespace);
-            return Err(Status::unauthenticated(said));
-        }
-        Ok(SpiffeId::new(self.trust_domain(), account.namespace, account.name))
+        let id = SpiffeId::new(self.trust_domain(), account.namespace, account.name);
+        self.proof(id, account.pod, Credential::Token)
     }
 
-    /// The certificate's chain was verified in the handshake.
-    fn by_certificate(&self, info: &TlsInfo) -> Result<Option<SpiffeId>, Status> {
-        let Some(chain) = info.peer_certs() else { return Ok(None) };
-        let Some(leaf) = chain.first() else { return Ok(None) };
+    /// Whom a certificate names, whose chain was verified in the handshake.
+    fn by_certificate(&self, info: &TlsInfo) -> Result<Proof, Status> {
+        let chain = info.peer_certs();
+        let leaf = chain.as_ref().and_then(|chain| chain.first()).ok_or_else(|| {
+            Status::unauthenticated("neither a client certificate nor a bearer token was given")
+        })?;
         let refused = |error: skysail_identity::Error| Status::unauthenticated(error.to_string());
-        // That was when the connection began, and it may have lasted for longer than the certificate.
-        if not_after(leaf).map_err(refused)? <= SystemTime::now() {
+        let not_after = not_after(leaf).map_err(refused)?;
+        // The handshake was when the connection began, and that may have been before the certificate's end.
+        if not_after <= (self.settings.clock)() {
             return Err(Status::unauthenticated(
                 "the client certificate has ended since the connection began",
             ));
@@ -109,19 +191,134 @@ impl Authentication {
         let id = peer
             .spiffe
             .ok_or_else(|| Status::unauthenticated("the client certificate names no service account"))?;
-        let own = self.trust_domain();
-        if id.trust_domain != own && !self.platform.domains().aliases.contains(&id.trust_domain) {
+        if id.trust_domain != self.trust_domain() && !self.aliases().contains(&id.trust_domain) {
             return Err(Status::unauthenticated(format!("{id} is of another trust domain")));
         }
-        Ok(Some(SpiffeId { trust_domain: own, ..id }))
+        let origin = Origin::of(leaf).map_err(refused)?;
+        let pod = origin.as_ref().and_then(|origin| origin.pod.clone());
+        self.proof(id, pod, Credential::Certificate { origin, not_after })
+    }
+
+    /// What a certificate may be that a caller gets who wishes for this lifetime.
+    pub(crate) fn grant(&self, proof: &Proof, wish: Duration) -> Result<Grant, Status> {
+        let now = (self.settings.clock)();
+        let (origin, not_after) = match &proof.by {
+            Credential::Token => {
+                let origin = Origin { token_at: now, pod: proof.pod.clone() };
+                return Ok(Grant { lifetime: wish, origin: Some(origin) });
+            }
+            Credential::Certificate { origin, not_after } => (origin.clone(), *not_after),
+        };
+        let interval = self.settings.token_interval;
+        if interval.is_zero() || self.tokens.get().is_none() {
+            return Ok(Grant { lifetime: wish, origin });
+        }
+        // A certificate that does not say when its token was is renewed with another key, but not for longer.
+        let until = match &origin {
+            Some(origin) => origin.token_at.min(now).checked_add(interval).unwrap_or(now),
+            None => not_after,
+        };
+        match until.duration_since(now) {
+            Ok(left) if left >= Duration::from_secs(1) => Ok(Grant { lifetime: wish.min(left), origin }),
+            _ => Err(Status::unauthenticated(format!(
+                "{} has shown no token for longer than --token-interval ({interval:?}); a certificate alone is not renewed any more",
+                proof.id
+            ))),
+        }
+    }
+
+    /// The end of the access of a caller in this pod, by its own account, from this address: the end of the pod that its
+    /// credential was given to, else of the one that has the address, else of the one it names.
+    pub(crate) fn end(
+        &self,
+        proof: Option<&Proof>,
+        address: Option<IpAddr>,
+        declared: PodOf,
+    ) -> impl Future<Output = Status> + Send + use<> {
+        let bound = proof.and_then(|proof| proof.pod.clone());
+        let of = bound
+            .map(|pod| PodOf { namespace: declared.namespace.clone(), pod })
+            .or_else(|| address.and_then(|ip| self.platform.pod_at(ip)))
+            .unwrap_or(declared);
+        let platform = Arc::clone(&self.platform);
+        async move {
+            let said = format!("pod {}/{} is gone", of.namespace, of.pod.name);
+            platform.gone(of).await;
+            Status::unauthenticated(said)
+        }
+    }
+
+    /// Who makes a call, by its headers and what is known of its connection.
+    fn caller(&self, headers: &HeaderMap, known: &Extensions) -> Result<Caller, Status> {
+        let Some(info) = known.get::<TlsInfo>() else { return Ok(Caller::Anyone) };
+        let proof = self.identify(info, headers).inspect_err(|refused| {
+            count(&self.metrics.authentication_failures);
+            if let Some(more) = self.said.admit(Instant::now()) {
+                warn!(address = address(known), reason = refused.message(), more, "caller refused");
+            }
+        })?;
+        Ok(Caller::Proven(Arc::new(proof)))
     }
 }
 
-/// How the call's connection is protected.
-pub(crate) fn caller(extensions: &Extensions) -> Caller<'_> {
-    extensions.get::<TlsInfo>().map_or(Caller::Anyone, Caller::Proven)
+/// Services whose calls are admitted once it is known who calls.
+pub(crate) struct Guarded<S> {
+    pub(crate) services: S,
+    pub(crate) authentication: Arc<Authentication>,
+    pub(crate) audit: Arc<Audit>,
 }
 
-fn bearer(metadata: &MetadataMap) -> Option<&str> {
-    metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
+impl<S: Service> Service for Guarded<S> {
+    fn has(&self, method: &str) -> bool {
+        self.services.has(method)
+    }
+
+    fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+        let caller = self.authentication.caller(headers, known).inspect_err(|refused| {
+            let from = address(known);
+            let (address, reason) = (Text(&from), Text(refused.message()));
+            self.audit.record(match method {
+                certificates::METHOD => Event::CertificateRefused { address, reason, suppressed: 0 },
+                _ => Event::DiscoveryRefused { address, proxy: Text(""), reason, suppressed: 0 },
+            });
+        })?;
+        if let Some(connection) = known.get::<Arc<Admitted>>() {
+            connection.prove();
+        }
+        known.insert(caller);
+        Ok(())
+    }
+
+    fn answer(&self, call: Call) -> Answering {
+        self.services.answer(call)
+    }
 }
+
+/// Who makes an admitted call.
+pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
+    let caller = extensions.get::<Caller>().cloned();
+    caller.ok_or_else(|| Status::internal("the call was not authenticated; please report it"))
+}
+
+/// The caller's address.
+pub(crate) fn socket(extensions: &Extensions) -> Option<SocketAddr> {
+    let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
+    tls.or_else(|| extensions.get::<TcpConnectInfo>()).and_then(TcpConnectInfo::remote_addr)
+}
+
+/// The token in a call's headers. Whatever else is in the field is refused rather than passed over.
+fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
+    let mut fields = headers.get_all(AUTHORIZATION).iter();
+    let Some(field) = fields.next() else { return Ok(None) };
+    if fields.next().is_some() {
+        return Err(Status::unauthenticated("the call has several authorization fields; send one"));
+    }
+    let token = field.to_str().ok().and_then(|text| text.split_once(' '));
+    match token {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(token.trim())),
+        _ => Err(Status::unauthenticated("the authorization field is not \"Bearer\" and a token")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

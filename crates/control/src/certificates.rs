@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::{
     audit::{Audit, Event, Text},
-    authentication::{Authentication, Caller, caller},
+    authentication::{Authentication, Caller, Grant, caller},
     authority::Keeper,
     metrics::{Metrics, count},
 };
@@ -45,31 +45,33 @@ impl Certificates {
     }
 
     fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Issued, Status> {
-        let Caller::Proven(tls) = caller(call.extensions()) else {
+        let Caller::Proven(proof) = caller(call.extensions())? else {
             return Err(Status::unauthenticated("certificates are signed on the TLS port only"));
         };
-        let (id, by) = self.authentication.proven(tls, call.metadata())?;
+        let id = &proof.id;
         let request = call.get_ref();
         let metadata = request.metadata.iter().flat_map(|metadata| metadata.fields.keys());
         if metadata.into_iter().any(|name| name == "ImpersonatedIdentity") {
             return Err(Status::permission_denied(format!("{id} may not ask for another's certificate")));
         }
-        let lifetime = match u64::try_from(request.validity_duration) {
+        let wish = match u64::try_from(request.validity_duration) {
             Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(self.lifetime),
             _ => self.lifetime,
         };
+        let Grant { lifetime, origin } = self.authentication.grant(&proof, wish)?;
         let refused = |refusal: Refusal| {
             count(&self.metrics.signing_failures);
             count(&self.metrics.refusals[refusal.index()]);
             Status::invalid_argument(format!("certificate signing request: {refusal}"))
         };
         let csr = Csr::from_pem(&request.csr).map_err(refused)?;
-        csr.names_only(&id, &self.authentication.aliases()).map_err(refused)?;
-        let signed = self.keeper.current().issue(&csr, &id, lifetime).map_err(|error| {
+        csr.names_only(id, &self.authentication.aliases()).map_err(refused)?;
+        let issued = self.keeper.current().issue(&csr, id, lifetime, origin.as_ref());
+        let signed = issued.map_err(|error| {
             count(&self.metrics.signing_failures);
             Status::internal(error.to_string())
         })?;
-        Ok(Issued { signed, id, by })
+        Ok(Issued { signed, id: id.clone(), by: proof.how() })
     }
 
     /// Puts a certificate on record; returns its chain.

@@ -1,9 +1,9 @@
 //! Lets proxies in to what they are to see.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use serde_json::{Map, Number, Value};
-use skysail_core::SpiffeId;
+use skysail_identity::BoundPod;
 use skysail_model::{ProxyNode, api::kube::Locality};
 use skysail_xds::{
     client::Form,
@@ -12,7 +12,7 @@ use skysail_xds::{
         google::protobuf::{Struct, Value as ProtoValue, value},
     },
     grpc::address,
-    server::{Event, Question, View, Views},
+    server::{Ended, Event, Question, View, Views},
 };
 use tonic::{Code, Request, Status};
 use tracing::info;
@@ -21,10 +21,11 @@ use crate::{
     access::Access,
     admin::Pages,
     audit::{Audit, Event as Audited, Text},
-    authentication::{Authentication, Caller, caller},
+    authentication::{Authentication, Caller, Proof, caller, socket},
     debug,
     habits::Habits,
     metrics::count,
+    platform::PodOf,
     publish::{NewClient, Publisher, Refused},
 };
 
@@ -52,28 +53,32 @@ impl Discovery {
         Self { publisher, authentication, habits, pages, access, audit, cluster_id }
     }
 
-    /// Finds out who calls and what it declares.
-    fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<NewClient, Status> {
+    /// Finds out who calls, what it declares, and when its access ends.
+    fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<(NewClient, Ended), Status> {
         let version = version(&node);
         let node = self.read(node).map_err(Status::invalid_argument)?;
-        let identity = match caller(call.extensions()) {
-            Caller::Anyone => String::new(),
-            Caller::Proven(tls) => {
-                let id = self.authentication.identity(tls, call.metadata())?;
-                authorize(&node, &id)?;
-                id.to_string()
-            }
+        let proof = match caller(call.extensions())? {
+            Caller::Anyone => None,
+            Caller::Proven(proof) => Some(proof),
         };
+        if let Some(proof) = &proof {
+            authorize(&node, proof)?;
+        }
+        let identity = proof.as_ref().map(|proof| proof.id.to_string()).unwrap_or_default();
+        let pod = BoundPod { name: node.pod.clone(), uid: String::new() };
+        let declared = PodOf { namespace: node.view.namespace.clone(), pod };
+        let from = socket(call.extensions()).as_ref().map(SocketAddr::ip);
+        let ended: Ended = Box::pin(self.authentication.end(proof.as_deref(), from, declared));
         // What nobody proved does not mix with what somebody did.
         let who: Arc<str> = match identity.as_str() {
             "" => format!("{}/{}", node.view.namespace, node.view.service_account).into(),
             proven => proven.into(),
         };
         let address = address(call.extensions());
-        Ok(NewClient { node, version, address, identity, who, form })
+        Ok((NewClient { node, version, address, identity, who, form }, ended))
     }
 
-    async fn enter(&self, client: NewClient) -> Result<View, Status> {
+    async fn enter(&self, client: NewClient, ended: Ended) -> Result<View, Status> {
         let who = Arc::clone(&client.who);
         let entered = self.publisher.connect(client).await;
         let (resources, connected) = entered.map_err(|refused| {
@@ -93,7 +98,7 @@ impl Discovery {
             Event::Unused { host } => habits.unused(&who, host),
             event => connected.report(event),
         };
-        Ok(View { identity, resources, report: Box::new(report), remembered })
+        Ok(View { identity, resources, report: Box::new(report), remembered, ended })
     }
 
     fn read(&self, node: Node) -> Result<ProxyNode, String> {
@@ -113,7 +118,7 @@ impl Views for Discovery {
     async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
         let (id, address) = (node.id.clone(), address(call.extensions()));
         let entered = match self.admit(node, form, &call) {
-            Ok(client) => self.enter(client).await,
+            Ok((client, ended)) => self.enter(client, ended).await,
             Err(refused) => Err(refused),
         };
         entered.inspect_err(|status| {
@@ -131,11 +136,11 @@ impl Views for Discovery {
         let address = address(call.extensions());
         let asked = question.to_string();
         let answered = || {
-            let Caller::Proven(tls) = caller(call.extensions()) else {
+            let Caller::Proven(proof) = caller(call.extensions())? else {
                 return Err(Status::unauthenticated("debug types are served on the TLS port only"));
             };
-            let id = self.authentication.identity(tls, call.metadata())?;
-            self.access.check_debug(&id, &self.publisher.root_namespace())?;
+            let id = &proof.id;
+            self.access.check_debug(id, &self.publisher.root_namespace())?;
             let (address, identity) = (Text(&address), &id.to_string());
             self.audit.record(Audited::AdminRead { address, identity: Text(identity), page: Text(&asked) });
             debug::answer(question, &self.pages)
@@ -157,11 +162,17 @@ fn version(node: &Node) -> String {
     }
 }
 
-/// A workload may ask for its own configuration only.
-fn authorize(node: &ProxyNode, id: &SpiffeId) -> Result<(), Status> {
+/// A workload may ask for its own configuration only, from the pod that its credential was given to.
+fn authorize(node: &ProxyNode, Proof { id, pod, .. }: &Proof) -> Result<(), Status> {
     let view = &node.view;
     if view.namespace == id.namespace && view.service_account == id.service_account {
-        return Ok(());
+        return match pod {
+            Some(pod) if pod.name != node.pod => Err(Status::permission_denied(format!(
+                "a credential of pod {} may not take the configuration of {}",
+                pod.name, node.id
+            ))),
+            _ => Ok(()),
+        };
     }
     Err(Status::permission_denied(format!(
         "{id} may not take the configuration of {}, which runs as {}/{}",
@@ -195,6 +206,7 @@ fn whole(number: f64) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use skysail_core::SpiffeId;
     use skysail_xds::istio::{boolean, list, number, string, structure};
 
     use super::*;
@@ -218,9 +230,13 @@ mod tests {
         let metadata = serde_json::json!({"SERVICE_ACCOUNT": "reviews"});
         let id = "sidecar~10.0.0.1~reviews-1.default~default.svc.cluster.local";
         let node = ProxyNode::parse(id, metadata, Locality::default()).unwrap();
-        let caller = |namespace: &str, account: &str| SpiffeId::new("cluster.local", namespace, account);
-        assert!(authorize(&node, &caller("default", "reviews")).is_ok());
-        assert!(authorize(&node, &caller("other", "reviews")).is_err());
-        assert!(authorize(&node, &caller("default", "ratings")).is_err());
+        let caller = |namespace: &str, account: &str, pod: Option<&str>| {
+            Proof::by_token(SpiffeId::new("cluster.local", namespace, account), pod)
+        };
+        assert!(authorize(&node, &caller("default", "reviews", None)).is_ok());
+        assert!(authorize(&node, &caller("default", "reviews", Some("reviews-1"))).is_ok());
+        assert!(authorize(&node, &caller("default", "reviews", Some("reviews-2"))).is_err());
+        assert!(authorize(&node, &caller("other", "reviews", None)).is_err());
+        assert!(authorize(&node, &caller("default", "ratings", None)).is_err());
     }
 }

@@ -4,12 +4,13 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use skysail_core::connections::Connections;
 use skysail_identity::{Refusal, rotation::Step};
 use skysail_xds::{
     Kind,
@@ -35,6 +36,8 @@ pub(crate) struct Metrics {
     /// Of those, how many ended.
     pub(crate) departures: AtomicU64,
     pub(crate) refused_connections: AtomicU64,
+    /// Connections to the discovery ports, once those are open.
+    pub(crate) held: OnceLock<Arc<Connections>>,
     pub(crate) certificate_requests: AtomicU64,
     pub(crate) certificates_issued: AtomicU64,
     pub(crate) authentication_failures: AtomicU64,
@@ -122,6 +125,9 @@ impl Metrics {
         self.render_dns(gauges, &mut family);
         self.render_limits(&mut family);
         self.render_refusals(&mut family);
+        if let Some(held) = self.held.get() {
+            render_connections(held, &mut family);
+        }
         if let Some(authority) = &gauges.authority {
             render_authority(authority, &mut family);
         }
@@ -248,6 +254,32 @@ impl Metrics {
             labelled("condition", word, gauges.names.get(&condition).copied().unwrap_or_default() as f64)
         });
         family("skysail_dns_names", "gauge", "Names of endpoints that are looked up.", &names);
+    }
+}
+
+fn render_connections(held: &Connections, family: &mut impl FnMut(&str, &str, &str, &[(String, f64)])) {
+    for (name, kind, help, value) in [
+        ("skysail_connections", "gauge", "Connections to the discovery ports.", held.open() as f64),
+        (
+            "skysail_connections_unauthenticated",
+            "gauge",
+            "Connections that have not authenticated.",
+            held.unproven() as f64,
+        ),
+        (
+            "skysail_connections_shed",
+            "counter",
+            "Unauthenticated connections closed to make room for others.",
+            held.sheds() as f64,
+        ),
+        (
+            "skysail_connections_refused",
+            "counter",
+            "Connections closed because there was no room for them.",
+            held.refused() as f64,
+        ),
+    ] {
+        family(name, kind, help, &[(String::new(), value)]);
     }
 }
 

@@ -1,20 +1,24 @@
-//! What is known of the platform while somebody proves who they are: never waits for a compile.
+//! What is known of the platform while a caller proves who it is: trust domains and pods. Never waits for a compile.
+
+mod pods;
 
 use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    net::IpAddr,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use skysail_model::{Change, Kind, api::MeshConfig};
+use skysail_identity::BoundPod;
+use skysail_model::{Change, Kind, api::MeshConfig, api::Object};
+use tokio::sync::Notify;
 
-/// So many pods are remembered after their end.
-const REMEMBERED: usize = 100_000;
+use self::pods::Pods;
 
 /// What callers are judged by.
 #[derive(Default)]
 pub(crate) struct Platform {
     domains: RwLock<Arc<Domains>>,
-    gone: Mutex<Gone>,
+    pods: Mutex<Pods>,
 }
 
 /// The mesh's trust domains.
@@ -26,12 +30,11 @@ pub(crate) struct Domains {
     pub(crate) aliases: Vec<String>,
 }
 
-/// Pods that were there and are no more, by namespace and name, with the number of their end.
-#[derive(Default)]
-struct Gone {
-    pods: HashMap<(String, String), u64>,
-    order: VecDeque<((String, String), u64)>,
-    ends: u64,
+/// A pod that a caller runs in, as far as that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodOf {
+    pub(crate) namespace: String,
+    pub(crate) pod: BoundPod,
 }
 
 impl Platform {
@@ -49,55 +52,91 @@ impl Platform {
 
     /// Takes in that an object came, changed or went.
     pub(crate) fn note(&self, change: &Change) {
-        let (key, is_gone) = match change {
-            Change::Apply(object, _) if object.kind() == Kind::Pod => (object.key(), false),
-            Change::Delete(key) if key.kind == Kind::Pod => (key.clone(), true),
-            _ => return,
-        };
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner).note((key.namespace, key.name), is_gone);
+        match change {
+            Change::Apply(Object::Pod(pod), _) => {
+                self.pods().apply(&pod.meta.namespace, &pod.meta.name, &pod.spec);
+            }
+            Change::Delete(key) if key.kind == Kind::Pod => self.pods().delete(&key.namespace, &key.name),
+            _ => {}
+        }
     }
 
     /// Whether a pod is known to be no more. One that was never seen is not: its object may be on its way.
-    pub(crate) fn is_gone(&self, namespace: &str, pod: &str) -> bool {
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        gone.pods.contains_key(&(namespace.to_owned(), pod.to_owned()))
+    pub(crate) fn is_gone(&self, of: &PodOf) -> bool {
+        self.pods().is_gone(of)
+    }
+
+    /// The pod that has an address, or that had it last. Pods in their node's network are not found.
+    pub(crate) fn pod_at(&self, address: IpAddr) -> Option<PodOf> {
+        self.pods().at(address.to_canonical())
+    }
+
+    /// Waits until a pod is known to be no more.
+    pub(crate) async fn gone(self: Arc<Self>, of: PodOf) {
+        let waiting = Waiting::new(self, of);
+        loop {
+            let mut left = pin!(waiting.left.notified());
+            // From here on no change is missed.
+            left.as_mut().enable();
+            if waiting.platform.is_gone(&waiting.of) {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    fn pods(&self) -> MutexGuard<'_, Pods> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Gone {
-    fn note(&mut self, pod: (String, String), is_gone: bool) {
-        if !is_gone {
-            self.pods.remove(&pod);
-            return;
-        }
-        self.ends += 1;
-        self.pods.insert(pod.clone(), self.ends);
-        self.order.push_back((pod, self.ends));
-        if self.order.len() > REMEMBERED
-            && let Some((pod, end)) = self.order.pop_front()
-            && self.pods.get(&pod) == Some(&end)
-        {
-            self.pods.remove(&pod);
-        }
+/// One who waits for a pod's end.
+struct Waiting {
+    platform: Arc<Platform>,
+    of: PodOf,
+    left: Arc<Notify>,
+}
+
+impl Waiting {
+    fn new(platform: Arc<Platform>, of: PodOf) -> Self {
+        let left = platform.pods().watch(&of);
+        Self { platform, of, left }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.platform.pods().unwatch(&self.of, &self.left);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{pods::tests::pod, *};
 
-    #[test]
-    fn pods_are_gone_until_they_come_back_and_not_remembered_for_ever() {
-        let mut gone = Gone::default();
-        let pod = |number: usize| ("default".to_owned(), number.to_string());
-        gone.note(pod(0), true);
-        gone.note(pod(1), true);
-        gone.note(pod(1), false);
-        assert!(gone.pods.contains_key(&pod(0)) && !gone.pods.contains_key(&pod(1)));
-        for number in 2..2 * REMEMBERED {
-            gone.note(pod(number), true);
+    #[tokio::test]
+    async fn the_end_of_a_pod_is_noticed_by_those_who_wait_for_it() {
+        let platform = Arc::<Platform>::default();
+        let of = |name: &str, uid: &str| PodOf {
+            namespace: "default".into(),
+            pod: BoundPod { name: name.into(), uid: uid.into() },
+        };
+        platform.pods().apply("default", "a", &pod("1", None));
+        let ends =
+            [of("a", "1"), of("a", ""), of("b", "")].map(|of| tokio::spawn(Arc::clone(&platform).gone(of)));
+        while platform.pods().watched() < 2 {
+            tokio::task::yield_now().await;
         }
-        assert!(!gone.pods.contains_key(&pod(0)));
-        assert_eq!((gone.pods.len(), gone.order.len()), (REMEMBERED, REMEMBERED));
+        platform.pods().apply("default", "a", &pod("1", None));
+        platform.pods().apply("default", "other", &pod("7", None));
+        platform.pods().delete("default", "a");
+        let [first, second, third] = ends;
+        first.await.unwrap();
+        second.await.unwrap();
+        assert!(!third.is_finished());
+        third.abort();
+        let _ = third.await;
+        assert_eq!(platform.pods().watched(), 0, "nothing is kept of those who wait no more");
+        Arc::clone(&platform).gone(of("a", "1")).await;
     }
 }

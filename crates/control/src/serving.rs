@@ -9,7 +9,12 @@ use std::{
 };
 
 use rustls::ServerConfig;
-use skysail_core::{SpiffeId, shutdown::Shutdown};
+use skysail_core::{
+    SpiffeId,
+    connections::{Admitted, Connections},
+    descriptors,
+    shutdown::Shutdown,
+};
 use skysail_identity::{Authority, Identity, Live, PeerCheck, Roots, TlsSpec, renewal};
 use skysail_xds::{
     grpc::{self, Service},
@@ -149,7 +154,7 @@ pub(crate) async fn serve<S: Service + 'static>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
     service: Arc<S>,
-    limits: Arc<Limits>,
+    (connections, limits): (Arc<Connections>, Arc<Limits>),
     shutdown: Shutdown,
 ) {
     let acceptor = tls.map(TlsAcceptor::from);
@@ -165,8 +170,8 @@ pub(crate) async fn serve<S: Service + 'static>(
             admitted = admitted => admitted,
             () = draining.draining() => return,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, most likely; accepting at once again would only burn CPU.
                 warn!(%error, "cannot accept connections");
@@ -174,21 +179,44 @@ pub(crate) async fn serve<S: Service + 'static>(
                 continue;
             }
         };
-        let _ = stream.set_nodelay(true);
-        let (service, limits, shutdown) = (Arc::clone(&service), Arc::clone(&limits), shutdown.clone());
-        match acceptor.clone() {
-            Some(acceptor) => tokio::spawn(async move {
-                // What a handshake needs is held no longer than that.
-                if let Some(stream) = Box::pin(shake_hands(&acceptor, stream, permit)).await {
-                    let info = stream.connect_info();
-                    connection(Box::new(stream), info, service, &limits, shutdown).await;
-                }
-            }),
-            None => tokio::spawn(async move {
-                let info = stream.connect_info();
-                connection(stream, info, service, &limits, shutdown).await;
-            }),
+        let Some(admitted) = connections.admit(from.ip(), descriptors::is_reserved(&stream)) else {
+            continue;
         };
+        let _ = stream.set_nodelay(true);
+        let (service, shutdown, acceptor) = (Arc::clone(&service), shutdown.clone(), acceptor.clone());
+        let limits = Arc::clone(&limits);
+        let admitted = Arc::new(admitted);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = one((stream, permit), acceptor, &admitted, service, &limits, shutdown) => {}
+                () = admitted.shed() => debug!(%from, "an unauthenticated connection made room for another"),
+            }
+        });
+    }
+}
+
+/// Serves one connection from its first byte.
+async fn one(
+    (stream, permit): (TcpStream, Option<OwnedSemaphorePermit>),
+    acceptor: Option<TlsAcceptor>,
+    admitted: &Arc<Admitted>,
+    service: Arc<impl Service>,
+    limits: &Arc<Limits>,
+    shutdown: Shutdown,
+) {
+    match acceptor {
+        // What a handshake needs is held no longer than that.
+        Some(acceptor) => {
+            if let Some(stream) = Box::pin(shake_hands(&acceptor, stream, permit)).await {
+                let info = stream.connect_info();
+                connection(Box::new(stream), info, admitted, service, limits, shutdown).await;
+            }
+        }
+        None => {
+            drop(permit);
+            let info = stream.connect_info();
+            connection(stream, info, admitted, service, limits, shutdown).await;
+        }
     }
 }
 
@@ -217,6 +245,7 @@ async fn shake_hands(
 async fn connection<IO, Info>(
     stream: IO,
     info: Info,
+    admitted: &Arc<Admitted>,
     service: Arc<impl Service>,
     limits: &Arc<Limits>,
     mut shutdown: Shutdown,
@@ -227,6 +256,7 @@ async fn connection<IO, Info>(
     let _guard = shutdown.guard();
     let mut extensions = Extensions::new();
     extensions.insert(info);
+    extensions.insert(Arc::clone(admitted));
     if let Err(error) = grpc::serve(stream, extensions, &*service, limits, shutdown.draining()).await {
         debug!(%error, "a connection ended");
     }

@@ -16,7 +16,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use serde_json::{Value, json};
 use skysail_core::SpiffeId;
 use skysail_identity::{
-    Authority, Issuer as TokenIssuer, KeyAndCsr, Live, PeerCheck, Roots, ServiceAccount, check::Role,
+    Authority, BoundPod, Issuer as TokenIssuer, KeyAndCsr, Live, PeerCheck, Roots, ServiceAccount,
+    check::Role,
 };
 use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
 use support::{Control, Folder, bearer, connect, endpoint};
@@ -174,7 +175,7 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
     let account = |pod: Option<&str>| ServiceAccount {
         namespace: "default".into(),
         name: "client".into(),
-        pod: pod.map(str::to_owned),
+        pod: pod.map(|name| BoundPod { name: name.to_owned(), uid: String::new() }),
     };
     let hour = Duration::from_secs(3600);
     let other = cluster.issue(&account(None), "istio-ca", hour).unwrap();

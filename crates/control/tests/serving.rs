@@ -22,7 +22,7 @@ use skysail_xds::{
     envoy::pb::envoy::config::core::v3::Node,
     istio::{IstioCertificateRequest, string, structure},
 };
-use support::{Folder, bearer, certificate, connect, endpoint};
+use support::{Folder, bearer, certificate, certificate_by, connect, endpoint};
 use tokio::{sync::watch, task::JoinHandle};
 use tonic::{metadata::MetadataMap, transport::Endpoint};
 
@@ -192,6 +192,57 @@ async fn an_identity_has_a_bounded_number_of_configurations() {
     other.until(&["reviews"], &[]).await;
     other.task.abort();
     proxies.iter().for_each(|proxy| proxy.task.abort());
+}
+
+#[tokio::test]
+async fn what_a_node_calls_itself_stays_in_its_log_line() {
+    let folder = Folder::new();
+    let mut control = folder.start("0").await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let id = "sidecar~10.0.0.1~x\n{\"level\":\"INFO\"}\u{1b}[2J\u{202e}.default~default.svc.cluster.local";
+    let node = Node { id: id.into(), ..node("somebody", "Kubernetes") };
+    let proxy = proxy_of(endpoint(&control.tls, tls), node, "");
+    let line = control.logged("discovery refused").await;
+    let said = line["proxy"].as_str().unwrap();
+    assert!(said.contains("202e") && said.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{said}");
+    proxy.task.abort();
+}
+
+#[tokio::test]
+async fn the_streams_of_a_pod_end_with_it() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let write = |uid: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: client-1, namespace: default, uid: '{uid}'}}\nspec: {{serviceAccountName: client, containers: [{{name: a, image: b}}]}}\n"
+        );
+        fs::write(folder.at("config/client.yaml"), text).unwrap();
+    };
+    write("1");
+    let mut control = folder.start("0").await;
+    let token = |uid: &str| folder.token_of_pod("client", "client-1", uid);
+    let (tls, _) = certificate_by(&control, &folder, &token("1")).await;
+    let mut old = proxy(endpoint(&control.tls, tls), "client", "");
+    old.until(&["reviews"], &[]).await;
+    // Another pod takes its name.
+    write("2");
+    old.connected.wait_for(|connected| !connected).await.unwrap();
+    let line = control.logged("caller refused").await;
+    assert!(line["reason"].as_str().unwrap().contains("pod default/client-1, which is gone"), "{line}");
+    let (tls, _) = certificate_by(&control, &folder, &token("2")).await;
+    let mut new = proxy(endpoint(&control.tls, tls), "client", "");
+    new.until(&["reviews"], &[]).await;
+    fs::remove_file(folder.at("config/client.yaml")).unwrap();
+    new.connected.wait_for(|connected| !connected).await.unwrap();
+    old.task.abort();
+    new.task.abort();
+
+    // A credential of one pod is no good for the configuration of another.
+    let (tls, _) = certificate_by(&control, &folder, &folder.token_of_pod("client", "client-2", "")).await;
+    let other = proxy(endpoint(&control.tls, tls), "client", "");
+    let line = control.logged("discovery refused").await;
+    assert!(line["reason"].as_str().unwrap().contains("a credential of pod client-2"), "{line}");
+    other.task.abort();
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use crate::{
     check::{PeerCheck, Role},
     csr::Csr,
     identity::{Identity, Live},
+    origin::Origin,
     roots::Roots,
 };
 
@@ -133,7 +134,7 @@ impl Authority {
         roots: &[CertificateDer<'static>],
     ) -> Result<(), Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)?;
-        let (leaf, _) = self.leaf(&key, Vec::new(), A_MINUTE)?;
+        let (leaf, _) = self.leaf(&key, Vec::new(), A_MINUTE, None)?;
         let chain: Vec<_> = std::iter::once(leaf.der()).chain(intermediates).cloned().collect();
         let check = PeerCheck::new(Live::new(Roots::new(roots.iter().cloned())?));
         let verified = check.verify(&chain, Role::Client, SystemTime::now());
@@ -185,15 +186,21 @@ impl Authority {
     pub fn sign(&self, csr_pem: &str, id: &SpiffeId, lifetime: Duration) -> Result<Signed, Error> {
         let csr = Csr::from_pem(csr_pem)?;
         csr.names_only(id, &[])?;
-        self.issue(&csr, id, lifetime)
+        self.issue(&csr, id, lifetime, None)
     }
 
-    /// Signs a request whose names were checked.
+    /// Signs a request whose names were checked; the certificate says where it comes from, if that is given.
     ///
     /// # Errors
     /// When the id cannot stand in a certificate, or the authority has ended.
-    pub fn issue(&self, csr: &Csr, id: &SpiffeId, lifetime: Duration) -> Result<Signed, Error> {
-        let (leaf, not_after) = self.leaf(&csr.key, vec![uri(id)?], lifetime)?;
+    pub fn issue(
+        &self,
+        csr: &Csr,
+        id: &SpiffeId,
+        lifetime: Duration,
+        origin: Option<&Origin>,
+    ) -> Result<Signed, Error> {
+        let (leaf, not_after) = self.leaf(&csr.key, vec![uri(id)?], lifetime, origin)?;
         let (_, read) =
             X509Certificate::from_der(leaf.der()).map_err(|error| Error::Certificate(error.to_string()))?;
         let (serial, key_sha256) = (read.raw_serial_as_string(), sha256(read.public_key().raw));
@@ -222,7 +229,7 @@ impl Authority {
         }
         names.extend(ips.iter().copied().map(SanType::IpAddress));
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)?;
-        let (leaf, _) = self.leaf(&key, names, lifetime)?;
+        let (leaf, _) = self.leaf(&key, names, lifetime, None)?;
         let chain = leaf.pem() + &self.intermediates.concat();
         Identity::from_pem(chain.as_bytes(), key.serialize_pem().as_bytes())
     }
@@ -232,6 +239,7 @@ impl Authority {
         key: &impl PublicKeyData,
         names: Vec<SanType>,
         lifetime: Duration,
+        origin: Option<&Origin>,
     ) -> Result<(rcgen::Certificate, SystemTime), Error> {
         let now = SystemTime::now();
         if self.not_after <= now {
@@ -249,6 +257,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.custom_extensions.extend(origin.map(Origin::extension).transpose()?);
         Ok((params.signed_by(key, &self.issuer).map_err(broken)?, not_after))
     }
 }

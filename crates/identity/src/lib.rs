@@ -3,7 +3,7 @@
 //! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
 //! key and its certificates, replaceable while in use), [`roots`] (whose signatures count, for which trust domain, and what they
 //! revoked), [`matcher`] (which names are accepted), [`check`] (which peers are accepted), [`tls`] (rustls configurations), [`resumption`] (connections by them), [`request`] (asks for a signature), [`csr`] (judges such a
-//! request), [`authority`] (signs it), [`cacerts`] (an authority that is plugged in), [`rotation`] (one that is made here and
+//! request), [`origin`] (which token a certificate goes back to), [`authority`] (signs it), [`cacerts`] (an authority that is plugged in), [`rotation`] (one that is made here and
 //! replaces its root), [`jwks`] and [`token`] (service account tokens
 //! and the keys that verify them).
 
@@ -15,6 +15,7 @@ pub mod description;
 pub mod identity;
 pub mod jwks;
 pub mod matcher;
+pub mod origin;
 pub mod peer;
 pub mod renewal;
 pub mod request;
@@ -30,12 +31,13 @@ pub use csr::{Csr, Refusal};
 pub use description::Description;
 pub use identity::{Identity, Live, not_after};
 pub use matcher::{NameMatch, Pattern, SanKind};
+pub use origin::Origin;
 pub use peer::Peer;
 pub use request::KeyAndCsr;
 pub use resumption::{Acceptor, Connector};
 pub use roots::{Crls, Roots};
 pub use tls::TlsSpec;
-pub use token::{Issuer, ServiceAccount, Verifier};
+pub use token::{BoundPod, Issuer, ServiceAccount, Verifier};
 
 /// Why a key, certificate, token or configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

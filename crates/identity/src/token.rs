@@ -21,7 +21,16 @@ pub struct ServiceAccount {
     /// Its name.
     pub name: String,
     /// The pod the token was given to, if the token says so.
-    pub pod: Option<String>,
+    pub pod: Option<BoundPod>,
+}
+
+/// A pod that a token was given to, in the namespace of its service account.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BoundPod {
+    /// Its name.
+    pub name: String,
+    /// Its UID, which another pod of the name does not have; empty if the token does not say.
+    pub uid: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -40,13 +49,20 @@ struct Claims {
 struct Kubernetes {
     namespace: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pod: Option<Named>,
+    pod: Option<NamedPod>,
     serviceaccount: Named,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Named {
     name: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct NamedPod {
+    name: String,
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    uid: String,
 }
 
 /// Issues tokens.
@@ -119,7 +135,7 @@ fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claim
         exp: now + lifetime.as_secs(),
         kubernetes: Kubernetes {
             namespace: account.namespace.clone(),
-            pod: account.pod.clone().map(|name| Named { name }),
+            pod: account.pod.clone().map(|BoundPod { name, uid }| NamedPod { name, uid }),
             serviceaccount: Named { name: account.name.clone() },
         },
     }
@@ -185,7 +201,7 @@ fn account(claims: Claims) -> Result<ServiceAccount, Error> {
     if claims.sub != format!("system:serviceaccount:{namespace}:{name}") {
         return Err(Error::Token(format!("subject {:?} is not {namespace}/{name}", claims.sub)));
     }
-    Ok(ServiceAccount { namespace, name, pod: pod.map(|pod| pod.name) })
+    Ok(ServiceAccount { namespace, name, pod: pod.map(|NamedPod { name, uid }| BoundPod { name, uid }) })
 }
 
 #[cfg(test)]
@@ -203,7 +219,7 @@ mod tests {
         let account = ServiceAccount {
             namespace: "default".into(),
             name: "reviews".into(),
-            pod: Some("reviews-1".into()),
+            pod: Some(BoundPod { name: "reviews-1".into(), uid: "5c1b0ad9".into() }),
         };
         let token = again.issue(&account, "istio-ca", Duration::from_secs(60)).unwrap();
 

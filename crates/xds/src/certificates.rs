@@ -15,7 +15,8 @@ use crate::{
 /// The longest call that is read, in bytes.
 const LONGEST: usize = 64 * 1024;
 
-const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
+/// The method, `/package.Service/Method`.
+pub const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
 /// Asks for a certificate; gives the PEM chain, leaf first, root last.
 ///

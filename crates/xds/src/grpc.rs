@@ -67,8 +67,8 @@ pub trait Service: Send + Sync {
     ///
     /// # Errors
     /// The status of a call that is refused.
-    fn admit(&self, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
-        let _ = (headers, known);
+    fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+        let _ = (method, headers, known);
         Ok(())
     }
 
@@ -81,9 +81,9 @@ impl<A: Service, B: Service> Service for (A, B) {
         self.0.has(method) || self.1.has(method)
     }
 
-    fn admit(&self, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
-        self.0.admit(headers, known)?;
-        self.1.admit(headers, known)
+    fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+        self.0.admit(method, headers, known)?;
+        self.1.admit(method, headers, known)
     }
 
     fn answer(&self, call: Call) -> Answering {
@@ -220,7 +220,7 @@ fn begin(
         call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
         return None;
     }
-    if let Err(refused) = service.admit(&call.headers, &mut call.extensions) {
+    if let Err(refused) = service.admit(&call.method, &call.headers, &mut call.extensions) {
         call.answers.end(&refused);
         return None;
     }

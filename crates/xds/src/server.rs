@@ -9,7 +9,7 @@ mod nonces;
 mod questions;
 mod state;
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use envoy_types::pb::envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse};
@@ -74,7 +74,12 @@ pub struct View {
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
     /// Virtual hosts that are sent to a client that has none and asks for them one by one, before it asks for them.
     pub remembered: Arc<[Arc<str>]>,
+    /// Ready when the client is to see nothing more, with the reason: the stream is ended with it.
+    pub ended: Ended,
 }
+
+/// The end of a client's access, with the reason.
+pub type Ended = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 /// Resources that change.
 #[derive(Clone, Debug)]
@@ -210,6 +215,7 @@ struct Stream {
     nonces: Nonces,
     snapshot: watch::Receiver<Snapshot>,
     report: Box<dyn FnMut(Event<'_>) + Send>,
+    ended: Ended,
     /// Its place in the accounts.
     member: Member,
     account: Arc<Account>,
@@ -217,9 +223,9 @@ struct Stream {
 
 impl Stream {
     fn new(form: Form, view: View, member: Member, account: Arc<Account>) -> Self {
-        let View { resources: Resources { snapshot, interest }, report, remembered, .. } = view;
+        let View { resources: Resources { snapshot, interest }, report, remembered, ended, .. } = view;
         let session = Session::new(form, interest, remembered);
-        Self { session, nonces: Nonces::new(), snapshot, report, member, account }
+        Self { session, nonces: Nonces::new(), snapshot, report, ended, member, account }
     }
 
     /// Serves it until the client leaves or the view ends.
@@ -255,6 +261,7 @@ impl Stream {
             let waits = !answers.is_clear();
             tokio::select! {
                 biased;
+                status = &mut self.ended => return Err(status),
                 flushed = answers.flushed(), if waits => flushed?,
                 () = held => self.session.release(),
                 request = requests.next() => match request? {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::{Serialize, Serializer};
+use skysail_core::logging::printable;
 use skysail_xds::{Kind, client::Form, server::Event};
 
 use super::NewClient;
@@ -116,7 +117,7 @@ impl ClientStatus {
             Event::Rejected { kind, nonce, reason } => {
                 let status = self.of(kind);
                 status.nacked = nonce;
-                status.error = reason.to_owned();
+                status.error = printable(reason);
                 status.synced = false;
             }
             Event::Used { .. } | Event::Unused { .. } => {}

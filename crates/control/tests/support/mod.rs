@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::Value;
-use skysail_identity::{Identity, Issuer, KeyAndCsr, ServiceAccount};
+use skysail_identity::{BoundPod, Identity, Issuer, KeyAndCsr, ServiceAccount};
 use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
@@ -61,7 +61,16 @@ impl Folder {
     }
 
     pub(crate) fn token_of(&self, namespace: &str, account: &str) -> String {
-        let account = ServiceAccount { namespace: namespace.into(), name: account.into(), pod: None };
+        self.token_for(namespace, account, None)
+    }
+
+    /// The token of a pod.
+    pub(crate) fn token_of_pod(&self, account: &str, name: &str, uid: &str) -> String {
+        self.token_for("default", account, Some(BoundPod { name: name.into(), uid: uid.into() }))
+    }
+
+    fn token_for(&self, namespace: &str, account: &str, pod: Option<BoundPod>) -> String {
+        let account = ServiceAccount { namespace: namespace.into(), name: account.into(), pod };
         self.issuer.issue(&account, "istio-ca", Duration::from_secs(60)).unwrap()
     }
 
@@ -175,6 +184,15 @@ pub(crate) async fn certificate(
     folder: &Folder,
     account: &str,
 ) -> (ClientTlsConfig, Identity) {
+    certificate_by(control, folder, &folder.token(account)).await
+}
+
+/// The same by a token.
+pub(crate) async fn certificate_by(
+    control: &Control,
+    folder: &Folder,
+    token: &str,
+) -> (ClientTlsConfig, Identity) {
     let key = KeyAndCsr::generate(None).unwrap();
     let request = IstioCertificateRequest {
         csr: key.csr_pem.clone(),
@@ -182,7 +200,7 @@ pub(crate) async fn certificate(
         ..IstioCertificateRequest::default()
     };
     let channel = connect(control, folder).await;
-    let chain = create_certificate(channel, bearer(&folder.token(account)), request).await.unwrap().concat();
+    let chain = create_certificate(channel, bearer(token), request).await.unwrap().concat();
     let identity = key.finish(chain.as_bytes()).unwrap();
     let tls = ClientTlsConfig::new()
         .ca_certificate(folder.root())

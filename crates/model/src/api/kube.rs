@@ -91,6 +91,10 @@ pub struct Pod {
     pub ready: bool,
     /// Finished, failed or going: never an endpoint.
     pub gone: bool,
+    /// Finished or failed: nothing of it runs any more.
+    pub ended: bool,
+    /// Its UID, which another Pod of the name does not have; empty if unknown.
+    pub uid: String,
     /// The ports its containers name.
     pub ports: Vec<ContainerPort>,
     /// The workload it belongs to: its Deployment, StatefulSet, ..., or itself.
@@ -349,6 +353,7 @@ pub(crate) fn pod(from: core::Pod) -> Typed<Pod> {
         None => Workload { kind: "Pod".into(), name: from.metadata.name.clone().unwrap_or_default() },
     };
     let going = from.metadata.deletion_timestamp.is_some();
+    let uid = from.metadata.uid.clone().unwrap_or_default();
     let meta = meta(from.metadata, true);
     let (spec, status) = (from.spec.unwrap_or_default(), from.status.unwrap_or_default());
     let mut ips: Vec<IpAddr> = status.pod_ip.iter().filter_map(|ip| ip.parse().ok()).collect();
@@ -363,6 +368,8 @@ pub(crate) fn pod(from: core::Pod) -> Typed<Pod> {
         ips,
         ready: ready && !going && !ended,
         gone: going || ended,
+        ended,
+        uid,
         host_network: spec.host_network.unwrap_or_default(),
         ports: container_ports(&spec),
         node: spec.node_name.unwrap_or_default(),

@@ -253,8 +253,10 @@ async fn discovery(resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> Socke
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let service = Arc::clone(&service);
-            tokio::spawn(async move { grpc::serve(stream, Extensions::new(), &*service, pending()).await });
+            let (service, limits) = (Arc::clone(&service), Arc::default());
+            tokio::spawn(async move {
+                grpc::serve(stream, Extensions::new(), &*service, &limits, pending()).await
+            });
         }
     });
     address
@@ -287,9 +289,11 @@ impl Views for OneView {
             }
         };
         Ok(View {
+            identity: "anyone".into(),
             resources: server::Resources { snapshot: self.resources.subscribe(), interest: Arc::default() },
             report: Box::new(report),
             remembered: Arc::default(),
+            ended: Box::pin(pending()),
         })
     }
 }

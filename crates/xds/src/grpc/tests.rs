@@ -25,7 +25,7 @@ impl Service for Door {
         method == "/a.B/C"
     }
 
-    fn admit(&self, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
+    fn admit(&self, _: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         known.insert(7_u8);
         let known = headers.get("authorization").is_some_and(|token| token == "good");

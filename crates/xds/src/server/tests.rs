@@ -52,7 +52,8 @@ impl Views for OneView {
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
         let resources = super::Resources { snapshot: self.world.subscribe(), interest: Arc::default() };
         let identity = node.id.into();
-        Ok(View { identity, resources, report: Box::new(report), remembered: Arc::default() })
+        let (report, ended) = (Box::new(report), Box::pin(pending()));
+        Ok(View { identity, resources, report, remembered: Arc::default(), ended })
     }
 }
 

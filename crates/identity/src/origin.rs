@@ -1,0 +1,114 @@
+//! Which token a workload certificate goes back to, as the certificate itself says.
+//!
+//! A certificate may be renewed by showing it, without a token. The authority puts the time of the last token, and the pod it was
+//! given to, into an extension, and each renewal by certificate alone copies it. So a chain of renewals can be bounded, and
+//! ended with its pod, by any replica of the control plane and after any restart. The authority's signature protects it; verifiers
+//! elsewhere ignore it, as it is not critical (RFC 5280, section 4.2).
+//!
+//! ```text
+//! Origin ::= SEQUENCE { tokenAt INTEGER (seconds since 1970), podName UTF8String, podUid UTF8String }
+//! ```
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::CustomExtension;
+use rustls::pki_types::CertificateDer;
+use x509_parser::asn1_rs::{FromDer as _, Oid, Sequence, ToDer as _, Utf8String};
+
+use crate::{Error, token::BoundPod};
+
+/// The extension's object identifier: a random number under the arc for such (ITU-T X.667).
+const OID: [u64; 3] = [2, 25, 6_934_155_180_264_497_213];
+
+/// The token behind a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// When the workload last authenticated with a token, to the second.
+    pub token_at: SystemTime,
+    /// The pod that the token was given to, if the token said so.
+    pub pod: Option<BoundPod>,
+}
+
+impl Origin {
+    pub(crate) fn extension(&self) -> Result<CustomExtension, Error> {
+        let seconds = self.token_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (name, uid) = self.pod.as_ref().map_or(("", ""), |pod| (&*pod.name, &*pod.uid));
+        let encoded = || {
+            let parts = [
+                seconds.to_der_vec()?,
+                Utf8String::new(name).to_der_vec()?,
+                Utf8String::new(uid).to_der_vec()?,
+            ];
+            Sequence::new(parts.concat().into()).to_der_vec()
+        };
+        let encoded = encoded().map_err(|error| Error::Certificate(format!("its origin: {error}")))?;
+        Ok(CustomExtension::from_oid_content(&OID, encoded))
+    }
+
+    /// Reads the origin of a certificate; `None` if it does not say, as those of other authorities.
+    ///
+    /// # Errors
+    /// When the certificate or the extension cannot be parsed.
+    pub fn of(certificate: &CertificateDer<'_>) -> Result<Option<Self>, Error> {
+        let malformed = |what: &str| Error::Certificate(format!("{what} cannot be parsed"));
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| malformed("it"))?;
+        let oid = Oid::from(&OID).map_err(|_| malformed("its origin"))?;
+        let extension = parsed.get_extension_unique(&oid).map_err(|_| malformed("its origin"))?;
+        extension
+            .map(|extension| Self::read(extension.value).ok_or_else(|| malformed("its origin")))
+            .transpose()
+    }
+
+    fn read(der: &[u8]) -> Option<Self> {
+        let (rest, sequence) = Sequence::from_der(der).ok()?;
+        let (after_time, seconds) = u64::from_der(&sequence.content).ok()?;
+        let (after_name, name) = Utf8String::from_der(after_time).ok()?;
+        let (end, uid) = Utf8String::from_der(after_name).ok()?;
+        let pod = BoundPod { name: name.string(), uid: uid.string() };
+        let whole = rest.is_empty() && end.is_empty();
+        let token_at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
+        whole.then_some(Self { token_at, pod: (!pod.name.is_empty()).then_some(pod) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_core::SpiffeId;
+
+    use super::*;
+    use crate::{Authority, Csr, KeyAndCsr, Live, PeerCheck, check::Role};
+
+    #[test]
+    fn certificates_say_where_they_come_from() {
+        let authority = Authority::ephemeral().unwrap();
+        let id = SpiffeId::new("cluster.local", "default", "reviews");
+        let request = KeyAndCsr::generate(None).unwrap();
+        let csr = Csr::from_pem(&request.csr_pem).unwrap();
+        let issued = |origin: Option<&Origin>| {
+            let signed = authority.issue(&csr, &id, Duration::from_secs(60), origin).unwrap();
+            let identity = request.finish(signed.pem().as_bytes()).unwrap();
+            // Whoever verifies certificates of the mesh takes it.
+            let check = PeerCheck::new(Live::new(authority.roots().unwrap()));
+            check.verify(identity.chain(), Role::Client, SystemTime::now()).unwrap();
+            Origin::of(&identity.chain()[0]).unwrap()
+        };
+        let token_at = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let pod = BoundPod { name: "reviews-1".into(), uid: "5c1b0ad9-77a1-4b0e-9d2e-0a1b2c3d4e5f".into() };
+        for origin in [Origin { token_at, pod: None }, Origin { token_at, pod: Some(pod) }] {
+            assert_eq!(issued(Some(&origin)), Some(origin));
+        }
+        assert_eq!(issued(None), None);
+    }
+
+    #[test]
+    fn what_is_no_origin_is_none() {
+        let origin =
+            Origin { token_at: UNIX_EPOCH, pod: Some(BoundPod { name: "a".into(), uid: String::new() }) };
+        let der = origin.extension().unwrap().content().to_vec();
+        assert_eq!(Origin::read(&der), Some(origin));
+        for end in 0..der.len() {
+            assert_eq!(Origin::read(&der[..end]), None, "{end} bytes");
+        }
+        assert_eq!(Origin::read(&[&der[..], &[0]].concat()), None);
+    }
+}
