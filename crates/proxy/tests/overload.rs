@@ -23,6 +23,8 @@ const STRICT: Limits = Limits {
     holds: Duration::from_secs(3_600),
     resets: 200,
     series: 10_000,
+    revoked_drain: Duration::ZERO,
+    end_with_certificate: false,
 };
 
 async fn proxy() -> Proxy {
