@@ -109,7 +109,7 @@ impl Control {
     fn until_connected(&self, proxy: &str) {
         eventually(&format!("discovery of {proxy}"), || {
             let mut stream = TcpStream::connect(&self.admin).unwrap();
-            let request = "GET /debug/syncz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+            let request = "GET /debug/syncz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
             stream.write_all(request.as_bytes()).unwrap();
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
