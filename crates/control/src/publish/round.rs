@@ -153,14 +153,14 @@ impl State {
         let Done { revision, generation, scopes, views } = done;
         self.generation = generation;
         let mut failures = Vec::new();
-        let mut changes: HashMap<Arc<Surroundings>, (Change, bool)> = HashMap::new();
+        let mut changes: HashMap<Arc<Surroundings>, (Change, bool, Published)> = HashMap::new();
         for (job, result) in scopes {
             let ScopeJob { surroundings, id, scope, touched } = job;
             let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else { continue };
             match result {
                 Ok(change) => {
-                    slot.publish(scope);
-                    changes.insert(surroundings, (change, touched.everything));
+                    let published = slot.publish(scope);
+                    changes.insert(surroundings, (change, touched.everything, published));
                 }
                 Err(panicked) => {
                     slot.scope = Some(scope);
@@ -187,15 +187,19 @@ impl State {
             }
         }
         for (view, state) in &mut self.views {
-            let slot = self.slots.get(&state.surroundings);
-            // Without a scope its proxies keep all that they have.
-            let Some(published) = slot.and_then(|slot| slot.published.as_ref()) else { continue };
-            let (change, own) = (changes.get(&state.surroundings), owns.remove(view));
+            // There are thousands of views, and most changes are of none's own.
+            let own = if owns.is_empty() { None } else { owns.remove(view) };
+            let change = changes.get(&state.surroundings);
             if change.is_none() && own.is_none() {
                 continue;
             }
+            let of_slot = || self.slots.get(&state.surroundings)?.published.as_ref();
+            // Without a scope its proxies keep all that they have.
+            let Some(published) = change.map(|(_, _, published)| published).or_else(of_slot) else {
+                continue;
+            };
             let mut snapshot = state.sender.borrow().clone();
-            let mut concerns_all = change.is_some_and(|(_, everything)| *everything);
+            let mut concerns_all = change.is_some_and(|(_, everything, _)| *everything);
             if let Some(OwnMade { own, changed, findings }) = own {
                 (snapshot.own, state.findings) = (own, findings);
                 (state.stale, state.broken) = (false, None);
@@ -209,7 +213,7 @@ impl State {
             state.sender.send_if_modified(|now| {
                 let changed = now.generation() != snapshot.generation();
                 *now = snapshot;
-                changed && (concerns_all || change.is_some_and(|(change, _)| interest.concerns(change)))
+                changed && (concerns_all || change.is_some_and(|(change, ..)| interest.concerns(change)))
             });
         }
         failures
@@ -217,13 +221,14 @@ impl State {
 }
 
 impl Slot {
-    fn publish(&mut self, scope: Scope) {
-        self.published =
-            Some(Published { layer: Arc::clone(&scope.layer), outline: Arc::clone(&scope.outline) });
+    fn publish(&mut self, scope: Scope) -> Published {
+        let published = Published { layer: Arc::clone(&scope.layer), outline: Arc::clone(&scope.outline) };
+        self.published = Some(published.clone());
         self.scope = Some(scope);
         self.broken = None;
         self.opening = false;
         self.opened.send_replace(());
+        published
     }
 
     /// Notes that a compile panicked.
@@ -320,7 +325,9 @@ impl State {
             return Opened::Done;
         };
         match result {
-            Ok(()) if slot.missed.is_nothing() => slot.publish(scope),
+            Ok(()) if slot.missed.is_nothing() => {
+                slot.publish(scope);
+            }
             Ok(()) => {
                 slot.scope = Some(scope);
                 return Opened::Behind;
