@@ -76,7 +76,7 @@ fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
         ("POD_NAME", pod.as_str()),
         ("POD_NAMESPACE", "shop"),
         ("SERVICE_ACCOUNT", "front"),
-        ("INSTANCE_IP", &mesh.status()["pods"][0]["address"].as_str().unwrap().to_owned()),
+        ("INSTANCE_IP", mesh.status()["pods"][0]["address"].as_str().unwrap()),
         ("ISTIO_META_CLUSTER_ID", "Kubernetes"),
         ("ISTIO_META_WORKLOAD_NAME", "front"),
         ("TRUST_DOMAIN", "cluster.local"),

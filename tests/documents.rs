@@ -1,7 +1,5 @@
 //! What documents name exists: the threat model's tests.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use std::{fs, path::Path};
 
 /// The project's folder.

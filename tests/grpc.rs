@@ -344,7 +344,8 @@ fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
     let mesh = MESH.replace("loadBalancer: {simple: RANDOM}", "tls: {mode: ISTIO_MUTUAL}");
     let control = Control::start(&[("mesh.yaml", &mesh)]);
     let [own, echo, other] = ["client", "echo", "other"].map(|account| certify(&control.authority, account));
-    let right = Server::start_with("right", "v1", "127.0.0.1", Some(echo.path()));
+    // Not the client's address: what calls from the address of a pod that is gone is refused.
+    let right = Server::start_with("right", "v1", "127.0.0.3", Some(echo.path()));
     let wrong = Server::start_with("wrong", "v1", "127.0.0.2", Some(other.path()));
     control.put("pod.yaml", &right.pod());
     let mut client = Client::start_with(&control, "shop", own.path());

@@ -1,5 +1,7 @@
 //! A policy that is edited ends what it denies from then on: connections and WebSockets that are open, and no others.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
+
 use std::{
     env,
     io::{self, BufRead as _, BufReader, Write as _},

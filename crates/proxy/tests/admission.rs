@@ -368,7 +368,7 @@ async fn an_idle_connection_whose_chain_is_gone_is_closed() {
     assert_eq!(other.rest().await, "");
     let ended = async {
         while requests.clone().ready().await.is_ok() {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     };
     within(ended).await;
