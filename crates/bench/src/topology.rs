@@ -206,8 +206,10 @@ impl Standing {
             let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
             let scheduling = Scheduling { cpus: proxies, ..scheduling };
             let mut command = peer.command(program, &node)?;
-            if index + 1 == sidecars.len() {
+            if index + 1 == sidecars.len() && !setup.under.is_empty() {
                 command.splice(..0, setup.under.iter().cloned());
+                // Valgrind makes system calls of its own, and translates code into memory that it then executes.
+                command.push("--no-seccomp".into());
             }
             let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
             proxy.ready(node.listen).await?;
