@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CASE,…", value_delimiter = ',', value_enum)]
     only: Vec<Case>,
 
-    /// Requests of the shorter of the two runs; the other has three times as many. Of handshakes there are a tenth.
+    /// Requests of the shorter of the two runs; the other has three times as many. Of handshakes there are a tenth, of hellos a twentieth.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
     requests: u32,
 
@@ -69,10 +69,13 @@ enum Case {
     Http2,
     /// A connection with a full handshake of mutual TLS, and one request on it.
     Handshake,
+    /// A connection whose client hello comes in 64 records, each in a read of its own, and ends before the last.
+    Hello,
 }
 
 impl Case {
-    const ALL: [Self; 5] = [Self::Http1, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake];
+    const ALL: [Self; 6] =
+        [Self::Http1, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake, Self::Hello];
 
     /// As on the command line and in files.
     fn name(self) -> &'static str {
@@ -82,13 +85,14 @@ impl Case {
             Self::MtlsOut => "mtls-out",
             Self::Http2 => "http2",
             Self::Handshake => "handshake",
+            Self::Hello => "hello",
         }
     }
 
     fn topology(self) -> Topology {
         match self {
             Self::Http1 | Self::Http2 => Topology::ServerSidecar,
-            Self::MtlsIn | Self::Handshake => Topology::ServerMtls,
+            Self::MtlsIn | Self::Handshake | Self::Hello => Topology::ServerMtls,
             Self::MtlsOut => Topology::BothSidecars,
         }
     }
@@ -97,7 +101,7 @@ impl Case {
         match self {
             Self::Http1 | Self::MtlsIn | Self::MtlsOut => Traffic::Http1,
             Self::Http2 => Traffic::Http2 { streams: 1 },
-            Self::Handshake => Traffic::NewConnections { resume: false },
+            Self::Handshake | Self::Hello => Traffic::NewConnections { resume: false },
         }
     }
 }
@@ -225,8 +229,12 @@ async fn count_all(
     counts: &mut BTreeMap<Case, Count>,
 ) -> anyhow::Result<()> {
     for case in cases {
-        // A hundred times as dear.
-        let requests = if *case == Case::Handshake { requests / 10 } else { requests };
+        // Those take a hundred times as much.
+        let requests = match case {
+            Case::Handshake => requests / 10,
+            Case::Hello => requests / 20,
+            _ => requests,
+        };
         let [few, many] = [requests, 3 * requests].map(|requests| run_once(*case, requests, program, setup));
         let (few, many) = (few.await, many.await);
         let (few, many) = few.and_then(|few| Ok((few, many?))).with_context(|| case.name())?;
@@ -253,8 +261,10 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
     };
     let standing = Standing::start(setup, shape, Some((Peer::Skysail, program))).await?;
     let (target, tls) = (standing.entry, standing.tls(setup, false)?);
-    let sending =
-        tokio::task::spawn_blocking(move || load::send(target, traffic, tls.as_ref(), PAYLOAD, requests));
+    let sending = tokio::task::spawn_blocking(move || match (case, &tls) {
+        (Case::Hello, Some(tls)) => load::hellos(target, tls, requests),
+        (_, tls) => load::send(target, traffic, tls.as_ref(), PAYLOAD, requests),
+    });
     let sent = sending.await.context("the client failed")?;
     standing.end(sent).await?;
     worker(&setup.folder)

@@ -1,6 +1,7 @@
 //! The load: what a client does to what is measured, on one thread, and what it saw.
 
 mod bytes;
+mod hello;
 mod http2;
 mod idle;
 mod requests;
@@ -11,7 +12,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use hdrhistogram::Histogram;
 
-pub(crate) use self::{idle::Idle, sequence::send};
+pub(crate) use self::{hello::hellos, idle::Idle, sequence::send};
 use crate::{peers::Protocol, schedule::Schedule, stream::Tls};
 
 /// What to send.

@@ -52,6 +52,14 @@ impl Tls {
         let server = ServerName::try_from(certificates.server.dns.clone())?;
         Ok(Self { config: Arc::new(config), server })
     }
+
+    /// The record that a connection begins with.
+    pub(crate) fn hello(&self) -> anyhow::Result<Vec<u8>> {
+        let mut connection = ClientConnection::new(self.config.clone(), self.server.clone())?;
+        let mut record = Vec::new();
+        connection.write_tls(&mut record)?;
+        Ok(record)
+    }
 }
 
 /// One connection to what is measured.

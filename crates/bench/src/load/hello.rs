@@ -1,0 +1,56 @@
+//! Client hellos that come slowly: what a listener does before it knows what a connection is.
+
+use std::{
+    fs,
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::stream::Tls;
+
+/// Records that a hello comes in.
+const RECORDS: usize = 64;
+/// How long the other side may take to read one: it may run many times slower than usual.
+const PATIENCE: Duration = Duration::from_secs(60);
+const RECORD_HEADER: usize = 5;
+
+/// Opens so many connections, one after the other, and sends each a hello in [`RECORDS`] records of which the last never
+/// comes. The next record is sent once the one before has been read.
+pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Result<()> {
+    let hello = tls.hello()?;
+    let (header, message) = hello.split_at_checked(RECORD_HEADER).context("a hello without a header")?;
+    let records: Vec<Vec<u8>> = message
+        .chunks(message.len().div_ceil(RECORDS))
+        .map(|piece| [&header[..3], &[0, piece.len() as u8], piece].concat())
+        .collect();
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(target).with_context(|| format!("cannot connect to {target}"))?;
+        stream.set_nodelay(true)?;
+        for record in &records[..records.len() - 1] {
+            stream.write_all(record)?;
+            read_by_peer(&stream)?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the other end of a connection on this machine has read all that was sent.
+fn read_by_peer(stream: &TcpStream) -> anyhow::Result<()> {
+    let ports = format!(":{:04X} 0100007F:{:04X} ", stream.peer_addr()?.port(), stream.local_addr()?.port());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // `sl local remote state sent:received …`; the kernel's format of it is fixed (proc_net_tcp.rst).
+        let table =
+            fs::read_to_string("/proc/thread-self/net/tcp").context("the kernel's table of connections")?;
+        let line = table.lines().find(|line| line.contains(&ports)).context("the connection was closed")?;
+        if line.split_whitespace().nth(4).is_some_and(|queues| queues.ends_with(":00000000")) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "a record of a hello was not read");
+        thread::yield_now();
+    }
+}
