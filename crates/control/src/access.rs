@@ -1,4 +1,4 @@
-//! Who may read the admin pages: callers in the control plane's own network namespace, and service accounts on the allow list.
+//! Access to the admin pages: for callers in the control plane's own network namespace, and for service accounts on the allow list.
 
 use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Who calls: a workload with a service account's token, or with a certificate of ours.
+//! Authentication of callers: by the token of a service account, or by a certificate of this mesh.
 //!
 //! A call is judged by its connection and its headers, before anything of its body is read ([`Guarded`]). Rules:
 //! - A token counts alone: one that is refused is not made up for by a certificate.
@@ -57,7 +57,7 @@ pub(crate) struct Authentication {
     said: Throttle,
 }
 
-/// Who calls.
+/// The caller of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Caller {
     /// Nobody asked: the call came to the plain port.
@@ -66,7 +66,7 @@ pub(crate) enum Caller {
     Proven(Arc<Proof>),
 }
 
-/// Who a caller proved to be.
+/// The identity that a caller has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Proof {
     pub(crate) id: SpiffeId,
@@ -128,7 +128,7 @@ impl Authentication {
         self.platform.domains().aliases.clone()
     }
 
-    /// Who a call over TLS comes from.
+    /// Authenticates the caller of a call over TLS.
     fn identify(&self, info: &TlsInfo, headers: &HeaderMap) -> Result<Proof, Status> {
         let proof = match bearer(headers)? {
             Some(token) => self.by_token(token)?,
@@ -161,7 +161,7 @@ impl Authentication {
         Ok(Proof { id, pod, by })
     }
 
-    /// Who a token speaks for.
+    /// Returns the identity that a token was issued for.
     pub(crate) fn by_token(&self, token: &str) -> Result<Proof, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
@@ -173,7 +173,7 @@ impl Authentication {
         self.proof(id, account.pod, Credential::Token)
     }
 
-    /// Whom a certificate names, whose chain was verified in the handshake.
+    /// Returns the identity in a certificate, whose chain the handshake has verified.
     fn by_certificate(&self, info: &TlsInfo) -> Result<Proof, Status> {
         let chain = info.peer_certs();
         let leaf = chain.as_ref().and_then(|chain| chain.first()).ok_or_else(|| {
@@ -248,7 +248,7 @@ impl Authentication {
         }
     }
 
-    /// Who makes a call, by its headers and what is known of its connection.
+    /// Authenticates the caller of a call by its headers and its connection.
     fn caller(&self, headers: &HeaderMap, known: &Extensions) -> Result<Caller, Status> {
         let Some(info) = known.get::<TlsInfo>() else { return Ok(Caller::Anyone) };
         let proof = self.identify(info, headers).inspect_err(|refused| {
@@ -294,7 +294,7 @@ impl<S: Service> Service for Guarded<S> {
     }
 }
 
-/// Who makes an admitted call.
+/// The caller of an admitted call.
 pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
     let caller = extensions.get::<Caller>().cloned();
     caller.ok_or_else(|| Status::internal("the call was not authenticated; please report it"))

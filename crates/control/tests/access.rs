@@ -1,4 +1,4 @@
-//! Who may read the admin pages from this machine: anybody but web pages of others. `tests/admin.rs` asks from elsewhere.
+//! Access to the admin pages from this machine: for every caller except foreign web pages. `tests/admin.rs` asks from elsewhere.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 

@@ -1,4 +1,4 @@
-//! Who may read an admin page without a credential: callers in the server's own network namespace, and no browser that a
+//! Access to admin pages without a credential: for callers in the server's own network namespace, except a browser that a
 //! foreign web page drives.
 //!
 //! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins, and can

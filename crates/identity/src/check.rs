@@ -23,7 +23,7 @@ use crate::{
 /// Which peers are accepted. Source: `envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext`.
 #[derive(Clone, Debug)]
 pub struct PeerCheck {
-    /// Who must have signed the peer's certificate.
+    /// Roots that the peer's certificate must lead to.
     pub roots: Arc<Live<Roots>>,
     /// Revocation lists besides those that come with the roots.
     pub crls: Option<Arc<Live<Crls>>>,
@@ -41,7 +41,7 @@ pub struct PeerCheck {
     pub required: bool,
 }
 
-/// Whose certificate is checked.
+/// The role of the peer whose certificate is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A client's.

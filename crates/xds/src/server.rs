@@ -66,7 +66,7 @@ pub trait Views: Send + Sync + 'static {
 
 /// What one client sees, and who wants to know how it gets on.
 pub struct View {
-    /// Whose streams it counts among.
+    /// The identity that its stream is counted for.
     pub identity: Arc<str>,
     /// What it is sent.
     pub resources: Resources,

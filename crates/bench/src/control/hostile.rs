@@ -77,7 +77,7 @@ struct Outcome {
     connections: u64,
     /// From the change of an endpoint until the honest sidecar has it.
     honest_ms: Spread,
-    /// Changes that the honest sidecar was not told of within [`PATIENCE`].
+    /// Changes that did not reach the honest sidecar within [`PATIENCE`].
     failed: Option<String>,
 }
 

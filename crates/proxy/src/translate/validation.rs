@@ -121,7 +121,7 @@ pub(super) fn read_crls(source: &DataSource) -> Result<Crls> {
     Crls::from_pem(&read(source)?).map_err(|error| Reject::new(error.to_string()))
 }
 
-/// Whom to trust by a secret.
+/// Translates the validation context of a secret.
 pub(super) fn secret_roots(context: &CertificateValidationContext) -> Result<Roots> {
     let rest = CertificateValidationContext { crl: None, ..context.clone() };
     if has_rules(&rest) {
@@ -136,7 +136,7 @@ pub(super) fn secret_roots(context: &CertificateValidationContext) -> Result<Roo
     }
 }
 
-/// Whom to trust.
+/// Translates the roots of a validation context.
 fn roots(context: &CertificateValidationContext) -> Result<Roots> {
     let refused = |error: skysail_identity::Error| Reject::new(error.to_string());
     let Some(custom) = &context.custom_validator_config else {

@@ -38,7 +38,7 @@ pub(super) struct Spent {
     pub(super) opened: u64,
 }
 
-/// What one connection does. It is called whenever there are responses or there is room for more.
+/// The behaviour of one connection. Called when responses have arrived or the socket can be written.
 pub(super) trait Script {
     fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
 }
