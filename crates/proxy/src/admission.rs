@@ -89,25 +89,38 @@ impl Admission {
     }
 
     /// Until when it may go on; `None` if it is admitted. `judge` is called once in each epoch.
+    #[inline]
     pub(crate) fn end(
         &mut self,
         worker: &Worker,
         judge: impl FnOnce() -> Result<(), Refusal>,
     ) -> Option<Instant> {
         if self.epoch != worker.epoch() {
-            self.epoch = worker.epoch();
-            let drain = worker.shared.limits.revoked_drain;
-            // A refusal that lasts does not begin another drain time.
-            let since = self.revoked.take();
-            self.revoked = judge().err().map(|refusal| {
-                let end = since.map_or_else(|| Instant::now() + drain, |revoked| revoked.0);
-                Box::new((end, refusal))
-            });
+            self.judge_again(worker, judge);
         }
         self.revoked.as_ref().map(|revoked| revoked.0)
     }
 
+    #[cold]
+    fn judge_again(&mut self, worker: &Worker, judge: impl FnOnce() -> Result<(), Refusal>) {
+        self.epoch = worker.epoch();
+        let drain = worker.shared.limits.revoked_drain;
+        // A refusal that lasts does not begin another drain time.
+        let since = self.revoked.take();
+        self.revoked = judge().err().map(|refusal| {
+            let end = since.map_or_else(|| Instant::now() + drain, |revoked| revoked.0);
+            Box::new((end, refusal))
+        });
+    }
+
+    /// Whether it is to be judged again.
+    #[inline]
+    pub(crate) fn is_due(&self, worker: &Worker) -> bool {
+        self.epoch != worker.epoch()
+    }
+
     /// Why it is to end, if it is.
+    #[inline]
     pub(crate) fn refusal(&self) -> Option<&Refusal> {
         self.revoked.as_ref().map(|revoked| &revoked.1)
     }

@@ -193,26 +193,34 @@ impl RequestHead {
         &self.headers
     }
 
-    /// A piece of the loaded text; `None` if it is not UTF-8.
-    pub(crate) fn text_at(&self, range: Range<usize>) -> Option<&str> {
-        std::str::from_utf8(&self.headers.text()[range]).ok()
-    }
-
     /// Takes the method from the loaded text, which is known to be ASCII there.
     pub(crate) fn load_method(&mut self, range: Range<usize>) {
-        replace(&mut self.method, std::str::from_utf8(&self.headers.text()[range]).unwrap_or_default());
+        let method = match &self.headers.text()[range] {
+            b"GET" => "GET",
+            b"POST" => "POST",
+            other => std::str::from_utf8(other).unwrap_or_default(),
+        };
+        replace(&mut self.method, method);
     }
 
-    /// Takes the path from the loaded text, which is known to be UTF-8 there.
-    pub(crate) fn load_path(&mut self, range: Range<usize>) {
-        replace(&mut self.path, std::str::from_utf8(&self.headers.text()[range]).unwrap_or_default());
+    /// Takes the path from the loaded text; false if it is not UTF-8 there.
+    pub(crate) fn load_path(&mut self, range: Range<usize>) -> bool {
+        let path = std::str::from_utf8(&self.headers.text()[range]);
+        path.is_ok_and(|path| {
+            replace(&mut self.path, path);
+            true
+        })
     }
 
-    /// Takes the authority from the `host` field, known to be ASCII, and the field away.
-    pub(crate) fn load_authority(&mut self) {
-        let host = self.headers.header("host").and_then(|host| std::str::from_utf8(host).ok());
-        replace(&mut self.authority, host.unwrap_or_default());
-        self.headers.remove("host");
+    /// Moves the first `host` field to the authority. `None` if there is no such field, false if it holds no authority.
+    pub(crate) fn load_authority(&mut self) -> Option<bool> {
+        let host = self.headers.take_first("host")?;
+        let host = &self.headers.text()[host];
+        if !host.iter().all(|b| is_host(*b)) {
+            return Some(false);
+        }
+        replace(&mut self.authority, std::str::from_utf8(host).unwrap_or_default());
+        Some(true)
     }
 
     /// Makes the head ready for another request, keeping the memory.
@@ -308,9 +316,22 @@ fn keep<T>(spares: &mut Vec<T>, head: T) {
 
 /// Whether a byte can stand in `uri-host [":" port]` of RFC 3986, without userinfo.
 pub(crate) fn is_host(b: u8) -> bool {
-    b.is_ascii_alphanumeric()
-        || matches!(b, b'-' | b'.' | b'_' | b'~' | b'%' | b':' | b'[' | b']' | b'!' | b'$' | b'&' | b'\'')
-        || matches!(b, b'(' | b')' | b'*' | b'+' | b';' | b'=')
+    const HOST: [bool; 256] = {
+        let mut table = [false; 256];
+        let mut b = 0;
+        while b < 128 {
+            let marks = b"-._~%:[]!$&'()*+;=";
+            let mut at = 0;
+            while at < marks.len() {
+                table[marks[at] as usize] = true;
+                at += 1;
+            }
+            table[b] |= (b as u8).is_ascii_alphanumeric();
+            b += 1;
+        }
+        table
+    };
+    HOST[usize::from(b)]
 }
 
 /// A value as an authority to set; `None` if it is empty or none that a `Host` field could hold.

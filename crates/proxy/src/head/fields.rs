@@ -145,6 +145,20 @@ impl Headers {
         self.may_have(Names::one(name.as_bytes())) && self.take(name)
     }
 
+    /// Removes the first field of this name (lower case) and returns where its value lies in the text.
+    pub(super) fn take_first(&mut self, name: &str) -> Option<Range<usize>> {
+        let there = self.may_have(Names::one(name.as_bytes()));
+        let at = self.index.iter().position(|field| there && self.named(field, name))?;
+        let Field { value, value_len, .. } = self.index.remove(at);
+        Some(value as usize..(value + value_len) as usize)
+    }
+
+    /// Whether there may be several fields of this name (lower case).
+    #[inline]
+    pub(crate) fn may_repeat(&self, name: &str) -> bool {
+        self.repeated.meets(Names::one(name.as_bytes()))
+    }
+
     fn take(&mut self, name: &str) -> bool {
         let text = &self.text;
         let before = self.index.len();

@@ -319,32 +319,25 @@ fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
 
 /// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
 fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
-    let missing = Malformed::new(400, "missing_host_header");
-    let mut hosts = head.header_values("host");
-    let first = hosts.next();
-    if hosts.next().is_some() {
+    if head.may_repeat("host") && head.header_values("host").nth(1).is_some() {
         return Err(BAD);
     }
-    let Some(host) = first else {
-        return if head.version == Version::Http10 { Ok(()) } else { Err(missing) };
-    };
-    if !host.iter().all(|b| head::is_host(*b)) {
-        return Err(Malformed::new(400, "http1.invalid_authority"));
+    match head.load_authority() {
+        Some(true) => Ok(()),
+        Some(false) => Err(Malformed::new(400, "http1.invalid_authority")),
+        None if head.version == Version::Http10 => Ok(()),
+        None => Err(Malformed::new(400, "missing_host_header")),
     }
-    drop(hosts);
-    head.load_authority();
-    Ok(())
 }
 
 /// Tells the four forms of a target apart (3.2).
 fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed> {
-    let target = head.text_at(at.clone()).ok_or(BAD_TARGET)?;
+    let target = &head.text()[at.clone()];
     let connect = head.method() == "CONNECT";
-    if !connect && (target.starts_with('/') || (target == "*" && head.method() == "OPTIONS")) {
-        head.load_path(at);
-        return Ok(());
+    if !connect && (target.starts_with(b"/") || (target == b"*" && head.method() == "OPTIONS")) {
+        return if head.load_path(at) { Ok(()) } else { Err(BAD_TARGET) };
     }
-    let target = target.to_owned();
+    let target = str::from_utf8(target).map_err(|_| BAD_TARGET)?.to_owned();
     let target = target.as_str();
     if connect {
         let valid = target.bytes().all(head::is_host)

@@ -51,12 +51,16 @@ pub(crate) fn response(
     to_method: &str,
     persistence: Persistence,
 ) {
-    out.extend(b"HTTP/1.1 ");
-    number(out, u64::from(head.status()), 10);
-    out.extend(b" ");
-    out.extend(reason(head.status()).as_bytes());
-    out.extend(b"\r\n");
     let status = head.status();
+    if status == 200 {
+        out.extend(b"HTTP/1.1 200 OK\r\n");
+    } else {
+        out.extend(b"HTTP/1.1 ");
+        number(out, status.into(), 10);
+        out.extend(b" ");
+        out.extend(reason(status).as_bytes());
+        out.extend(b"\r\n");
+    }
     let silent = status < 200 || status == 204 || (to_method == "CONNECT" && status < 300);
     fields(out, head, persistence, true);
     match framing {

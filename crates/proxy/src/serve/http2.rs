@@ -141,17 +141,20 @@ pub(crate) async fn run(
 }
 
 /// Whether the connection would not be admitted any more. Its streams judge themselves.
+#[inline]
 fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>, admission: &mut Admission) -> bool {
-    let known = admission.refusal().is_some();
-    let judge = || {
-        driver.wake_streams();
-        downstream::refresh(origin, worker)
-    };
-    let revoked = admission.end(worker, judge).is_some();
-    if let Some(refusal) = admission.refusal().filter(|_| !known) {
-        origin.note_revoked(worker, refusal);
+    if admission.is_due(worker) {
+        let known = admission.refusal().is_some();
+        let judge = || {
+            driver.wake_streams();
+            downstream::refresh(origin, worker)
+        };
+        admission.end(worker, judge);
+        if let Some(refusal) = admission.refusal().filter(|_| !known) {
+            origin.note_revoked(worker, refusal);
+        }
     }
-    revoked
+    admission.refusal().is_some()
 }
 
 fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
