@@ -100,12 +100,18 @@ impl Timers {
 
     /// Wakes all whose time has come.
     fn wake(&self, now: Instant) {
-        let later = self.waiting.borrow_mut().split_off(&(now, u64::MAX));
-        let due = self.waiting.replace(later);
         self.woken.set(Some(now));
+        while let Some(waker) = self.take_due(now) {
+            waker.wake();
+        }
         let next = self.waiting.borrow().keys().next().map(|(at, _)| *at);
         self.set_alarm(next);
-        due.into_values().for_each(Waker::wake);
+    }
+
+    fn take_due(&self, now: Instant) -> Option<Waker> {
+        let mut waiting = self.waiting.borrow_mut();
+        let first = waiting.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
     }
 
     fn set_alarm(&self, at: Option<Instant>) {

@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::Write as _,
-    net::{SocketAddr, TcpStream},
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpStream},
     thread,
     time::{Duration, Instant},
 };
@@ -33,6 +33,15 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
         for record in &records[..records.len() - 1] {
             stream.write_all(record)?;
             read_by_peer(&stream)?;
+        }
+        // One connection at a time: more of them, of which each needs buffers, would depend on the machine's load.
+        stream.shutdown(Shutdown::Write)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        match stream.read_to_end(&mut Vec::new()) {
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => {
+                return Err(error).context("the proxy did not close a connection without a whole hello");
+            }
+            _ => {}
         }
     }
     Ok(())
