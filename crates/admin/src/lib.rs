@@ -16,7 +16,11 @@ use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::{ConnectInfo, DefaultBodyLimit, Request},
+    extract::{ConnectInfo, DefaultBodyLimit},
+    http::{
+        HeaderName, HeaderValue, Request,
+        header::{HOST, ORIGIN},
+    },
     response::Response,
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -24,6 +28,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use skysail_core::{
     connections::{Admitted, Connections, Limits},
     descriptors,
+    local::{Caller, Refusal},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -62,6 +67,25 @@ pub struct Ends {
     pub remote: IpAddr,
 }
 
+impl Ends {
+    /// Checks that a request comes from this network namespace, and not from a page of another site in a browser.
+    ///
+    /// # Errors
+    /// Why the caller may not see what is for callers from here alone.
+    pub fn check<B>(self, request: &Request<B>) -> Result<(), Refusal> {
+        let values = |name| request.headers().get_all(name).iter().map(HeaderValue::as_bytes);
+        let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+        Caller {
+            local: self.local,
+            remote: self.remote,
+            hosts: values(HOST).chain(authority).collect(),
+            origins: values(ORIGIN).collect(),
+            sites: values(HeaderName::from_static("sec-fetch-site")).collect(),
+        }
+        .check()
+    }
+}
+
 /// Serves the pages of a router for ever.
 pub async fn serve(listener: TcpListener, router: Router) -> Infallible {
     serve_with(listener, router, SETTINGS).await
@@ -95,13 +119,12 @@ async fn connection(
     admitted: Arc<Admitted>,
     settings: Settings,
 ) {
-    let answer = |mut request: hyper::Request<Incoming>| {
+    let answer = |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(ends));
         let (router, admitted) = (router.clone(), Arc::clone(&admitted));
         async move {
             admitted.prove();
-            let response: Result<Response, Infallible> =
-                router.oneshot(request.map(Body::new) as Request).await;
+            let response: Result<Response, Infallible> = router.oneshot(request.map(Body::new)).await;
             admitted.doubt();
             response
         }

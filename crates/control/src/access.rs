@@ -9,11 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use skysail_admin::Ends;
-use skysail_core::{
-    SpiffeId,
-    local::{Caller, Refusal},
-    names::TOKEN_AUDIENCE,
-};
+use skysail_core::{SpiffeId, local::Refusal, names::TOKEN_AUDIENCE};
 use tonic::Status;
 
 use crate::{
@@ -99,24 +95,13 @@ impl Access {
 
     /// Admits callers from here, and readers with a token, of whom it returns the identity.
     fn check(&self, ends: Ends, request: &Request) -> Result<Option<SpiffeId>, (StatusCode, String)> {
-        let headers = request.headers();
-        let all =
-            |name: header::HeaderName| headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
-        let mut caller = Caller {
-            local: ends.local,
-            remote: ends.remote,
-            hosts: all(header::HOST),
-            origins: all(header::ORIGIN),
-            sites: all(header::HeaderName::from_static("sec-fetch-site")),
-        };
-        caller.hosts.extend(request.uri().authority().map(|authority| authority.as_str().as_bytes()));
-        match caller.check() {
+        match ends.check(request) {
             Ok(()) => Ok(None),
             Err(Refusal::Elsewhere) if !request.method().is_safe() => {
                 let said = "changes are accepted from the control plane's own machine or pod only, for example by port forwarding";
                 Err((StatusCode::FORBIDDEN, said.to_owned()))
             }
-            Err(Refusal::Elsewhere) => self.check_token(headers).map(Some),
+            Err(Refusal::Elsewhere) => self.check_token(request.headers()).map(Some),
             Err(refusal) => Err((StatusCode::FORBIDDEN, refusal.to_string())),
         }
     }

@@ -3,26 +3,16 @@
 
 use axum::{
     extract::{ConnectInfo, Request},
-    http::{StatusCode, header},
+    http::StatusCode,
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
 use skysail_admin::Ends;
-use skysail_core::local::{Caller, Refusal};
+use skysail_core::local::Refusal;
 
 /// Answers for the pages where a caller may not see them.
 pub(super) async fn guard(ConnectInfo(ends): ConnectInfo<Ends>, request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let all = |name: header::HeaderName| headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
-    let mut caller = Caller {
-        local: ends.local,
-        remote: ends.remote,
-        hosts: all(header::HOST),
-        origins: all(header::ORIGIN),
-        sites: all(header::HeaderName::from_static("sec-fetch-site")),
-    };
-    caller.hosts.extend(request.uri().authority().map(|authority| authority.as_str().as_bytes()));
-    match caller.check() {
+    match ends.check(&request) {
         Ok(()) => next.run(request).await,
         Err(refusal) => {
             let hint = match refusal {
