@@ -15,13 +15,14 @@ mod support;
 use std::{
     io::{self, Write as _},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
 use http2::request;
 use mesh::{Mesh, accepting, connecting};
-use skysail_identity::{Live, Roots};
+use skysail_core::SpiffeId;
+use skysail_identity::{KeyAndCsr, Live, Roots, TlsSpec};
 use skysail_proxy::{
     config::{
         FilterChain, HttpManager, Listener, Snapshot,
@@ -431,4 +432,36 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
         within(async { while echoes().await.is_ok() {} }).await;
         roots.set(Arc::new(mesh.0.roots().unwrap()));
     }
+}
+
+#[tokio::test]
+async fn connections_end_with_their_certificate_where_that_is_asked_for() {
+    let mesh = Mesh::new();
+    let secured = || listener(tcp(), Some(accepting(&mesh.spec("server", "client", &[]))));
+    let server = echo().await;
+    let id = SpiffeId::new("cluster.local", "default", "client");
+    let request = KeyAndCsr::generate(Some(&id)).unwrap();
+    let signed = mesh.0.sign(&request.csr_pem, &id, Duration::from_secs(5)).unwrap();
+    let identity = request.finish(signed.pem().as_bytes()).unwrap();
+    let spec = TlsSpec { identities: vec![Live::new(identity)], ..mesh.spec("client", "server", &[]) };
+    let connector = TlsConnector::from(spec.client().unwrap());
+    let open = async |end_with_certificate: bool| {
+        let limits = Limits { end_with_certificate, ..limits(SHORT) };
+        let proxy = Proxy::limited(secured(), vec![cluster(&[server], None)], limits).await;
+        let stream = TcpStream::connect(proxy.address).await.unwrap();
+        let stream = within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap();
+        (proxy, stream)
+    };
+    let echoes = async |stream: &mut tokio_rustls::client::TlsStream<TcpStream>| {
+        within(stream.write_all(b"ping")).await?;
+        within(stream.read_exact(&mut [0; 4])).await
+    };
+    let ((_ending, mut ends), (_staying, mut stays)) = (open(true).await, open(false).await);
+    echoes(&mut stays).await.unwrap();
+    while echoes(&mut ends).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    // A certificate's end is a whole second.
+    assert!(signed.not_after <= SystemTime::now() + Duration::from_secs(1), "not before the certificate");
+    echoes(&mut stays).await.unwrap();
 }

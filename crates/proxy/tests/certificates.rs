@@ -108,6 +108,11 @@ fn spiffe(domains: &[(&str, &Ca)]) -> Value {
 
 /// Makes a request. False where the server ends the connection.
 async fn is_answered(mut stream: TlsStream<TcpStream>) -> bool {
+    answers(&mut stream).await
+}
+
+/// The same on a connection that is kept open.
+async fn answers(stream: &mut TlsStream<TcpStream>) -> bool {
     if stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.is_err() {
         return false;
     }
@@ -563,7 +568,7 @@ async fn negotiated(spec: &TlsSpec, to: SocketAddr, name: &'static str) -> Optio
     None
 }
 
-/// A list in a file is followed, and no session outlives what it says.
+/// A list in a file is followed, and neither connections nor sessions outlive what it says.
 #[tokio::test]
 async fn revocation_takes_effect_while_the_proxy_runs() {
     let world = World::new();
@@ -579,7 +584,11 @@ async fn revocation_takes_effect_while_the_proxy_runs() {
         "require_client_certificate": true,
         "common_tls_context": {"tls_certificates": own(&world.server), "validation_context": context},
     });
-    let proxy = Program::start(folder.path(), &bootstrap(&[listener("in", Some(&tls), &[])], &[])).await;
+    let mut bootstrap: Value =
+        serde_json::from_str(&bootstrap(&[listener("in", Some(&tls), &[])], &[])).unwrap();
+    bootstrap["layered_runtime"] =
+        json!({"layers": [{"name": "test", "static_layer": {"skysail.admission.drain_ms": 1}}]});
+    let proxy = Program::start(folder.path(), &bootstrap.to_string()).await;
     let address = proxy.listener("in").await;
     let client = |peer: &str| {
         let identities = vec![Live::new(world.peer(peer).identity())];
@@ -597,7 +606,12 @@ async fn revocation_takes_effect_while_the_proxy_runs() {
         assert_eq!(call(config).await, Some(false));
         assert_eq!(call(config).await, Some(true));
     }
+    let hold = async |config| connect(config, address, "server.example").await.unwrap();
+    let (mut of_revoked, mut of_plain) = (hold(&revoked).await, hold(&plain).await);
+    assert!(answers(&mut of_revoked).await && answers(&mut of_plain).await);
     put(&world.west.crl(&[66]));
+    assert_eq!(within(of_revoked.read(&mut [0])).await.unwrap_or(0), 0, "an open connection ends");
+    assert!(answers(&mut of_plain).await);
     within(async { while call(&revoked).await.is_some() {} }).await;
     assert_eq!(call(&plain).await, Some(false), "a session from before the change");
     assert_eq!(call(&revoked).await, None);
