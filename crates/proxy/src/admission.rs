@@ -25,7 +25,9 @@ use crate::{
     head::RequestHead,
     matching,
     policy::{self, Subject, Tally, Verdict},
-    route,
+    pool::Link,
+    route::{self, Found},
+    upstream,
 };
 
 /// Connections woken in one turn: those of one turn may have to verify as many certificates, 0.1 ms each.
@@ -104,11 +106,10 @@ impl Admission {
     #[cold]
     fn judge_again(&mut self, worker: &Worker, judge: impl FnOnce() -> Result<(), Refusal>) {
         self.epoch = worker.epoch();
-        let drain = worker.shared.limits.revoked_drain;
         // A refusal that lasts does not begin another drain time.
         let since = self.revoked.take();
         self.revoked = judge().err().map(|refusal| {
-            let end = since.map_or_else(|| Instant::now() + drain, |revoked| revoked.0);
+            let end = since.map_or_else(|| worker.drain_end(), |revoked| revoked.0);
             Box::new((end, refusal))
         });
     }
@@ -152,7 +153,12 @@ pub(crate) struct Case<'a> {
     pub(crate) origin: &'a Origin,
     /// The settings by which it was admitted.
     pub(crate) manager: &'a HttpManager,
-    pub(crate) head: &'a RequestHead,
+    /// The request as filters saw it; `None` where that was not kept, as it is not long under way.
+    pub(crate) head: Option<&'a RequestHead>,
+    /// The route by which it was admitted.
+    pub(crate) found: Option<&'a Found<'a>>,
+    /// The connection that it goes to.
+    pub(crate) link: Option<&'a Link>,
     /// The client, proxies in front taken into account.
     pub(crate) client: IpAddr,
     /// What filters found out, such as the claims of its token.
@@ -160,21 +166,26 @@ pub(crate) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Judges the request by the configuration of now: its connection, then its policies. What external authorization said,
-    /// and its tokens, count as long as the filters for these are the same, and nothing new is to be asked.
+    /// Judges the request by the configuration of now: its connections, then its policies. What external authorization said,
+    /// and its tokens, count as long as the filters for these, and what the route says to them, are the same, and nothing new is
+    /// to be asked.
     pub(crate) fn judge(&self) -> Result<(), Refusal> {
-        let Self { worker, origin, manager, head, client, metadata } = *self;
+        let Self { worker, origin, manager, head, found: before, link, client, metadata } = *self;
         let now = origin.judge(worker)?;
         let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
-        if !authentication(newest).all(|config| authentication(manager).any(|before| before == config)) {
-            return Err(Refusal::Authentication);
-        }
         let snapshot = worker.snapshot();
+        if link.is_some_and(|link| !upstream::is_trusted(link, snapshot.distrusted)) {
+            return Err(Refusal::Server);
+        }
+        let Some(head) = head else { return Ok(()) };
         let table = match &newest.routes {
             Routes::Inline(table) => Some(table),
             Routes::Named(name) => snapshot.routes.get(name),
         };
         let found = table.and_then(|table| route::find(table, head, &mut worker.dice.borrow_mut()).ok());
+        if !demands(newest, found.as_ref()).all(|now| demands(manager, before).any(|before| before == now)) {
+            return Err(Refusal::Authentication);
+        }
         let mut learned = metadata.cloned().unwrap_or_default();
         learned.remove(RBAC);
         for filter in &newest.filters {
@@ -221,11 +232,32 @@ impl Case<'_> {
     }
 }
 
-/// The configurations of filters that cannot judge again by themselves.
-fn authentication(manager: &HttpManager) -> impl Iterator<Item = u64> {
-    manager.filters.iter().filter_map(|filter| match &filter.does {
-        Does::Ask(config) => Some(config.fingerprint),
-        Does::Jwt(jwt) => Some(jwt.fingerprint),
-        _ => None,
+/// What a filter demands of a request that cannot be judged again: to be asked about, or to carry tokens.
+#[derive(PartialEq)]
+struct Demand<'a> {
+    /// The fingerprint of the filter's configuration.
+    config: u64,
+    /// The requirement that the route names.
+    requirement: Option<&'a str>,
+    /// What the route adds to the question.
+    extensions: &'a [(Box<str>, Box<str>)],
+}
+
+fn demands<'a>(manager: &'a HttpManager, found: Option<&'a Found<'a>>) -> impl Iterator<Item = Demand<'a>> {
+    manager.filters.iter().filter_map(move |filter| {
+        let config = match &filter.does {
+            Does::Ask(config) => config.fingerprint,
+            Does::Jwt(jwt) => jwt.fingerprint,
+            _ => return None,
+        };
+        let mut demand = Demand { config, requirement: None, extensions: &[] };
+        match found.and_then(|found| found.route.setting(&filter.name)) {
+            Some(Setting::Off) => return None,
+            None if filter.disabled => return None,
+            Some(Setting::Jwt(name)) => demand.requirement = Some(name),
+            Some(Setting::Question { extensions, .. }) => demand.extensions = extensions,
+            _ => {}
+        }
+        Some(demand)
     })
 }

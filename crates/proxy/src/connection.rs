@@ -25,7 +25,7 @@ use crate::{
         tls::ServerTls,
     },
     context::Worker,
-    downstream::Origin,
+    downstream::{self, Origin},
     drain::{Registered, Side},
     early::{self, Early},
     inspect::{self, Findings},
@@ -180,8 +180,14 @@ async fn begin(
         }
         peer = stream.peer(worker.shared.principal());
     }
-    let early = early.filter(|early: &Early| early.is_of(&chain)).map(Box::new);
-    let origin = Rc::new(origin(&listener, &chain, findings, peer));
+    let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
+    // A client may be silent for long. It is judged by the configuration of the moment when it has spoken.
+    if let Err(refusal) = downstream::refresh(&mut origin, worker) {
+        origin.note_revoked(worker, &refusal);
+        stream.close(&mut timer).await;
+        return None;
+    }
+    let early = early.filter(|early: &Early| early.is_of(&origin.chain)).map(Box::new);
     if !origin.is_allowed(worker).await {
         stream.close(&mut timer).await;
         return None;

@@ -62,6 +62,8 @@ pub(crate) struct Worker {
     sides: [Rc<Side>; Direction::ALL.len()],
     /// Counts the configurations that may not admit what was admitted before.
     epoch: Cell<u32>,
+    /// When the epoch began.
+    epoch_begun: Cell<Instant>,
     /// Told when the epoch changes.
     pub(crate) reconsider: Notify,
     ending: Cell<bool>,
@@ -86,6 +88,7 @@ impl Worker {
             date: RefCell::default(),
             sides: Default::default(),
             epoch: Cell::new(0),
+            epoch_begun: Cell::new(Instant::now()),
             reconsider: Notify::new(),
             ending: Cell::new(false),
         })
@@ -121,9 +124,15 @@ impl Worker {
         self.epoch.get()
     }
 
+    /// Until when what was admitted before this epoch may go on, if it would not be admitted now.
+    pub(crate) fn drain_end(&self) -> Instant {
+        self.epoch_begun.get() + self.shared.limits.revoked_drain
+    }
+
     /// Has all that is open judged again.
     pub(crate) fn begin_epoch(&self) {
         self.epoch.set(self.epoch.get().wrapping_add(1));
+        self.epoch_begun.set(Instant::now());
         self.reconsider.notify_one();
     }
 

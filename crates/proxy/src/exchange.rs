@@ -205,9 +205,7 @@ impl<'a> Client<'a> {
                     }
                 }
             }
-            if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_)))
-                || (self.body.is_read() && self.wire.is_gone(cx))
-            {
+            if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_))) || self.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.movement(before + upstream.sent());
@@ -238,7 +236,7 @@ impl<'a> Client<'a> {
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
-            if self.body.is_read() && self.wire.is_gone(cx) {
+            if self.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.movement(upstream.received() + self.wire.sent());
@@ -247,6 +245,11 @@ impl<'a> Client<'a> {
         })
         .await
         .map_err(Error::after_response_started)
+    }
+
+    /// Whether the client has gone. A stream of HTTP/2 also waits here for its connection to be judged again.
+    fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.body.is_read() { self.wire.is_gone(cx) } else { self.wire.is_lost(cx) }
     }
 
     /// Moves the request on. Only what the client does wrong is an error here.

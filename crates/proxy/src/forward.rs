@@ -13,7 +13,7 @@ use crate::{
     balance::{Want, key},
     compress::Compressor,
     config::{
-        http::Does,
+        http::{Does, Filter},
         listener::Direction,
         route::{Forward, HostRewrite, Rewrite, RouteMatch},
     },
@@ -35,7 +35,7 @@ use crate::{
     pool::{Host, Pool, bump},
     retry::{self, Asked, Outcome},
     route::{self, Found},
-    story::{Story, grpc_status},
+    story::{Admitted, Story, grpc_status},
     tcp::Tunnel,
     tunnel,
     upstream::{self, Offer, Spoken},
@@ -45,14 +45,20 @@ use crate::{
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
 const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
-/// The request as filters saw it. Borrows only what nobody changes while it is under way.
+/// The request as filters saw it, on its way by a link. Borrows only what nobody changes while it is under way.
 macro_rules! case {
-    ($story:ident, $origin:expr) => {
+    ($story:ident, $origin:expr, $link:expr) => {
         Case {
             worker: $story.worker,
             origin: $origin,
             manager: $story.manager,
-            head: $story.admitted.as_deref().unwrap_or($story.head),
+            head: match &$story.admitted {
+                Admitted::AsIs => Some(&*$story.head),
+                Admitted::Kept(head) => Some(&**head),
+                Admitted::Unknown => None,
+            },
+            found: $story.found.as_ref().ok(),
+            link: Some($link),
             client: $story.client,
             metadata: $story.metadata.as_deref(),
         }
@@ -124,10 +130,12 @@ impl Story<'_> {
         };
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
-        if way.changes_head()
-            && self.manager.filters.iter().any(|filter| matches!(filter.does, Does::Authorize(_)))
-        {
-            self.admitted = Some(Box::new(self.head.clone()));
+        if way.changes_head() {
+            // What is long under way may meet policies that are not there yet.
+            let judges = |filter: &Filter| matches!(filter.does, Does::Authorize(_));
+            let keeps = upgrade || self.grpc || self.manager.filters.iter().any(judges);
+            self.admitted =
+                if keeps { Admitted::Kept(Box::new(self.head.clone())) } else { Admitted::Unknown };
         }
         self.rewrite(&way);
         self.inject();
@@ -421,10 +429,16 @@ impl Story<'_> {
         }
         let before = (upstream.wire.sent(), upstream.wire.received());
         let persistence = if way.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
+        let case = case!(self, &origin, &upstream.link);
+        // It may have waited for long: for a filter, a connection, another try.
+        self.admission.end(case.worker, || case.judge());
+        if self.admission.ended().is_some() {
+            return Err(Error::new(Kind::Revoked).into());
+        }
         client.body.begin_again();
         upstream.wire.request(self.head, client.body.framing(), persistence)?;
         let limits = hop::answer_limits(&pool.cluster);
-        let case = case!(self, &origin);
+        let case = case!(self, &origin, &upstream.link);
         let admission = &mut self.admission;
         let revoked = || admission.end(case.worker, || case.judge());
         let method = self.head.method();
@@ -542,7 +556,7 @@ impl Story<'_> {
         }
         request.forget();
         let origin = self.downstream.origin.clone();
-        let case = case!(self, &origin);
+        let case = case!(self, &origin, &upstream.link);
         let admission = &mut self.admission;
         let revoked = || admission.end(case.worker, || case.judge());
         let mut client = Client::new(self.downstream, deadlines, request, false);
@@ -573,7 +587,7 @@ impl Story<'_> {
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
         let Downstream { wire, timer, origin } = &mut *self.downstream;
-        let case = case!(self, origin);
+        let case = case!(self, origin, &upstream.link);
         let admission = &mut self.admission;
         let revoked = || admission.end(case.worker, || case.judge());
         let connect = self.head.method() == "CONNECT";

@@ -7,7 +7,7 @@
 pub mod greeting;
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::{BTreeMap, HashMap},
     fmt::Write as _,
     hash::BuildHasher as _,
@@ -64,6 +64,8 @@ pub struct Certificate {
     der: Box<[u8]>,
     /// The certificates that came with it and lead to a root.
     issuers: Box<[CertificateDer<'static>]>,
+    /// Until when it is valid, once somebody has asked.
+    not_after: OnceCell<Option<SystemTime>>,
     /// When it was last checked again ([`Self::is_trusted`]), by which TLS context, and with what result.
     checked: Cell<Option<(u64, usize, bool)>>,
 }
@@ -100,11 +102,11 @@ impl Certificate {
     /// A certificate (DER) and what it says.
     pub fn new(der: &[u8], names: skysail_identity::Peer) -> Self {
         let principal = names.uris.first().map(|uri| Arc::from(uri.as_str()));
-        let (issuers, checked) = (Box::default(), Cell::new(None));
-        Self { names, fingerprint: sha256(der), principal, der: der.into(), issuers, checked }
+        let (issuers, not_after, checked) = (Box::default(), OnceCell::new(), Cell::new(None));
+        Self { names, fingerprint: sha256(der), principal, der: der.into(), issuers, not_after, checked }
     }
 
-    /// Whether `check` still accepts it and its issuers, after roots were taken away as many times as `distrusted`
+    /// Whether `check` still accepts it and its issuers, after trust has changed as many times as `distrusted`
     /// says. All connections that have it share the result of a TLS context (`context`, its address).
     pub(crate) fn is_trusted(
         &self,
@@ -131,7 +133,8 @@ impl Certificate {
 
     /// Until when it is valid.
     pub(crate) fn not_after(&self) -> Option<SystemTime> {
-        skysail_identity::not_after(&CertificateDer::from(&*self.der)).ok()
+        let read = || skysail_identity::not_after(&CertificateDer::from(&*self.der)).ok();
+        *self.not_after.get_or_init(read)
     }
 }
 

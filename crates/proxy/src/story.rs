@@ -80,14 +80,24 @@ pub(crate) struct Story<'a> {
     pub(crate) web: Option<Web>,
     /// Whether it is still admitted.
     pub(crate) admission: Admission,
-    /// The head as filters saw it, where it is changed after them and policies may want to see it again.
-    pub(crate) admitted: Option<Box<RequestHead>>,
+    /// Where the head is as filters saw it.
+    pub(crate) admitted: Admitted,
     /// What may compress the answer, and whether the client accepts that.
     pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// How it is traced, where requests are.
     pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
+}
+
+/// Where a request's head is as filters saw it, for policies that may want to see it again.
+pub(crate) enum Admitted {
+    /// Nothing has changed it since.
+    AsIs,
+    /// It was changed, and is kept here.
+    Kept(Box<RequestHead>),
+    /// It was changed, and was not kept.
+    Unknown,
 }
 
 /// What the requests of a connection have in common.
@@ -155,7 +165,7 @@ impl<'a> Story<'a> {
             counters,
             client: downstream.origin.source.ip(),
             admission: Admission::new(downstream.origin.epoch),
-            admitted: None,
+            admitted: Admitted::AsIs,
             downstream,
             head,
             response,

@@ -420,6 +420,10 @@ impl Tunnel {
         mut revoked: impl FnMut() -> Option<Instant>,
     ) -> Ended {
         poll_fn(|cx| {
+            let revoked = revoked();
+            if revoked.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(Ended::Revoked);
+            }
             let before = (client.received, server.received, client.sent, server.sent);
             let ways = [self.up.poll(cx, client, server), self.down.poll(cx, server, client)];
             if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
@@ -437,7 +441,6 @@ impl Tunnel {
                 self.moved = Some(Instant::now());
             }
             let idle = idle_timeout.map(|timeout| *self.moved.get_or_insert_with(Instant::now) + timeout);
-            let revoked = revoked();
             ready!(timer.poll(cx, earlier(earlier(idle, report), revoked)));
             if revoked.is_some_and(|end| Instant::now() >= end) {
                 return Poll::Ready(Ended::Revoked);

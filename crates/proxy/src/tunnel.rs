@@ -52,6 +52,10 @@ pub(crate) async fn run(
     let (mut up, mut down) = (Way::new(), Way::new());
     let mut moved: Option<(u64, Instant)> = None;
     let whole = poll_fn(|cx| {
+        let revoked = revoked();
+        if revoked.is_some_and(|end| Instant::now() >= end) {
+            return Poll::Ready(false);
+        }
         // What waits to be written, such as the head that began this, goes out whether anything follows or not.
         let flushed = [client.poll_flush(cx), server.poll_flush(cx)];
         let ways = [up.poll(cx, client, server), down.poll(cx, server, client)];
@@ -74,7 +78,7 @@ pub(crate) async fn run(
             moved = Some((total, since));
             since + timeout
         });
-        match earlier(idle, revoked()) {
+        match earlier(idle, revoked) {
             None => Poll::Pending,
             end => timer.poll(cx, end).map(|()| false),
         }

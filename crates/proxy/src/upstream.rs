@@ -134,9 +134,10 @@ pub(crate) async fn get(
     shared: &Shared,
     fresh: bool,
 ) -> Result<Upstream, Error> {
-    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
     let mut waiting = None;
     loop {
+        // Trust may change while it waits.
+        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
         let (freed, room) = (host.freed.notified(), pool.room.notified());
         let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh && !is_own(pool);
         if !soon {
@@ -153,6 +154,7 @@ pub(crate) async fn get(
             () = freed => {}
             () = room => {}
         }
+        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
         if !fresh && let Some(upstream) = reuse(pool, host, offer, tls.as_ref()) {
             return Ok(upstream);
         }

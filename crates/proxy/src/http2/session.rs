@@ -263,7 +263,7 @@ impl Stream {
     fn wake(&mut self, what: u8, wakes: &mut Vec<Waker>) {
         if self.waits & what != 0 {
             self.waits = 0;
-            wakes.extend(self.waker.take());
+            wakes.extend(self.waker.clone());
         }
     }
 }

@@ -118,6 +118,9 @@ async fn requests(
         let refreshed = downstream::refresh(&mut downstream.origin, worker);
         if let Err(refusal) = &refreshed {
             downstream.origin.note_revoked(worker, refusal);
+            if Instant::now() >= worker.drain_end() {
+                return Stop::Close;
+            }
         }
         let mut last = refreshed.is_err() || downstream.origin.side.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
@@ -262,8 +265,8 @@ async fn next(
             farewell = origin.side.farewell().map(|time| now + time);
         }
         let revoked = admission.end(worker, || downstream::refresh(origin, worker));
-        // A head that has begun is no pause, and comes to its end; nor is a connection idle then.
-        let farewell = earlier(farewell, revoked).filter(|_| stream.input.is_empty());
+        // A head that has begun is no pause, and comes to its end while its client is admitted; nor is a connection idle then.
+        let farewell = earlier(farewell.filter(|_| stream.input.is_empty()), revoked);
         let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
         let idle = idle.filter(|_| begun.is_none());
         let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), farewell);

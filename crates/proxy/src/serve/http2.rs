@@ -105,8 +105,15 @@ pub(crate) async fn run(
         });
         let Some(request) = next.await else { break };
         newcomer = false;
-        if downstream::refresh(&mut origin, worker).is_err() && ending.is_none() {
-            ending = leave(&driver);
+        if downstream::refresh(&mut origin, worker).is_err() {
+            if ending.is_none() {
+                ending = leave(&driver);
+            }
+            if Instant::now() >= worker.drain_end() {
+                // Gives the stream up.
+                drop(Duplex::accepted(driver.connection(), &request));
+                continue;
+            }
         }
         if let Some(newest) = newest(&origin, &manager) {
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);

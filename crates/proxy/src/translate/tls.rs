@@ -45,7 +45,7 @@ pub(crate) struct SecretName {
 #[derive(Debug, Default)]
 pub(crate) struct TlsContexts {
     inner: Mutex<Inner>,
-    /// How many times trusted roots were taken away, or revocation lists replaced.
+    /// How many times trusted roots were taken away or given back, or revocation lists replaced.
     distrusted: AtomicU64,
 }
 
@@ -77,10 +77,15 @@ impl TlsContexts {
     /// Puts trusted roots into their handle.
     pub(crate) fn set_roots(&self, name: &SecretName, roots: Roots) {
         let live = self.roots(name);
-        let lost = live.get().is_some_and(|before| !roots.include(&before));
+        let before = live.get();
+        let lost = before.as_ref().is_some_and(|before| !roots.include(before));
+        let gained = before.as_ref().is_none_or(|before| !before.include(&roots));
         live.set(Arc::new(roots));
         if lost {
             self.distrust(|check| Arc::ptr_eq(&check.roots, &live));
+        } else if gained && self.distrusted() > 0 {
+            // A root that is back vouches again for those that were refused without it.
+            self.distrusted.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -109,7 +114,7 @@ impl TlsContexts {
         }
     }
 
-    /// How many times trust was taken away since the start.
+    /// How many times trust was taken away since the start, or given back after that.
     pub(crate) fn distrusted(&self) -> u64 {
         self.distrusted.load(Ordering::Acquire)
     }
