@@ -6,6 +6,7 @@ mod fields;
 
 use std::{
     cell::RefCell,
+    net::Ipv6Addr,
     ops::{Deref, DerefMut, Range},
 };
 
@@ -216,7 +217,7 @@ impl RequestHead {
     pub(crate) fn load_authority(&mut self) -> Option<bool> {
         let host = self.headers.take_first("host")?;
         let host = &self.headers.text()[host];
-        if !host.iter().all(|b| is_host(*b)) {
+        if !is_authority(host) {
             return Some(false);
         }
         replace(&mut self.authority, std::str::from_utf8(host).unwrap_or_default());
@@ -314,29 +315,63 @@ fn keep<T>(spares: &mut Vec<T>, head: T) {
     }
 }
 
-/// Whether a byte can stand in `uri-host [":" port]` of RFC 3986, without userinfo.
-pub(crate) fn is_host(b: u8) -> bool {
-    const HOST: [bool; 256] = {
-        let mut table = [false; 256];
+/// Whether a value is `uri-host [":" port]` of RFC 3986 without userinfo: a name, an IPv4 address, or an IPv6 address, which may
+/// stand without its brackets where no port follows. A port has at most five digits; all else behind the last colon would be a
+/// port to some and part of the name to others.
+pub(crate) fn is_authority(value: &[u8]) -> bool {
+    const HOST: u8 = 1;
+    const MARK: u8 = 2;
+    const CLASS: [u8; 256] = {
+        let mut table = [0; 256];
         let mut b = 0;
         while b < 128 {
-            let marks = b"-._~%:[]!$&'()*+;=";
-            let mut at = 0;
-            while at < marks.len() {
-                table[marks[at] as usize] = true;
-                at += 1;
-            }
-            table[b] |= (b as u8).is_ascii_alphanumeric();
+            table[b] = (b as u8).is_ascii_alphanumeric() as u8;
             b += 1;
         }
+        let others = b"-._~%!$&'()*+;=";
+        let mut at = 0;
+        while at < others.len() {
+            table[others[at] as usize] = HOST;
+            at += 1;
+        }
+        (table[b':' as usize], table[b'[' as usize], table[b']' as usize]) = (MARK, MARK, MARK);
         table
     };
-    HOST[usize::from(b)]
+    let mut seen = 0;
+    for b in value {
+        let class = CLASS[usize::from(*b)];
+        if class == 0 {
+            return false;
+        }
+        seen |= class;
+    }
+    seen & MARK == 0 || has_port(value)
+}
+
+/// The same of a value with a colon or a bracket.
+fn has_port(value: &[u8]) -> bool {
+    let is_ipv6 = |text: &[u8]| {
+        let text = std::str::from_utf8(text).unwrap_or_default();
+        text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
+    };
+    let is_port = |text: &[u8]| text.len() <= 5 && text.iter().all(u8::is_ascii_digit);
+    if let Some(rest) = value.strip_prefix(b"[") {
+        let Some(end) = memchr::memchr(b']', rest) else { return false };
+        return is_ipv6(&rest[..end])
+            && match &rest[end + 1..] {
+                [] => true,
+                [b':', port @ ..] => is_port(port),
+                _ => false,
+            };
+    }
+    let Some(colon) = value.iter().rposition(|b| *b == b':') else { return false };
+    let (host, port) = (&value[..colon], &value[colon + 1..]);
+    is_port(port) && !host.iter().any(|b| matches!(b, b':' | b'[' | b']')) || is_ipv6(value)
 }
 
 /// A value as an authority to set; `None` if it is empty or none that a `Host` field could hold.
 pub(crate) fn as_authority(value: &[u8]) -> Option<&str> {
-    let valid = !value.is_empty() && value.iter().all(|b| is_host(*b));
+    let valid = !value.is_empty() && is_authority(value);
     std::str::from_utf8(value).ok().filter(|_| valid)
 }
 
@@ -356,5 +391,30 @@ mod tests {
         assert_eq!(head("/a?b?c").query(), Some("b?c"));
         assert_eq!(head("/a").query(), None);
         assert_eq!(head("/a?").query(), Some(""));
+    }
+
+    #[test]
+    fn authorities_have_one_reading() {
+        for valid in [
+            "a",
+            "a.b",
+            "a:80",
+            "a:",
+            "A-b_c~%20:00080",
+            "1.2.3.4:1",
+            "[::1]",
+            "[::1]:80",
+            "[::1]:",
+            "::1",
+            "*",
+        ] {
+            assert_eq!(as_authority(valid.as_bytes()), Some(valid));
+        }
+        for wrong in [
+            "", "a b", "a@b", "a/b", "a:x", "a:+1", "a:123456", "a:1:2", "a:80:", "[a]", "[::1", "[::1]x",
+            "a[::1]", "]", "é",
+        ] {
+            assert_eq!(as_authority(wrong.as_bytes()), None, "{wrong}");
+        }
     }
 }

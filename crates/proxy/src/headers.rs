@@ -156,7 +156,7 @@ pub fn receive(
             head.remove("x-forwarded-proto");
         }
     }
-    set_scheme(hop.tls, head);
+    set_scheme(manager, hop.tls, head);
     if head.has("referer") && !has_one_url(head.header_values("referer")) {
         head.remove("referer");
     }
@@ -199,7 +199,7 @@ fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
 }
 
 /// Says how the client came, unless a proxy in front has, and takes the scheme of a request of HTTP/1 from that.
-fn set_scheme(tls: bool, head: &mut RequestHead) {
+fn set_scheme(manager: &HttpManager, tls: bool, head: &mut RequestHead) {
     let secure = match head.header("x-forwarded-proto") {
         Some(b"https") => true,
         Some(b"http") => false,
@@ -209,9 +209,11 @@ fn set_scheme(tls: bool, head: &mut RequestHead) {
             tls
         }
     };
-    // In HTTP/2 clients say it themselves, and in HTTP/1 where they send a whole URL.
+    // In HTTP/2 clients say it themselves. In HTTP/1 a whole URL says it, to where it is not known better.
     if secure && head.version != Version::Http2 {
         head.set_scheme(Scheme::Https);
+    } else if manager.use_remote_address && head.version != Version::Http2 {
+        head.set_scheme(Scheme::Http);
     }
 }
 

@@ -33,8 +33,6 @@ pub(crate) enum Look {
 /// A first line that goes on for longer is HTTP's if it begins as one: nothing may evade what is configured for HTTP by a
 /// long path.
 const MAX_LINE: usize = 8 * 1024;
-/// Longer words are no methods.
-const MAX_METHOD: usize = 32;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Looks for a client hello.
@@ -112,8 +110,8 @@ impl Http {
         // that must make another protocol of it, nor in how many pieces it comes.
         self.start = self.skip(bytes, self.start, is_white);
         self.word = self.skip(bytes, self.word.max(self.start), is_token);
-        let is_word = bytes.get(self.word).is_none_or(|b| is_white(*b));
-        let is_method = is_word && self.word - self.start <= MAX_METHOD;
+        // However long it is: a server may take any token for a method.
+        let is_method = bytes.get(self.word).is_none_or(|b| is_white(*b));
         let end = self.line_end(bytes);
         let is_long = last || self.start >= MAX_LINE || end.unwrap_or(bytes.len()) >= MAX_LINE;
         let version: &[u8] = match end {
@@ -124,11 +122,13 @@ impl Http {
                 let words = bytes[self.start..end].split(|b| is_white(*b));
                 let mut words = words.filter(|word| !word.is_empty());
                 let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-                match words.next_back().unwrap_or_default() {
-                    b"HTTP/1.0" => b"http/1.0",
-                    version if version.starts_with(b"HTTP/") => b"http/1.1",
+                let is_path = target.starts_with(b"/");
+                match words.next_back() {
+                    Some(b"HTTP/1.0") => b"http/1.0",
+                    Some(version) if version.starts_with(b"HTTP/") => b"http/1.1",
                     // As long ago, without a version.
-                    _ if method == b"GET" && target.starts_with(b"/") => b"http/1.1",
+                    Some(_) if method == b"GET" && is_path => b"http/1.1",
+                    None if is_path || memchr::memmem::find(target, b"://").is_some() => b"http/1.1",
                     _ => return Look::Known,
                 }
             }
@@ -155,8 +155,9 @@ impl Http {
     }
 }
 
+/// White space to any server: besides that of ASCII, its separators and those of Latin-1, by which Python splits lines.
 fn is_white(b: u8) -> bool {
-    matches!(b, b' ' | b'\t'..=b'\r')
+    matches!(b, b' ' | b'\t'..=b'\r' | 0x1c..=0x1f | 0x85 | 0xa0)
 }
 
 #[cfg(test)]
@@ -218,10 +219,21 @@ mod tests {
         assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
         assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
         // What cannot become a request is known at once, as its sender may wait for an answer.
-        for text in ["{\"a\"", "a@b", "\x00", "\r\n(", "a-word-that-is-too-long-for-a-method"] {
+        for text in ["{\"a\"", "a@b", "\x00", "\r\n("] {
             assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
         }
-        for text in ["", "\r", "\r\n\r\n", "OWN", "own ", "own a", "OWN /a", "OPTIONS *", "GET HTTP://a"] {
+        for text in [
+            "",
+            "\r",
+            "\r\n\r\n",
+            "a-method-that-is-longer-than-any-that-is-in-use",
+            "OWN",
+            "own ",
+            "own a",
+            "OWN /a",
+            "OPTIONS *",
+            "GET HTTP://a",
+        ] {
             assert_eq!(look(text.as_bytes()), (Look::More, None), "{text}");
         }
         for line in [
@@ -234,8 +246,14 @@ mod tests {
             "GET / HTTP/1.2\r\n",
             "GET / HTTP/2.0\r\n",
             "GET /\r\n",
+            "POST /\r\n",
+            "GET http://a/\r\n",
+            "A-METHOD-THAT-IS-LONGER-THAN-ANY-THAT-IS-IN-USE / HTTP/1.1\r\n",
         ] {
             assert_eq!(look(line.as_bytes()), known("http/1.1"), "{line}");
+        }
+        for white in [b"GET\x1f/\x1cHTTP/1.1\n", b"GET\xa0/\x85HTTP/1.1\n"] {
+            assert_eq!(look(white), known("http/1.1"), "{white:?}");
         }
         assert_eq!(look(b"GET key\r\n"), (Look::Known, None));
         assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (Look::Known, None));

@@ -158,16 +158,19 @@ fn end_segment(path: &mut Vec<u8>) {
     }
 }
 
-/// Takes a dot segment off the end, with what it undoes; the path then ends in a slash. Says whether there was one.
+/// Takes a dot segment off the end, with what it undoes; the path then ends in a slash. Says whether there was one. Parameters of
+/// a segment (`..;a=b`) make no other segment of it: servers that know them take them off first.
 fn resolve_last(path: &mut Vec<u8>) -> bool {
-    if path.ends_with(b"/.") {
-        path.pop();
-        return true;
+    let Some(slash) = memchr::memrchr(b'/', path) else { return false };
+    let segment = &path[slash + 1..];
+    match segment.split(|b| *b == b';').next() {
+        Some(b".") => {
+            path.truncate(slash + 1);
+            return true;
+        }
+        Some(b"..") => path.truncate(slash),
+        _ => return false,
     }
-    if !path.ends_with(b"/..") {
-        return false;
-    }
-    path.truncate(path.len() - 3);
     // What lies before is the segment to undo; at the root there is none.
     let parent = memchr::memrchr(b'/', path).unwrap_or(0);
     path.truncate(parent);
@@ -219,6 +222,13 @@ mod tests {
             ("/a/b/..", "/a/"),
             ("/a/b/.", "/a/b/"),
             ("/..", "/"),
+            ("/x/..;/admin", "/admin"),
+            ("/x/..;a=b/admin", "/admin"),
+            ("/.;x/admin", "/admin"),
+            ("/x/%2e.;/admin", "/admin"),
+            ("/x/y/..;", "/x/"),
+            ("/x/...;/y", "/x/...;/y"),
+            ("/x/a;..;/y", "/x/a;..;/y"),
             ("/../../a", "/a"),
             ("/a//b", "/a//b"),
             ("/a//../b", "/a/b"),

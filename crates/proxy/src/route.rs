@@ -113,12 +113,11 @@ pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<(&'a V
     Some((table.hosts.get(*index)?, exact.is_some()))
 }
 
-/// `a.b:80` and `[::1]:80` without the port.
+/// `a.b:80` and `[::1]:80` without the port, which may be empty.
 pub fn without_port(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((host, port))
-            if !port.is_empty()
-                && port.bytes().all(|b| b.is_ascii_digit())
+            if port.bytes().all(|b| b.is_ascii_digit())
                 // Else it is the last group of an IPv6 address without brackets.
                 && (host.ends_with(']') || !host.contains(':')) =>
         {

@@ -273,8 +273,8 @@ async fn websocket(proxy: &Proxy, path: &str) -> Client {
 
 #[tokio::test]
 async fn websockets_are_judged_by_the_request_that_began_them() {
-    // Heads are kept only where there are policies to judge by again.
-    let before = || web(vec![deny_path("/never")]);
+    // The first policy comes later.
+    let before = || web(vec![]);
     let clusters = snapshot(before(), vec![cluster(&[echo().await], None)]);
     let proxy = Proxy::limited(before(), vec![], limits(SHORT)).await;
     publish(&proxy, &clusters, before()).await;
@@ -283,6 +283,36 @@ async fn websockets_are_judged_by_the_request_that_began_them() {
     assert_eq!(denied.rest().await, "");
     echoes(&mut allowed).await;
     assert_eq!(count(&proxy, "skysail_http_downstream_rq_revoked").await, 1);
+}
+
+#[tokio::test]
+async fn what_has_not_spoken_yet_is_judged_when_it_has() {
+    let (proxy, clusters, mut others) = with_connections(LONG, &[80]).await;
+    let mut silent = proxy.connect().await;
+    // It is accepted after the one before.
+    let mut after = proxy.connect().await;
+    after.send("PROXY TCP4 127.0.0.1 127.0.0.1 1000 82\r\n").await;
+    echoes(&mut after).await;
+    publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(81))])).await;
+    silent.send("PROXY TCP4 127.0.0.1 127.0.0.1 1000 81\r\nping").await;
+    assert_eq!(silent.rest().await, "", "nothing was admitted that could go on");
+    echoes(&mut others[0]).await;
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_does_not_keep_its_connection() {
+    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
+    let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![])).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!(client.message().await.1, "0");
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n").await;
+    let mut gone = web(vec![]);
+    let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
+    Arc::get_mut(&mut gone.chains[0]).unwrap().matches = matches;
+    publish(&proxy, &clusters, gone).await;
+    assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
@@ -379,7 +409,7 @@ async fn an_idle_connection_whose_chain_is_gone_is_closed() {
 #[tokio::test]
 async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
     let (mesh, other) = (Mesh::new(), Mesh::new());
-    for outbound in [false, true] {
+    for (outbound, upgraded) in [(false, false), (true, false), (true, true)] {
         let mut spec = mesh.spec("server", "client", &[]);
         let roots: Arc<Live<Roots>> = spec.peer.as_ref().unwrap().roots.clone();
         let secured = |terminal| {
@@ -399,15 +429,16 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
             let clusters = vec![cluster(&[inner.address], Some(&connecting(&spec)))];
             // It lives as long as the test.
             std::mem::forget(inner);
-            (listener(tcp(), None), clusters)
+            (if upgraded { web(vec![]) } else { listener(tcp(), None) }, clusters)
         } else {
             (behind, vec![cluster(&[echo().await], None)])
         };
         let clusters = snapshot(listener(tcp(), None), clusters);
         let proxy = Proxy::limited(first, vec![], limits(SHORT)).await;
         let publish = async |distrusted: u64| {
-            let terminal = listener(tcp(), tls.clone().filter(|_| !outbound));
-            let listeners = snapshot(terminal, vec![]).listeners;
+            let first =
+                if upgraded { web(vec![]) } else { listener(tcp(), tls.clone().filter(|_| !outbound)) };
+            let listeners = snapshot(first, vec![]).listeners;
             let snapshot = Snapshot { listeners, distrusted, ..clusters.clone() };
             proxy.workers().publish(snapshot).await.unwrap();
         };
@@ -419,6 +450,15 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
             let connector = TlsConnector::from(mesh.spec("client", "server", &[]).client().unwrap());
             Box::new(within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap())
         };
+        if upgraded {
+            let head = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+            within(stream.write_all(head)).await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\n") {
+                answer.push(within(stream.read_u8()).await.unwrap());
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 101 "));
+        }
         let mut echoes = async || {
             within(stream.write_all(b"ping")).await?;
             within(stream.read_exact(&mut [0; 4])).await

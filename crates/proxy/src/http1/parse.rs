@@ -340,11 +340,10 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     let target = str::from_utf8(target).map_err(|_| BAD_TARGET)?.to_owned();
     let target = target.as_str();
     if connect {
-        let valid = target.bytes().all(head::is_host)
-            && target
-                .rsplit_once(':')
-                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-        if !valid {
+        // An address without brackets has no port.
+        let (host, port) = target.rsplit_once(':').ok_or(BAD_TARGET)?;
+        let bare = host.contains(':') && !host.ends_with(']');
+        if host.is_empty() || bare || !head::is_authority(target.as_bytes()) || port.parse::<u16>().is_err() {
             return Err(BAD_TARGET);
         }
         head.set_authority(target);
@@ -358,7 +357,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     }
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
-    if authority.is_empty() || !authority.bytes().all(head::is_host) {
+    if head::as_authority(authority.as_bytes()).is_none() {
         return Err(BAD_TARGET);
     }
     // The target's authority counts, not the Host field's (3.2.2).

@@ -160,7 +160,7 @@ impl<'a> Reading<'a> {
                 }
             }
             b"host" => {
-                if self.host || !value.iter().all(|b| head::is_host(*b)) {
+                if self.host || !head::is_authority(value) {
                     return None;
                 }
                 self.host = true;

@@ -257,3 +257,27 @@ pub(crate) fn server_ready(tls: &ServerTls) -> bool {
 pub(crate) fn client_ready(tls: &ClientTls) -> bool {
     tls.config.load().is_some()
 }
+
+#[cfg(test)]
+mod tests {
+    use skysail_identity::Authority;
+
+    use super::*;
+
+    #[test]
+    fn roots_that_go_and_roots_that_come_back_change_trust() {
+        let (contexts, name) =
+            (TlsContexts::default(), SecretName { source: SecretSource::Static, name: "a".into() });
+        let [first, second] = [(); 2].map(|()| Authority::ephemeral().unwrap().roots_pem().to_owned());
+        let set = |pem: &str| {
+            contexts.set_roots(&name, Roots::from_pem(pem.as_bytes()).unwrap());
+            contexts.distrusted()
+        };
+        let both = first.clone() + &second;
+        // Nothing that was trusted goes.
+        assert_eq!([set(&first), set(&both), set(&both)], [0, 0, 0]);
+        assert_eq!([set(&second), set(&second)], [1, 1]);
+        // What was refused without the first root may be accepted again.
+        assert_eq!([set(&both), set(&both)], [2, 2]);
+    }
+}

@@ -49,9 +49,9 @@ const WAYS: [&str; 13] = [
     "grpc-late",
 ];
 /// What paths are put together of.
-const PIECES: [&str; 20] = [
-    "/a", "/b", "/ab", "/A", "/a", "/b", "/", "//", "/.", "/..", "/%61", "/a%2Fb", "/a%2fb", "/%2e%2e",
-    "/a%5Cb", "/a b", "/a.b", "/42", "/a;x", "\\a",
+const PIECES: [&str; 22] = [
+    "/a", "/b", "/ab", "/A", "/a", "/b", "/", "//", "/.", "/..", "/..;", "/.;a", "/%61", "/a%2Fb", "/a%2fb",
+    "/%2e%2e", "/a%5Cb", "/a b", "/a.b", "/42", "/a;x", "\\a",
 ];
 const QUERIES: [&str; 9] = ["", "", "", "?", "?a=b", "?a", "?b=a&a=b", "?a=%62#f", "?a=a&a=b&a"];
 
