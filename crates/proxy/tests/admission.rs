@@ -330,6 +330,19 @@ async fn what_tokens_admitted_ends_when_other_tokens_are_asked_for() {
     echoes(&mut client).await;
     publish(&proxy, &clusters, web(vec![jwt(2)])).await;
     assert_eq!(client.rest().await, "");
+    // So it does when a filter that was disabled is not any more.
+    let switchable = |disabled| {
+        let change = |manager: &mut HttpManager, _: &mut Forward| {
+            manager.filters = vec![Filter { name: "filter".into(), disabled, does: jwt(3) }];
+        };
+        listener(http(change), None)
+    };
+    publish(&proxy, &clusters, switchable(true)).await;
+    let mut client = websocket(&proxy, "/").await;
+    publish(&proxy, &clusters, switchable(true)).await;
+    echoes(&mut client).await;
+    publish(&proxy, &clusters, switchable(false)).await;
+    assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
