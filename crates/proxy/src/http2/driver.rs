@@ -17,6 +17,9 @@ use crate::{config::http::Keepalive, head::RequestHead, socket::Stream, timer::T
 /// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
 const BACKLOG: usize = 256 * 1024;
 
+/// Bytes read in one turn, after which other tasks come first. What a byte can cost is bounded by the session.
+const TURN: u64 = 128 * 1024;
+
 /// A connection's socket with its session. Must be polled for the connection to live.
 pub(crate) struct Driver {
     stream: Stream,
@@ -182,8 +185,9 @@ impl Driver {
         if !wanted {
             session.fail(Reason::NONE);
         }
+        let until = stream.received + TURN;
         loop {
-            let read = session.is_over() || read(stream, session, cx).is_pending();
+            let read = session.is_over() || read(stream, session, until, cx).is_pending();
             if let Poll::Ready(Err(error)) = flush(stream, session, cx) {
                 session.lose(Lost::Closed(error.to_string().into()));
             }
@@ -218,9 +222,13 @@ impl Drop for Driver {
     }
 }
 
-/// Takes in what has come; ready if there may be more.
-fn read(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Poll<()> {
+/// Takes in what has come, until `until` bytes have been received in all; ready if more can be read in this turn.
+fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context<'_>) -> Poll<()> {
     while session.out.len() < BACKLOG {
+        if stream.received >= until {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if let Err(reason) = session.feed(&mut stream.input) {
             session.fail(reason);
             break;
@@ -250,6 +258,56 @@ fn flush(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Po
     }
     // Even if nothing is left, TLS may hold some.
     ready!(stream.poll_flush(cx))?;
-    session.written();
+    if session.written() {
+        cx.waker().wake_by_ref();
+    }
     Poll::Ready(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::AsyncWriteExt as _,
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::{
+        buffer::{Buffer, LARGE},
+        config::http::Http2Options,
+        http2::{frame, heads::Bounds},
+    };
+
+    #[tokio::test]
+    async fn one_turn_reads_a_bounded_amount() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stream::new(listener.accept().await.unwrap().0);
+        let limits = Limits { head: Bounds { size: 4096, fields: 20 }, options: Http2Options::new(10) };
+        let mut driver = Driver::new(stream, Role::Server, limits);
+        // A request whose content is more than one turn reads.
+        let mut sent = Buffer::default();
+        sent.extend(frame::PREFACE);
+        frame::settings(&mut sent, &[]);
+        frame::headers(&mut sent, 1, false, b"\x83\x86\x84\x01\x01a", 100);
+        for _ in 0..1000 {
+            frame::head(&mut sent, Kind::Data, 0, 1, 200);
+            sent.extend(&[0; 200]);
+        }
+        let total = sent.len() as u64;
+        let peer = tokio::spawn(async move {
+            peer.write_all(sent.bytes()).await.unwrap();
+            peer
+        });
+        // As much as fits lies in the socket before the first turn.
+        tokio::task::yield_now().await;
+        std::future::poll_fn(|cx| {
+            let before = driver.stream.received;
+            assert!(driver.poll(cx).is_pending(), "{:?}", driver.lost());
+            assert!(driver.stream.received - before < TURN + LARGE as u64);
+            if driver.stream.received < total { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        drop(peer.await);
+    }
 }

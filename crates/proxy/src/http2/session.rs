@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::{
-    frame::{self, FIRST_WINDOW, MAX_FRAME, Reason},
+    frame::{self, FIRST_WINDOW, MAX_FRAME, MAX_WINDOW, Reason},
     heads::{Bounds, Fault},
     hpack::{Decoder, Encoder},
 };
@@ -126,8 +126,8 @@ pub(crate) struct Session {
     receive_window: i64,
     /// Content handed on that the peer does not know of.
     owed: u32,
-    /// Streams that wait for room that all streams share.
-    stalled: Vec<u32>,
+    /// Streams that wait for room that all streams share; those that have waited longest come first.
+    stalled: VecDeque<u32>,
 
     leaving: Leaving,
     /// The peer takes, or opens, no more streams.
@@ -223,6 +223,8 @@ struct Stream {
     waits: u8,
     /// It waits for room that all streams share.
     stalled: bool,
+    /// How much it has to send, when it waits for room.
+    want: usize,
 
     interim: VecDeque<ResponseHead>,
     answer: Option<(ResponseHead, Option<u64>)>,
@@ -258,6 +260,16 @@ impl Stream {
             Some(waker) => waker.clone_from(cx.waker()),
             None => self.waker = Some(cx.waker().clone()),
         }
+    }
+
+    /// Changes its window; false if that is then larger than allowed.
+    fn widen(&mut self, change: i64, wakes: &mut Vec<Waker>) -> bool {
+        let closed = self.send_window <= 0;
+        self.send_window += change;
+        if closed && self.send_window > 0 {
+            self.wake(ROOM, wakes);
+        }
+        self.send_window <= MAX_WINDOW
     }
 
     fn wake(&mut self, what: u8, wakes: &mut Vec<Waker>) {
@@ -315,7 +327,7 @@ impl Session {
             send_window: FIRST_WINDOW,
             receive_window: i64::from(limits.options.connection_window),
             owed: 0,
-            stalled: Vec::new(),
+            stalled: VecDeque::new(),
             leaving: Leaving::No,
             peer_leaves: false,
             lost: None,
@@ -455,22 +467,24 @@ impl Session {
         self.streams.values().filter_map(|stream| stream.waker.clone()).collect()
     }
 
-    /// All that was in `out` has been written.
-    pub(crate) fn written(&mut self) {
+    /// Takes note that all that was in `out` has been written, and wakes as many of the streams that wait for shared
+    /// room as it has enough for. Returns whether others wait on though there is a window: those woken may not use
+    /// what they were woken for, so this is to be called again after they have run.
+    pub(crate) fn written(&mut self) -> bool {
         self.replies = 0;
-        self.unstall();
-    }
-
-    fn unstall(&mut self) {
-        if self.send_window <= 0 {
-            return;
-        }
-        for id in self.stalled.drain(..) {
-            if let Some(stream) = self.streams.get_mut(&id) {
-                stream.stalled = false;
+        let mut room = self.send_window.min(OUT as i64);
+        while room > 0
+            && let Some(id) = self.stalled.pop_front()
+        {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            stream.stalled = false;
+            // One whose own window is closed is woken when that opens.
+            if stream.waits & ROOM != 0 && stream.send_window > 0 {
+                room -= stream.send_window.min(stream.want as i64);
                 stream.wake(ROOM, &mut self.wakes);
             }
         }
+        self.send_window > 0 && !self.stalled.is_empty()
     }
 
     /// Content has been handed on, or will not be.

@@ -17,16 +17,16 @@ impl Budget {
         Self { full, left: full, since: None }
     }
 
-    /// Once more; false if it is too often.
-    pub(super) fn take(&mut self) -> bool {
-        if self.left == 0 && self.since.is_some_and(|since| since.elapsed() > PERIOD) {
+    /// Takes `count` of what is left; false if there is less.
+    pub(super) fn take(&mut self, count: u32) -> bool {
+        if self.left < count && self.since.is_some_and(|since| since.elapsed() > PERIOD) {
             (self.left, self.since) = (self.full, None);
         }
         if self.since.is_none() {
             self.since = Some(Instant::now());
         }
-        let allowed = self.left > 0;
-        self.left = self.left.saturating_sub(1);
+        let allowed = self.left >= count;
+        self.left = self.left.saturating_sub(count);
         allowed
     }
 

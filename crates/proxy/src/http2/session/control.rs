@@ -3,6 +3,9 @@
 use super::{ALIVE, LEAVING, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, Head, Kind, MAX_FRAME, MAX_WINDOW, Reason};
 
+/// The most settings in one frame, as in Envoy (nghttp2). There are eight that mean anything.
+const MAX_SETTINGS: usize = 32;
+
 impl Session {
     pub(super) fn settings(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
         if head.stream != 0 {
@@ -20,14 +23,20 @@ impl Session {
         self.reply()
     }
 
-    /// Does as a peer's settings say.
+    /// Adopts a peer's settings. Each value is checked; of several initial windows the last counts, so that the
+    /// streams are visited once (CVE-2020-11080).
     pub(super) fn adopt(&mut self, settings: &[u8]) -> Result<(), Fatal> {
+        if settings.len() / 6 > MAX_SETTINGS {
+            return Err(Reason::CALM);
+        }
+        let mut window = self.peer.window;
         for (id, value) in frame::each_setting(settings) {
             match id {
                 1 => self.encoder.resize(value as usize),
                 2 if value > 1 || (value == 1 && self.role == Role::Client) => return Err(Reason::PROTOCOL),
                 3 => self.peer.streams = value,
-                4 => self.set_window(i64::from(value))?,
+                4 if i64::from(value) > MAX_WINDOW => return Err(Reason::FLOW_CONTROL),
+                4 => window = i64::from(value),
                 5 => {
                     if !(MAX_FRAME..1 << 24).contains(&(value as usize)) {
                         return Err(Reason::PROTOCOL);
@@ -40,26 +49,20 @@ impl Session {
                 _ => {}
             }
         }
-        Ok(())
+        self.set_window(window)
     }
 
-    /// Windows of streams that are there change with the setting, too (section 6.9.2).
+    /// Changes the windows of the streams there are with the initial window (section 6.9.2).
     fn set_window(&mut self, window: i64) -> Result<(), Fatal> {
-        if window > MAX_WINDOW {
-            return Err(Reason::FLOW_CONTROL);
-        }
         let change = window - self.peer.window;
-        self.peer.window = window;
         if change == 0 {
             return Ok(());
         }
+        self.walk()?;
+        self.peer.window = window;
         for stream in self.streams.values_mut() {
-            stream.send_window += change;
-            if stream.send_window > MAX_WINDOW {
+            if !stream.widen(change, &mut self.wakes) {
                 return Err(Reason::FLOW_CONTROL);
-            }
-            if stream.send_window > 0 {
-                stream.wake(ROOM, &mut self.wakes);
             }
         }
         Ok(())
@@ -76,10 +79,8 @@ impl Session {
             return match count {
                 0 => Err(Reason::PROTOCOL),
                 _ if self.send_window > MAX_WINDOW => Err(Reason::FLOW_CONTROL),
-                _ => {
-                    self.unstall();
-                    Ok(())
-                }
+                // Streams are woken when what has come so far has been read, by `written`.
+                _ => Ok(()),
             };
         }
         if self.is_idle(head.stream) {
@@ -88,15 +89,11 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
             return Ok(());
         };
-        stream.send_window += count;
         if count == 0 {
             return self.break_stream(head.stream, Reason::PROTOCOL);
         }
-        if stream.send_window > MAX_WINDOW {
+        if !stream.widen(count, &mut self.wakes) {
             return self.break_stream(head.stream, Reason::FLOW_CONTROL);
-        }
-        if stream.send_window > 0 {
-            stream.wake(ROOM, &mut self.wakes);
         }
         Ok(())
     }
@@ -127,7 +124,7 @@ impl Session {
             }
         }
         // A client that opens streams only to reset them makes us work for nothing (CVE-2023-44487).
-        if self.role == Role::Client || self.resets.take() { self.chat() } else { Err(Reason::CALM) }
+        if self.role == Role::Client || self.resets.take(1) { self.chat() } else { Err(Reason::CALM) }
     }
 
     pub(super) fn ping(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
@@ -159,6 +156,7 @@ impl Session {
         let last = frame::number(payload)? & 0x7fff_ffff;
         self.peer_leaves = true;
         if self.role == Role::Client {
+            self.walk()?;
             let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
             for id in above {
                 self.lose_stream(id, Lost::Unprocessed);

@@ -12,6 +12,8 @@ use crate::{
 
 /// Header blocks in more frames than this have nothing good in mind.
 const CONTINUATIONS: u32 = 64;
+/// Streams that can be visited in the time that a frame takes that brings nothing.
+const STREAMS_PER_FRAME: u32 = 32;
 
 /// Content of a frame, of which some has come in.
 pub(super) struct Data {
@@ -115,7 +117,15 @@ impl Session {
 
     /// Counts a frame that brings nothing.
     pub(super) fn chat(&mut self) -> Result<(), Fatal> {
-        if self.chatter.take() { Ok(()) } else { Err(Reason::CALM) }
+        if self.chatter.take(1) { Ok(()) } else { Err(Reason::CALM) }
+    }
+
+    /// Counts a frame for which every stream is visited. It costs as many frames that bring nothing as take the same
+    /// time, but never so many that a peer may not send a few.
+    pub(super) fn walk(&mut self) -> Result<(), Fatal> {
+        let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
+        let cost = (streams / STREAMS_PER_FRAME).min(self.limits.options.chatter / 4);
+        if self.chatter.take(cost) { Ok(()) } else { Err(Reason::CALM) }
     }
 
     /// Counts a frame that must be answered.
@@ -156,7 +166,7 @@ impl Session {
         }
         self.lose_stream(id, Lost::Broken(reason));
         self.replies += 1;
-        if self.replies > REPLIES || !self.resets.take() { Err(Reason::CALM) } else { Ok(()) }
+        if self.replies > REPLIES || !self.resets.take(1) { Err(Reason::CALM) } else { Ok(()) }
     }
 
     pub(super) fn lose_stream(&mut self, id: u32, why: Lost) {

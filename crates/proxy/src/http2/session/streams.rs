@@ -139,9 +139,10 @@ impl Session {
             return Poll::Ready(Some(room));
         }
         stream.wait(cx, ROOM);
+        stream.want = want;
         if shared <= 0 && !stream.stalled {
             stream.stalled = true;
-            self.stalled.push(id);
+            self.stalled.push_back(id);
         }
         Poll::Pending
     }

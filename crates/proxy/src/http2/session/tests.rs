@@ -359,6 +359,107 @@ fn floods_are_stopped() {
     }
 }
 
+fn settings(values: &[(u16, u32)]) -> Vec<u8> {
+    let mut out = Buffer::default();
+    frame::settings(&mut out, values);
+    out.bytes().to_vec()
+}
+
+/// A server with this many streams, whose answers have begun.
+fn serving(streams: u32) -> Session {
+    let limits = Limits { options: Http2Options::new(streams), ..LIMITS };
+    let mut session = Session { limits, ..server() };
+    for id in (0..streams).map(|n| n * 2 + 1) {
+        feed(&mut session, &get(id)).unwrap();
+        session.accept().unwrap();
+        assert!(session.respond(id, &ResponseHead::build(200, &[]), false, false));
+    }
+    frames(&mut session);
+    session
+}
+
+#[test]
+fn a_frame_has_few_settings_of_which_the_last_counts() {
+    let windows = |count: u32| (0..count).map(|n| (4, 1000 + n)).collect::<Vec<_>>();
+    let mut session = serving(3);
+    feed(&mut session, &settings(&windows(32))).unwrap();
+    assert_eq!((session.peer.window, session.streams[&5].send_window), (1031, 1031));
+    // CVE-2020-11080.
+    assert_eq!(feed(&mut session, &settings(&windows(33))), Err(Reason::CALM));
+    assert_eq!(session.culprit, Some(Kind::Settings));
+    // Every value must be one, though only the last counts.
+    assert_eq!(feed(&mut serving(3), &settings(&[(4, 1 << 31), (4, 1000)])), Err(Reason::FLOW_CONTROL));
+    assert_eq!(feed(&mut serving(3), &settings(&[(5, 1), (5, 1 << 14)])), Err(Reason::PROTOCOL));
+    // The smaller of two sizes of the table must be heeded before the larger.
+    feed(&mut session, &settings(&[(1, 0), (1, 4096)])).unwrap();
+    let mut block = Vec::new();
+    session.encoder.begin(&mut block);
+    assert_eq!(block, b"\x20\x3f\xe1\x1f");
+}
+
+#[test]
+fn frames_that_concern_all_streams_cost_as_many_as_there_are() {
+    let most = |session: &mut Session, next: &dyn Fn(u32) -> Vec<u8>| {
+        let stopped = (0..3000).find(|n| {
+            let result = feed(session, &next(*n));
+            frames(session);
+            result == Err(Reason::CALM)
+        });
+        stopped.expect("never stopped")
+    };
+    let resize = |n: u32| settings(&[(4, 65_535 + (n + 1) % 2)]);
+    assert!((50..100).contains(&most(&mut serving(1000), &resize)));
+    assert!(most(&mut serving(10), &resize) > 1900);
+    // However many streams there are, some changes are allowed.
+    assert!(most(&mut serving(66_000), &resize) > 2);
+    let mut client = client();
+    client.limits.options = Http2Options::new(1000);
+    (0..1000).for_each(|_| drop(client.request(&request(), false, false)));
+    let leave = frame(Kind::GoAway, 0, 0, &[0; 8]);
+    assert!((50..100).contains(&most(&mut client, &|_| leave.clone())));
+}
+
+#[test]
+fn as_many_streams_are_woken_as_the_window_can_serve() {
+    let mut session = serving(900);
+    let stall = |session: &mut Session| {
+        for id in (0..900).map(|n| n * 2 + 1) {
+            assert!(session.poll_room(&cx(), id, 100).is_pending());
+        }
+    };
+    session.send_window = 0;
+    stall(&mut session);
+    let woken = |session: &mut Session| std::mem::take(&mut session.wakes).len();
+    let update = |stream, count: u32| frame(Kind::WindowUpdate, 0, stream, &count.to_be_bytes());
+    for _ in 0..10 {
+        feed(&mut session, &update(0, 1)).unwrap();
+    }
+    assert!(session.written());
+    assert_eq!(woken(&mut session), 1, "which wants more than there is");
+    // It does not use it, so that the others get their turn, and in the end nobody is left.
+    for left in (0..899).rev() {
+        assert_eq!(session.written(), left > 0);
+        assert_eq!(woken(&mut session), 1);
+    }
+    session.send_window = 0;
+    stall(&mut session);
+    feed(&mut session, &update(0, 250)).unwrap();
+    assert!(session.written());
+    assert_eq!(woken(&mut session), 3);
+    // One that waits for its own window, too, is woken once it has both.
+    session.streams.values_mut().for_each(|stream| stream.send_window = 0);
+    assert!(!session.written() && woken(&mut session) == 0);
+    assert!(session.poll_room(&cx(), 99, 100).is_pending());
+    feed(&mut session, &[update(99, 5), update(99, 5)].concat()).unwrap();
+    assert_eq!(woken(&mut session), 1);
+    assert_eq!(session.poll_room(&cx(), 99, 100), Poll::Ready(Some(10)));
+    // What is woken by the initial window is what that opens.
+    feed(&mut session, &settings(&[(4, 65_536)])).unwrap();
+    assert_eq!(woken(&mut session), 896, "those that still wait");
+    feed(&mut session, &settings(&[(4, 65_537)])).unwrap();
+    assert_eq!(woken(&mut session), 0);
+}
+
 #[test]
 fn large_heads_are_told_apart_however_small_their_blocks() {
     let mut server = server();
