@@ -76,12 +76,15 @@ fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backend
     let is = |argument: u8, value: u64| Condition::new(argument, Length::Dword, Op::Eq, value);
     let one = |condition| SeccompRule::new(vec![condition]);
     let write_and_execute = libc::PROT_WRITE | libc::PROT_EXEC;
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
-    let mut sockets = families
-        .map(|family| one(is(0, u64::from(family.cast_unsigned()))?))
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
-    // `getaddrinfo` asks the kernel for the interfaces' addresses.
+    // A socket's type, without its flags.
+    let kind = |kind| bits(1, !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind);
+    let mut sockets = Vec::new();
+    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
+        for of_kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
+            sockets.push(SeccompRule::new(vec![is(0, u64::from(family.cast_unsigned()))?, kind(of_kind)?])?);
+        }
+    }
+    // `getaddrinfo` asks the kernel for the interfaces' addresses. The type makes no difference to netlink.
     sockets.push(SeccompRule::new(vec![
         is(0, u64::from(libc::AF_NETLINK.cast_unsigned()))?,
         is(2, u64::from(libc::NETLINK_ROUTE.cast_unsigned()))?,

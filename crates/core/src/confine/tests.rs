@@ -5,7 +5,7 @@ use nix::{
     sched::{CloneFlags, unshare},
     sys::{
         mman::{MapFlags, ProtFlags, mmap_anonymous},
-        socket::{AddressFamily, SockFlag, SockType, socket},
+        socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
     },
 };
 
@@ -47,6 +47,18 @@ fn what_the_programs_need_goes_on() {
         listener.accept().unwrap();
         client.unwrap().join().unwrap();
         assert!(std::net::ToSocketAddrs::to_socket_addrs("localhost:80").unwrap().next().is_some());
+        for family in [AddressFamily::Unix, AddressFamily::Inet, AddressFamily::Inet6] {
+            for kind in [SockType::Stream, SockType::Datagram] {
+                for flags in [SockFlag::empty(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK] {
+                    // A machine may be without IPv6.
+                    let made = socket(family, kind, flags, None).map(drop);
+                    assert!(
+                        matches!(made, Ok(()) | Err(Errno::EAFNOSUPPORT)),
+                        "{family:?} {kind:?}: {made:?}"
+                    );
+                }
+            }
+        }
         assert_eq!(mapped(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE), Ok(()));
         assert_eq!(mapped(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC), Ok(()));
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -59,8 +71,16 @@ fn what_an_intruder_would_need_is_refused() {
     confined(Children::None, || {
         assert_eq!(mapped(ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC), Err(Errno::ENOSYS));
         assert_eq!(unshare(CloneFlags::CLONE_NEWUSER), Err(Errno::ENOSYS));
-        let raw = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
-        assert_eq!(raw.map(drop), Err(Errno::ENOSYS));
+        for family in [AddressFamily::Packet, AddressFamily::Inet, AddressFamily::Inet6, AddressFamily::Unix]
+        {
+            for flags in [SockFlag::empty(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK] {
+                // The header is the caller's with IPPROTO_RAW.
+                let raw = socket(family, SockType::Raw, flags, SockProtocol::Raw);
+                assert_eq!(raw.map(drop), Err(Errno::ENOSYS), "{family:?}, {flags:?}");
+            }
+        }
+        let packets = socket(AddressFamily::Inet, SockType::SeqPacket, SockFlag::empty(), None);
+        assert_eq!(packets.map(drop), Err(Errno::ENOSYS));
         assert_eq!(nix::sys::ptrace::traceme(), Err(Errno::ENOSYS));
         assert_eq!(
             nix::sys::memfd::memfd_create(c"a", nix::sys::memfd::MFdFlags::empty()).map(drop),
