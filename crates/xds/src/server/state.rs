@@ -27,7 +27,7 @@ use std::{
     sync::Arc,
 };
 
-use self::names::Names;
+use self::names::{Names, sorted};
 use super::{Event, Form, nonces::Nonce};
 use crate::{
     interest::Interest,
@@ -184,7 +184,8 @@ impl Session {
                 let remembered = if hosts { std::mem::take(&mut self.remembered) } else { Arc::default() };
                 let begins = ask.have.is_empty();
                 if ask.kind == Kind::Cluster {
-                    self.holding.retain(|name| !ask.unsubscribe.iter().any(|gone| **gone == **name));
+                    let gone: HashSet<&str> = ask.unsubscribe.iter().map(String::as_str).collect();
+                    self.holding.retain(|name| !gone.contains(&**name));
                 }
                 if hosts && !ask.unsubscribe.is_empty() {
                     for name in snapshot.intern(ask.kind, ask.unsubscribe.clone()).0 {
@@ -341,11 +342,10 @@ impl Session {
     fn complete(&mut self, routes: &[Arc<str>], snapshot: &Snapshot) {
         let hosts = &mut self.kinds[Kind::VirtualHost as usize];
         if hosts.wildcard {
+            let routes: HashSet<&str> = routes.iter().map(|name| &**name).collect();
             let all = snapshot.iter(Kind::VirtualHost).map(|resource| &resource.name);
-            let theirs = all.filter(|name| {
-                let family = Kind::VirtualHost.family(name);
-                family.is_some_and(|family| routes.iter().any(|routes| **routes == *family))
-            });
+            let theirs = all
+                .filter(|name| Kind::VirtualHost.family(name).is_some_and(|family| routes.contains(family)));
             hosts.again.extend(theirs.cloned());
         }
     }
@@ -442,9 +442,9 @@ impl Watched {
             self.all = false;
             self.lost.clear();
         }
-        self.names.retain(|name| !names.contains(name));
-        self.given.retain(|name| !names.contains(name));
-        self.strange.retain(|name| !names.contains(name));
+        self.names.remove(&names.0);
+        self.given.remove(&names.0);
+        self.strange.remove(&names.0);
         let mut again = std::mem::take(&mut self.again);
         again.retain(|name| !names.contains(name) && self.watches(kind, name));
         // The client has forgotten what it is still to have, if there is any.
@@ -483,7 +483,7 @@ impl Watched {
             }
             named.push(name);
         }
-        self.given.retain(|given| !named.iter().any(|name| **name == *given));
+        self.given.remove(&named);
         if !families.is_empty() {
             self.look_back();
             let families = Names(families.into());
@@ -515,9 +515,10 @@ impl Watched {
     /// Gives the client what is remembered of the route configurations whose catch-all it asks for now.
     fn give_remembered(&mut self, remembered: &[Arc<str>], before: &[Arc<str>], snapshot: &Snapshot) {
         let kind = Kind::VirtualHost;
-        let new = self.names.0.iter().filter(|name| before.binary_search(name).is_err());
-        let families: Vec<&str> = new.filter_map(|name| name.strip_suffix("/*")).collect();
-        let theirs = |name: &&Arc<str>| kind.family(name).is_some_and(|family| families.contains(&family));
+        // Few hosts are remembered, and the client may have named many catch-alls.
+        let is_new = |name: &str| self.names.contains(name) && !sorted::contains(before, name);
+        let theirs =
+            |name: &&Arc<str>| kind.family(name).is_some_and(|family| is_new(&format!("{family}/*")));
         let found = remembered.iter().filter(theirs).filter_map(|name| snapshot.get(kind, name));
         let found = found.map(|resource| Arc::clone(&resource.name)).collect();
         self.give(kind, found);

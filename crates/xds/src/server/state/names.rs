@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-/// Names, each once. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared where
-/// they are all that there are.
+/// Names, each once and sorted. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared
+/// where they are all that there are.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Names(pub(super) Arc<[Arc<str>]>);
 
 impl Names {
     pub(super) fn contains(&self, name: &str) -> bool {
-        self.0.binary_search_by(|known| (**known).cmp(name)).is_ok()
+        sorted::contains(&self.0, name)
     }
 
     /// Adds names, some of which may be there.
@@ -23,9 +23,92 @@ impl Names {
         }
     }
 
+    /// Removes sorted names, some of which may not be there.
+    pub(super) fn remove(&mut self, gone: &[Arc<str>]) {
+        if let Some(left) = sorted::without(&self.0, gone) {
+            self.0 = left.into();
+        }
+    }
+
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         if !self.0.iter().all(|name| keep(name)) {
             self.0 = self.0.iter().filter(|name| keep(name)).cloned().collect();
+        }
+    }
+}
+
+/// Operations on sorted lists. A client decides how long they are, so none may take the product of their lengths.
+pub(super) mod sorted {
+    use std::{cmp::Ordering, sync::Arc};
+
+    pub(in super::super) fn contains(names: &[Arc<str>], name: &str) -> bool {
+        names.binary_search_by(|known| (**known).cmp(name)).is_ok()
+    }
+
+    /// Returns the items that are not in `gone`; `None` if these are all. Takes as many comparisons as both have items, at most.
+    pub(super) fn without<T: Ord + Clone>(items: &[T], gone: &[T]) -> Option<Vec<T>> {
+        let mut gone = gone.iter().peekable();
+        let mut is_left = |item: &&T| {
+            loop {
+                match gone.peek().map(|next| (*next).cmp(*item)) {
+                    Some(Ordering::Less) => gone.next(),
+                    Some(Ordering::Equal) => return false,
+                    Some(Ordering::Greater) | None => return true,
+                };
+            }
+        };
+        let left: Vec<T> = items.iter().filter(&mut is_left).cloned().collect();
+        (left.len() < items.len()).then_some(left)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::cell::Cell;
+
+        use super::*;
+
+        /// Counts comparisons.
+        #[derive(Clone, Debug)]
+        struct Counted<'a>(u32, &'a Cell<usize>);
+
+        impl Ord for Counted<'_> {
+            fn cmp(&self, other: &Self) -> Ordering {
+                self.1.update(|count| count + 1);
+                self.0.cmp(&other.0)
+            }
+        }
+
+        impl PartialOrd for Counted<'_> {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl Eq for Counted<'_> {}
+
+        impl PartialEq for Counted<'_> {
+            fn eq(&self, other: &Self) -> bool {
+                self.cmp(other).is_eq()
+            }
+        }
+
+        #[test]
+        fn removing_many_names_from_many_takes_a_comparison_a_name() {
+            let count = Cell::new(0);
+            let list = |numbers: &mut dyn Iterator<Item = u32>| -> Vec<_> {
+                numbers.map(|number| Counted(number, &count)).collect()
+            };
+            let items = list(&mut (0..3_000).map(|number| number * 30));
+            let none = list(&mut (0..100_000).map(|number| number * 30 + 1));
+            let all = list(&mut (0..100_000));
+            for (gone, left) in [(&none, None), (&all, Some(0)), (&items, Some(0))] {
+                count.set(0);
+                assert_eq!(without(&items, gone).map(|left| left.len()), left);
+                assert!(count.get() <= items.len() + gone.len(), "{} comparisons", count.get());
+            }
+            let some = list(&mut [0, 1, 60, 90_000].into_iter());
+            let left = without(&items, &some).unwrap();
+            assert_eq!((left.len(), left[0].0, left[1].0), (2_998, 30, 90));
         }
     }
 }
