@@ -321,14 +321,14 @@ impl Drop for Member {
     }
 }
 
-/// A leaky bucket of [`BURST`] that empties at [`RATE`]. The clock is looked at only while it is full.
+/// A leaky bucket of [`BURST`] that empties at [`RATE`].
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Owed>);
 
 #[derive(Debug)]
 struct Owed {
     units: u64,
-    /// When it was last seen to empty.
+    /// Up to when it has emptied.
     since: Instant,
 }
 
@@ -341,8 +341,7 @@ impl Default for Pace {
 impl Pace {
     /// Charges for something.
     pub(crate) fn spend(&self, units: u64) {
-        let mut owed = lock(&self.0);
-        owed.units = owed.units.saturating_add(units);
+        lock(&self.0).spend(units, Instant::now());
     }
 
     /// Takes back a charge.
@@ -357,19 +356,34 @@ impl Pace {
         if owed.units <= BURST {
             return None;
         }
-        let now = Instant::now();
-        owed.leak(now);
+        owed.leak(Instant::now());
         let over = owed.units.checked_sub(BURST).filter(|over| *over > 0)?;
         // Rounded up to a timer's milliseconds.
         Some(Duration::from_millis(over * 1_000 / RATE + 1))
     }
 }
 
+/// Nanoseconds in a second.
+const NANOS: u128 = 1_000_000_000;
+
 impl Owed {
+    /// Charges for something, after what has leaked: time before a debt does not count towards it.
+    fn spend(&mut self, units: u64, now: Instant) {
+        self.leak(now);
+        self.units = self.units.saturating_add(units);
+    }
+
     fn leak(&mut self, now: Instant) {
-        let micros = u64::try_from((now - self.since).as_micros()).unwrap_or(u64::MAX);
-        self.units = self.units.saturating_sub(micros.saturating_mul(RATE) / 1_000_000);
-        self.since = now;
+        let nanos = u64::try_from(now.saturating_duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
+        let leaked = u64::try_from(u128::from(nanos) * u128::from(RATE) / NANOS).unwrap_or(u64::MAX);
+        if leaked >= self.units {
+            (self.units, self.since) = (0, now);
+            return;
+        }
+        self.units -= leaked;
+        // The time of a part of a unit is left for the next look, or frequent ones would empty nothing.
+        let counted = (u128::from(leaked) * NANOS).div_ceil(u128::from(RATE));
+        self.since += Duration::from_nanos(u64::try_from(counted).unwrap_or(u64::MAX));
     }
 }
 
@@ -396,6 +410,18 @@ mod tests {
         assert_eq!(owed.units, BURST);
         owed.leak(start + Duration::from_secs(3_600));
         assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
+
+        // Nor does a rest before the debt earn another.
+        let mut owed = Owed { units: 0, since: start };
+        let rested = start + Duration::from_secs(3_600);
+        owed.spend(BURST, rested);
+        owed.spend(BURST, rested);
+        owed.leak(rested);
+        assert_eq!(owed.units, 2 * BURST);
+        // However often it is looked at.
+        let mut owed = Owed { units: BURST, since: start };
+        (1..=1_000_000).for_each(|micros| owed.leak(start + Duration::from_micros(micros)));
+        assert!(owed.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", owed.units);
 
         let pace = Pace::default();
         pace.spend(BURST);
