@@ -306,16 +306,21 @@ pub(crate) fn socket(extensions: &Extensions) -> Option<SocketAddr> {
     tls.or_else(|| extensions.get::<TcpConnectInfo>()).and_then(TcpConnectInfo::remote_addr)
 }
 
-/// The token in a call's headers. Whatever else is in the field is refused rather than passed over.
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
+/// Returns the bearer token of a call or request (RFC 6750, section 2.1).
+///
+/// # Errors
+/// When there are several authorization fields, or something else than a bearer token in the field.
+pub(crate) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
     let mut fields = headers.get_all(AUTHORIZATION).iter();
     let Some(field) = fields.next() else { return Ok(None) };
     if fields.next().is_some() {
-        return Err(Status::unauthenticated("the call has several authorization fields; send one"));
+        return Err(Status::unauthenticated("there are several authorization fields; send one"));
     }
     let token = field.to_str().ok().and_then(|text| text.split_once(' '));
     match token {
-        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(token.trim())),
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() => {
+            Ok(Some(token.trim()))
+        }
         _ => Err(Status::unauthenticated("the authorization field is not \"Bearer\" and a token")),
     }
 }

@@ -318,3 +318,20 @@ async fn who_has_not_authenticated_makes_room_for_others() {
     assert!(plane.connections.sheds() >= 36 && plane.connections.open() <= 40);
     create_certificate(kept, MetadataMap::new(), request()).await.unwrap();
 }
+
+#[test]
+fn the_one_bearer_token_of_a_call_or_page_is_its_credential() {
+    let of = |values: &[&'static str]| {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(AUTHORIZATION, value.parse().unwrap());
+        }
+        bearer(&headers).map(|token| token.map(str::to_owned)).map_err(|status| status.code())
+    };
+    assert_eq!(of(&[]), Ok(None));
+    assert_eq!(of(&["Bearer a"]), Ok(Some("a".to_owned())));
+    assert_eq!(of(&["bearer  a"]), Ok(Some("a".to_owned())));
+    for wrong in [&["Basic a"][..], &["Bearer"], &["Bearer "], &["Bearer a", "Bearer b"]] {
+        assert_eq!(of(wrong), Err(Code::Unauthenticated), "{wrong:?}");
+    }
+}
