@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rustls::ServerConfig;
+use rustls::{ServerConfig, server::Acceptor};
 use skysail_core::{
     SpiffeId,
     connections::{Admitted, Connections},
@@ -26,7 +26,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
 
@@ -34,10 +34,13 @@ use crate::authority::Keeper;
 
 /// How long a client may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at the same time: after a restart everybody comes at once, and what was begun is to be done before
-/// who waits gives up. The others wait in the kernel's queue, in their order.
+/// Handshakes in progress: after a restart all clients come at once, and a handshake that has begun should end before its client
+/// gives up. The others wait in the kernel's queue, in their order.
 const ADMITTED: usize = 256;
-/// After so long a handshake keeps nobody else out: the client is slow, not we.
+/// How long a new connection takes one of these places before its `ClientHello` has come, which usually is there already. A client
+/// that sends none, or a part of it, keeps no other one waiting.
+const HELLO: Duration = Duration::from_millis(25);
+/// How long a handshake takes one of these places after that. What it needs from the server takes less; the rest is the client.
 const GRACE: Duration = Duration::from_millis(250);
 /// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
 const QUEUE: u32 = 4_096;
@@ -157,7 +160,6 @@ pub(crate) async fn serve<S: Service + 'static>(
     (connections, limits): (Arc<Connections>, Arc<Limits>),
     shutdown: Shutdown,
 ) {
-    let acceptor = tls.map(TlsAcceptor::from);
     let admission = Arc::new(Semaphore::new(ADMITTED));
     let mut draining = shutdown.clone();
     loop {
@@ -183,12 +185,12 @@ pub(crate) async fn serve<S: Service + 'static>(
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let (service, shutdown, acceptor) = (Arc::clone(&service), shutdown.clone(), acceptor.clone());
-        let limits = Arc::clone(&limits);
+        let (service, shutdown, tls) = (Arc::clone(&service), shutdown.clone(), tls.clone());
+        let (limits, admission) = (Arc::clone(&limits), Arc::clone(&admission));
         let admitted = Arc::new(admitted);
         tokio::spawn(async move {
             tokio::select! {
-                () = one((stream, permit), acceptor, &admitted, service, &limits, shutdown) => {}
+                () = one(stream, tls, (admission, permit), &admitted, service, &limits, shutdown) => {}
                 () = admitted.shed() => debug!(%from, "an unauthenticated connection made room for another"),
             }
         });
@@ -197,17 +199,18 @@ pub(crate) async fn serve<S: Service + 'static>(
 
 /// Serves one connection from its first byte.
 async fn one(
-    (stream, permit): (TcpStream, Option<OwnedSemaphorePermit>),
-    acceptor: Option<TlsAcceptor>,
+    stream: TcpStream,
+    tls: Option<Arc<ServerConfig>>,
+    (admission, permit): Admission,
     admitted: &Arc<Admitted>,
     service: Arc<impl Service>,
     limits: &Arc<Limits>,
     shutdown: Shutdown,
 ) {
-    match acceptor {
+    match tls {
         // What a handshake needs is held no longer than that.
-        Some(acceptor) => {
-            if let Some(stream) = Box::pin(shake_hands(&acceptor, stream, permit)).await {
+        Some(config) => {
+            if let Some(stream) = Box::pin(shake_hands(config, stream, (admission, permit))).await {
                 let info = stream.connect_info();
                 connection(Box::new(stream), info, admitted, service, limits, shutdown).await;
             }
@@ -220,25 +223,45 @@ async fn one(
     }
 }
 
-/// Lets others in when it is done, or takes too long.
+/// Handshakes in progress, and the place among them that a connection came with.
+type Admission = (Arc<Semaphore>, Option<OwnedSemaphorePermit>);
+
+/// Returns the TLS stream; `None` if the handshake fails or takes longer than [`HANDSHAKE`].
 async fn shake_hands(
-    acceptor: &TlsAcceptor,
+    config: Arc<ServerConfig>,
     stream: TcpStream,
-    permit: Option<OwnedSemaphorePermit>,
+    admission: Admission,
 ) -> Option<TlsStream<TcpStream>> {
-    let mut handshake = pin!(timeout(HANDSHAKE, acceptor.accept(stream)));
-    let soon = timeout(GRACE, &mut handshake).await;
-    drop(permit);
-    let done = match soon {
-        Ok(done) => done,
-        Err(_) => handshake.await,
-    };
-    match done {
+    match timeout(HANDSHAKE, handshake(config, stream, admission)).await {
         Ok(Ok(stream)) => return Some(stream),
         Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
         Err(_) => debug!("TLS handshake took too long"),
     }
     None
+}
+
+/// Takes a place among the handshakes in progress only while the server has work to do.
+async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
+    config: Arc<ServerConfig>,
+    stream: IO,
+    (admission, permit): Admission,
+) -> io::Result<TlsStream<IO>> {
+    let mut hello = pin!(LazyConfigAcceptor::new(Acceptor::default(), stream));
+    let (hello, permit) = match timeout(HELLO, &mut hello).await {
+        Ok(hello) => (hello?, permit),
+        Err(_) => {
+            drop(permit);
+            // The semaphore is never closed.
+            (hello.await?, admission.acquire_owned().await.ok())
+        }
+    };
+    let mut rest = pin!(hello.into_stream(config));
+    let soon = timeout(GRACE, &mut rest).await;
+    drop(permit);
+    match soon {
+        Ok(done) => done,
+        Err(_) => rest.await,
+    }
 }
 
 /// Serves a connection, of which `info` is known, and holds up the exit as long as it is there.
@@ -259,5 +282,39 @@ async fn connection<IO, Info>(
     extensions.insert(Arc::clone(admitted));
     if let Err(error) = grpc::serve(stream, extensions, &*service, limits, shutdown.draining()).await {
         debug!(%error, "a connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_identity::rotation::Lifetimes;
+    use tokio::{
+        io::{AsyncWriteExt as _, duplex},
+        time::Instant,
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_without_a_hello_keeps_no_other_waiting() {
+        let day = Duration::from_secs(24 * 3600);
+        let keeper = Keeper::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
+        let own = OwnCertificate::new(&keeper, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
+        let config = own.config().unwrap();
+        let admission = Arc::new(Semaphore::new(1));
+        // Nothing, and the beginning of a record.
+        for sent in [&[][..], &[22, 3, 1, 1, 0, 1]] {
+            let (mut client, server) = duplex(1024);
+            client.write_all(sent).await.unwrap();
+            let permit = Arc::clone(&admission).acquire_owned().await.ok();
+            let start = Instant::now();
+            let slow = tokio::spawn(handshake(Arc::clone(&config), server, (Arc::clone(&admission), permit)));
+            let place = admission.acquire().await.unwrap();
+            // By the test's own clock, which goes on only when nothing else does.
+            assert!(start.elapsed() < 2 * HELLO, "{:?}", start.elapsed());
+            assert!(!slow.is_finished());
+            drop(place);
+            slow.abort();
+        }
     }
 }
