@@ -206,7 +206,12 @@ fn publisher(
     names: &Arc<Names>,
     audit: &Arc<Audit>,
 ) -> (Arc<Publisher>, Option<Lookups>) {
-    let limits = Limits { scopes: args.max_scopes, of_identity: args.max_scopes_per_identity };
+    let limits = Limits {
+        scopes: args.max_scopes,
+        of_identity: args.max_scopes_per_identity,
+        views: args.max_views,
+        views_of_identity: args.max_views_per_identity,
+    };
     let settings = Settings { cluster_id: args.cluster_id.clone(), limits };
     let publisher =
         Publisher::new(Arc::clone(metrics), settings, Compiler::default()).audited(Arc::clone(audit));

@@ -71,6 +71,13 @@ pub struct Args {
     /// Different configurations (scopes) that proxies of one identity use at the same time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_scopes_per_identity: usize,
+    /// Different views of proxies whose pods are not known, in all. Such proxies share one if they declare the same labels, names of
+    /// ports and canonical service, and share a scope.
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = at_least_one)]
+    pub max_views: usize,
+    /// Different views of proxies of one identity whose pods are not known.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub max_views_per_identity: usize,
     /// The trust domain of identities; by default the mesh configuration's.
     #[arg(long, value_name = "DOMAIN")]
     pub trust_domain: Option<String>,

@@ -229,7 +229,7 @@ impl Metrics {
         family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
         let reasons = Limit::REASONS.iter().zip(&self.scope_refusals);
         let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
-        let help = "Streams refused because there are too many scopes, by limit.";
+        let help = "Streams refused because there are too many scopes or views, by limit.";
         family("skysail_xds_scope_refusals", "counter", help, &refusals.collect::<Vec<_>>());
         let records = [
             ("written", &self.audit_written),

@@ -112,7 +112,7 @@ pub(crate) enum Refused {
 impl Refused {
     /// The reason, for the proxy and the log.
     pub(crate) fn reason(&self, settings: &Settings) -> String {
-        let Limits { scopes, of_identity } = settings.limits;
+        let Limits { scopes, of_identity, views, views_of_identity } = settings.limits;
         match self {
             Self::Closed => "the control plane is shutting down; connect again".to_owned(),
             Self::OtherAccount(error) => error.to_string(),
@@ -122,6 +122,13 @@ impl Refused {
             Self::Limit(Limit::Identity) => format!(
                 "the proxies of this identity use {of_identity} different configurations or did a moment ago, the most that \
                  --max-scopes-per-identity allows; they differ in place, cluster, address families, or labels that routes match"
+            ),
+            Self::Limit(Limit::Views) => format!(
+                "proxies whose pods are not known have {views} different views, the most that --max-views allows"
+            ),
+            Self::Limit(Limit::IdentityViews) => format!(
+                "the proxies of this identity whose pods are not known have {views_of_identity} different views, the most that \
+                 --max-views-per-identity allows; they differ in labels, names of ports or of workloads, or scope"
             ),
             Self::Broken(panicked) => format!(
                 "the configuration could not be compiled ({}), which is a mistake in the control plane; its log says more",

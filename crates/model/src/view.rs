@@ -55,8 +55,6 @@ pub struct ProxyView {
     pub ipv4: bool,
     /// It has IPv6 addresses.
     pub ipv6: bool,
-    /// The mesh it says it belongs to; empty if it does not say.
-    pub mesh_id: String,
     /// An Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`): it would refuse what configures them.
     pub plain_envoy: bool,
     /// It takes virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`), and not within their route configuration.
@@ -193,7 +191,6 @@ struct Metadata {
     cluster_id: String,
     instance_ips: String,
     pod_ports: PodPorts,
-    mesh_id: String,
     node_name: String,
     generator: String,
     skysail_plain_envoy: String,
@@ -274,7 +271,6 @@ impl ProxyNode {
             &metadata.workload_name,
             &metadata.cluster_id,
             &metadata.instance_ips,
-            &metadata.mesh_id,
             &metadata.node_name,
             &locality.region,
             &locality.zone,
@@ -310,7 +306,6 @@ impl ProxyNode {
             named_ports,
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
-            mesh_id: metadata.mesh_id,
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
@@ -371,7 +366,7 @@ mod tests {
         assert_eq!(parse(control, json!(null)), Err(NodeError::IdBytes));
         for metadata in [
             json!({"LABELS": {"a": "x".repeat(MAX_METADATA)}}),
-            json!({"MESH_ID": "x".repeat(MAX_METADATA + 1)}),
+            json!({"CLUSTER_ID": "x".repeat(MAX_METADATA + 1)}),
             json!({"INSTANCE_IPS": "10.0.0.1,".repeat(MAX_METADATA)}),
             json!({"POD_PORTS": [{"name": "x".repeat(MAX_METADATA + 1), "containerPort": 1}]}),
         ] {

@@ -1,4 +1,4 @@
-//! Which identities use which scopes, and how many scopes there may be.
+//! Which identities use which scopes, how many scopes there may be, and how many views of proxies without a known pod.
 //!
 //! A scope is kept for [`IDLE`] after its last proxy left: proxies that come and go do not have it compiled again. Because idle
 //! scopes count too, an identity has at most its limit of new scopes compiled in that time.
@@ -14,13 +14,17 @@ use skysail_model::Surroundings;
 /// How long a scope without proxies is kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
-/// How many scopes there may be.
+/// How many scopes and declared views there may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// In all.
+    /// Scopes in all.
     pub(crate) scopes: usize,
-    /// Used by one identity.
+    /// Scopes used by one identity.
     pub(crate) of_identity: usize,
+    /// Declared views in all.
+    pub(crate) views: usize,
+    /// Declared views of one identity.
+    pub(crate) views_of_identity: usize,
 }
 
 /// A limit that is reached.
@@ -30,11 +34,46 @@ pub(crate) enum Limit {
     Total,
     /// Of scopes of one identity.
     Identity,
+    /// Of declared views in all.
+    Views,
+    /// Of declared views of one identity.
+    IdentityViews,
 }
 
 impl Limit {
     /// As metrics name them, in the order of the variants.
-    pub(crate) const REASONS: [&'static str; 2] = ["total", "identity"];
+    pub(crate) const REASONS: [&'static str; 4] = ["total", "identity", "views", "identity_views"];
+}
+
+/// Declared views by identity: those made for a proxy whose pod is not known, so that labels, names and ports are the proxy's own
+/// claims. Views of known pods are not counted: a pod has one for each of its scopes, which are bounded.
+#[derive(Default)]
+pub(super) struct DeclaredViews {
+    all: usize,
+    by_identity: HashMap<Arc<str>, usize>,
+}
+
+impl DeclaredViews {
+    /// Fails if the limits do not allow one more for an identity.
+    pub(super) fn check(&self, who: &str, limits: &Limits) -> Result<(), Limit> {
+        if self.by_identity.get(who).is_some_and(|count| *count >= limits.views_of_identity) {
+            return Err(Limit::IdentityViews);
+        }
+        if self.all >= limits.views { Err(Limit::Views) } else { Ok(()) }
+    }
+
+    pub(super) fn add(&mut self, who: &Arc<str>) {
+        self.all += 1;
+        *self.by_identity.entry(Arc::clone(who)).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, who: &str) {
+        let Some(count) = self.by_identity.get_mut(who) else { return };
+        (*count, self.all) = (*count - 1, self.all - 1);
+        if *count == 0 {
+            self.by_identity.remove(who);
+        }
+    }
 }
 
 /// All identities that use a scope.

@@ -1,10 +1,11 @@
 //! Compiling without holding anybody up: work is taken out of the state, done, and put back.
 //!
 //! After a change, [`Round`]s bring all scopes and views up to date that it may have an effect on, one round at a time and each
-//! for scopes of kin. Those of most proxies come first, so that scopes of few, however many there are, do not delay them. An
+//! for scopes of kin. Those of most proxies come first, so that scopes of few, however many there are, do not delay them. Views
+//! are compiled in batches, in turns of the identities, so that an identity with many views does not delay the others'. An
 //! [`Opening`] compiles one new scope; a change that comes meanwhile is noted in its slot, and compiled before it is published.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use skysail_model::{Diagnostic, Outline, ProxyView, Surroundings, Touched, World};
 use skysail_xds::{
@@ -18,6 +19,9 @@ use super::{
     state::{Broken, Published, Slot, State},
 };
 use crate::parallel;
+
+/// Views compiled in a round: their proxies have the change before the next round begins.
+pub(super) const BATCH: usize = 128;
 
 /// What is to be compiled after a change.
 pub(super) struct Round {
@@ -108,10 +112,11 @@ impl State {
     /// Takes out what is to be compiled next; nothing if all is up to date, or cannot be.
     pub(super) fn take_round(&mut self) -> Option<Round> {
         let revision = self.revision;
-        let is_due =
-            |broken: &Option<Broken>| broken.as_ref().is_none_or(|broken| broken.revision != revision);
         let is_pending = |slot: &Slot| {
-            slot.scope.is_some() && !slot.opening && !slot.missed.is_nothing() && is_due(&slot.broken)
+            slot.scope.is_some()
+                && !slot.opening
+                && !slot.missed.is_nothing()
+                && is_due(&slot.broken, revision)
         };
         let pending = self.slots.iter().filter(|(_, slot)| is_pending(slot));
         let first =
@@ -128,7 +133,7 @@ impl State {
         }
         let mut views = Vec::new();
         for (view, state) in &self.views {
-            if !state.stale || !is_due(&state.broken) {
+            if !state.stale || !is_due(&state.broken, revision) {
                 continue;
             }
             let Some(slot) = self.slots.get(&state.surroundings) else { continue };
@@ -138,11 +143,16 @@ impl State {
                 continue;
             }
             let outline = slot.published.as_ref().map_or(&state.outline, |published| &published.outline);
-            let outline = Arc::clone(outline);
-            let own = Arc::clone(&state.sender.borrow().own);
-            let (view, surroundings) = (Arc::clone(view), Arc::clone(&state.surroundings));
-            views.push(ViewJob { view, surroundings, outline, own });
+            views.push((view, state, outline));
         }
+        let views = in_turns(views, |(view, ..)| (&view.namespace, &view.service_account)).into_iter();
+        let views = views.take(BATCH).map(|(view, state, outline)| ViewJob {
+            view: Arc::clone(view),
+            surroundings: Arc::clone(&state.surroundings),
+            outline: Arc::clone(outline),
+            own: Arc::clone(&state.sender.borrow().own),
+        });
+        let views: Vec<_> = views.collect();
         let world = self.world.clone();
         let any = !scopes.is_empty() || !views.is_empty();
         any.then_some(Round { world, revision, generation: self.generation + 1, scopes, views })
@@ -190,7 +200,9 @@ impl State {
             // There are thousands of views, and most changes are of none's own.
             let own = if owns.is_empty() { None } else { owns.remove(view) };
             let change = changes.get(&state.surroundings);
-            if change.is_none() && own.is_none() {
+            // A view that a later round compiles is sent that together with what its scope has now.
+            let is_later = state.stale && own.is_none() && is_due(&state.broken, revision);
+            if is_later || (change.is_none() && own.is_none()) {
                 continue;
             }
             let of_slot = || self.slots.get(&state.surroundings)?.published.as_ref();
@@ -204,7 +216,9 @@ impl State {
                 (snapshot.own, state.findings) = (own, findings);
                 (state.stale, state.broken) = (false, None);
                 state.outline = Arc::clone(&published.outline);
-                concerns_all |= changed;
+                // Its scope may have changed in a round before.
+                concerns_all |=
+                    changed || change.is_none() && !Arc::ptr_eq(&snapshot.shared, &published.layer);
             } else if std::mem::take(&mut state.early) {
                 state.stale |= !Arc::ptr_eq(&state.outline, &published.outline);
             }
@@ -218,6 +232,24 @@ impl State {
         }
         failures
     }
+}
+
+/// Whether something has changed since a compile panicked, if it did.
+fn is_due(broken: &Option<Broken>, revision: u64) -> bool {
+    broken.as_ref().is_none_or(|broken| broken.revision != revision)
+}
+
+/// Orders items so that the first of each owner comes before the second of any.
+fn in_turns<T, K: Hash + Eq>(items: Vec<T>, owner: impl Fn(&T) -> K) -> Vec<T> {
+    let mut turns: HashMap<K, usize> = HashMap::new();
+    let mut numbered: Vec<(usize, T)> = Vec::with_capacity(items.len());
+    for item in items {
+        let turn = turns.entry(owner(&item)).or_default();
+        *turn += 1;
+        numbered.push((*turn, item));
+    }
+    numbered.sort_by_key(|(turn, _)| *turn);
+    numbered.into_iter().map(|(_, item)| item).collect()
 }
 
 impl Slot {

@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 use super::{
     NewClient, Refused, Settings,
     compiler::{Compiler, Panicked, contain},
-    identities::{Identities, Limit},
+    identities::{DeclaredViews, Identities, Limit},
     scope::Scope,
     status::{ClientStatus, SharedStatus},
 };
@@ -57,6 +57,7 @@ pub(super) struct State {
     pub(super) views: HashMap<Arc<ProxyView>, View>,
     pub(super) clients: BTreeMap<u64, Client>,
     pub(super) identities: Identities,
+    declared: DeclaredViews,
     /// What has been logged and still holds.
     pub(super) said: BTreeSet<Diagnostic>,
     next_client: u64,
@@ -106,6 +107,8 @@ pub(super) struct View {
     /// What its proxies ask for. Others are not woken.
     pub(super) interest: Arc<Interest>,
     pub(super) findings: Vec<Diagnostic>,
+    /// The identity that it counts for as a declared view; none if it was made for a known pod.
+    declared: Option<Arc<str>>,
     clients: usize,
     /// With which outline its own resources were compiled.
     pub(super) outline: Arc<Outline>,
@@ -131,6 +134,8 @@ pub(super) struct Client {
 pub(super) struct Prepared {
     revision: u64,
     view: ProxyView,
+    /// Its pod is known, and the view says what the pod is.
+    known: bool,
     surroundings: Surroundings,
     /// What its view alone is sent, and the outline that was compiled with; if there is no such view but its scope.
     own: Option<(Own, Arc<Outline>)>,
@@ -236,7 +241,7 @@ impl State {
                 contradicted.insert(Arc::clone(&client.view));
             }
         }
-        let ended = contradicted.iter().filter(|view| self.views.remove(*view).is_some()).count();
+        let ended = contradicted.iter().filter(|view| self.remove_view(view)).count();
         if ended > 0 {
             info!(
                 views = ended,
@@ -284,8 +289,9 @@ impl State {
         compiler: &Compiler,
     ) -> Result<Prepared, Refused> {
         let mut node = client.node.clone();
-        self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::OtherAccount)?;
+        let known = self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::OtherAccount)?;
         let view = node.view;
+        self.check_view(&client.who, &view, known, settings)?;
         let surroundings = Surroundings::of(&view, &self.label_keys);
         let published = self.slots.get(&surroundings).and_then(|slot| slot.published.as_ref());
         let own = match published {
@@ -295,7 +301,7 @@ impl State {
             }
             _ => None,
         };
-        Ok(Prepared { revision: self.revision, view, surroundings, own })
+        Ok(Prepared { revision: self.revision, view, known, surroundings, own })
     }
 
     /// Lets a proxy in whose scope is compiled.
@@ -309,10 +315,11 @@ impl State {
         if self.closed {
             return Err(Refused::Closed);
         }
-        let Prepared { revision, view, surroundings, own } = prepared;
+        let Prepared { revision, view, known, surroundings, own } = prepared;
         if revision != self.revision {
             return Ok(Entry::Again);
         }
+        self.check_view(&client.who, &view, known, settings)?;
         let (surroundings, is_new) =
             self.reserve(&client.who, surroundings, settings, now).map_err(Refused::Limit)?;
         let Some(slot) = self.slots.get(&surroundings) else { return Ok(Entry::Again) };
@@ -343,11 +350,14 @@ impl State {
             }
             let (sender, snapshot) = watch::channel(snapshot);
             let interest = Arc::<Interest>::default();
+            let declared = (!known).then(|| Arc::clone(&client.who));
+            declared.iter().for_each(|who| self.declared.add(who));
             let state = View {
                 surroundings: Arc::clone(&surroundings),
                 sender,
                 interest: Arc::clone(&interest),
                 findings,
+                declared,
                 clients: 0,
                 outline,
                 stale: false,
@@ -378,6 +388,29 @@ impl State {
         let pod = client.node.pod.as_str().into();
         self.clients.insert(id, Client { view, pod, who, status: Arc::clone(&status) });
         Entry::Entered(watched, id, status)
+    }
+
+    /// Checks that an identity may have a view: it is there, it is that of a known pod, or the limits allow it.
+    fn check_view(
+        &self,
+        who: &str,
+        view: &ProxyView,
+        known: bool,
+        settings: &Settings,
+    ) -> Result<(), Refused> {
+        if known || self.views.contains_key(view) {
+            return Ok(());
+        }
+        self.declared.check(who, &settings.limits).map_err(Refused::Limit)
+    }
+
+    /// Removes a view; true if it was there.
+    fn remove_view(&mut self, view: &ProxyView) -> bool {
+        let removed = self.views.remove(view);
+        if let Some(who) = removed.as_ref().and_then(|view| view.declared.as_ref()) {
+            self.declared.remove(who);
+        }
+        removed.is_some()
     }
 
     /// Has a scope kept for an identity, if the limits allow it. True if the scope is new.
@@ -456,7 +489,7 @@ impl State {
         let Some(view) = self.views.get_mut(&client.view) else { return };
         view.clients -= 1;
         if view.clients == 0 {
-            self.views.remove(&client.view);
+            self.remove_view(&client.view);
         }
     }
 
@@ -483,6 +516,7 @@ impl State {
         self.views.clear();
         self.slots.clear();
         self.identities.clear();
+        self.declared = DeclaredViews::default();
     }
 
     pub(super) fn all_findings(&self) -> BTreeSet<Diagnostic> {

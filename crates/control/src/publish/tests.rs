@@ -1,6 +1,7 @@
 //! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
 
 mod scopes;
+mod views;
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
@@ -180,7 +181,7 @@ struct Mesh {
 }
 
 fn publisher(compiler: Compiler) -> Publisher {
-    let limits = Limits { scopes: 20, of_identity: 6 };
+    let limits = Limits { scopes: 20, of_identity: 6, views: 400, views_of_identity: 300 };
     Publisher::new(Arc::default(), Settings { cluster_id: "Kubernetes".into(), limits }, compiler)
 }
 

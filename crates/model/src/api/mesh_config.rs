@@ -99,6 +99,12 @@ impl MeshConfig {
         std::iter::once(&self.trust_domain).chain(&self.trust_domain_aliases)
     }
 
+    /// The mesh's id in telemetry. Source: `istio.mesh.v1alpha1.ProxyConfig.mesh_id`.
+    pub fn mesh_id(&self) -> &str {
+        let id = &self.default_config.mesh_id;
+        if id.is_empty() { &self.trust_domain } else { id }
+    }
+
     /// True if an alias is another mesh's trust domain: it has roots of its own, and only they vouch for it.
     pub fn is_foreign(&self, domain: &str) -> bool {
         let names = |entry: &CaCertificate| entry.trust_domains.iter().any(|name| name == domain);
@@ -150,6 +156,8 @@ impl<'de> Deserialize<'de> for IgnoredValue {
 pub struct ProxyConfig {
     /// Where the control plane is.
     pub discovery_address: String,
+    /// The mesh's id in telemetry; empty: the trust domain.
+    pub mesh_id: String,
 }
 
 /// What happens to traffic to places unknown.

@@ -148,7 +148,7 @@ fn connection_manager(
     let mut manager = HttpConnectionManager {
         stat_prefix,
         http_filters: http_filters(setting.view, way, policy),
-        tracing: Some(tracing(setting.view)),
+        tracing: Some(tracing(setting)),
         access_log: access_log::of_filter(setting.mesh),
         stream_idle_timeout: Some(seconds(0)),
         use_remote_address: boolean(false),
@@ -277,7 +277,7 @@ fn alpn() -> AlpnConfig {
 }
 
 /// How much is traced once a Telemetry turns tracing on, and with which tags.
-fn tracing(view: &ProxyView) -> Tracing {
+fn tracing(Setting { mesh, view, .. }: Setting<'_>) -> Tracing {
     let share = |value: f64| Some(types::Percent { value });
     let dry_run = [
         ("istio.authorization.dry_run.allow_policy.name", "istio_dry_run_allow_shadow_effective_policy_id"),
@@ -290,7 +290,7 @@ fn tracing(view: &ProxyView) -> Tracing {
         ("istio.canonical_revision", kube::canonical_revision(&view.labels)),
         ("istio.canonical_service", &view.canonical_service),
         ("istio.cluster_id", &view.cluster_id),
-        ("istio.mesh_id", &view.mesh_id),
+        ("istio.mesh_id", mesh.mesh_id()),
         ("istio.namespace", &view.namespace),
     ];
     tags.extend(own.iter().filter(|(_, value)| !value.is_empty()).map(|(tag, value)| CustomTag {

@@ -69,7 +69,6 @@ fn view() -> ProxyView {
         named_ports: BTreeMap::new(),
         ipv4: true,
         ipv6: false,
-        mesh_id: String::new(),
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,

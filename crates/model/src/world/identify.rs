@@ -28,15 +28,16 @@ pub struct OtherAccount {
 
 impl World {
     /// Replaces what a proxy declares by what is known of its pod, which runs in the cluster `home`. Of a proxy whose pod is not
-    /// known, only the locality is replaced, by that of its Kubernetes node.
+    /// known, only the locality is replaced, by that of its Kubernetes node. Returns true if the pod is known.
     ///
     /// # Errors
     /// When the pod runs under another service account.
-    pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<(), OtherAccount> {
-        if !self.identify_pod(&node.pod, home, &mut node.view)? {
+    pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, OtherAccount> {
+        let known = self.identify_pod(&node.pod, home, &mut node.view)?;
+        if !known {
             self.place(&node.node_name, &mut node.view);
         }
-        Ok(())
+        Ok(known)
     }
 
     /// Replaces the fields of a view that are known of the pod of this name; false if the pod is not known.

@@ -20,19 +20,19 @@ const POLICY: &str = "{apiVersion: security.istio.io/v1, kind: AuthorizationPoli
 const STRICT: &str = "{apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: default, namespace: istio-system}, spec: {mtls: {mode: STRICT}}}";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}}";
 
-fn service(name: &str) -> String {
+pub(super) fn service(name: &str) -> String {
     SERVICE.replace("NAME", name)
 }
 
 /// The pod that [`client`] names, in namespace x.
-fn pod(version: &str, account: &str) -> String {
+pub(super) fn pod(version: &str, account: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: p, namespace: x, labels: {{app: a, version: {version}}}}}, spec: {{nodeName: n, serviceAccountName: {account}, containers: [{{name: c, image: c, ports: [{{name: web, containerPort: 8080}}]}}]}}, status: {{podIP: 10.2.0.1}}}}"
     )
 }
 
 /// A proxy that declares this of itself, beside what it would if it were honest.
-fn client(namespace: &str, declared: Value) -> NewClient {
+pub(super) fn client(namespace: &str, declared: Value) -> NewClient {
     let mut metadata = json!({
         "LABELS": {"app": "a", "version": "v1"}, "WORKLOAD_NAME": "p", "NODE_NAME": "n",
         "POD_PORTS": [{"name": "web", "containerPort": 8080}],
@@ -55,16 +55,19 @@ fn client(namespace: &str, declared: Value) -> NewClient {
     }
 }
 
-fn put(publisher: &Publisher, name: &str, text: &str) {
+pub(super) fn put(publisher: &Publisher, name: &str, text: &str) {
     let state = if text.is_empty() { FileState::Gone } else { FileState::Text(text.to_owned()) };
     publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
 }
 
-fn connect(publisher: &Arc<Publisher>, client: NewClient) -> Result<(Watched, Connected), Refused> {
+pub(super) fn connect(
+    publisher: &Arc<Publisher>,
+    client: NewClient,
+) -> Result<(Watched, Connected), Refused> {
     RUNTIME.block_on(publisher.connect(client))
 }
 
-fn snapshot((watched, _): &(Watched, Connected)) -> Snapshot {
+pub(super) fn snapshot((watched, _): &(Watched, Connected)) -> Snapshot {
     watched.snapshot.borrow().clone()
 }
 
@@ -103,14 +106,47 @@ fn declarations() -> Vec<Value> {
             json!({"LABELS": {"app": "a", "version": format!("v{number}")}}),
             json!({"INSTANCE_IPS": format!("fd00::{number}")}),
             json!({"POD_PORTS": [{"name": "web", "containerPort": number + 1}]}),
-            json!({"WORKLOAD_NAME": format!("w-{number}")}),
+            json!({"LABELS": {}, "WORKLOAD_NAME": format!("w-{number}")}),
             json!({"NODE_NAME": format!("n-{number}")}),
             json!({"ISTIO_VERSION": format!("1.{number}.0")}),
+            json!({"MESH_ID": format!("mesh-{number}")}),
             json!({"NETWORK": format!("network-{number}")}),
             json!({"ENVOY_CAPABILITIES": {"number": number}}),
         ]
     };
     (0..10).flat_map(some).collect()
+}
+
+/// What [`declarations`] leave out: the identity, which a proxy proves, and what its program can do, of which there are few
+/// combinations. A new field of a view does not compile here until it is on either side.
+#[test]
+fn declarations_cover_every_field_of_a_view() {
+    let view = |declared| client("x", declared).node.view;
+    let ProxyView {
+        role: _,
+        namespace: _,
+        service_account: _,
+        plain_envoy: _,
+        hosts_apart: _,
+        names_resolved: _,
+        ipv4: _,
+        labels,
+        canonical_service,
+        cluster_id,
+        locality,
+        named_ports,
+        ipv6,
+    } = view(json!({}));
+    let others: Vec<ProxyView> = declarations().into_iter().map(view).collect();
+    let covered = [
+        others.iter().any(|other| other.labels != labels),
+        others.iter().any(|other| other.canonical_service != canonical_service),
+        others.iter().any(|other| other.cluster_id != cluster_id),
+        others.iter().any(|other| other.locality != locality),
+        others.iter().any(|other| other.named_ports != named_ports),
+        others.iter().any(|other| other.ipv6 != ipv6),
+    ];
+    assert_eq!(covered, [true; 6]);
 }
 
 #[test]
@@ -139,7 +175,7 @@ fn scopes_are_bounded_for_an_identity_and_in_all_where_no_pod_is_known() {
     let (publisher, compiles) = counting();
     put(&publisher, "service", &service("a"));
     put(&publisher, "route", ROUTE);
-    let Limits { scopes: most, of_identity } = publisher.settings.limits;
+    let Limits { scopes: most, of_identity, .. } = publisher.settings.limits;
     let honest = connect(&publisher, client("x", json!({}))).unwrap();
     // Whether its proxies stay or come and go: what was compiled for an identity counts until it was idle for long.
     for declared in declarations().into_iter().cycle().take(500) {
@@ -399,7 +435,9 @@ fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
     let newcomer = connect(&publisher, of("x")).unwrap();
     assert_eq!(differences(&bodies(&snapshot(&newcomer)), &before_x), [""; 0]);
     drop(newcomer);
-    for (namespace, declared) in [("x", json!({"CLUSTER_ID": "new"})), ("z", json!({"MESH_ID": "new"}))] {
+    for (namespace, declared) in
+        [("x", json!({"CLUSTER_ID": "new"})), ("z", json!({"LABELS": {"app": "new"}}))]
+    {
         match connect(&publisher, client(namespace, declared)) {
             Err(Refused::Broken(panicked)) => assert!(panicked.message.contains("bad"), "{panicked}"),
             other => panic!("{namespace}: {:?}", other.err()),
