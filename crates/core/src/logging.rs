@@ -4,7 +4,8 @@
 //! fill a disk with what it sends.
 //!
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. What is logged can be
-//! changed while the program runs.
+//! changed while the program runs. A level without a module is that of Skysail's modules. Libraries log errors only, unless they are
+//! named (`h2=debug`): at lower levels some write a line for each frame that a peer sends, before it has said who it is.
 
 mod lines;
 mod values;
@@ -35,9 +36,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// What holds unless something else is asked for: the watcher of files logs every event at the level trace, and there is
-/// one for each line where the log is a file in a watched folder.
-const QUIET: &str = "notify=warn";
+/// The level of modules that are not named.
+const OTHERS: &str = "error";
+/// What the names of Skysail's modules begin with.
+const OURS: &str = "skysail";
 
 /// What is logged, once [`init`] has set up the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
@@ -70,7 +72,7 @@ pub enum Error {
 pub fn init(format: Format) -> Flush {
     let flush = lines::start();
     let wanted = std::env::var("SKYSAIL_LOG").ok().and_then(|wanted| filter(&wanted).ok());
-    let filter = wanted.unwrap_or_else(|| EnvFilter::new(format!("{QUIET},info")));
+    let filter = wanted.unwrap_or_else(|| EnvFilter::new(of_ours("info")));
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(|| lines::Line);
@@ -93,7 +95,17 @@ pub fn lost_lines() -> u64 {
 }
 
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
-    EnvFilter::try_new(format!("{QUIET},{directives}"))
+    let directives =
+        directives.split(',').map(str::trim).map(|directive| match directive.parse::<LevelFilter>() {
+            Ok(level) => of_ours(level),
+            Err(_) => directive.to_owned(),
+        });
+    EnvFilter::try_new([OTHERS.to_owned()].into_iter().chain(directives).collect::<Vec<_>>().join(","))
+}
+
+/// The directives by which Skysail's modules log at a level, and others errors.
+fn of_ours(level: impl Display) -> String {
+    format!("{OTHERS},{OURS}={level}")
 }
 
 /// A value from outside as it may be logged, kept or shown: without characters that move the cursor, end the line or change the
@@ -122,7 +134,7 @@ fn tell(info: &PanicHookInfo<'_>) {
     );
 }
 
-/// Changes what is logged: of a module and those inside it, or where none is named of everything.
+/// Changes what is logged: of a module and those inside it, or where none is named of all of Skysail's.
 ///
 /// # Errors
 /// When this is no module's name, or [`init`] did not set up the log.
@@ -132,23 +144,24 @@ pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), Error> 
     let change = |filter: &mut EnvFilter| {
         *filter = match directive {
             Some(directive) => std::mem::take(filter).add_directive(directive),
-            None => EnvFilter::new(format!("{QUIET},{level}")),
+            None => EnvFilter::new(of_ours(level)),
         };
     };
     handle.modify(change).map_err(|_| Error::Fixed)
 }
 
-/// What is logged now, by module; without a name for all others.
+/// What is logged now, by module; without a name for all others of Skysail's.
 pub fn levels() -> Vec<(Option<String>, String)> {
     let current = FILTER.get().and_then(|handle| handle.with_current(ToString::to_string).ok());
     let directives = current.unwrap_or_default();
     let level = |directive: &str| match directive.rsplit_once('=') {
+        Some((OURS, level)) => (None, level.to_owned()),
         Some((module, level)) => (Some(module.to_owned()), level.to_owned()),
-        None => (None, directive.to_owned()),
+        None => (Some("*".to_owned()), directive.to_owned()),
     };
     directives
         .split(',')
-        .filter(|directive| !directive.is_empty() && *directive != QUIET)
+        .filter(|directive| !directive.is_empty() && *directive != OTHERS)
         .map(level)
         .collect()
 }
@@ -164,18 +177,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn libraries_log_errors_only_unless_they_are_named() {
+        let logged = |directives: &str| {
+            let mut lines = Vec::new();
+            let subscriber = tracing_subscriber::registry().with(filter(directives).unwrap());
+            tracing::subscriber::with_default(subscriber, || {
+                // A line for each PING that nobody awaits, for each TLS alert, and what goes through the `log` crate.
+                lines = vec![
+                    tracing::enabled!(target: "h2::proto::ping_pong", tracing::Level::WARN),
+                    tracing::enabled!(target: "rustls::conn", tracing::Level::WARN),
+                    tracing::enabled!(target: "log", tracing::Level::WARN),
+                    tracing::enabled!(target: "h2::codec", tracing::Level::ERROR),
+                    tracing::enabled!(target: "skysail_xds::limits", tracing::Level::INFO),
+                ];
+            });
+            lines
+        };
+        assert_eq!(logged("info"), [false, false, false, true, true]);
+        assert_eq!(logged("trace"), [false, false, false, true, true]);
+        assert_eq!(logged("skysail_xds=debug"), [false, false, false, true, true]);
+        assert_eq!(logged("warn, h2=warn"), [true, false, false, true, false]);
+    }
+
+    #[test]
     fn levels_change_while_it_runs() {
         let _flush = init(Format::Text);
         set_level(None, LevelFilter::WARN).unwrap();
         assert_eq!(levels(), [(None, "warn".to_owned())]);
-        assert!(!tracing::enabled!(target: "acme", tracing::Level::INFO));
-        set_level(Some("acme::shop"), LevelFilter::DEBUG).unwrap();
-        assert!(levels().contains(&(Some("acme::shop".to_owned()), "debug".to_owned())));
-        assert!(tracing::enabled!(target: "acme::shop::cart", tracing::Level::DEBUG));
-        assert!(!tracing::enabled!(target: "acme", tracing::Level::INFO));
+        assert!(!tracing::enabled!(target: "skysail_acme", tracing::Level::INFO));
+        set_level(Some("skysail_acme::shop"), LevelFilter::DEBUG).unwrap();
+        assert!(levels().contains(&(Some("skysail_acme::shop".to_owned()), "debug".to_owned())));
+        assert!(tracing::enabled!(target: "skysail_acme::shop::cart", tracing::Level::DEBUG));
+        assert!(!tracing::enabled!(target: "skysail_acme", tracing::Level::INFO));
         set_level(None, LevelFilter::INFO).unwrap();
-        assert!(!tracing::enabled!(target: "acme::shop::cart", tracing::Level::DEBUG));
-        assert!(tracing::enabled!(target: "acme", tracing::Level::INFO));
+        assert!(!tracing::enabled!(target: "skysail_acme::shop::cart", tracing::Level::DEBUG));
+        assert!(tracing::enabled!(target: "skysail_acme", tracing::Level::INFO));
         for bad in ["", "a b", "a[b]", "a=b", "a,b"] {
             assert!(matches!(set_level(Some(bad), LevelFilter::INFO), Err(Error::NoLogger(_))), "{bad}");
         }
