@@ -8,13 +8,15 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs, io,
-    os::unix::fs::MetadataExt as _,
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use nix::libc::O_NONBLOCK;
 use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
@@ -315,7 +317,13 @@ impl Look<'_> {
             self.now.insert(key, before.clone());
             return Ok(());
         }
-        let text = fs::read_to_string(path)?;
+        // To open a FIFO that nobody writes to would wait for ever, and so end the following of files.
+        let mut file = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
         let content = Content::Text(fingerprint(&text));
         if before.is_none_or(|before| before.content != content) {
             self.changes.push(change(layer, path, FileState::Text(text)));
@@ -364,6 +372,28 @@ mod tests {
 
         fs::remove_dir_all(second.path()).unwrap();
         assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_named_and_does_not_hold_up_others() {
+        let folder = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&folder.path().join("a.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("b.yaml")).unwrap();
+        fs::write(folder.path().join("c.yaml"), "c").unwrap();
+        let mut folders = Folders::new(&[folder.path().into()]).unwrap();
+        let mut changes = folders.look();
+        changes.sort_by(|one, other| one.path.cmp(&other.path));
+        let reason = |change: &FileChange| match &change.state {
+            FileState::Unreadable(reason) => reason.clone(),
+            state => panic!("{state:?}"),
+        };
+        assert_eq!(reason(&changes[0]), "it is not a regular file");
+        assert!(!reason(&changes[1]).is_empty());
+        assert_eq!(changes[2].state, FileState::Text("c".into()));
+        assert_eq!(folders.look(), [], "they are named once");
+        fs::remove_file(folder.path().join("a.yaml")).unwrap();
+        fs::write(folder.path().join("a.yaml"), "a").unwrap();
+        assert_eq!(folders.look().len(), 1);
     }
 
     #[test]
