@@ -1,8 +1,11 @@
 //! Signs workloads' certificate requests for whom they prove to be.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use skysail_core::SpiffeId;
+use skysail_core::{SpiffeId, logging::Throttle};
 use skysail_identity::{Csr, Refusal, Signed};
 use skysail_xds::{certificates::Signer, grpc::address, istio::IstioCertificateRequest};
 use tonic::{Request, Status};
@@ -23,6 +26,7 @@ pub(crate) struct Certificates {
     lifetime: Duration,
     metrics: Arc<Metrics>,
     audit: Arc<Audit>,
+    said: Throttle,
 }
 
 /// A certificate that may be handed out once it is on record.
@@ -41,7 +45,8 @@ impl Certificates {
         metrics: Arc<Metrics>,
         audit: Arc<Audit>,
     ) -> Self {
-        Self { keeper, authentication, lifetime, metrics, audit }
+        let said = Throttle::new(Duration::from_secs(1));
+        Self { keeper, authentication, lifetime, metrics, audit, said }
     }
 
     fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Issued, Status> {
@@ -113,7 +118,9 @@ impl Signer for Certificates {
         };
         handed_out.inspect_err(|status| {
             let reason = status.message();
-            warn!(address, reason, "certificate refused");
+            if let Some(more) = self.said.admit(Instant::now()) {
+                warn!(address, reason, more, "certificate refused");
+            }
             let (address, reason) = (Text(&address), Text(reason));
             self.audit.record(Event::CertificateRefused { address, reason, suppressed: 0 });
         })

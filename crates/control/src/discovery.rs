@@ -1,10 +1,15 @@
 //! Lets proxies in to what they are to see.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Map, Number, Value};
+use skysail_core::logging::Throttle;
 use skysail_identity::BoundPod;
-use skysail_model::{ProxyNode, api::kube::Locality};
+use skysail_model::{MAX_ID, ProxyNode, api::kube::Locality};
 use skysail_xds::{
     client::Form,
     envoy::pb::{
@@ -39,6 +44,8 @@ pub(crate) struct Discovery {
     audit: Arc<Audit>,
     /// The cluster of proxies that do not name theirs.
     cluster_id: String,
+    /// Lines about refused streams, and about refused debug types.
+    said: [Throttle; 2],
 }
 
 impl Discovery {
@@ -50,7 +57,8 @@ impl Discovery {
         cluster_id: String,
     ) -> Self {
         let (publisher, habits) = (Arc::clone(&pages.publisher), Arc::clone(&pages.habits));
-        Self { publisher, authentication, habits, pages, access, audit, cluster_id }
+        let said = [const { Throttle::new(Duration::from_secs(1)) }; 2];
+        Self { publisher, authentication, habits, pages, access, audit, cluster_id, said }
     }
 
     /// Finds out who calls, what it declares, and when its access ends.
@@ -91,7 +99,7 @@ impl Discovery {
             }
         })?;
         let habits = Arc::clone(&self.habits);
-        let remembered = habits.of(&who, &resources.snapshot.borrow());
+        let remembered = habits.of(&who, &resources.snapshot.borrow().clone());
         let identity = Arc::clone(&who);
         let report = move |event: Event<'_>| match event {
             Event::Used { host } => habits.used(&who, host),
@@ -116,16 +124,19 @@ impl Discovery {
 
 impl Views for Discovery {
     async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
-        let (id, address) = (node.id.clone(), address(call.extensions()));
+        let id = node.id[..node.id.floor_char_boundary(MAX_ID)].to_owned();
+        let address = address(call.extensions());
         let entered = match self.admit(node, form, &call) {
             Ok((client, ended)) => self.enter(client, ended).await,
             Err(refused) => Err(refused),
         };
         entered.inspect_err(|status| {
             count(&self.publisher.metrics.refused_connections);
-            // A limit that is reached is logged now and then, not for each proxy.
-            if status.code() != Code::ResourceExhausted {
-                info!(proxy = id, address, reason = status.message(), "discovery refused");
+            // A limit that is reached is logged by itself.
+            if status.code() != Code::ResourceExhausted
+                && let Some(more) = self.said[0].admit(Instant::now())
+            {
+                info!(proxy = id, address, reason = status.message(), more, "discovery refused");
             }
             let (proxy, address, reason) = (Text(&id), Text(&address), Text(status.message()));
             self.audit.record(Audited::DiscoveryRefused { address, proxy, reason, suppressed: 0 });
@@ -146,7 +157,9 @@ impl Views for Discovery {
             debug::answer(question, &self.pages)
         };
         answered().inspect_err(|status| {
-            info!(asked, address, reason = status.message(), "debug type refused");
+            if let Some(more) = self.said[1].admit(Instant::now()) {
+                info!(asked, address, reason = status.message(), more, "debug type refused");
+            }
             let (address, page, reason) = (Text(&address), Text(&asked), Text(status.message()));
             self.audit.record(Audited::AdminRefused { address, page, reason, suppressed: 0 });
         })

@@ -205,6 +205,7 @@ async fn what_a_node_calls_itself_stays_in_its_log_line() {
     let line = control.logged("discovery refused").await;
     let said = line["proxy"].as_str().unwrap();
     assert!(said.contains("202e") && said.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{said}");
+    assert_eq!(line["more"], 0, "such lines are throttled: {line}");
     proxy.task.abort();
 }
 

@@ -20,5 +20,5 @@ pub use compile::{
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use parse::{Parsed, parse};
-pub use view::{ProxyNode, ProxyView, Role, Surroundings};
+pub use view::{MAX_ID, ProxyNode, ProxyView, Role, Surroundings};
 pub use world::{Endpoint, Origin, OtherAccount, Resolved, Touched, World};
