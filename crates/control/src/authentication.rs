@@ -17,6 +17,7 @@ use skysail_identity::{BoundPod, Live, Origin, Peer, Verifier, not_after};
 use skysail_xds::{
     certificates,
     grpc::{Answering, Call, Service, address},
+    limits::Identity,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -284,6 +285,9 @@ impl<S: Service> Service for Guarded<S> {
         })?;
         if let Some(connection) = known.get::<Arc<Admitted>>() {
             connection.prove();
+        }
+        if let Caller::Proven(proof) = &caller {
+            known.insert(Identity(proof.id.to_string().into()));
         }
         known.insert(caller);
         Ok(())

@@ -10,8 +10,8 @@ use crate::{layer::Layer, resource::Kind};
 const WORDS: usize = 4;
 
 /// What some streams ask for: a Bloom filter of two bits a name for each kind. It is only ever added to, as who is told too much
-/// finds nothing to do. Whoever adds does so while holding on to the snapshot that it answers from, and the one who changes
-/// that asks while nobody does, so nobody is missed.
+/// finds nothing to do. Whoever adds looks afterwards whether there is a later snapshot than the one it answers from, and the one who
+/// replaces that asks while nobody can look, so nobody is missed.
 #[derive(Debug, Default)]
 pub struct Interest([[AtomicU64; WORDS]; Kind::ALL.len()]);
 

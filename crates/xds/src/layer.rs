@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     resource::{Kind, Resource, Resources},
     wire::{Entries, Form},
+    work,
 };
 
 /// How many changes of a kind are remembered by name. Who is further behind has everything looked through.
@@ -245,7 +246,8 @@ impl Shelf {
     }
 
     /// The resource that an alias stands for.
-    fn by_alias(&self, alias: &str) -> Option<&Entry> {
+    fn by_alias(&self, alias: &[u8]) -> Option<&Entry> {
+        work::did(1);
         let aliases = self.aliases.get_or_init(|| {
             let each = self.by_name.iter();
             let mut all: Vec<_> = each
@@ -256,7 +258,7 @@ impl Shelf {
             all.sort_unstable();
             all.into()
         });
-        let fingerprint = xxh3_64(alias.as_bytes());
+        let fingerprint = xxh3_64(alias);
         let index = aliases.binary_search_by_key(&fingerprint, |(alias, _)| *alias).ok()?;
         self.by_name.get(&aliases.get(index)?.1)
     }
@@ -270,6 +272,30 @@ pub struct Snapshot {
     pub own: Arc<Layer>,
     /// What does not.
     pub shared: Arc<Layer>,
+}
+
+/// The longest authority that a virtual host is found by: that of the longest domain name, with a port. In bytes.
+const AUTHORITY: usize = 253 + 6;
+/// The longest name with such an authority. In bytes.
+const LONGEST: usize = 1 << 10;
+/// The dots of the longest domain name that ends in one.
+const DOTS: usize = 127;
+
+/// Where the authority begins in a name, if a virtual host may be found by it.
+fn authority_at(kind: Kind, name: &str) -> Option<usize> {
+    if kind != Kind::VirtualHost || name.len() > LONGEST {
+        return None;
+    }
+    let start = name.rfind('/')? + 1;
+    let authority = name.get(start..)?;
+    let dots = authority.bytes().filter(|byte| *byte == b'.').count();
+    (authority.len() <= AUTHORITY && dots <= DOTS).then_some(start)
+}
+
+/// How many lookups [`Snapshot::find`] needs for a name that no resource has, at most.
+pub(crate) fn lookups(kind: Kind, name: &str) -> usize {
+    let authority = authority_at(kind, name).and_then(|start| name.get(start..));
+    authority.map_or(0, |authority| 1 + authority.matches('.').count())
 }
 
 /// What changed of a kind.
@@ -296,12 +322,17 @@ impl Snapshot {
     /// domain, else the one of the longest `*.suffix` of it.
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
         let by_alias = || {
+            let start = authority_at(kind, name)?;
             let shelf = self.shared.shelf(kind);
-            let authority = name.strip_prefix(kind.family(name)?)?.strip_prefix('/')?;
-            let family = name.strip_suffix(authority)?;
-            let suffixes = authority.match_indices('.').filter_map(|(at, _)| authority.get(at..));
-            shelf.by_alias(name).or_else(|| {
-                suffixes.into_iter().find_map(|suffix| shelf.by_alias(&format!("{family}*{suffix}")))
+            shelf.by_alias(name.as_bytes()).or_else(|| {
+                let (family, authority) = name.split_at(start);
+                // `ROUTE CONFIGURATION/*` is written in front of each suffix, over what is not needed any more.
+                let mut text = [b"*", name.as_bytes()].concat();
+                authority.match_indices('.').find_map(|(dot, _)| {
+                    text.get_mut(dot..dot + start)?.copy_from_slice(family.as_bytes());
+                    *text.get_mut(dot + start)? = b'*';
+                    shelf.by_alias(text.get(dot..)?)
+                })
             })
         };
         self.entry(kind, name).or_else(by_alias).map(|entry| &entry.resource)

@@ -18,6 +18,7 @@ pub mod otlp;
 pub mod resource;
 pub mod server;
 mod wire;
+mod work;
 
 pub use envoy_types as envoy;
 pub use layer::{Changes, Layer, Snapshot};

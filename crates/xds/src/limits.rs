@@ -28,9 +28,18 @@ pub const FIELDS: usize = 250_000;
 pub const NODE: usize = 512 << 10;
 /// Requests of a connection that are not complete yet, together. In bytes.
 pub const INCOMPLETE: usize = 8 << 20;
+/// The same of all connections of an identity. In bytes.
+pub const IDENTITY_INCOMPLETE: usize = 32 << 20;
+/// The same of all connections. In bytes.
+pub const ALL_INCOMPLETE: usize = 256 << 20;
+/// Time for the rest of a request that has begun, without that in which its connection is not read.
+pub const REST: Duration = Duration::from_secs(30);
 /// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
 /// length. Names of resources are held once for all clients and not counted. In bytes.
 pub const NAMES: usize = 8 << 20;
+/// Names of virtual hosts that a stream asks for and that no resource has. All of them are looked up again when hosts change; a
+/// proxy asks for 1,000 at most.
+pub const AUTHORITIES: usize = 2_048;
 /// What is kept, shown and logged of the reason for which a client refuses a response. In bytes.
 pub const REASON: usize = 1 << 10;
 /// Encoded for a stream and not yet written, at most. In bytes.
@@ -42,6 +51,8 @@ pub const PROGRESS: usize = 64 << 10;
 pub const BURST: u64 = 128 << 20;
 /// What a connection may cost in the long run, in units a second.
 pub const RATE: u64 = 256 << 10;
+/// An identity may cost as much as this many connections, however many it opens.
+pub const IDENTITY_PACE: u64 = 64;
 /// Cost of a byte that is not in a request, such as that of a PING or of a header.
 pub const FRAME_BYTE: u64 = 16;
 /// Cost of opening a call, aside from its header.
@@ -54,6 +65,8 @@ pub const RESOURCE: u64 = 256;
 pub const NAMED: u64 = 64;
 /// Cost of a name that a stream holds, or is to be answered, when it changes what it asks for.
 pub const HELD: u64 = 2;
+/// Cost of looking up what answers to an authority: one for its domain, and one for each `*.suffix` of it.
+pub const LOOKUP: u64 = 32;
 
 /// Bounds that an operator may need to raise, and how often each was reached.
 #[derive(Debug)]
@@ -66,6 +79,8 @@ pub struct Limits {
     pub identity_names: usize,
     reached: [Reached; Bound::ALL.len()],
     identities: Mutex<HashMap<Arc<str>, Usage>>,
+    /// Bytes of incomplete requests of all connections.
+    incomplete: AtomicUsize,
 }
 
 impl Default for Limits {
@@ -83,7 +98,7 @@ pub enum Bound {
     Unread,
     /// A request is too long, or has too many fields.
     Request,
-    /// The connection has too many bytes of incomplete requests.
+    /// The connection, its identity or all together have too many bytes of incomplete requests, or one is not completed in time.
     Incomplete,
     /// The connection asks for too many names that no resource has.
     Names,
@@ -137,8 +152,8 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 impl Limits {
     /// Limits of these values, which are those of the fields.
     pub fn new(unread: Duration, identity_streams: usize, identity_names: usize) -> Self {
-        let (reached, identities) = Default::default();
-        Self { unread, identity_streams, identity_names, reached, identities }
+        let (reached, identities, incomplete) = Default::default();
+        Self { unread, identity_streams, identity_names, reached, identities, incomplete }
     }
 
     /// How often a bound was reached.
@@ -202,40 +217,73 @@ impl Account {
 
     /// Waits until the connection owes little enough to go on.
     pub(crate) async fn paced(&self) {
-        while let Some(wait) = self.pace.wait() {
+        self.paced_by(&self.pace).await;
+    }
+
+    async fn paced_by(&self, pace: &Pace) {
+        while let Some(wait) = pace.wait() {
             self.limits.note(Bound::Pace, &self.client);
             tokio::time::sleep(wait).await;
         }
     }
 }
 
+/// Who makes a call, where that is proven before anything of its body is read.
+#[derive(Clone, Debug)]
+pub struct Identity(pub Arc<str>);
+
 /// Bytes of incomplete requests that a call is charged for, until it ends.
 #[derive(Debug)]
 pub(crate) struct Incomplete {
     account: Arc<Account>,
+    identity: Option<Arc<str>>,
     bytes: usize,
 }
 
 impl Incomplete {
-    pub(crate) fn new(account: Arc<Account>) -> Self {
-        Self { account, bytes: 0 }
+    pub(crate) fn new(account: Arc<Account>, identity: Option<Identity>) -> Self {
+        Self { account, identity: identity.map(|Identity(name)| name), bytes: 0 }
     }
 
-    /// Says how many there are now; fails if all of the connection's are too many.
+    /// Sets how many there are now; fails if those of the connection, of its identity or of all are too many.
     pub(crate) fn set(&mut self, bytes: usize) -> Result<(), Status> {
-        let all = exchange(&self.account.incomplete, &mut self.bytes, bytes);
-        if all <= INCOMPLETE {
+        if bytes == self.bytes {
             return Ok(());
         }
-        let what =
-            format!("incomplete requests take {all} bytes on this connection; {INCOMPLETE} is the limit");
+        let [of_connection, of_identity, of_all] = self.exchange(bytes);
+        let (all, whose, most) = match () {
+            () if of_connection > INCOMPLETE => (of_connection, "on this connection", INCOMPLETE),
+            () if of_identity > IDENTITY_INCOMPLETE => (of_identity, "of this identity", IDENTITY_INCOMPLETE),
+            () if of_all > ALL_INCOMPLETE => (of_all, "of all connections", ALL_INCOMPLETE),
+            () => return Ok(()),
+        };
+        let what = format!("incomplete requests {whose} take {all} bytes; {most} is the limit");
         Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what))
+    }
+
+    /// Sets how many there are now, and returns those of the connection, of its identity and of all.
+    fn exchange(&mut self, bytes: usize) -> [usize; 3] {
+        let before = self.bytes;
+        let limits = &self.account.limits;
+        let of_connection = exchange(&self.account.incomplete, &mut self.bytes, bytes);
+        let of_all = exchange(&limits.incomplete, &mut { before }, bytes);
+        let of_identity = self.identity.as_ref().map_or(0, |identity| {
+            let mut identities = lock(&limits.identities);
+            let usage = identities.entry(Arc::clone(identity)).or_default();
+            usage.incomplete = usage.incomplete - before + bytes;
+            let of_identity = usage.incomplete;
+            forget(&mut identities, identity);
+            of_identity
+        });
+        [of_connection, of_identity, of_all]
     }
 }
 
 impl Drop for Incomplete {
     fn drop(&mut self) {
-        self.account.incomplete.fetch_sub(self.bytes, Relaxed);
+        if self.bytes > 0 {
+            self.exchange(0);
+        }
     }
 }
 
@@ -254,13 +302,28 @@ fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
 struct Usage {
     streams: usize,
     names: usize,
+    incomplete: usize,
+    /// Work for all its streams, also for those that have ended.
+    pace: Arc<Pace>,
 }
+
+/// Forgets an identity that has nothing and owes nothing.
+fn forget(identities: &mut HashMap<Arc<str>, Usage>, identity: &str) {
+    let unused = |usage: &Usage| usage.streams == 0 && usage.incomplete == 0 && usage.pace.owed() == 0;
+    if identities.get(identity).is_some_and(unused) {
+        identities.remove(identity);
+    }
+}
+
+/// Above this number of identities those that have ended and owe nothing any more are looked for.
+const MANY: usize = 1_024;
 
 /// A stream's place in the accounts of its connection and its identity, until it ends.
 #[derive(Debug)]
 pub(crate) struct Member {
     account: Arc<Account>,
     identity: Arc<str>,
+    pace: Arc<Pace>,
     names: usize,
 }
 
@@ -269,16 +332,38 @@ impl Member {
     pub(crate) fn enter(account: Arc<Account>, identity: Arc<str>) -> Result<Self, Status> {
         let limits = &account.limits;
         let mut identities = lock(&limits.identities);
+        if identities.len() > MANY && identities.len().is_power_of_two() {
+            let owes = |usage: &Usage| usage.pace.owed() > 0;
+            identities.retain(|_, usage| usage.streams > 0 || usage.incomplete > 0 || owes(usage));
+        }
         let usage = identities.entry(Arc::clone(&identity)).or_default();
         if usage.streams < limits.identity_streams {
             usage.streams += 1;
+            let pace = Arc::clone(&usage.pace);
             drop(identities);
-            return Ok(Self { account, identity, names: 0 });
+            pace.spend(CALL / IDENTITY_PACE);
+            return Ok(Self { account, identity, pace, names: 0 });
         }
         let streams = usage.streams;
         drop(identities);
         let what = format!("{identity} has {streams} discovery streams, which is the limit");
         Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
+    }
+
+    /// Charges a request to the connection, which has paid for its bytes, and to the identity, which has not.
+    pub(crate) fn spend(&self, units: u64, bytes: usize) {
+        self.account.pace.spend(units);
+        self.pace.spend((units + bytes as u64) / IDENTITY_PACE);
+    }
+
+    /// Whether the identity owes too much.
+    pub(crate) fn owes(&self) -> bool {
+        self.pace.wait().is_some()
+    }
+
+    /// Waits until the identity owes little enough to go on.
+    pub(crate) async fn paced(&self) {
+        self.account.paced_by(&self.pace).await;
     }
 
     /// Says what the names cost that the stream holds for itself; fails if that is too much for its connection or identity.
@@ -307,6 +392,19 @@ impl Member {
     }
 }
 
+impl Member {
+    /// Fails if its stream asks for so many names of virtual hosts that are no resource's.
+    pub(crate) fn asks(&self, authorities: usize) -> Result<(), Status> {
+        if authorities <= AUTHORITIES {
+            return Ok(());
+        }
+        let what = format!(
+            "the stream asks for {authorities} names that no virtual host has; {AUTHORITIES} is the limit"
+        );
+        Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
+    }
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         self.account.names.fetch_sub(self.names, Relaxed);
@@ -314,10 +412,8 @@ impl Drop for Member {
         if let Some(usage) = identities.get_mut(&self.identity) {
             usage.streams -= 1;
             usage.names -= self.names;
-            if usage.streams == 0 {
-                identities.remove(&self.identity);
-            }
         }
+        forget(&mut identities, &self.identity);
     }
 }
 
@@ -348,6 +444,13 @@ impl Pace {
     pub(crate) fn refund(&self, units: u64) {
         let mut owed = lock(&self.0);
         owed.units = owed.units.saturating_sub(units);
+    }
+
+    /// What is owed now.
+    fn owed(&self) -> u64 {
+        let mut owed = lock(&self.0);
+        owed.leak(Instant::now());
+        owed.units
     }
 
     /// How long to wait before more is done; `None` if there is no need to.
@@ -436,7 +539,7 @@ mod tests {
     #[test]
     fn incomplete_requests_are_counted_across_the_calls_of_a_connection() {
         let account = account(Limits::default());
-        let mut calls: Vec<_> = (0..2).map(|_| Incomplete::new(Arc::clone(&account))).collect();
+        let mut calls: Vec<_> = (0..2).map(|_| Incomplete::new(Arc::clone(&account), None)).collect();
         assert!(calls[0].set(INCOMPLETE / 2).is_ok() && calls[1].set(INCOMPLETE / 2).is_ok());
         assert_eq!(calls[1].set(INCOMPLETE / 2 + 1).unwrap_err().code(), tonic::Code::ResourceExhausted);
         drop(calls.remove(0));
@@ -444,6 +547,45 @@ mod tests {
         drop(calls);
         assert_eq!(account.incomplete.load(Relaxed), 0);
         assert_eq!(account.limits.reached(Bound::Incomplete), 1);
+    }
+
+    #[test]
+    fn incomplete_requests_are_counted_across_the_connections_of_an_identity_and_of_all() {
+        let limits = Arc::new(Limits::default());
+        let begun = |identity: Option<&str>| {
+            let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
+            let mut begun = Incomplete::new(account, identity.map(|name| Identity(name.into())));
+            begun.set(INCOMPLETE).map(|()| begun)
+        };
+        let message = |identity| begun(identity).unwrap_err().message().to_owned();
+        let mut held: Vec<_> =
+            (0..IDENTITY_INCOMPLETE / INCOMPLETE).map(|_| begun(Some("a")).unwrap()).collect();
+        assert!(message(Some("a")).starts_with("incomplete requests of this identity take"));
+        assert!(begun(Some("b")).is_ok(), "another identity is not held up");
+        held.extend((held.len()..ALL_INCOMPLETE / INCOMPLETE).map(|_| begun(None).unwrap()));
+        assert!(message(Some("b")).starts_with("incomplete requests of all connections take"));
+        assert_eq!(limits.incomplete.load(Relaxed), ALL_INCOMPLETE, "what is refused is not held");
+        drop(held);
+        assert_eq!(limits.incomplete.load(Relaxed), 0);
+        assert!(lock(&limits.identities).is_empty());
+    }
+
+    #[test]
+    fn an_identity_pays_for_the_connections_that_it_has_closed() {
+        let limits = Arc::new(Limits::default());
+        let enter = || {
+            let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
+            Member::enter(account, "a".into()).unwrap()
+        };
+        for _ in 0..2 * IDENTITY_PACE {
+            let member = enter();
+            // The rest of what it owes is not forgiven with the connection.
+            member.spend(BURST, 0);
+        }
+        let member = enter();
+        assert_eq!(member.account.pace.wait(), None, "the connection owes nothing");
+        let wait = member.pace.wait().unwrap();
+        assert!(wait > Duration::from_secs(60), "{wait:?}");
     }
 
     #[test]
@@ -468,7 +610,9 @@ mod tests {
         assert!(second.holds(101).is_ok());
 
         drop((first, second, of_other_identity));
-        assert!(lock(&limits.identities).is_empty());
+        let identities = lock(&limits.identities);
+        assert!(identities.values().all(|usage| usage.streams == 0 && usage.names == 0));
+        drop(identities);
         assert_eq!(one.names.load(Relaxed), 0);
         let reached = Bound::ALL.map(|bound| limits.reached(bound));
         assert_eq!(reached, [0, 0, 0, 0, 1, 1, 1, 0]);

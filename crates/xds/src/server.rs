@@ -160,7 +160,7 @@ impl<V: Views> DiscoveryService<V> {
         let Call { headers, extensions, requests, mut answers, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let mut requests = Requests::<R>::new(requests, limits::REQUEST, &account);
+            let mut requests = Requests::<R>::new(requests, limits::REQUEST, &account, &extensions);
             let served = async {
                 // What the beginning needs is held no longer than that.
                 let begun = Box::pin(async {
@@ -264,7 +264,7 @@ impl Stream {
                 status = &mut self.ended => return Err(status),
                 flushed = answers.flushed(), if waits => flushed?,
                 () = held => self.session.release(),
-                request = requests.next() => match request? {
+                request = next_of(&self.member, requests) => match request? {
                     Some(request) => next = Some(request),
                     None => return Ok(()),
                 },
@@ -282,29 +282,36 @@ impl Stream {
             Ok(ask) => ask,
             Err(url) => {
                 debug!(url = shortened(url), "asked for a kind that is not served");
-                account.pace.spend(limits::ASK);
+                self.member.spend(limits::ASK, length);
                 return Ok(0);
             }
         };
-        // Looked at in its place: all streams would count their references to it at the same time.
-        let taken = session.ask(ask, &self.snapshot.borrow(), &mut *self.report);
+        // Nothing that a client causes is done while the snapshot is locked: whoever replaces it waits for that.
+        let snapshot = self.snapshot.borrow().clone();
+        let taken = session.ask(ask, &snapshot, &mut *self.report);
         if taken.guesses {
             account.limits.note(Bound::Nonce, &account.client);
         }
         if taken.acknowledges && taken.cost == 0 {
             account.pace.refund(length as u64);
         } else {
-            account.pace.spend(taken.cost);
+            self.member.spend(taken.cost, length);
         }
         self.member.holds(session.kept())?;
+        self.member.asks(session.authorities())?;
         Ok(taken.cost)
     }
 
     /// Begins to send what there is to send.
     fn push(&mut self, answers: &mut Answers) -> Result<(), Status> {
-        let pushes = self.session.pushes(&self.snapshot.borrow_and_update()).map_err(|Behind| {
+        let snapshot = self.snapshot.borrow_and_update().clone();
+        let pushes = self.session.pushes(&snapshot).map_err(|Behind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
+        // What was replaced meanwhile may have seemed to concern nobody.
+        if self.snapshot.borrow().generation() != snapshot.generation() {
+            self.snapshot.mark_changed();
+        }
         if pushes.is_empty() {
             return Ok(());
         }
@@ -318,6 +325,18 @@ impl Stream {
         }
         answers.send(all.into_iter().flatten())
     }
+}
+
+/// The next request, once neither the identity nor the connection owes too much.
+async fn next_of<R: IntoAsk>(
+    member: &Member,
+    requests: &mut Requests<R>,
+) -> Result<Option<(R, usize)>, Status> {
+    if member.owes() {
+        requests.suspend();
+        member.paced().await;
+    }
+    requests.next().await
 }
 
 /// A request of either form.

@@ -9,9 +9,10 @@ use prost::{
     Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
-use tonic::{Code, Status};
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Extensions, Status};
 
-use crate::limits::{self, Account, Bound, Incomplete};
+use crate::limits::{self, Account, Bound, Identity, Incomplete};
 
 /// Whether a message is compressed, and how long it is.
 const PREFIX: usize = 5;
@@ -35,34 +36,70 @@ pub(crate) struct Requests<R> {
     most: usize,
     account: Arc<Account>,
     incomplete: Incomplete,
+    /// When the request that has begun must be complete.
+    until: Option<Instant>,
     kind: PhantomData<fn() -> R>,
 }
 
 impl<R: Message + Default> Requests<R> {
-    /// The requests on a stream, of at most so many bytes each.
-    pub(crate) fn new(stream: RecvStream, most: usize, account: &Arc<Account>) -> Self {
-        let incomplete = Incomplete::new(Arc::clone(account));
+    /// The requests on a stream, of at most so many bytes each, from whom the call's extensions say.
+    pub(crate) fn new(
+        stream: RecvStream,
+        most: usize,
+        account: &Arc<Account>,
+        extensions: &Extensions,
+    ) -> Self {
+        let identity = extensions.get::<Identity>().cloned();
+        let incomplete = Incomplete::new(Arc::clone(account), identity);
         let account = Arc::clone(account);
-        Self { stream, begun: Begun::default(), most, account, incomplete, kind: PhantomData }
+        Self { stream, begun: Begun::default(), most, account, incomplete, until: None, kind: PhantomData }
     }
 
     /// The next request and its length; `None` when the client has no more. May be dropped and called again. Waits while the
     /// connection owes too much.
     pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
-        self.account.paced().await;
+        if self.account.pace.wait().is_some() {
+            self.suspend();
+            self.account.paced().await;
+        }
         loop {
             let before = self.begun.0.len();
             if let Some(request) = self.begun.complete(self.most).map_err(|status| self.refused(status))? {
                 self.incomplete.set(0)?;
+                self.until = None;
                 return Ok(Some((request, before - self.begun.0.len())));
             }
             self.incomplete.set(before)?;
-            let Some(data) = self.stream.data().await else { return Ok(None) };
+            let Some(data) = self.data().await? else { return Ok(None) };
             let data = data.map_err(broken)?;
             self.stream.flow_control().release_capacity(data.len()).map_err(broken)?;
             // The connection was charged for it as for any other byte.
             self.account.pace.refund((limits::FRAME_BYTE - 1) * data.len() as u64);
             self.begun.0.extend_from_slice(&data);
+        }
+    }
+
+    /// Gives a request that has begun its time anew, as it is not read for now.
+    pub(crate) fn suspend(&mut self) {
+        self.until = None;
+    }
+
+    /// What comes next. Fails if a request has begun and is not completed in time.
+    async fn data(&mut self) -> Result<Option<Result<Bytes, h2::Error>>, Status> {
+        if self.begun.0.is_empty() {
+            return Ok(self.stream.data().await);
+        }
+        loop {
+            let until = *self.until.get_or_insert_with(|| Instant::now() + limits::REST);
+            if let Ok(data) = timeout_at(until, self.stream.data()).await {
+                return Ok(data);
+            }
+            // What has come is not read while the connection owes too much.
+            if self.account.pace.wait().is_none() {
+                let what = format!("a request was not complete after {:?}", limits::REST);
+                return Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what));
+            }
+            self.suspend();
         }
     }
 

@@ -23,7 +23,7 @@
 mod names;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -31,10 +31,11 @@ use self::names::{Names, sorted};
 use super::{Event, Form, nonces::Nonce};
 use crate::{
     interest::Interest,
-    layer::Snapshot,
+    layer::{Snapshot, lookups},
     limits,
     resource::{Kind, Resource},
     wire::Push,
+    work,
 };
 
 /// The name that stands for all resources of a kind.
@@ -93,10 +94,18 @@ struct Watched {
     given: Names,
     /// Those of them that no resource had when they were asked for, which are held for this stream alone.
     strange: Names,
-    /// What these and those in `lost` take.
+    /// What these take.
     kept: usize,
-    /// They, or that all are asked for, are not noted in the interest yet.
+    /// What those in `lost` take, and how many they were when that was summed up.
+    kept_lost: (usize, usize),
+    /// Names by which virtual hosts were found, and those hosts.
+    found: BTreeMap<Arc<str>, Arc<str>>,
+    /// Lookups made for the request that is taken in.
+    lookups: usize,
+    /// What is asked for has changed since it was noted in the interest.
     renamed: bool,
+    /// Names that are not noted in the interest yet.
+    untold: Vec<Arc<str>>,
     /// Everything that there is is news.
     all: bool,
     /// Changes up to this generation have been told, but for removals that must wait.
@@ -176,14 +185,17 @@ impl Session {
             }
         }
         // Something may be due that waited for this.
-        self.compared = None;
+        if acknowledges || !watched.open || named > 0 || self.form == Form::Sotw {
+            self.compared = None;
+        }
+        let (strange, answered) = (Arc::clone(&watched.strange.0), watched.answer);
         match self.form {
             Form::Delta => {
                 let hosts = ask.kind == Kind::VirtualHost;
                 // A long list, which is of use only to who begins.
                 let remembered = if hosts { std::mem::take(&mut self.remembered) } else { Arc::default() };
                 let begins = ask.have.is_empty();
-                if ask.kind == Kind::Cluster {
+                if kind == Kind::Cluster && !self.holding.is_empty() && !ask.unsubscribe.is_empty() {
                     let gone: HashSet<&str> = ask.unsubscribe.iter().map(String::as_str).collect();
                     self.holding.retain(|name| !gone.contains(&**name));
                 }
@@ -194,7 +206,8 @@ impl Session {
                 }
                 let before = watched.names.0.clone();
                 watched.ask_delta(ask, snapshot);
-                if hosts && !watched.takes_many(Kind::VirtualHost) {
+                if hosts && !Arc::ptr_eq(&before, &watched.names.0) && !watched.takes_many(Kind::VirtualHost)
+                {
                     let new = watched.names.0.iter().filter(|name| before.binary_search(name).is_err());
                     new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
                         .for_each(|host| report(Event::Used { host }));
@@ -212,16 +225,28 @@ impl Session {
         let repeats = self.form == Form::Sotw && acknowledges && !watched.renamed;
         let listed = if repeats { 0 } else { named };
         watched.tell(kind, &self.interest);
-        watched.kept =
-            watched.strange.0.iter().chain(&watched.lost).map(|name| limits::name_cost(name)).sum();
+        watched.sum_up(&strange);
+        let whole = self.form == Form::Sotw && watched.wildcard && watched.answer && !answered;
+        let lookups = std::mem::take(&mut watched.lookups);
         let free = acknowledges && listed == 0;
-        let cost = if free { 0 } else { watched.cost(kind, snapshot, listed, waiting) };
+        let cost = if free {
+            0
+        } else {
+            watched.cost(kind, snapshot, listed, waiting, whole)
+                + limits::LOOKUP * lookups as u64
+                + limits::HELD * self.holding.len() as u64
+        };
         Taken { acknowledges, guesses, cost }
     }
 
     /// What the names take that are held for this stream alone. In bytes.
     pub(super) fn kept(&self) -> usize {
-        self.kinds.iter().map(|watched| watched.kept).sum()
+        self.kinds.iter().map(|watched| watched.kept + watched.kept_lost.0).sum()
+    }
+
+    /// Names of virtual hosts that are asked for and that no resource has.
+    pub(super) fn authorities(&self) -> usize {
+        self.kinds[Kind::VirtualHost as usize].strange.0.len()
     }
 
     /// True while listeners and routes wait for the client to ask for endpoints.
@@ -273,6 +298,10 @@ impl Session {
         if !watched.open {
             return Ok(true);
         }
+        // What has changed is looked through once, when it can be sent.
+        if watched.in_flight.is_some() && !watched.is_settled(kind, snapshot, removals) {
+            return Ok(false);
+        }
         if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
             watched.resolve(kind, snapshot);
             watched.tell(kind, &self.interest);
@@ -288,9 +317,6 @@ impl Session {
         if send.is_empty() && removed.is_empty() && !watched.answer && !shorter {
             watched.told(snapshot, removals);
             return Ok(true);
-        }
-        if watched.in_flight.is_some() {
-            return Ok(false);
         }
         self.nonce += 1;
         if kind == Kind::Cluster {
@@ -373,12 +399,6 @@ struct Due {
     shrunk: bool,
 }
 
-/// What answers to those of the names that are no resource's.
-fn found(kind: Kind, names: &[Arc<str>], snapshot: &Snapshot) -> Vec<Arc<str>> {
-    let unknown = names.iter().filter(|name| snapshot.get(kind, name).is_none());
-    unknown.filter_map(|name| Some(Arc::clone(&snapshot.find(kind, name)?.name))).collect()
-}
-
 impl Watched {
     /// Notes what is asked for, if that is not noted yet.
     fn tell(&mut self, kind: Kind, interest: &Interest) {
@@ -386,8 +406,39 @@ impl Watched {
             if self.wildcard {
                 interest.add_all(kind);
             }
-            interest.add(kind, self.names.0.iter().map(|name| &**name));
+            interest.add(kind, std::mem::take(&mut self.untold).iter().map(|name| &**name));
         }
+    }
+
+    /// Sums up what is held for this stream alone, unless that is as it was.
+    fn sum_up(&mut self, before: &Arc<[Arc<str>]>) {
+        let sum = |names: &[Arc<str>]| {
+            work::did(names.len());
+            names.iter().map(|name| limits::name_cost(name)).sum()
+        };
+        if !Arc::ptr_eq(before, &self.strange.0) {
+            self.kept = sum(&self.strange.0);
+        }
+        if self.kept_lost.1 != self.lost.len() {
+            self.kept_lost = (sum(&self.lost), self.lost.len());
+        }
+    }
+
+    /// Finds the virtual hosts that answer to those of these names that no resource has.
+    fn find(&mut self, kind: Kind, names: &[Arc<str>], snapshot: &Snapshot) -> Vec<Arc<str>> {
+        let mut found = Vec::new();
+        // A stream that asks for more is ended.
+        if self.strange.0.len() > limits::AUTHORITIES {
+            return found;
+        }
+        for name in names.iter().filter(|name| snapshot.get(kind, name).is_none()) {
+            self.lookups += lookups(kind, name);
+            if let Some(host) = snapshot.find(kind, name) {
+                self.found.insert(Arc::clone(name), Arc::clone(&host.name));
+                found.push(Arc::clone(&host.name));
+            }
+        }
+        found
     }
 
     fn ask_delta(&mut self, ask: Ask, snapshot: &Snapshot) {
@@ -425,13 +476,19 @@ impl Watched {
             self.lost = gone.map(|name| name.as_str().into()).collect();
         }
         if !unsubscribe.is_empty() {
+            let (before, wildcard) = (Arc::clone(&self.names.0), self.wildcard);
             self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).0.into()));
-            if kind == Kind::VirtualHost {
+            let same = Arc::ptr_eq(&before, &self.names.0) && wildcard == self.wildcard;
+            if kind == Kind::VirtualHost && !(same && self.given.0.is_empty()) {
                 // What it did not confirm it may have forgotten, or not take when it comes. Who still asks for what leads to one is
                 // to have it.
                 let given = std::mem::take(&mut self.given);
                 self.unsubscribe(kind, &given);
-                self.resolve(kind, snapshot);
+                self.lookups += self.found.len();
+                let there = |name: &str| snapshot.get(kind, name).is_some();
+                let found = self.found.iter().filter(|(name, host)| !there(name) && there(host));
+                let hosts = found.map(|(_, host)| Arc::clone(host)).collect();
+                self.give(kind, hosts);
             }
         }
     }
@@ -445,6 +502,7 @@ impl Watched {
         self.names.remove(&names.0);
         self.given.remove(&names.0);
         self.strange.remove(&names.0);
+        self.found.retain(|name, _| !names.contains(name));
         let mut again = std::mem::take(&mut self.again);
         again.retain(|name| !names.contains(name) && self.watches(kind, name));
         // The client has forgotten what it is still to have, if there is any.
@@ -492,11 +550,13 @@ impl Watched {
             again.extend(members.filter(|member| news(member)).cloned());
         }
         self.renamed = true;
+        self.untold.extend(named.iter().cloned());
         self.names.extend(named.iter().cloned());
         self.names.0 = snapshot.share_names(kind, &self.names.0);
         self.again.extend(again);
         if kind == Kind::VirtualHost {
-            self.give(kind, found(kind, &named, snapshot));
+            let found = self.find(kind, &named, snapshot);
+            self.give(kind, found);
         }
     }
 
@@ -509,7 +569,12 @@ impl Watched {
 
     /// Gives the client what answers to names that it asks for, unless it has that.
     fn resolve(&mut self, kind: Kind, snapshot: &Snapshot) {
-        self.give(kind, found(kind, &self.names.0, snapshot));
+        self.found.clear();
+        let names = Arc::clone(&self.names.0);
+        let found = self.find(kind, &names, snapshot);
+        // No request has caused these.
+        self.lookups = 0;
+        self.give(kind, found);
     }
 
     /// Gives the client what is remembered of the route configurations whose catch-all it asks for now.
@@ -528,6 +593,7 @@ impl Watched {
     fn give(&mut self, kind: Kind, mut names: Vec<Arc<str>>) {
         names.retain(|name| !self.watches(kind, name));
         self.renamed |= !names.is_empty();
+        self.untold.extend(names.iter().cloned());
         self.names.extend(names.iter().cloned());
         self.again.extend(names.iter().cloned());
         self.given.extend(names);
@@ -561,6 +627,10 @@ impl Watched {
         self.renamed |= first || !same || wildcard != self.wildcard;
         self.wildcard = wildcard;
         self.again.retain(|name| names.contains(name));
+        if first || !same {
+            self.untold =
+                names.0.iter().filter(|name| first || !self.names.contains(name)).cloned().collect();
+        }
         if !same {
             self.names = Names(snapshot.share_names(kind, &names.0));
         }
@@ -579,9 +649,10 @@ impl Watched {
         }
     }
 
-    /// What a request costs that lists so many names, where so many waited to be answered before.
-    fn cost(&self, kind: Kind, snapshot: &Snapshot, listed: usize, waiting: usize) -> u64 {
-        let all = if self.all && self.wildcard { snapshot.count(kind) } else { 0 };
+    /// What a request costs that lists so many names, where so many waited to be answered before. `whole` if it is to be
+    /// answered with all there is.
+    fn cost(&self, kind: Kind, snapshot: &Snapshot, listed: usize, waiting: usize, whole: bool) -> u64 {
+        let all = if self.all && self.wildcard || whole { snapshot.count(kind) } else { 0 };
         let anew = self.again.0.len().saturating_sub(waiting) + all;
         let held = if listed > 0 { self.names.0.len() + self.again.0.len() } else { 0 };
         limits::ASK
@@ -618,12 +689,13 @@ impl Watched {
         !self.all
             && !self.answer
             && self.again.0.is_empty()
-            && self.lost.is_empty()
+            && (self.lost.is_empty() || !removals)
             && !snapshot.is_changed(kind, since)
     }
 
     /// Resources the client lacks, and names it must be told are not there.
     fn due(&self, form: Form, kind: Kind, snapshot: &Snapshot, removals: bool) -> Result<Due, Behind> {
+        work::did(1 + self.again.0.len() + if removals { self.lost.len() } else { 0 });
         let mut due = Due::default();
         if self.all && self.wildcard {
             due.send.extend(snapshot.iter(kind).cloned());
@@ -666,7 +738,14 @@ impl Watched {
 
     /// State of the world: all the client is to have of a kind that is always sent whole.
     fn whole(&self, snapshot: &Snapshot, kind: Kind) -> Vec<Arc<Resource>> {
-        snapshot.iter(kind).filter(|resource| self.watches(kind, &resource.name)).cloned().collect()
+        if self.takes_many(kind) {
+            return snapshot
+                .iter(kind)
+                .filter(|resource| self.watches(kind, &resource.name))
+                .cloned()
+                .collect();
+        }
+        snapshot.each(kind, &self.names.0, 0).filter_map(|(_, resource, _)| resource).cloned().collect()
     }
 
     /// The client knows all there is, with or without what is gone.

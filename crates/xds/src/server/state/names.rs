@@ -17,7 +17,8 @@ impl Names {
         let mut all: Vec<Arc<str>> = names.into_iter().collect();
         if !all.is_empty() {
             all.extend(self.0.iter().cloned());
-            all.sort_unstable();
+            // What was there is sorted already.
+            all.sort();
             all.dedup();
             self.0 = all.into();
         }

@@ -6,6 +6,7 @@ use super::*;
 use crate::{layer::Layer, resource::Resources};
 
 mod protocol;
+mod work;
 
 /// Resources that change one by one.
 #[derive(Default)]
@@ -317,7 +318,8 @@ fn who_falls_too_far_behind_is_told_to_connect_again() {
         let body: &'static [u8] = if count % 2 == 0 { b"2" } else { b"3" };
         world.insert(Resource::from_body(Cluster, "a", Bytes::from_static(body)));
     }
-    delta.ask(ask(Cluster, 1, &[]), &world.now(), &mut |_| {});
+    assert_eq!(exchange(&mut delta, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
+    delta.ask(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
     assert_eq!(delta.pushes(&world.now()).unwrap_err(), Behind);
     // The state of the world says what is gone by itself.
     assert_eq!(exchange(&mut sotw, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));

@@ -1,0 +1,144 @@
+//! What requests make a server do: steps are counted, never time.
+
+use super::*;
+use crate::work::steps_of;
+
+/// Names that no resource has.
+fn unknown(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("none-{number:06}")).collect()
+}
+
+fn names(kind: Kind, nonce: u64, names: Vec<String>) -> Ask {
+    Ask { names, ..ask(kind, nonce, &[]) }
+}
+
+/// The steps of a request and what follows from it, and what it is charged.
+fn steps(session: &mut Session, request: Ask, world: &World) -> (usize, u64) {
+    let mut cost = 0;
+    let steps = steps_of(|| {
+        cost = session.ask(request, &world.now(), &mut |_| {}).cost;
+        session.pushes(&world.now()).unwrap();
+    });
+    (steps, cost)
+}
+
+#[test]
+fn a_name_that_no_host_can_have_is_not_looked_up_by_its_suffixes() {
+    let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
+    let find = |authority: String| {
+        let mut found = false;
+        let name = format!("80/{authority}");
+        let steps = steps_of(|| found = world.now().find(VirtualHost, &name).is_some());
+        (found, steps)
+    };
+    let longest = format!("{}b:15021", "a.".repeat(126).trim_end_matches(":15021"));
+    assert_eq!(find(format!("{}b", "a.".repeat(127))), (true, 128), "as many labels as a domain name has");
+    assert_eq!(find(longest).1, 127);
+    assert_eq!(find(format!("{}b", "a.".repeat(128))), (false, 0), "too many labels");
+    assert_eq!(find(format!("{}.b", "a".repeat(257))), (true, 2));
+    assert_eq!(find(format!("{}.b", "a".repeat(258))), (false, 0), "too long");
+    assert_eq!(find(format!("{}b", ".".repeat(200_000))), (false, 0));
+    let long_family = format!("{}/a.b", "8".repeat(2_000));
+    assert!(world.now().find(VirtualHost, &long_family).is_none());
+}
+
+#[test]
+fn each_lookup_of_an_authority_is_charged() {
+    let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
+    let cost = |authority: &str| {
+        let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+        steps(&mut session, ask(VirtualHost, 0, &[&format!("80/{authority}")]), &world).1
+    };
+    assert_eq!(cost("a.a.a.a.c") - cost("a.c"), 3 * limits::LOOKUP);
+}
+
+#[test]
+fn a_request_that_gives_up_a_name_looks_up_no_other() {
+    let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let mut asked: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
+    asked.push("80/x.b".into());
+    assert!(steps(&mut session, names(VirtualHost, 0, asked), &world).0 >= 3_000);
+    session.ask(ask(VirtualHost, 1, &["80/*.b:80"]), &world.now(), &mut |_| {});
+    let give_up = |name: &str| Ask { unsubscribe: vec![name.to_owned()], ..ask(VirtualHost, 0, &[]) };
+    let of_none = steps(&mut session, give_up("80/y"), &world).0;
+    let of_one = steps(&mut session, give_up("80/x.y.none-7"), &world).0;
+    assert!(of_none < 10, "{of_none} steps for a name that was not held");
+    assert!(of_one < 1_100, "{of_one} steps for one of 1,000 names, which are summed up once");
+    // What leads to a host that is given up is found all the same.
+    let again = exchange(&mut session, give_up("80/*.b:80"), &world);
+    assert_eq!(again.last().map(|(kind, _, sent, _)| (*kind, &**sent)), Some((VirtualHost, "80/*.b:80")));
+}
+
+#[test]
+fn names_that_no_virtual_host_has_are_looked_up_as_far_as_a_stream_may_hold_them() {
+    let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let many = (0..=limits::AUTHORITIES).map(|number| format!("80/{number}.x.y.b")).collect();
+    session.ask(names(VirtualHost, 0, many), &world.now(), &mut |_| {});
+    assert_eq!(session.authorities(), limits::AUTHORITIES + 1, "the stream is ended for that");
+    let looked_up = &session.kinds[VirtualHost as usize].found;
+    assert!(looked_up.is_empty(), "{} were looked up", looked_up.len());
+}
+
+#[test]
+fn what_waits_for_an_acknowledgement_is_not_looked_through_by_empty_requests() {
+    const MANY: usize = 5_000;
+    for form in [Form::Delta, Form::Sotw] {
+        let world = resources(&[(Endpoint, "a", b"1")]);
+        let mut session = Session::new(form, Arc::default(), Arc::default());
+        steps(&mut session, ask(Endpoint, 0, &["a"]), &world);
+        // The first response is not acknowledged, and these wait for that.
+        steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
+        let repeated = || if form == Form::Delta { Vec::new() } else { unknown(10) };
+        steps(&mut session, names(Endpoint, 0, repeated()), &world);
+        let (steps, _) = steps(&mut session, names(Endpoint, 0, repeated()), &world);
+        assert!(steps <= 2 * repeated().len(), "{form:?}: {steps} steps");
+    }
+}
+
+#[test]
+fn what_is_held_is_not_looked_through_by_requests_that_change_nothing() {
+    const MANY: usize = 5_000;
+    let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    let asked = steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
+    assert!(asked.0 >= MANY && asked.1 >= MANY as u64 * limits::RESOURCE, "{asked:?}");
+    assert!(steps(&mut session, ask(Endpoint, 1, &[]), &world).0 < 10, "an acknowledgement");
+    assert!(steps(&mut session, ask(Endpoint, 0, &[]), &world).0 < 10, "an empty request");
+    assert_eq!(session.kept(), unknown(MANY).iter().map(|name| limits::name_cost(name)).sum::<usize>());
+}
+
+#[test]
+fn what_is_gone_is_not_looked_through_before_it_may_be_said() {
+    const MANY: usize = 5_000;
+    let world = resources(&[(Cluster, "a", b"1"), (Listener, "a", b"1")]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    steps(&mut session, ask(Listener, 0, &["*"]), &world);
+    // Clusters go last, and so not while the listeners are not acknowledged.
+    let have = unknown(MANY).into_iter().chain(["a".into()]).map(|name| (name, "1".to_owned())).collect();
+    let first = steps(&mut session, Ask { have, ..ask(Cluster, 0, &["*"]) }, &world);
+    assert!(first.0 >= MANY, "{first:?}");
+    session.ask(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
+    session.release();
+    session.pushes(&world.now()).unwrap();
+    assert!(session.kept() > 0, "they are still to be said");
+    assert!(steps(&mut session, ask(Cluster, 0, &["x"]), &world).0 < 100);
+}
+
+#[test]
+fn state_of_the_world_pays_for_all_that_it_has_repeated() {
+    let many = unknown(100);
+    let mut resources = Resources::default();
+    for name in &many {
+        resources.insert(Resource::from_body(Cluster, name, Bytes::from_static(b"1")));
+    }
+    let mut world = World::default();
+    world.0.replace(1, &resources);
+    let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
+    for nonce in 1..3 {
+        let (_, cost) = steps(&mut session, ask(Cluster, 0, &[]), &world);
+        assert!(cost >= 100 * limits::RESOURCE, "{cost} for response {nonce}");
+        assert_eq!(steps(&mut session, ask(Cluster, nonce, &[]), &world).1, 0, "an acknowledgement");
+    }
+}
