@@ -417,14 +417,18 @@ fn response_framing(head: &ResponseHead, to_method: &str) -> Result<Framing, Mal
 fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
     let mut values = headers.header_values("content-length");
     let Some(value) = values.next() else { return Ok(None) };
-    let bad = Malformed::new(400, "http1.unexpected_content_length");
-    if values.next().is_some() || value.is_empty() || value.len() > 18 {
-        return Err(bad);
+    let number = length(value).filter(|_| values.next().is_none());
+    number.map(Some).ok_or(Malformed::new(400, "http1.unexpected_content_length"))
+}
+
+/// A length of at most 18 digits.
+pub(crate) fn length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || value.len() > 18 {
+        return None;
     }
-    let number = value.iter().try_fold(0_u64, |number, digit| {
+    value.iter().try_fold(0_u64, |number, digit| {
         digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0'))
-    });
-    number.map(Some).ok_or(bad)
+    })
 }
 
 /// `chunked`, once, is all that is understood; the rest is not implemented (6.1).

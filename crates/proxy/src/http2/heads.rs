@@ -5,7 +5,7 @@ use crate::{
     head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     http1::{
         Framing,
-        parse::{comes_too_late, is_field_value, is_lower_token, is_token},
+        parse::{self, comes_too_late, is_field_value, is_lower_token, is_token},
     },
 };
 
@@ -108,8 +108,16 @@ impl<'a> Reading<'a> {
         match (&mut self.target, bit) {
             (Target::Nothing, _) => {}
             (Target::Request(head), METHOD) => {
-                let valid = !value.is_empty() && value.len() <= 64 && value.iter().all(|b| is_token(*b));
-                head.set_method(str::from_utf8(value).ok().filter(|_| valid)?);
+                let method = match value {
+                    b"GET" => "GET",
+                    b"POST" => "POST",
+                    _ => {
+                        let valid =
+                            !value.is_empty() && value.len() <= 64 && value.iter().all(|b| is_token(*b));
+                        str::from_utf8(value).ok().filter(|_| valid)?
+                    }
+                };
+                head.set_method(method);
             }
             (Target::Request(head), SCHEME) => {
                 let rest = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
@@ -153,9 +161,7 @@ impl<'a> Reading<'a> {
             }
             b"te" if value != b"trailers" => return None,
             b"content-length" => {
-                let digits = !value.is_empty() && value.len() <= 18 && value.iter().all(u8::is_ascii_digit);
-                let known = self.length.replace(str::from_utf8(value).ok()?.parse().ok()?);
-                if !digits || known.is_some() {
+                if self.length.replace(parse::length(value)?).is_some() {
                     return None;
                 }
             }
