@@ -30,8 +30,8 @@ pub const METADATA: &str = "x-envoy-peer-metadata";
 pub const METADATA_ID: &str = "x-envoy-peer-metadata-id";
 /// Larger metadata are not looked at: a peer may be anybody.
 const MAX_METADATA: usize = 16 * 1024;
-/// Longer label values are dropped.
-const MAX_LABEL: usize = 1024;
+/// Longer label values are dropped: no name in Kubernetes is longer than 253 bytes, and each series has them.
+const MAX_LABEL: usize = 256;
 
 /// Where the workload's controller is named in Istio's metadata.
 const OWNER_PREFIX: &str = "kubernetes://apis/apps/v1/namespaces/";
@@ -377,25 +377,28 @@ fn workload_of(metadata: &Struct) -> Workload {
     let fields = &metadata.fields;
     let empty = BTreeMap::new();
     let labels = labels(metadata).unwrap_or(&empty);
-    let first = |keys: &[&str]| {
-        keys.iter()
-            .find_map(|key| string(labels, key))
-            .filter(|text| text.len() <= MAX_LABEL)
-            .unwrap_or_default()
-    };
-    let field = |key| string(fields, key).filter(|text| text.len() <= MAX_LABEL).unwrap_or_default();
-    let name = match field("WORKLOAD_NAME") {
-        "" => string(fields, "OWNER").and_then(owner_name).unwrap_or_default(),
+    let first = |keys: &[&str]| label(keys.iter().find_map(|key| string(labels, key)));
+    let name = match label(string(fields, "WORKLOAD_NAME")) {
+        name if name.is_empty() => label(string(fields, "OWNER").and_then(owner_name)),
         name => name,
     };
     Workload {
-        name: name.into(),
-        namespace: field("NAMESPACE").into(),
-        canonical_name: first(&[CANONICAL_NAME]).into(),
-        canonical_revision: first(&[CANONICAL_REVISION]).into(),
-        cluster: field("CLUSTER_ID").into(),
-        app: first(&["app.kubernetes.io/name", "app"]).into(),
-        version: first(&["app.kubernetes.io/version", "version"]).into(),
+        name,
+        namespace: label(string(fields, "NAMESPACE")),
+        canonical_name: first(&[CANONICAL_NAME]),
+        canonical_revision: first(&[CANONICAL_REVISION]),
+        cluster: label(string(fields, "CLUSTER_ID")),
+        app: first(&["app.kubernetes.io/name", "app"]),
+        version: first(&["app.kubernetes.io/version", "version"]),
+    }
+}
+
+/// What metrics, logs and pages show of a value that a peer has chosen: nothing if it is too long, and no control
+/// characters, which terminals obey.
+fn label(value: Option<&str>) -> Arc<str> {
+    match value.filter(|text| text.len() <= MAX_LABEL).unwrap_or_default() {
+        text if text.contains(char::is_control) => text.replace(char::is_control, "_").into(),
+        text => text.into(),
     }
 }
 
@@ -480,6 +483,22 @@ mod tests {
         let keys: Vec<_> = sent.fields.keys().map(String::as_str).collect();
         assert_eq!(keys, ["CLUSTER_ID", "LABELS", "NAME", "NAMESPACE", "OWNER", "WORKLOAD_NAME"]);
         assert_eq!(labels(&sent).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn values_of_peers_are_short_and_have_no_control_characters() {
+        let workload = |name: &str, owner: &str| {
+            let texts = [("WORKLOAD_NAME", name), ("OWNER", owner), ("NAMESPACE", "a\x1b[2Jb\r\nc\u{9b}d")];
+            let fields = texts.iter().map(|(k, v)| ((*k).to_owned(), text_value(v))).collect();
+            decode(STANDARD.encode(Struct { fields }.encode_to_vec()).as_bytes()).unwrap()
+        };
+        assert_eq!(&*workload("a", "").namespace, "a_[2Jb__c_d");
+        let long = "x".repeat(MAX_LABEL);
+        let owner = format!("{OWNER_PREFIX}default/deployments/{long}");
+        assert_eq!(*workload(&long, "").name, long);
+        assert_eq!(*workload("", &owner).name, long);
+        assert_eq!(&*workload(&format!("{long}x"), "").name, "");
+        assert_eq!(&*workload("", &format!("{owner}x")).name, "");
     }
 
     #[test]

@@ -430,6 +430,8 @@ pub(super) fn escape(value: &str, out: &mut String) {
             '\\' => out.push_str("\\\\"),
             '"' => out.push_str("\\\""),
             '\n' => out.push_str("\\n"),
+            // A terminal would obey it.
+            c if c.is_control() => out.push('_'),
             c => out.push(c),
         }
     }
