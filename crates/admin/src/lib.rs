@@ -5,13 +5,21 @@
 //! | time for a request's head, and between requests | 20 s |
 //! | length of a head | 64 KiB |
 //! | length of a body that a handler reads | 64 KiB |
+//! | time for a response to be taken | 60 s |
 //! | life of a connection | 10 min |
 //! | connections in all, from one address | 256, 64 |
 //! | connections without a request in progress | 128; a new one closes the oldest |
 //!
 //! So idle and slow clients do not keep readiness probes and scrapers out.
 
-use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -23,7 +31,11 @@ use axum::{
     },
     response::Response,
 };
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use skysail_core::{
     connections::{Admitted, Connections, Limits},
@@ -32,12 +44,13 @@ use skysail_core::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    sync::watch,
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tower::ServiceExt as _;
 use tracing::{debug, warn};
 
-/// Bytes of a head, and of a body that a handler reads.
+/// Bytes of a head, of a body that a handler reads, and of a piece of a response.
 const LONGEST: usize = 64 << 10;
 /// The pause after a connection could not be accepted.
 const RETRY: Duration = Duration::from_millis(100);
@@ -48,6 +61,8 @@ struct Settings {
     limits: Limits,
     /// Time for a request's head, and between requests.
     head: Duration,
+    /// Time from a response's beginning until all of it has been taken.
+    response: Duration,
     /// Time from the first to the last byte.
     life: Duration,
 }
@@ -55,6 +70,7 @@ struct Settings {
 const SETTINGS: Settings = Settings {
     limits: Limits { most: 256, by_address: Some(64), unproven: 128 },
     head: Duration::from_secs(20),
+    response: Duration::from_secs(60),
     life: Duration::from_secs(600),
 };
 
@@ -119,14 +135,16 @@ async fn connection(
     admitted: Arc<Admitted>,
     settings: Settings,
 ) {
+    let (begun, begins) = watch::channel(None);
     let answer = |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(ends));
-        let (router, admitted) = (router.clone(), Arc::clone(&admitted));
+        let (router, admitted, begun) = (router.clone(), Arc::clone(&admitted), begun.clone());
         async move {
             admitted.prove();
             let response: Result<Response, Infallible> = router.oneshot(request.map(Body::new)).await;
-            admitted.doubt();
+            begun.send_replace(Some(Instant::now()));
             response
+                .map(|response| response.map(|body| Sending { body, rest: Bytes::new(), admitted, begun }))
         }
     };
     let served = http1::Builder::new()
@@ -141,6 +159,64 @@ async fn connection(
             Err(_) => debug!("a connection to the admin pages has reached its longest life"),
         },
         () = admitted.shed() => debug!("a connection to the admin pages made room for another"),
+        () = overdue(begins, settings.response) => {
+            debug!("a connection to the admin pages ended: its client reads too slowly");
+        }
+    }
+}
+
+/// Ends when a response has not been taken in time.
+async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
+    while let Ok(Some(since)) = begun.wait_for(Option::is_some).await.map(|since| *since) {
+        if timeout_at(since + limit, begun.wait_for(|now| *now != Some(since))).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A response's body, in pieces, so that it is known when it has been taken. Then the connection is idle, as when it is
+/// given up.
+struct Sending {
+    body: Body,
+    /// What is left of a frame.
+    rest: Bytes,
+    admitted: Arc<Admitted>,
+    begun: watch::Sender<Option<Instant>>,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.rest = data,
+                Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let piece = self.rest.len().min(LONGEST);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.rest.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.begun.send_replace(None);
+        self.admitted.doubt();
     }
 }
 
@@ -159,7 +235,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let who = async |ConnectInfo(ends): ConnectInfo<Ends>| format!("{} to {:?}", ends.remote, ends.local);
+        let large = async || Bytes::from_static(&[b'x'; 32 << 20]);
         let router = Router::new().route("/who", get(who)).route("/body", get(async |body: String| body));
+        let router = router.route("/large", get(large));
         tokio::spawn(serve_with(listener, router, settings));
         address
     }
@@ -193,7 +271,7 @@ mod tests {
     #[tokio::test]
     async fn clients_that_ask_nothing_keep_nobody_out() {
         let limits = Limits { most: 8, by_address: Some(6), unproven: 4 };
-        let address = start(Settings { limits, head: LONG, life: LONG }).await;
+        let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = Vec::new();
         for _ in 0..20 {
             slow.push(send(address, b"GET /who HTTP/1.1\r\n").await);
@@ -204,6 +282,50 @@ mod tests {
         for first in slow.drain(..17) {
             assert_eq!(rest(first).await, "");
         }
+    }
+
+    #[tokio::test]
+    async fn a_response_must_be_taken_in_time() {
+        let address =
+            start(Settings { response: Duration::from_millis(50), head: LONG, life: LONG, ..SETTINGS }).await;
+        let mut slow = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        // Reading nothing but a byte, it can only notice by the other direction.
+        slow.read_u8().await.unwrap();
+        while slow.write_all(b"\r\n").await.is_ok() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(rest(slow).await.len() < 32 << 20);
+        // Who takes its response is served for longer than that.
+        let mut kept = TcpStream::connect(address).await.unwrap();
+        let mut answer = [0; 1];
+        for _ in 0..100 {
+            kept.write_all(b"GET /who HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+            while !answer.ends_with(b")") {
+                assert_eq!(kept.read(&mut answer).await.unwrap(), 1);
+            }
+            answer = [0];
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_idle_once_its_response_has_been_taken() {
+        let limits = Limits { most: 8, by_address: None, unproven: 1 };
+        let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
+        let mut reader = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        reader.read_u8().await.unwrap();
+        let first = send(address, b"").await;
+        let second = send(address, b"").await;
+        assert_eq!(rest(first).await, "", "the second has its place");
+        let mut body = vec![0; 32 << 20];
+        reader.read_exact(&mut body).await.unwrap();
+        // Now the reader is idle as well, and older than what comes.
+        drop(second);
+        let mut others = Vec::new();
+        for _ in 0..4 {
+            others.push(send(address, b"").await);
+        }
+        rest(reader).await;
     }
 
     #[tokio::test]

@@ -56,6 +56,7 @@ pub(crate) struct Admin {
     /// `/healthcheck/fail` was called.
     failed: AtomicBool,
     options: CommandLine,
+    snapshots: stats::Snapshots,
 }
 
 /// What the pages need to know of the command line.
@@ -122,6 +123,7 @@ impl Admin {
             draining: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             options,
+            snapshots: stats::Snapshots::default(),
         })
     }
 

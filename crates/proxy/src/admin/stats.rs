@@ -1,32 +1,86 @@
 //! `/stats` and `/stats/prometheus`: what workers count, and what the process says of itself by Envoy's names.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    sync::{Arc, PoisonError, Weak},
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json,
+    body::Body,
     extract::{Query, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use skysail_xds::Kind as Resources;
+use tokio::sync::Mutex;
 
 use super::{Admin, Options, server};
 use crate::telemetry::{
-    Metrics,
+    Metrics, Page,
     plain::{Kind, Wanted},
 };
 
 /// Most bytes that a compiled filter may take.
 const MAX_FILTER: usize = 1 << 18;
 
+/// Snapshots of the metrics that are being written to clients at the same time. If there are more, the readers of the
+/// oldest are cut off: they are at least `(SNAPSHOTS - 1) * FRESH` behind.
+const SNAPSHOTS: usize = 4;
+/// How old a snapshot may be that another client gets, too.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The snapshots that are being written. Those who ask at the same time share one, so that memory does not grow with
+/// the number of clients.
+#[derive(Default)]
+pub(super) struct Snapshots(Mutex<VecDeque<Weak<Snapshot>>>);
+
+/// All metrics at one moment.
+struct Snapshot {
+    taken: Instant,
+    /// `None` once it has been taken away from slow readers.
+    metrics: std::sync::Mutex<Option<Arc<Metrics>>>,
+}
+
+impl Snapshot {
+    fn metrics(&self) -> io::Result<Arc<Metrics>> {
+        let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        metrics.ok_or_else(|| io::Error::other("read too slowly while others asked for newer metrics"))
+    }
+}
+
+impl Snapshots {
+    /// The metrics of now, or of a moment ago if they are still being written to another client.
+    async fn current(&self, fresh: Duration, take: impl Future<Output = Metrics>) -> Arc<Snapshot> {
+        let mut kept = self.0.lock().await;
+        kept.retain(|snapshot| snapshot.strong_count() > 0);
+        let last = kept.back().and_then(Weak::upgrade);
+        if let Some(last) = last.filter(|last| last.taken.elapsed() < fresh) {
+            return last;
+        }
+        if kept.len() >= SNAPSHOTS
+            && let Some(oldest) = kept.pop_front().as_ref().and_then(Weak::upgrade)
+        {
+            oldest.metrics.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+        let metrics = std::sync::Mutex::new(Some(Arc::new(take.await)));
+        let snapshot = Arc::new(Snapshot { taken: Instant::now(), metrics });
+        kept.push_back(Arc::downgrade(&snapshot));
+        snapshot
+    }
+}
+
 /// `/stats`, in the form that is asked for.
-pub(super) async fn page(State(admin): State<std::sync::Arc<Admin>>, Query(options): Options) -> Response {
+pub(super) async fn page(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let format = options.get("format").map_or("text", String::as_str);
     match (format, wanted(&options)) {
         (_, Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
+        // These are for callers from here alone, and are made at once.
         ("text", Ok(wanted)) => metrics(&admin).await.text(&wanted).into_response(),
         ("json", Ok(wanted)) => Json(metrics(&admin).await.json(&wanted)).into_response(),
-        ("prometheus", Ok(wanted)) => exposition(metrics(&admin).await.prometheus(&wanted)),
+        ("prometheus", Ok(wanted)) => exposition(&admin, wanted).await,
         _ => {
             let usage = "usage: /stats?format=(text|json|prometheus)\n".to_owned();
             (StatusCode::BAD_REQUEST, usage).into_response()
@@ -35,18 +89,32 @@ pub(super) async fn page(State(admin): State<std::sync::Arc<Admin>>, Query(optio
 }
 
 /// `/stats/prometheus`.
-pub(super) async fn prometheus(
-    State(admin): State<std::sync::Arc<Admin>>,
-    Query(options): Options,
-) -> Response {
+pub(super) async fn prometheus(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     match wanted(&options) {
-        Ok(wanted) => exposition(metrics(&admin).await.prometheus(&wanted)),
+        Ok(wanted) => exposition(&admin, wanted).await,
         Err(reason) => (StatusCode::BAD_REQUEST, reason).into_response(),
     }
 }
 
-fn exposition(text: String) -> Response {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+/// Prometheus text. It is open to the network and as long as peers make it, so it is made as it is read.
+async fn exposition(admin: &Admin, wanted: Wanted) -> Response {
+    let snapshot = admin.snapshots.current(FRESH, metrics(admin)).await;
+    let body = pieces(snapshot, wanted);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
+}
+
+/// The pieces of a page; one that has a single piece says how long it is.
+fn pieces(snapshot: Arc<Snapshot>, wanted: Wanted) -> Body {
+    let mut page = Page::new(wanted);
+    let mut rest = std::iter::from_fn(move || {
+        let piece = snapshot.metrics().map(|metrics| page.next(&metrics));
+        piece.transpose()
+    });
+    match (rest.next(), rest.next()) {
+        (None, _) => Body::empty(),
+        (Some(Ok(only)), None) => Body::from(only),
+        (first, second) => Body::from_stream(tokio_stream::iter(first.into_iter().chain(second).chain(rest))),
+    }
 }
 
 /// What the parameters ask for; those of Envoy's that only concern forms that are not served are passed over.
@@ -154,4 +222,66 @@ fn counts(slots: impl Iterator<Item = (bool, bool)>) -> [u64; 2] {
     slots.fold([0, 0], |[active, warming], (is_active, is_warming)| {
         [active + u64::from(is_active), warming + u64::from(is_warming)]
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt as _;
+
+    use super::*;
+    use crate::{peer::LocalWorkload, telemetry::ShardSnapshot};
+
+    async fn take() -> Metrics {
+        let mut metrics = Metrics::new(vec![ShardSnapshot::default()], &LocalWorkload::default(), None);
+        (0..20_000).for_each(|n| metrics.add_gauge(format!("a_gauge_whose_name_has_a_number.{n}"), n));
+        metrics
+    }
+
+    #[tokio::test]
+    async fn clients_share_few_snapshots() {
+        let snapshots = Snapshots::default();
+        let hour = Duration::from_hours(1);
+        let first = snapshots.current(hour, take()).await;
+        let second = snapshots.current(hour, async { unreachable!("there is one") }).await;
+        assert!(Arc::ptr_eq(&first, &second));
+        // Nobody has it any more.
+        drop((first, second));
+        let mut held = vec![snapshots.current(hour, take()).await];
+        for _ in 1..3 * SNAPSHOTS {
+            held.push(snapshots.current(Duration::ZERO, take()).await);
+        }
+        let readable = |snapshot: &Arc<Snapshot>| snapshot.metrics().is_ok();
+        let (old, new) = held.split_at(2 * SNAPSHOTS);
+        assert!(!old.iter().any(readable) && new.iter().all(readable));
+    }
+
+    #[tokio::test]
+    async fn a_page_is_written_as_it_is_read() {
+        let snapshots = Snapshots::default();
+        let whole = |snapshot: &Arc<Snapshot>| {
+            let (metrics, mut page) = (snapshot.metrics().unwrap(), Page::new(Wanted::default()));
+            std::iter::from_fn(|| page.next(&metrics)).collect::<String>()
+        };
+        let snapshot = snapshots.current(FRESH, take()).await;
+        let expected = whole(&snapshot);
+        let mut body = pieces(snapshot, Wanted::default()).into_data_stream();
+        let mut text = Vec::new();
+        while let Some(piece) = body.next().await {
+            let piece = piece.unwrap();
+            assert!(piece.len() < 64 << 10 && piece.ends_with(b"\n"), "{} bytes", piece.len());
+            text.extend(piece);
+        }
+        assert!(text.len() > 1 << 20 && text == expected.as_bytes());
+        drop(body);
+        // A reader that is so far behind that others need its place is cut off, not told that this was all.
+        let mut slow = pieces(snapshots.current(FRESH, take()).await, Wanted::default()).into_data_stream();
+        assert!(slow.next().await.unwrap().is_ok());
+        let mut others = Vec::new();
+        for _ in 0..SNAPSHOTS {
+            others.push(snapshots.current(Duration::ZERO, take()).await);
+        }
+        // The piece that was ready comes.
+        assert!(slow.next().await.unwrap().is_ok());
+        assert!(slow.next().await.unwrap().is_err());
+    }
 }

@@ -23,6 +23,6 @@ pub use access_log::{AccessLogger, LogWriter};
 pub(crate) use entries::entry;
 pub use record::{Context, Record};
 pub(crate) use records::record as log_record;
-pub use render::{Metrics, collect};
+pub use render::{Metrics, Page, collect};
 pub use series::TcpCounts;
 pub use shard::{Shard, ShardSnapshot};

@@ -152,11 +152,6 @@ impl Wanted {
         self.filter.as_ref().is_none_or(|filter| filter.is_match(name))
     }
 
-    /// The same with what is 0, for numbers that are always counted in.
-    pub(super) fn even_zero(&self) -> Self {
-        Self { filter: self.filter.clone(), used_only: false, kind: self.kind }
-    }
-
     /// Whether a family of Prometheus is wanted.
     pub(super) fn takes(&self, name: &str, kind: Kind) -> bool {
         self.kind.is_none_or(|wanted| wanted == kind) && self.matches(name)

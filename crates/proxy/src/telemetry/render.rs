@@ -1,6 +1,11 @@
 //! All metrics, added up over the workers; as Prometheus text in the shape of Envoy's `/stats/prometheus`.
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 use serde_json::Value;
 use skysail_core::logging;
@@ -14,18 +19,28 @@ use super::{
 };
 use crate::peer::LocalWorkload;
 
+/// Length of a piece of a page in bytes; the series that exceeds it comes whole.
+const PIECE: usize = 48 << 10;
+
 /// Adds up what the workers counted, and renders it as Prometheus text.
 pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&AccessLogger>) -> String {
-    Metrics::new(shards, local, log).prometheus(&Wanted::default())
+    let metrics = Metrics::new(shards, local, log);
+    let mut page = Page::new(Wanted::default());
+    std::iter::from_fn(|| page.next(&metrics)).collect()
 }
+
+/// Values by labels as Prometheus has them.
+type Samples = Vec<(String, u64)>;
 
 /// All metrics of the process, added up over its workers.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    http: BTreeMap<Arc<str>, HttpSeries>,
-    tcp: BTreeMap<Arc<str>, TcpSeries>,
-    /// By name and labels as Prometheus has them.
-    samples: BTreeMap<(&'static str, Type), BTreeMap<String, u64>>,
+    /// By labels, in their order.
+    http: Vec<(Arc<str>, HttpSeries)>,
+    /// The same of connections.
+    tcp: Vec<(Arc<str>, TcpSeries)>,
+    /// By name, in their order.
+    samples: Vec<((&'static str, Type), Samples)>,
     /// Those of the whole process, by Envoy's names.
     process: Vec<(String, Type, u64)>,
 }
@@ -34,38 +49,41 @@ impl Metrics {
     /// Adds up what the workers counted.
     pub fn new(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&AccessLogger>) -> Self {
         let mut all = Self::default();
-        let (mut dropped, mut expired) = (0, 0);
+        let mut samples = BTreeMap::<_, BTreeMap<String, u64>>::new();
+        let (mut dropped, mut unlabelled, mut expired) = (0, 0, 0);
         for shard in shards {
-            for (labels, series) in shard.http {
-                all.http.entry(labels).and_modify(|sum| sum.merge(&series)).or_insert(series);
-            }
-            for (labels, series) in shard.tcp {
-                all.tcp.entry(labels).and_modify(|sum| sum.merge(&series)).or_insert(series);
-            }
+            all.http.extend(shard.http);
+            all.tcp.extend(shard.tcp);
             for (labels, values) in shard.samples {
                 for (name, kind, value) in values {
-                    let sum = all.samples.entry((name, kind)).or_default().entry(labels.clone()).or_default();
+                    let sum = samples.entry((name, kind)).or_default().entry(labels.clone()).or_default();
                     // A gauge may go up on one worker and down on another.
                     *sum = sum.wrapping_add(value);
                 }
             }
             dropped += shard.dropped;
+            unlabelled += shard.unlabelled;
             expired += shard.expired;
         }
+        add_up(&mut all.http, HttpSeries::merge);
+        add_up(&mut all.tcp, TcpSeries::merge);
         let mut build = String::from("component=\"proxy\",tag=\"");
         escape(&local.version, &mut build);
         build.push('"');
-        all.samples.insert(("istio_build", Type::Gauge), [(build, 1)].into());
+        samples.insert(("istio_build", Type::Gauge), [(build, 1)].into());
         let mut alone = |name, value| {
-            all.samples.insert((name, Type::Counter), [(String::new(), value)].into());
+            samples.insert((name, Type::Counter), [(String::new(), value)].into());
         };
         alone("skysail_metric_series_dropped_total", dropped);
         alone("skysail_metric_series_expired_total", expired);
+        alone("skysail_metric_peers_unlabelled_total", unlabelled);
         alone("skysail_panics_total", logging::panics());
         alone("skysail_log_lines_lost_total", logging::lost_lines());
         if let Some(log) = log {
             alone("skysail_access_log_dropped_total", log.dropped());
         }
+        all.samples =
+            samples.into_iter().map(|(name, values)| (name, values.into_iter().collect())).collect();
         all
     }
 
@@ -82,24 +100,7 @@ impl Metrics {
     /// The sum of a metric over all its labels.
     pub(crate) fn sum(&self, metric: &str) -> u64 {
         let of_name = self.samples.iter().filter(|((name, _), _)| *name == metric);
-        of_name.flat_map(|(_, by_labels)| by_labels.values()).sum()
-    }
-
-    /// Prometheus text.
-    pub fn prometheus(&self, wanted: &Wanted) -> String {
-        let mut text = String::new();
-        let out = &mut text;
-        requests(&self.http, wanted, out);
-        connections(&self.tcp, wanted, out);
-        for ((name, kind), by_labels) in &self.samples {
-            let values = by_labels.iter().map(|(labels, value)| (labels.as_str(), *value));
-            family(name, *kind, values, wanted, out);
-        }
-        for (name, kind, value) in &self.process {
-            let name = format!("envoy_{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
-            family(&name, *kind, [("", *value)].into_iter(), &wanted.even_zero(), out);
-        }
-        text
+        of_name.flat_map(|(_, by_labels)| by_labels).map(|(_, value)| value).sum()
     }
 
     /// Envoy's names, one a line.
@@ -165,68 +166,161 @@ const TCP_COUNTS: [Shown<TcpCounts, u64>; 4] = [
     ("istio_tcp_sent_bytes_total", 0, |counts| counts.sent),
 ];
 
-fn requests(http: &BTreeMap<Arc<str>, HttpSeries>, wanted: &Wanted, out: &mut String) {
-    let shown = |metric: u8| http.iter().filter(move |(_, series)| series.shows(metric));
-    for (name, metric, pick) in COUNTS {
-        let values = shown(metric).map(|(labels, series)| (&**labels, pick(series)));
-        family(name, Type::Counter, values, wanted, out);
-    }
-    for (name, metric, pick) in
-        HISTOGRAMS.into_iter().filter(|(name, ..)| wanted.takes(name, Kind::Histograms))
-    {
-        for (index, (labels, series)) in shown(metric).enumerate() {
-            if index == 0 {
-                let _ = writeln!(out, "# TYPE {name} histogram");
+/// A metric and the values of its series.
+struct Family<'a> {
+    name: Cow<'a, str>,
+    kind: Kind,
+    values: Values<'a>,
+}
+
+enum Values<'a> {
+    Http(&'a [(Arc<str>, HttpSeries)], u8, fn(&HttpSeries) -> u64),
+    Histograms(&'a [(Arc<str>, HttpSeries)], u8, fn(&HttpSeries) -> &Histogram),
+    Tcp(&'a [(Arc<str>, TcpSeries)], u8, fn(&TcpCounts) -> u64),
+    Samples(&'a [(String, u64)]),
+    /// One without labels, which is shown even if it is 0.
+    Process(u64),
+}
+
+/// What a series has in a family.
+enum Row<'a> {
+    Hidden,
+    Number(&'a str, u64),
+    Histogram(&'a str, &'a Histogram),
+}
+
+impl Values<'_> {
+    /// The series at an index; `None` after the last.
+    fn row(&self, index: usize, used_only: bool) -> Option<Row<'_>> {
+        let row = match *self {
+            Self::Http(all, metric, pick) => {
+                let (labels, series) = all.get(index)?;
+                if series.shows(metric) { Row::Number(labels, pick(series)) } else { Row::Hidden }
             }
-            histogram(name, labels, pick(series), out);
-        }
-    }
-}
-
-fn connections(tcp: &BTreeMap<Arc<str>, TcpSeries>, wanted: &Wanted, out: &mut String) {
-    for (name, metric, pick) in TCP_COUNTS {
-        let shown = tcp.iter().filter(|(_, series)| series.shows(metric));
-        let values = shown.map(|(labels, series)| (&**labels, pick(&series.counts)));
-        family(name, Type::Counter, values, wanted, out);
-    }
-}
-
-fn family<'a>(
-    name: &str,
-    kind: Type,
-    values: impl Iterator<Item = (&'a str, u64)>,
-    wanted: &Wanted,
-    out: &mut String,
-) {
-    let (word, of) = match kind {
-        Type::Counter => ("counter", Kind::Counters),
-        Type::Gauge => ("gauge", Kind::Gauges),
-    };
-    if !wanted.takes(name, of) {
-        return;
-    }
-    let values = values.filter(|(_, value)| *value > 0 || !wanted.used_only);
-    // Writing into memory cannot fail.
-    for (index, (labels, value)) in values.enumerate() {
-        if index == 0 {
-            let _ = writeln!(out, "# TYPE {name} {word}");
-        }
-        let _ = if labels.is_empty() {
-            writeln!(out, "{name}{{}} {value}")
-        } else {
-            writeln!(out, "{name}{{{labels}}} {value}")
+            Self::Histograms(all, metric, pick) => {
+                let (labels, series) = all.get(index)?;
+                if series.shows(metric) { Row::Histogram(labels, pick(series)) } else { Row::Hidden }
+            }
+            Self::Tcp(all, metric, pick) => {
+                let (labels, series) = all.get(index)?;
+                if series.shows(metric) { Row::Number(labels, pick(&series.counts)) } else { Row::Hidden }
+            }
+            Self::Samples(all) => {
+                let (labels, value) = all.get(index)?;
+                Row::Number(labels, *value)
+            }
+            Self::Process(value) => return (index == 0).then_some(Row::Number("", value)),
         };
+        Some(match row {
+            Row::Number(_, 0) if used_only => Row::Hidden,
+            row => row,
+        })
     }
 }
 
-fn histogram(name: &str, labels: &str, values: &Histogram, out: &mut String) {
+impl Metrics {
+    /// The family at an index; `None` after the last.
+    fn family(&self, index: usize) -> Option<Family<'_>> {
+        let counter = |name, values| Family { name: Cow::Borrowed(name), kind: Kind::Counters, values };
+        if let Some((name, metric, pick)) = COUNTS.get(index) {
+            return Some(counter(*name, Values::Http(&self.http, *metric, *pick)));
+        }
+        let index = index - COUNTS.len();
+        if let Some((name, metric, pick)) = HISTOGRAMS.get(index) {
+            let values = Values::Histograms(&self.http, *metric, *pick);
+            return Some(Family { name: Cow::Borrowed(name), kind: Kind::Histograms, values });
+        }
+        let index = index - HISTOGRAMS.len();
+        if let Some((name, metric, pick)) = TCP_COUNTS.get(index) {
+            return Some(counter(*name, Values::Tcp(&self.tcp, *metric, *pick)));
+        }
+        let index = index - TCP_COUNTS.len();
+        if let Some(((name, kind), values)) = self.samples.get(index) {
+            return Some(Family { kind: kind.kind(), ..counter(*name, Values::Samples(values)) });
+        }
+        let (name, kind, value) = self.process.get(index - self.samples.len())?;
+        let name = format!("envoy_{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+        Some(Family { name: Cow::Owned(name), kind: kind.kind(), values: Values::Process(*value) })
+    }
+}
+
+/// Prometheus text of metrics, piece by piece: a client that reads slowly holds a piece and not a page.
+#[derive(Debug, Default)]
+pub struct Page {
+    wanted: Wanted,
+    /// The next series to be written: its family, and its index there.
+    next: (usize, usize),
+    /// The family's title has been written.
+    titled: bool,
+}
+
+impl Page {
+    /// A page of which nothing has been written.
+    pub fn new(wanted: Wanted) -> Self {
+        Self { wanted, ..Self::default() }
+    }
+
+    /// Writes the next piece, of whole lines; `None` after the last. The metrics must be the same each time.
+    pub fn next(&mut self, metrics: &Metrics) -> Option<String> {
+        let mut out = String::with_capacity(PIECE + PIECE / 4);
+        let (mut family, mut row) = self.next;
+        while let Some(Family { name, kind, values }) = metrics.family(family) {
+            if self.wanted.takes(&name, kind) {
+                while let Some(value) = values.row(row, self.wanted.used_only) {
+                    if out.len() >= PIECE {
+                        self.next = (family, row);
+                        return Some(out);
+                    }
+                    row += 1;
+                    if !self.titled && !matches!(value, Row::Hidden) {
+                        self.titled = true;
+                        // Writing into memory cannot fail.
+                        let _ = writeln!(out, "# TYPE {name} {}", word(kind));
+                    }
+                    let _ = match value {
+                        Row::Hidden => Ok(()),
+                        Row::Number("", value) => writeln!(out, "{name}{{}} {value}"),
+                        Row::Number(labels, value) => writeln!(out, "{name}{{{labels}}} {value}"),
+                        Row::Histogram(labels, values) => histogram(&name, labels, values, &mut out),
+                    };
+                }
+            }
+            (family, row, self.titled) = (family + 1, 0, false);
+        }
+        self.next = (family, row);
+        (!out.is_empty()).then_some(out)
+    }
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counters => "counter",
+        Kind::Gauges => "gauge",
+        Kind::Histograms => "histogram",
+        Kind::TextReadouts => "untyped",
+    }
+}
+
+/// Adds up the series that have the same labels, and puts all in the order of these.
+fn add_up<S>(all: &mut Vec<(Arc<str>, S)>, merge: fn(&mut S, &S)) {
+    all.sort_by(|(one, _), (other, _)| one.cmp(other));
+    all.dedup_by(|(labels, more), (first, sum)| {
+        let same = labels == first;
+        if same {
+            merge(sum, more);
+        }
+        same
+    });
+}
+
+fn histogram(name: &str, labels: &str, values: &Histogram, out: &mut String) -> fmt::Result {
     let mut count = 0;
     for (bound, here) in BOUNDS.iter().zip(values.counts) {
         count += here;
-        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
+        writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}")?;
     }
     count += values.counts[BOUNDS.len()];
-    let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
-    let _ = writeln!(out, "{name}_sum{{{labels}}} {}", values.sum);
-    let _ = writeln!(out, "{name}_count{{{labels}}} {count}");
+    writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}")?;
+    writeln!(out, "{name}_sum{{{labels}}} {}", values.sum)?;
+    writeln!(out, "{name}_count{{{labels}}} {count}")
 }

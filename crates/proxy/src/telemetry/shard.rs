@@ -40,6 +40,8 @@ const MOST_KEYS: usize = 8_192;
 const MOST_OTHERS: usize = 8_192;
 /// How long series are kept that nothing is counted in, where the configuration does not say.
 const EXPIRY: Duration = Duration::from_hours(1);
+/// Length of the labels of a series in bytes, on average over as many series as there may be.
+const LABELS: usize = 2048;
 /// How often is looked for those at most, and how often is told of what is too much.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -51,7 +53,8 @@ pub struct Shard {
     most: usize,
     expiry: Cell<Duration>,
     swept: Cell<Option<Instant>>,
-    told: Cell<Option<Instant>>,
+    /// When a warning was logged last: of too many series, and of labels that take too much room.
+    told: [Cell<Option<Instant>>; 2],
     numbers: RefCell<Numbers>,
     /// Hashes authorities: with a secret, as clients choose them.
     secret: RandomState,
@@ -68,6 +71,8 @@ struct Numbers {
     http: Table<HttpSeries>,
     tcp: Table<TcpSeries>,
     dropped: u64,
+    /// Requests and connections that were counted without what their peers say of themselves.
+    unlabelled: u64,
     expired: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
@@ -81,6 +86,8 @@ struct Numbers {
 #[derive(Debug)]
 struct Table<T> {
     by_labels: HashMap<Arc<str>, u32>,
+    /// Length of all labels in bytes.
+    bytes: usize,
     series: Vec<(Arc<str>, T)>,
     /// What was counted in each when it was last looked at, and since when that is so.
     counted: Vec<(u64, Instant)>,
@@ -88,7 +95,7 @@ struct Table<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { by_labels: HashMap::new(), series: Vec::new(), counted: Vec::new() }
+        Self { by_labels: HashMap::new(), bytes: 0, series: Vec::new(), counted: Vec::new() }
     }
 }
 
@@ -122,6 +129,7 @@ pub struct ShardSnapshot {
     /// Label text and values.
     pub(super) samples: Vec<(String, Vec<Sample>)>,
     pub(super) dropped: u64,
+    pub(super) unlabelled: u64,
     pub(super) expired: u64,
 }
 
@@ -133,7 +141,7 @@ impl Shard {
             most,
             expiry: Cell::new(EXPIRY),
             swept: Cell::new(None),
-            told: Cell::new(None),
+            told: Default::default(),
             numbers: RefCell::default(),
             secret: RandomState::new(),
         }
@@ -212,16 +220,24 @@ impl Shard {
     #[cold]
     fn drop(&self, numbers: &mut Numbers) {
         numbers.dropped += 1;
-        let now = Instant::now();
-        if self.told.get().is_none_or(|told| now - told >= SWEEP) {
-            self.told.set(Some(now));
+        if self.may_tell(0) {
             tracing::warn!(
-                "there are {} series of metrics, as many as may be: others are not counted (see \
-                 skysail_metric_series_dropped_total); leave out labels that have many values (tagOverrides of \
-                 Telemetry), or raise --max-metric-series",
+                "there are {} series of metrics, as many as may be, or their labels take {LABELS} bytes each on \
+                 average: others are not counted (see skysail_metric_series_dropped_total); leave out labels that \
+                 have many values (tagOverrides of Telemetry), or raise --max-metric-series",
                 self.most
             );
         }
+    }
+
+    /// Whether it is time for a warning.
+    fn may_tell(&self, of: usize) -> bool {
+        let (told, now) = (&self.told[of], Instant::now());
+        let due = told.get().is_none_or(|told| now - told >= SWEEP);
+        if due {
+            told.set(Some(now));
+        }
+        due
     }
 
     /// The counters of a cluster, by its name. To be kept by the worker.
@@ -282,6 +298,7 @@ impl Shard {
             tcp: numbers.tcp.series.clone(),
             samples,
             dropped: numbers.dropped,
+            unlabelled: numbers.unlabelled,
             expired: numbers.expired,
         }
     }
@@ -315,7 +332,26 @@ impl Shard {
         if let Some(index) = numbers.keys.get(&key) {
             return Some(*index);
         }
-        let index = self.find_by_labels(numbers, record, destination, protocol, changed)?;
+        let mut by_labels = |end: &OtherEnd, bytes| {
+            self.find_by_labels(numbers, record, (end, destination), protocol, changed, bytes)
+        };
+        let (mut end, bytes) = (other_end(record), self.most.saturating_mul(LABELS));
+        let Some(index) = by_labels(&end, bytes) else {
+            // Peers choose what they say of themselves. Series without it have some room of their own.
+            end.workload.take()?;
+            let index = by_labels(&end, bytes + bytes / 16)?;
+            numbers.unlabelled += 1;
+            if self.may_tell(1) {
+                tracing::warn!(
+                    "there are {} series of metrics, as many as may be, or their labels take {LABELS} bytes each on \
+                     average: what is new is counted without what the peer says of itself (see \
+                     skysail_metric_peers_unlabelled_total); leave out labels that have many or long values \
+                     (tagOverrides of Telemetry), or raise --max-metric-series",
+                    self.most
+                );
+            }
+            return Some(index);
+        };
         if numbers.keys.len() >= MOST_KEYS {
             numbers.keys.clear();
             numbers.held.clear();
@@ -332,17 +368,18 @@ impl Shard {
         &self,
         numbers: &mut Numbers,
         record: &Record<'_>,
-        destination: Destination<'_>,
+        (other, destination): (&OtherEnd, Destination<'_>),
         protocol: Protocol,
         changed: Option<&Changed<'_>>,
+        bytes: usize,
     ) -> Option<u32> {
         let http = protocol != Protocol::Tcp;
         let (hidden, changes) = changed.map_or((0, &[][..]), |changed| (changed.hidden, &changed.labels));
-        let labels = series::labels(&self.local, &other_end(record), record, destination, (http, changes));
+        let labels = series::labels(&self.local, other, record, destination, (http, changes));
         if http {
-            numbers.http.index(labels, hidden, self.most)
+            numbers.http.index(labels, hidden, (self.most, bytes))
         } else {
-            numbers.tcp.index(labels, hidden, self.most)
+            numbers.tcp.index(labels, hidden, (self.most, bytes))
         }
     }
 }
@@ -371,13 +408,18 @@ impl<'a> Changed<'a> {
 }
 
 impl<T: Series> Table<T> {
-    /// Where the series with these labels is, without these metrics; `None` when there are too many.
-    fn index(&mut self, labels: String, hidden: u8, most: usize) -> Option<u32> {
+    /// Where the series with these labels is, without these metrics; `None` when there are too many, or when labels
+    /// take too many bytes.
+    fn index(&mut self, labels: String, hidden: u8, (most, bytes): (usize, usize)) -> Option<u32> {
         if let Some(index) = self.by_labels.get(labels.as_str()) {
             *self.series[*index as usize].1.hidden() &= hidden;
             return Some(*index);
         }
         let index = u32::try_from(self.series.len()).ok().filter(|index| (*index as usize) < most)?;
+        if self.bytes + labels.len() > bytes {
+            return None;
+        }
+        self.bytes += labels.len();
         let labels: Arc<str> = labels.into();
         self.by_labels.insert(Arc::clone(&labels), index);
         let mut series = T::default();
@@ -407,6 +449,7 @@ impl<T: Series> Table<T> {
         if expired > 0 {
             let places = self.series.iter().zip(0..).map(|((labels, _), index)| (Arc::clone(labels), index));
             self.by_labels = places.collect();
+            self.bytes = self.series.iter().map(|(labels, _)| labels.len()).sum();
         }
         expired as u64
     }

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use super::plain::Kind;
 use crate::config::health::Cause;
 
 /// A number that goes up, or up and down.
@@ -38,6 +39,15 @@ impl Counter {
 pub(super) enum Type {
     Counter,
     Gauge,
+}
+
+impl Type {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Counter => Kind::Counters,
+            Self::Gauge => Kind::Gauges,
+        }
+    }
 }
 
 /// A metric's name, its type and its value.

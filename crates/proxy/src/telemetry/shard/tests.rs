@@ -263,6 +263,63 @@ fn nothing_grows_without_bound_by_what_others_send() {
     assert!(numbers.others.len() <= MOST_OTHERS);
 }
 
+/// Labels as long as peers may choose them.
+#[test]
+fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
+    let shard = Shard::new(local(), 100);
+    let bound = 100 * LABELS;
+    let head = RequestHead::build("GET", "/", "h", &[]);
+    for round in 0..1000_u32 {
+        let long: Arc<str> = format!("{round:06}{}", "x".repeat(250)).into();
+        let [name, namespace, canonical_name, canonical_revision, cluster, app, version] =
+            std::array::from_fn(|_| Arc::clone(&long));
+        let workload =
+            Workload { name, namespace, canonical_name, canonical_revision, cluster, app, version };
+        let peer = Peer::plain();
+        peer.set_workload(Some(Arc::new(workload)));
+        let record = Record { downstream: Some(&peer), ..record(Direction::Inbound) };
+        shard.request(&record, &head);
+        shard.connection(&Stats::default(), &record, TcpCounts { opened: 1, ..TcpCounts::default() });
+    }
+    {
+        let numbers = shard.numbers.borrow();
+        assert!(numbers.http.bytes <= bound + bound / 16 && numbers.tcp.bytes <= bound + bound / 16);
+        assert_eq!(
+            numbers.http.bytes,
+            numbers.http.series.iter().map(|(labels, _)| labels.len()).sum::<usize>()
+        );
+        assert_eq!(numbers.dropped, 0);
+        assert!(numbers.unlabelled > 1000);
+    }
+    // Nothing is lost; who says too much is unknown.
+    let text = scrape(&shard);
+    for name in ["istio_requests_total", "istio_tcp_connections_opened_total"] {
+        let found = lines(&text, name);
+        let count = |line: &&str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+        assert_eq!(found.iter().map(count).sum::<u64>(), 1000);
+        let unknown = found.iter().find(|line| line.contains("source_workload=\"unknown\"")).unwrap();
+        assert!(count(unknown) > 900, "{unknown}");
+    }
+    assert!(
+        text.contains(&format!(
+            "skysail_metric_peers_unlabelled_total{{}} {}\n",
+            shard.snapshot().unlabelled
+        ))
+    );
+    // The page comes in pieces however long labels are.
+    let metrics = crate::telemetry::Metrics::new(vec![shard.snapshot()], &local(), None);
+    let mut page = crate::telemetry::Page::new(crate::telemetry::plain::Wanted::default());
+    while let Some(piece) = page.next(&metrics) {
+        assert!(piece.len() < 128 << 10, "{} bytes", piece.len());
+    }
+    // What expires makes room.
+    let snapshot = Snapshot::default();
+    let now = Instant::now();
+    shard.sweep(now, &snapshot);
+    shard.sweep(now + 2 * EXPIRY, &snapshot);
+    assert_eq!(shard.numbers.borrow().http.bytes, 0);
+}
+
 #[test]
 fn what_cannot_be_a_name_or_a_status_makes_no_series() {
     let shard = Shard::new(local(), 1000);
