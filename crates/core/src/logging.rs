@@ -36,8 +36,8 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// The level of modules that are not named.
-const OTHERS: &str = "error";
+/// The level of modules that are not named, unless that of Skysail's is lower.
+const OTHERS: LevelFilter = LevelFilter::ERROR;
 /// What the names of Skysail's modules begin with.
 const OURS: &str = "skysail";
 
@@ -72,7 +72,7 @@ pub enum Error {
 pub fn init(format: Format) -> Flush {
     let flush = lines::start();
     let wanted = std::env::var("SKYSAIL_LOG").ok().and_then(|wanted| filter(&wanted).ok());
-    let filter = wanted.unwrap_or_else(|| EnvFilter::new(of_ours("info")));
+    let filter = wanted.unwrap_or_else(|| EnvFilter::new(of_ours(LevelFilter::INFO)));
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(|| lines::Line);
@@ -100,12 +100,12 @@ fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
             Ok(level) => of_ours(level),
             Err(_) => directive.to_owned(),
         });
-    EnvFilter::try_new([OTHERS.to_owned()].into_iter().chain(directives).collect::<Vec<_>>().join(","))
+    EnvFilter::try_new([OTHERS.to_string()].into_iter().chain(directives).collect::<Vec<_>>().join(","))
 }
 
 /// The directives by which Skysail's modules log at a level, and others errors.
-fn of_ours(level: impl Display) -> String {
-    format!("{OTHERS},{OURS}={level}")
+fn of_ours(level: LevelFilter) -> String {
+    format!("{},{OURS}={level}", OTHERS.min(level))
 }
 
 /// A value from outside as it may be logged, kept or shown: without characters that move the cursor, end the line or change the
@@ -154,16 +154,11 @@ pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), Error> 
 pub fn levels() -> Vec<(Option<String>, String)> {
     let current = FILTER.get().and_then(|handle| handle.with_current(ToString::to_string).ok());
     let directives = current.unwrap_or_default();
-    let level = |directive: &str| match directive.rsplit_once('=') {
-        Some((OURS, level)) => (None, level.to_owned()),
-        Some((module, level)) => (Some(module.to_owned()), level.to_owned()),
-        None => (Some("*".to_owned()), directive.to_owned()),
+    let level = |directive: &str| {
+        let (module, level) = directive.rsplit_once('=')?;
+        Some(((module != OURS).then(|| module.to_owned()), level.to_owned()))
     };
-    directives
-        .split(',')
-        .filter(|directive| !directive.is_empty() && *directive != OTHERS)
-        .map(level)
-        .collect()
+    directives.split(',').filter_map(level).collect()
 }
 
 fn directive(module: &str, level: LevelFilter) -> Result<Directive, Error> {
@@ -197,6 +192,7 @@ mod tests {
         assert_eq!(logged("trace"), [false, false, false, true, true]);
         assert_eq!(logged("skysail_xds=debug"), [false, false, false, true, true]);
         assert_eq!(logged("warn, h2=warn"), [true, false, false, true, false]);
+        assert_eq!(logged("off"), [false; 5]);
     }
 
     #[test]
