@@ -181,19 +181,22 @@ async fn begin(
         peer = stream.peer(worker.shared.principal());
     }
     let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
-    // A client may be silent for long. It is judged by the configuration of the moment when it has spoken.
-    if let Err(refusal) = downstream::refresh(&mut origin, worker) {
-        origin.note_revoked(worker, &refusal);
+    if !is_admitted(&mut origin, worker).await {
         stream.close(&mut timer).await;
         return None;
     }
     let early = early.filter(|early: &Early| early.is_of(&origin.chain)).map(Box::new);
-    if !origin.is_allowed(worker).await {
-        stream.close(&mut timer).await;
-        return None;
-    }
     // Boxed, because futures keep room for everything that is ever handed to them.
     Some(Box::new(Connection { stream, timer, origin, early, registered }))
+}
+
+/// Whether the connection is admitted by the configuration of now: its client may have been silent for long.
+async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
+    if let Err(refusal) = downstream::refresh(origin, worker) {
+        origin.note_revoked(worker, &refusal);
+        return false;
+    }
+    origin.is_allowed(worker).await
 }
 
 /// Counts and tells of a client that was too slow.

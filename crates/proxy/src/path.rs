@@ -123,6 +123,8 @@ fn canonical(path: &str) -> Option<String> {
     while let [byte, after @ ..] = rest {
         rest = after;
         match *byte {
+            // The parameters of a dot segment go on to the next slash, as in Envoy, and are left out with it.
+            b'\\' if dots(last_segment(&new)).is_some_and(|(_, parameters)| parameters) => new.push(b'\\'),
             b'/' | b'\\' => end_segment(&mut new),
             b'%' => match escaped(rest) {
                 Some(0) => return None,
@@ -158,19 +160,37 @@ fn end_segment(path: &mut Vec<u8>) {
     }
 }
 
+/// What follows the last slash.
+fn last_segment(path: &[u8]) -> &[u8] {
+    memchr::memrchr(b'/', path).map_or(path, |slash| &path[slash + 1..])
+}
+
+/// Whether a dot segment goes up, and whether it has parameters; `None` if it is no dot segment.
+fn dots(segment: &[u8]) -> Option<(bool, bool)> {
+    let (bare, parameters) = match memchr::memchr(b';', segment) {
+        Some(end) => (&segment[..end], true),
+        None => (segment, false),
+    };
+    match bare {
+        b"." => Some((false, parameters)),
+        b".." => Some((true, parameters)),
+        _ => None,
+    }
+}
+
 /// Takes a dot segment off the end, with what it undoes; the path then ends in a slash. Says whether there was one. Parameters of
 /// a segment (`..;a=b`) make no other segment of it: servers that know them take them off first.
 fn resolve_last(path: &mut Vec<u8>) -> bool {
-    let Some(slash) = memchr::memrchr(b'/', path) else { return false };
-    let segment = &path[slash + 1..];
-    match segment.split(|b| *b == b';').next() {
-        Some(b".") => {
-            path.truncate(slash + 1);
-            return true;
-        }
-        Some(b"..") => path.truncate(slash),
-        _ => return false,
+    let segment = last_segment(path);
+    let (start, Some((up, _))) = (path.len() - segment.len(), dots(segment)) else { return false };
+    if start == 0 {
+        return false;
     }
+    path.truncate(start);
+    if !up {
+        return true;
+    }
+    path.pop();
     // What lies before is the segment to undo; at the root there is none.
     let parent = memchr::memrchr(b'/', path).unwrap_or(0);
     path.truncate(parent);
@@ -227,6 +247,9 @@ mod tests {
             ("/.;x/admin", "/admin"),
             ("/x/%2e.;/admin", "/admin"),
             ("/x/y/..;", "/x/"),
+            ("/x/..;\\admin", "/"),
+            ("/x/.;a\\..\\b/c", "/x/c"),
+            ("/x\\..\\b", "/b"),
             ("/x/...;/y", "/x/...;/y"),
             ("/x/a;..;/y", "/x/a;..;/y"),
             ("/../../a", "/a"),

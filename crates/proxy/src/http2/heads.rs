@@ -161,7 +161,8 @@ impl<'a> Reading<'a> {
             }
             b"te" if value != b"trailers" => return None,
             b"content-length" => {
-                if self.length.replace(parse::length(value)?).is_some() {
+                let before = self.length.replace(parse::length(value)?);
+                if before.is_some() {
                     return None;
                 }
             }

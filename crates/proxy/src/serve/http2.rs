@@ -51,16 +51,11 @@ pub(crate) async fn run(
     let mut admission = Admission::new(origin.epoch);
     let begun = Instant::now();
     loop {
-        let farewell = manager.drain_timeout;
-        let leave = |driver: &Driver| {
-            driver.leave();
-            Some(Instant::now() + farewell)
-        };
         let next = poll_fn(|cx| {
             loop {
                 let revoked = is_revoked(worker, &driver, &mut origin, &mut admission);
                 if ending.is_none() && (revoked || (!newcomer && origin.side.is_draining())) {
-                    (ending, idle) = (leave(&driver), None);
+                    (ending, idle) = (leave(&driver, &manager), None);
                 }
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
                     return Poll::Ready(next);
@@ -100,20 +95,18 @@ pub(crate) async fn run(
                     return Poll::Ready(None);
                 }
                 worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
-                (ending, idle) = (leave(&driver), None);
+                (ending, idle) = (leave(&driver, &manager), None);
             }
         });
         let Some(request) = next.await else { break };
         newcomer = false;
-        if downstream::refresh(&mut origin, worker).is_err() {
-            if ending.is_none() {
-                ending = leave(&driver);
-            }
-            if Instant::now() >= worker.drain_end() {
-                // Gives the stream up.
-                drop(Duplex::accepted(driver.connection(), &request));
-                continue;
-            }
+        let is_revoked = downstream::refresh(&mut origin, worker).is_err();
+        if is_revoked && ending.is_none() {
+            ending = leave(&driver, &manager);
+        }
+        if is_revoked && Instant::now() >= worker.drain_end() {
+            drop(Duplex::accepted(driver.connection(), &request));
+            continue;
         }
         if let Some(newest) = newest(&origin, &manager) {
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
@@ -127,7 +120,7 @@ pub(crate) async fn run(
         served = served.saturating_add(1);
         if manager.max_requests_per_connection.is_some_and(|most| served >= most) && ending.is_none() {
             worker.shard.manager(&manager.stat_prefix).cx_max_requests.inc();
-            ending = leave(&driver);
+            ending = leave(&driver, &manager);
         }
         let task = tell(
             worker.clone(),
@@ -145,6 +138,12 @@ pub(crate) async fn run(
     }
     driver.close().await;
     drop(registered);
+}
+
+/// Tells the client to go, and returns until when it may still open streams.
+fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
+    driver.leave();
+    Some(Instant::now() + manager.drain_timeout)
 }
 
 /// Whether the connection would not be admitted any more. Its streams judge themselves.
