@@ -63,8 +63,9 @@ struct Shelf {
     changes: VecDeque<(u64, Arc<str>)>,
     /// Changes up to this generation are forgotten.
     forgotten: u64,
-    /// All of it as it is sent, by form.
+    /// All of it as it is sent, by form, and as it was when it was last encoded.
     encoded: [OnceLock<Entries>; 2],
+    former: [Option<Entries>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
     /// Made when somebody asks.
@@ -230,7 +231,9 @@ impl Shelf {
     }
 
     fn note(&mut self, generation: u64, name: Arc<str>) {
-        self.encoded = Default::default();
+        for (encoded, former) in self.encoded.iter_mut().zip(&mut self.former) {
+            *former = encoded.take().or(former.take());
+        }
         self.names = OnceLock::new();
         self.changes.push_back((generation, name));
         if self.changes.len() > REMEMBERED
@@ -359,7 +362,8 @@ impl Snapshot {
             return Entries::default();
         }
         send.truncate(first);
-        shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared())).clone()
+        let former = shelf.former[form as usize].as_ref();
+        shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared(), former)).clone()
     }
 
     /// Names as they are kept here, sorted and each once: clients ask for thousands, and all of them have the same. The second list has
@@ -588,6 +592,25 @@ mod tests {
                 let now = second.get(Kind::Cluster, name).map(|resource| &*resource.body);
                 assert_eq!(now, *body, "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_lives_on_where_it_did_not_change() {
+        let mut layer = Layer::default();
+        let mut row = |generation: u64, changed: std::ops::Range<usize>| {
+            for number in changed {
+                let body = format!("{number}, {generation}").into();
+                layer.set(generation, Resource::from_body(Kind::Cluster, &number.to_string(), body));
+            }
+            let now = snapshot(&Layer::default(), &layer);
+            now.together(Kind::Cluster, Form::Delta, &mut now.iter(Kind::Cluster).cloned().collect())
+        };
+        let rows = [row(1, 0..10_000), row(2, 100..102), row(3, 5_000..5_002)];
+        for [former, row] in rows.array_windows() {
+            assert_eq!(row.count, 10_000);
+            assert!((1..100_000).contains(&row.own_bytes(former)), "{}", row.own_bytes(former));
+            assert!(row.own_bytes(&Entries::default()) > 8 * row.own_bytes(former));
         }
     }
 

@@ -27,6 +27,9 @@ const NOT_COMPRESSED: u8 = 0;
 const BY_REFERENCE: usize = 4 << 10;
 /// So much is copied into one piece of a response. In bytes.
 const COPIED: usize = 32 << 10;
+/// A part of a row is at least so long, unless the resource with which it ends has a version that is a multiple of `PART_RESOURCES`.
+const PART: usize = 64 << 10;
+const PART_RESOURCES: u64 = 64;
 /// How our server calls itself, in the first response of a stream: who reads it may ask for virtual hosts by authority.
 const SERVER: &str = "skysail";
 /// How long [`Resource::version_text`] is.
@@ -56,21 +59,75 @@ pub(crate) struct Push {
 }
 
 /// A row of resources as it stands in a response: encoded once for all who are sent the same.
+///
+/// Its parts are shared with the row of which it is a change, so a client that reads slowly holds of a former row what has changed
+/// since, instead of all of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entries {
     pub(crate) count: usize,
+    /// In bytes.
+    length: usize,
+    parts: Arc<[Arc<Part>]>,
+}
+
+/// Successive resources of a row.
+#[derive(Debug)]
+struct Part {
+    resources: Box<[Arc<Resource>]>,
     bytes: Bytes,
 }
 
 impl Entries {
-    pub(crate) fn encode<'a>(form: Form, resources: impl Iterator<Item = &'a Arc<Resource>> + Clone) -> Self {
-        let length = resources.clone().map(|resource| nested_len(entry_len(form, resource))).sum();
+    /// Encodes a row. Parts that `former`, of the same form, has too are taken from it.
+    pub(crate) fn encode<'a>(
+        form: Form,
+        resources: impl Iterator<Item = &'a Arc<Resource>>,
+        former: Option<&Self>,
+    ) -> Self {
+        let resources: Vec<_> = resources.map(Arc::clone).collect();
+        let first = |part: &[Arc<Resource>]| part.first().map(Arc::as_ptr);
+        let former = former.iter().flat_map(|row| row.parts.iter());
+        let former: HashMap<_, _> = former.map(|part| (first(&part.resources), part)).collect();
+        // Where a part ends depends on its resources alone, so that a change moves the ends of few parts.
+        let mut length = 0;
+        let ends = |resource: &Arc<Resource>| {
+            length += nested_len(entry_len(form, resource));
+            let ends = length >= PART || resource.version.is_multiple_of(PART_RESOURCES);
+            if ends {
+                length = 0;
+            }
+            ends
+        };
+        let parts = resources.split_inclusive(ends).map(|part| match former.get(&first(part)) {
+            Some(same) if same.is_of(part) => Arc::clone(same),
+            _ => Arc::new(Part::encode(form, part)),
+        });
+        let parts: Arc<[_]> = parts.collect();
+        Self { count: resources.len(), length: parts.iter().map(|part| part.bytes.len()).sum(), parts }
+    }
+
+    /// How many bytes are not shared with another row.
+    #[cfg(test)]
+    pub(crate) fn own_bytes(&self, other: &Self) -> usize {
+        let is_own = |part: &&Arc<Part>| !other.parts.iter().any(|other| Arc::ptr_eq(part, other));
+        self.parts.iter().filter(is_own).map(|part| part.bytes.len()).sum()
+    }
+}
+
+impl Part {
+    fn encode(form: Form, resources: &[Arc<Resource>]) -> Self {
+        let length = resources.iter().map(|resource| nested_len(entry_len(form, resource))).sum();
         let mut bytes = BytesMut::with_capacity(length);
-        for resource in resources.clone() {
+        for resource in resources {
             entry_start(form, resource, &mut bytes);
             bytes.put_slice(&resource.body);
         }
-        Self { count: resources.count(), bytes: bytes.freeze() }
+        Self { resources: resources.into(), bytes: bytes.freeze() }
+    }
+
+    fn is_of(&self, resources: &[Arc<Resource>]) -> bool {
+        self.resources.len() == resources.len()
+            && self.resources.iter().zip(resources).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 }
 
@@ -92,7 +149,7 @@ impl Push {
         let entries = self.resources.iter().map(|resource| nested_len(entry_len(self.form, resource)));
         let removed = self.removed.iter().map(|name| text_len(name));
         let length = entries.chain(removed).sum::<usize>()
-            + self.together.bytes.len()
+            + self.together.length
             + text_len(&self.number.to_string())
             + text_len(&nonce)
             + text_len(self.kind.url())
@@ -148,9 +205,9 @@ impl Pieces {
             } else {
                 self.body = Some(resource.body.clone());
             }
-        } else if part == resources.len() + 1 {
-            self.body = (together.count > 0).then(|| together.bytes.clone());
-        } else if let Some(name) = removed.get(part - resources.len() - 2) {
+        } else if let Some(part) = together.parts.get(part - resources.len() - 1) {
+            self.body = Some(part.bytes.clone());
+        } else if let Some(name) = removed.get(part - resources.len() - together.parts.len() - 1) {
             text(6, name, out);
         } else {
             return false;
@@ -361,7 +418,7 @@ mod tests {
             .iter()
             .map(|resource| Any { type_url: Kind::Cluster.url().into(), value: resource.body.to_vec() })
             .collect();
-        let together = Entries::encode(form, resources.split_off(2).iter());
+        let together = Entries::encode(form, resources.split_off(2).iter(), None);
         let removed = if form == Form::Delta { vec!["gone".into()] } else { Vec::new() };
         (Push { form, kind: Kind::Cluster, number: 7, resources, together, removed }, anys)
     }
@@ -394,6 +451,31 @@ mod tests {
             );
         }
         assert_eq!(taken, 5 + length);
+    }
+
+    #[test]
+    fn a_row_takes_from_the_former_one_what_did_not_change() {
+        let resource = |number: usize, length| {
+            let body = Bytes::from(vec![b'x'; length]);
+            Resource::from_body(
+                Kind::Cluster,
+                &format!("{number:04}"),
+                [&number.to_be_bytes()[..], &body].concat().into(),
+            )
+        };
+        let bytes = |row: &Entries| row.parts.iter().flat_map(|part| part.bytes.to_vec()).collect::<Vec<_>>();
+        let mut resources: Vec<_> = (0..3_000).map(|number| resource(number, 700)).collect();
+        let former = Entries::encode(Form::Delta, resources.iter(), None);
+        resources[1_500] = resource(1_500, 701);
+        resources.remove(100);
+        resources.insert(2_000, resource(9_999, 700));
+        let row = Entries::encode(Form::Delta, resources.iter(), Some(&former));
+
+        let alone = Entries::encode(Form::Delta, resources.iter(), None);
+        assert_eq!((row.count, row.length), (3_000, alone.length));
+        assert!(bytes(&row) == bytes(&alone), "it is encoded as without a former row");
+        let own = row.own_bytes(&former);
+        assert!(own <= 6 * (PART + 1_000), "{own} bytes of {} for three changes", row.length);
     }
 
     #[test]
