@@ -3,7 +3,10 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::{layer::Layer, resource::Resources};
+use crate::{
+    layer::Layer,
+    resource::{Resource, Resources},
+};
 
 mod protocol;
 mod work;
