@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use crate::{
-    listener::access_log,
+    listener::{access_log, address},
     random::rarely,
     request::{Request, Version},
 };
@@ -38,7 +38,7 @@ pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
     });
     json!({
         "name": format!("listener-{number}"),
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+        "address": address(),
         "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}],
     })
 }

@@ -45,9 +45,15 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     }
     json!({
         "name": format!("listener-{number}"),
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+        "address": address(),
         "filter_chains": [chain],
     })
+}
+
+/// Where a listener is. A port of 127.0.0.1 may have been that of a server that is gone, whose clients still try to reach it;
+/// what they send would be in the logs.
+pub(crate) fn address() -> Value {
+    json!({"socket_address": {"address": "127.0.13.1", "port_value": 0}})
 }
 
 /// What both write down of each request, but for what is different every time.

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use crate::{
-    listener::access_log,
+    listener::{access_log, address},
     random::{add, one, rarely},
     request::{Body, Request, Version},
     servers,
@@ -103,7 +103,7 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     });
     json!({
         "name": format!("listener-{number}"),
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+        "address": address(),
         "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}],
     })
 }

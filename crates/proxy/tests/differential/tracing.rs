@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use skysail_xds::otlp::{ExportTraceServiceRequest, any_value};
 
 use crate::{
+    listener::address,
     request::{Request, Version},
     servers::{cluster, http1, read_head},
     twins::Twins,
@@ -135,7 +136,7 @@ fn listener(number: usize, (direction, tracing, more): (&str, Value, Value)) -> 
     json!({
         "name": format!("listener-{number}"),
         "traffic_direction": direction,
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+        "address": address(),
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     })
 }
