@@ -4,24 +4,26 @@
 //! [`Error`] and is answered in one place, and at the end every request is told in one record. How a request
 //! is forwarded, with its tries, is in `forward`.
 
+mod record;
+
 use std::{
     borrow::Cow,
     cell::OnceCell,
     future::poll_fn,
     net::IpAddr,
     rc::Rc,
-    sync::Arc,
     task::Poll,
     time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::{Map, Value};
 
+pub(crate) use self::record::grpc_status;
 use crate::{
     admission::Admission,
     compress::Compressor,
     config::{
-        Cluster, HttpManager, RouteTable, Snapshot,
+        HttpManager, RouteTable, Snapshot,
         demand::Standing,
         http::Routes,
         listener::Direction,
@@ -31,11 +33,10 @@ use crate::{
     downstream::Downstream,
     error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines},
-    export,
     filters::Filtered,
     flow::Flow,
     grpc_web::Web,
-    head::{Headers, RequestHead, ResponseHead, Version},
+    head::{RequestHead, ResponseHead, Version},
     headers::{self, Hop},
     hop,
     http1::{Connection, Framing, write::Persistence},
@@ -44,10 +45,10 @@ use crate::{
     overload::{UnderWay, Welcome},
     path::{self, Outcome as Normalized},
     peer::{METADATA, METADATA_ID},
-    pool::{Busy, Counted, Host, Pool, Upstream, bump},
+    pool::{Busy, Counted, Host, Pool, Upstream},
     route::{self, Found, Missing},
     spans::Trace,
-    telemetry::{self, Record, stats::ManagerStats},
+    telemetry::stats::ManagerStats,
     timer,
 };
 
@@ -578,78 +579,6 @@ impl<'a> Story<'a> {
             (true, _) => Persistence::Keep,
         }
     }
-
-    /// What is known so far.
-    pub(crate) fn record(&self) -> Record<'_> {
-        let (told, origin) = (&self.told, &self.downstream.origin);
-        let mut record = Record::new(origin.listener.direction, self.start);
-        record.status = told.status;
-        record.flags = told.flags;
-        record.details = &told.details;
-        record.upstream_failure = &told.failure;
-        record.grpc = self.grpc;
-        record.bytes_received = told.received;
-        record.bytes_sent = told.sent;
-        record.wire_received = told.received;
-        record.wire_sent = told.sent;
-        record.attempts = told.attempts;
-        record.downstream = Some(&*origin.peer);
-        record.upstream = told.upstream.as_ref().map(|upstream| &upstream.link.peer);
-        record.cluster = told.pool.as_ref().map(|pool| &pool.cluster).or_else(|| self.intended());
-        record.endpoint = told.host.as_ref().map(|host| &host.endpoint);
-        let link = told.upstream.as_ref().map(|upstream| &upstream.link);
-        let meant = told.host.as_ref().map(|host| host.endpoint.address);
-        record.upstream_remote = link.map(|link| link.remote).or(meant);
-        record.upstream_local = link.and_then(|link| link.local);
-        record.route_name = told.route;
-        record.metadata = self.metadata.as_deref();
-        record.downstream_local = Some(origin.destination);
-        // A client that others tell of has no port.
-        let port = if self.client == origin.source.ip() { origin.source.port() } else { 0 };
-        record.downstream_remote = Some(std::net::SocketAddr::new(self.client, port));
-        record.downstream_direct = Some(origin.direct);
-        record.server_name = origin.server_name();
-        record.span = self.trace.as_ref().and_then(|trace| trace.context());
-        record
-    }
-
-    /// The cluster that the route leads to, though the request may never get there.
-    fn intended(&self) -> Option<&Arc<Cluster>> {
-        let found = self.found.ok()?;
-        let Action::Forward(forward) = &found.route.action else { return None };
-        self.snapshot.clusters.get(forward.cluster(found.target, self.head)?)
-    }
-
-    /// How a call of gRPC has ended, by this answer: as it says, else as its status means.
-    fn grpc_status(&self, response: &ResponseHead) -> Option<u32> {
-        let said = self.told.grpc_status.or_else(|| grpc_status(response));
-        let meant = || (self.told.status > 0).then(|| error::grpc_status(self.told.status));
-        said.or_else(meant).filter(|_| self.grpc)
-    }
-
-    /// Tells metrics and logs.
-    fn report(&mut self) {
-        self.end_try(None, false);
-        let mut record = self.record();
-        record.duration = self.started.elapsed();
-        record.grpc_status = self.grpc_status(self.response);
-        if record.status >= 500
-            && let Some(host) = &self.told.host
-        {
-            bump(&host.totals.errors);
-        }
-        let (request, response) = (Some(&*self.head), Some(&*self.response));
-        let context = telemetry::Context { record: &record, request, response };
-        if let Some(stats) = &self.manager.stats {
-            if stats.http.is_empty() {
-                self.worker.shard.request(&record, self.head);
-            } else {
-                self.worker.shard.request_changed(&stats.http, &context);
-            }
-        }
-        self.end_trace(&record);
-        export::log(self.worker, &self.manager.access_logs, &context);
-    }
 }
 
 /// As gRPC writes a text in a header (PROTOCOL-HTTP2: `Percent-Encoded`).
@@ -662,9 +591,4 @@ fn percent_encoded(text: &[u8]) -> String {
         }
     }
     encoded
-}
-
-/// What gRPC says of a call, in its answer's head or trailers.
-pub(crate) fn grpc_status(headers: &Headers) -> Option<u32> {
-    std::str::from_utf8(headers.header("grpc-status")?).ok()?.parse().ok()
 }
