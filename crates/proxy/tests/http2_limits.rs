@@ -10,6 +10,8 @@
 mod program;
 mod support;
 
+use std::time::{Duration, Instant};
+
 use program::Program;
 use support::within;
 use tokio::{
@@ -165,6 +167,31 @@ async fn the_limits_to_floods_are_those_configured() {
     let stats = program.page("GET", "/stats/prometheus").await;
     let metric = "envoy_http_downstream_rq_too_many_premature_resets{http_conn_manager_prefix=\"l\"} 1\n";
     assert!(stats.contains(metric), "{stats}");
+}
+
+/// A client is not late as long as each of its frames comes whole in time, though there is always one of which a part is
+/// missing, as on a fast upload whose reads end in the midst of frames.
+#[tokio::test]
+async fn frames_that_come_in_time_are_no_late_head() {
+    let timeout = Duration::from_secs(2);
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), &BOOTSTRAP.replace("_timeout: 1s", "_timeout: 2s")).await;
+    let mut client = Client::connect(&program).await;
+    let frame = [0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    let (begin, rest) = frame.split_at(5);
+    client.0.write_all(begin).await.unwrap();
+    let begun = Instant::now();
+    // The sidecar's pings set the pace.
+    while begun.elapsed() < timeout * 5 / 4 {
+        let (kind, flags, payload) = client.frame().await.expect("the connection goes on");
+        assert_ne!(kind, GO_AWAY, "{payload:?}");
+        if kind == PING && flags == 0 {
+            let pong = [&[0, 0, 8, PING, 1, 0, 0, 0, 0], &payload[..]].concat();
+            client.0.write_all(&[rest, &pong, begin].concat()).await.unwrap();
+        }
+    }
+    // One that does not come whole is late all the same.
+    while client.frame().await.is_some_and(|(kind, ..)| kind != GO_AWAY) {}
 }
 
 #[tokio::test]

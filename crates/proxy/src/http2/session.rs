@@ -108,6 +108,8 @@ pub(crate) struct Session {
 
     /// The preface is yet to come.
     preface: bool,
+    /// Frames that have come whole, or content that has begun; a header block counts as one.
+    pub(crate) frames: u64,
     /// Content that is coming in.
     data: Option<Data>,
     /// A header block that is coming in.
@@ -311,6 +313,7 @@ impl Session {
             out,
             block: Vec::new(),
             preface: role == Role::Server,
+            frames: 0,
             data: None,
             partial: None,
             last: if role == Role::Server { 0 } else { 1 },

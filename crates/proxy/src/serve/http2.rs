@@ -45,7 +45,9 @@ pub(crate) async fn run(
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
     // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
     let mut ending = None;
-    let (mut idle, mut partial, mut served) = (None, None, 0_u32);
+    let (mut idle, mut served) = (None, 0_u32);
+    // The frame that has come in part, and when the rest is due.
+    let mut partial: Option<(u64, Instant, Malformed)> = None;
     // Who comes while others go may ask for one thing before it is told.
     let mut newcomer = origin.side.is_draining();
     let mut admission = Admission::new(origin.epoch);
@@ -68,17 +70,17 @@ pub(crate) async fn run(
                     let patience = farewell.or(manager.idle_timeout);
                     idle = patience.map(|patience| Instant::now() + patience);
                 }
-                partial = match (driver.is_partial(), partial) {
-                    (false, _) => None,
-                    (true, None) => {
-                        refuse::head_timeout(&manager).map(|(timeout, why)| (Instant::now() + timeout, why))
-                    }
-                    (true, known) => known,
-                };
+                // Each frame has its own time, as there may always be one that has come in part.
+                partial = driver.partial().and_then(|frame| {
+                    partial.filter(|(known, ..)| *known == frame).or_else(|| {
+                        let (timeout, why) = refuse::head_timeout(&manager)?;
+                        Some((frame, Instant::now() + timeout, why))
+                    })
+                });
                 let waits = driver.is_settled() || origin.side.is_draining();
                 let quiet = if waits { idle } else { Some(begun + PATIENCE) };
                 let last = ending.filter(|_| driver.is_leaving());
-                let head = partial.map(|(deadline, _)| deadline);
+                let head = partial.map(|(_, deadline, _)| deadline);
                 if timer.poll(cx, earlier(earlier(quiet, head), last)).is_pending() {
                     return Poll::Pending;
                 }
@@ -86,7 +88,7 @@ pub(crate) async fn run(
                     driver.refuse();
                     continue;
                 }
-                if let Some((_, why)) = partial.filter(|(deadline, _)| Instant::now() >= *deadline) {
+                if let Some((.., why)) = partial.filter(|(_, deadline, _)| Instant::now() >= *deadline) {
                     refuse::note(worker, &origin, &manager, why, Version::Http2, None);
                     driver.fail();
                     return Poll::Ready(None);

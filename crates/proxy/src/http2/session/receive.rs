@@ -79,6 +79,7 @@ impl Session {
                     self.culprit = Some(head.kind);
                 }
                 taken?;
+                self.frames += 1;
                 continue;
             }
             let total = HEAD + head.length;
@@ -94,6 +95,7 @@ impl Session {
             }
             taken?;
             input.consume(total);
+            self.frames += u64::from(self.partial.is_none());
         }
     }
 

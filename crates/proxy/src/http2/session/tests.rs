@@ -593,3 +593,25 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_header_block_counts_as_one_frame_and_content_once_it_has_begun() {
+    let mut session = server();
+    let mut input = Buffer::default();
+    let mut feed = |bytes: &[u8], frames: u64| {
+        let before = session.frames;
+        for byte in bytes {
+            input.extend(&[*byte]);
+            session.feed(&mut input).unwrap();
+        }
+        assert_eq!(session.frames - before, frames, "{bytes:?}");
+    };
+    let content = frame(Kind::Data, 0, 1, b"content");
+    feed(&frame(Kind::Headers, 0, 1, b""), 0);
+    feed(&frame(Kind::Continuation, 0, 1, b"\x83\x86\x84"), 0);
+    feed(&frame(Kind::Continuation, END_HEADERS, 1, b"\x01\x01a"), 1);
+    feed(&content[..frame::HEAD - 1], 0);
+    feed(&content[frame::HEAD - 1..frame::HEAD], 1);
+    feed(&content[frame::HEAD..], 0);
+    feed(&frame(Kind::Ping, 0, 0, &[0; 8]), 1);
+}
