@@ -8,12 +8,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::{
+    aliases::{Index, Log, Realiased, key},
     resource::{Kind, Resource, Resources},
     wire::{Entries, Form},
-    work,
 };
 
 /// How many changes of a kind are remembered by name. Who is further behind has everything looked through.
@@ -68,14 +66,11 @@ struct Shelf {
     former: [Option<Entries>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
-    /// Made when somebody asks.
-    aliases: OnceLock<Aliases>,
-    /// Since when they are as they are.
-    realiased: u64,
+    /// Made at the first lookup.
+    aliases: OnceLock<Index>,
+    /// Their latest changes.
+    realiased: Log,
 }
-
-/// Fingerprints of aliases with the names they stand for, sorted.
-type Aliases = Arc<[(u64, Arc<str>)]>;
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -95,14 +90,17 @@ impl Layer {
         }
         let added = before.map_or(generation, |entry| entry.added);
         let aliases = before.map_or(&[][..], |entry| &entry.resource.aliases);
-        let realiased = *aliases != *resource.aliases;
+        let less = |of: &[u64], others: &[u64]| -> Vec<u64> {
+            of.iter().filter(|alias| others.binary_search(alias).is_err()).copied().collect()
+        };
+        let realiased = [less(aliases, &resource.aliases), less(&resource.aliases, aliases)].concat();
         let name =
             before.map_or_else(|| Arc::clone(&resource.name), |entry| Arc::clone(&entry.resource.name));
         let shelf = Arc::make_mut(shelf);
         shelf.by_name.insert(Arc::clone(&name), Entry { resource, added, changed: generation });
         shelf.note(generation, name);
-        if realiased {
-            shelf.realias(generation);
+        if !realiased.is_empty() {
+            shelf.realias(generation, realiased);
         }
         self.generation = generation;
         true
@@ -116,10 +114,11 @@ impl Layer {
         }
         let shelf = Arc::make_mut(shelf);
         if let Some((name, entry)) = shelf.by_name.remove_entry(name) {
-            shelf.note(generation, name);
-            if !entry.resource.aliases.is_empty() {
-                shelf.realias(generation);
+            if kind == Kind::VirtualHost {
+                // Another may answer to its name now.
+                shelf.realias(generation, entry.resource.aliases.iter().copied().chain([key(&name)]));
             }
+            shelf.note(generation, name);
         }
         self.generation = generation;
         true
@@ -177,7 +176,7 @@ impl Layer {
 
     /// Whether any name is found otherwise than in a generation.
     pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
-        self.shelf(kind).realiased > since
+        self.shelf(kind).realiased.last() > since
     }
 
     /// Shares with another layer what is equal, so that it is held once. For a layer that nobody was sent anything of.
@@ -243,27 +242,22 @@ impl Shelf {
         }
     }
 
-    fn realias(&mut self, generation: u64) {
+    /// Notes aliases that were added or removed.
+    fn realias(&mut self, generation: u64, keys: impl IntoIterator<Item = u64>) {
         self.aliases = OnceLock::new();
-        self.realiased = generation;
+        self.realiased.note(generation, keys);
     }
 
-    /// The resource that an alias stands for.
-    fn by_alias(&self, alias: &[u8]) -> Option<&Entry> {
-        work::did(1);
+    /// The resource that answers to a name by one of its aliases.
+    fn by_alias(&self, kind: Kind, name: &str) -> Option<&Entry> {
         let aliases = self.aliases.get_or_init(|| {
             let each = self.by_name.iter();
-            let mut all: Vec<_> = each
-                .flat_map(|(name, entry)| {
-                    entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name)))
-                })
-                .collect();
-            all.sort_unstable();
-            all.into()
+            let all = each.flat_map(|(name, entry)| {
+                entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name)))
+            });
+            all.collect()
         });
-        let fingerprint = xxh3_64(alias);
-        let index = aliases.binary_search_by_key(&fingerprint, |(alias, _)| *alias).ok()?;
-        self.by_name.get(&aliases.get(index)?.1)
+        self.by_name.get(aliases.find(kind, name)?)
     }
 }
 
@@ -275,30 +269,6 @@ pub struct Snapshot {
     pub own: Arc<Layer>,
     /// What does not.
     pub shared: Arc<Layer>,
-}
-
-/// The longest authority that a virtual host is found by: that of the longest domain name, with a port. In bytes.
-const AUTHORITY: usize = 253 + 6;
-/// The longest name with such an authority. In bytes.
-const LONGEST: usize = 1 << 10;
-/// The dots of the longest domain name that ends in one.
-const DOTS: usize = 127;
-
-/// Where the authority begins in a name, if a virtual host may be found by it.
-fn authority_at(kind: Kind, name: &str) -> Option<usize> {
-    if kind != Kind::VirtualHost || name.len() > LONGEST {
-        return None;
-    }
-    let start = name.rfind('/')? + 1;
-    let authority = name.get(start..)?;
-    let dots = authority.bytes().filter(|byte| *byte == b'.').count();
-    (authority.len() <= AUTHORITY && dots <= DOTS).then_some(start)
-}
-
-/// How many lookups [`Snapshot::find`] needs for a name that no resource has, at most.
-pub(crate) fn lookups(kind: Kind, name: &str) -> usize {
-    let authority = authority_at(kind, name).and_then(|start| name.get(start..));
-    authority.map_or(0, |authority| 1 + authority.matches('.').count())
 }
 
 /// What changed of a kind.
@@ -324,26 +294,19 @@ impl Snapshot {
     /// The resource of a name, or the virtual host that a request goes to by `ROUTE CONFIGURATION/AUTHORITY`: the one of that
     /// domain, else the one of the longest `*.suffix` of it.
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        let by_alias = || {
-            let start = authority_at(kind, name)?;
-            let shelf = self.shared.shelf(kind);
-            shelf.by_alias(name.as_bytes()).or_else(|| {
-                let (family, authority) = name.split_at(start);
-                // `ROUTE CONFIGURATION/*` is written in front of each suffix, over what is not needed any more.
-                let mut text = [b"*", name.as_bytes()].concat();
-                authority.match_indices('.').find_map(|(dot, _)| {
-                    text.get_mut(dot..dot + start)?.copy_from_slice(family.as_bytes());
-                    *text.get_mut(dot + start)? = b'*';
-                    shelf.by_alias(text.get(dot..)?)
-                })
-            })
-        };
+        let by_alias = || self.shared.shelf(kind).by_alias(kind, name);
         self.entry(kind, name).or_else(by_alias).map(|entry| &entry.resource)
     }
 
     /// Whether any name is found otherwise than in a generation.
     pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
-        self.shared.is_realiased(kind, since)
+        self.own.is_realiased(kind, since) || self.shared.is_realiased(kind, since)
+    }
+
+    /// The aliases that were added or removed after a generation; `None` if they are not all remembered.
+    pub(crate) fn realiased(&self, kind: Kind, since: u64) -> Option<Realiased> {
+        let [own, shared] = self.shelves(kind).map(|shelf| shelf.realiased.since(since));
+        Some(own?.chain(shared?).collect())
     }
 
     /// All resources of a kind: those of the workload, then the shared ones, each sorted by name.

@@ -37,8 +37,8 @@ pub const REST: Duration = Duration::from_secs(30);
 /// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
 /// length. Names of resources are held once for all clients and not counted. In bytes.
 pub const NAMES: usize = 8 << 20;
-/// Names of virtual hosts that a stream asks for and that no resource has. All of them are looked up again when hosts change; a
-/// proxy asks for 1,000 at most.
+/// Names of virtual hosts that a stream asks for and that no resource has. After many changes of domains at once all of them are
+/// looked up again; a proxy asks for 1,000 at most.
 pub const AUTHORITIES: usize = 2_048;
 /// What is kept, shown and logged of the reason for which a client refuses a response. In bytes.
 pub const REASON: usize = 1 << 10;

@@ -8,6 +8,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::aliases;
+
 /// Which of the discovery services a resource belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -110,7 +112,7 @@ pub struct Resource {
     pub version: u64,
     /// The encoded message, the `value` of the `Any` it is sent in.
     pub body: Bytes,
-    /// Fingerprints of the other names it is found by ([`Snapshot::find`](crate::Snapshot::find)), which follow from the body.
+    /// Keys of the other names it is found by ([`Snapshot::find`](crate::Snapshot::find)), which follow from the body; sorted.
     pub(crate) aliases: Box<[u64]>,
 }
 
@@ -132,8 +134,10 @@ impl Resource {
         body: Bytes,
         aliases: impl IntoIterator<Item = &'a str>,
     ) -> Arc<Self> {
-        let aliases = aliases.into_iter().map(|alias| xxh3_64(alias.as_bytes())).collect();
-        Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body, aliases })
+        let mut aliases: Vec<_> = aliases.into_iter().map(aliases::key).collect();
+        aliases.sort_unstable();
+        aliases.dedup();
+        Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body, aliases: aliases.into() })
     }
 
     /// The version as it goes over the wire.

@@ -308,6 +308,10 @@ impl Stream {
         let pushes = self.session.pushes(&snapshot).map_err(|Behind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
+        match self.session.take_owed() {
+            0 => {}
+            owed => self.member.spend(owed, 0),
+        }
         // What was replaced meanwhile may have seemed to concern nobody.
         if self.snapshot.borrow().generation() != snapshot.generation() {
             self.snapshot.mark_changed();

@@ -93,12 +93,14 @@ pub(super) struct Session {
     interest: Arc<Interest>,
     /// Virtual hosts that a client like this has used before, until it has asked for some.
     remembered: Arc<[Arc<str>]>,
+    /// Cost of lookups after changes that is not charged yet; see [`limits`].
+    owed: u64,
 }
 
 impl Session {
     pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
-        let kinds = Default::default();
-        Self { form, nonce: 0, kinds, compared: None, holding: Vec::new(), held: 0, interest, remembered }
+        let (kinds, holding) = Default::default();
+        Self { form, nonce: 0, kinds, compared: None, holding, held: 0, interest, remembered, owed: 0 }
     }
 
     /// Takes a request in.
@@ -207,6 +209,11 @@ impl Session {
         self.compared = None;
     }
 
+    /// What the lookups have cost since the last call that changes of virtual hosts caused.
+    pub(super) fn take_owed(&mut self) -> u64 {
+        std::mem::take(&mut self.owed)
+    }
+
     /// What is to be sent now.
     pub(super) fn pushes(&mut self, snapshot: &Snapshot) -> Result<Vec<Push>, Behind> {
         let mut pushes = Vec::new();
@@ -252,6 +259,9 @@ impl Session {
         if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
             watched.resolve(kind, snapshot);
             watched.tell(kind, &self.interest);
+            let (lookups, scanned) =
+                (std::mem::take(&mut watched.lookups), std::mem::take(&mut watched.scanned));
+            self.owed += limits::LOOKUP * lookups as u64 + limits::HELD * scanned as u64;
         }
         if watched.is_settled(kind, snapshot, removals) {
             watched.told(snapshot, removals);

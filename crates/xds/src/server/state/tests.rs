@@ -8,6 +8,7 @@ use crate::{
     resource::{Resource, Resources},
 };
 
+mod authorities;
 mod protocol;
 mod work;
 

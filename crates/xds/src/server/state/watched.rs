@@ -10,8 +10,9 @@ use super::{
     names::{Names, sorted},
 };
 use crate::{
+    aliases::{self, lookups},
     interest::Interest,
-    layer::{Snapshot, lookups},
+    layer::Snapshot,
     limits,
     resource::{Kind, Resource},
     work,
@@ -34,8 +35,12 @@ pub(super) struct Watched {
     pub(super) kept_lost: (usize, usize),
     /// Names by which virtual hosts were found, and those hosts.
     pub(super) found: BTreeMap<Arc<str>, Arc<str>>,
-    /// Lookups made for the request that is taken in.
+    /// Keys of the names that no resource has, sorted; `None` after names were added.
+    keys: Option<Box<[u64]>>,
+    /// Lookups that are not charged yet.
     pub(super) lookups: usize,
+    /// Names looked through after a change, which are not charged yet.
+    pub(super) scanned: usize,
     /// What is asked for has changed since it was noted in the interest.
     pub(super) renamed: bool,
     /// Names that are not noted in the interest yet.
@@ -81,6 +86,7 @@ impl Watched {
                 interest.add_all(kind);
             }
             interest.add(kind, std::mem::take(&mut self.untold).iter().map(|name| &**name));
+            self.keys = None;
         }
     }
 
@@ -241,14 +247,50 @@ impl Watched {
         }
     }
 
-    /// Gives the client what answers to names that it asks for, unless it has that.
+    /// Gives the client what answers to names that it asks for since aliases changed, unless it has that.
     pub(super) fn resolve(&mut self, kind: Kind, snapshot: &Snapshot) {
-        self.found.clear();
-        let names = Arc::clone(&self.names.0);
+        let names = self.touched(kind, snapshot).unwrap_or_else(|| {
+            self.found.clear();
+            Arc::clone(&self.names.0)
+        });
+        for name in &*names {
+            self.found.remove(name);
+        }
         let found = self.find(kind, &names, snapshot);
-        // No request has caused these.
-        self.lookups = 0;
         self.give(kind, found);
+    }
+
+    /// The names that may be answered otherwise since aliases changed; `None` if that is not known. Names are looked through only
+    /// when a wildcard changed, the alias of one of them did, or they did themselves.
+    fn touched(&mut self, kind: Kind, snapshot: &Snapshot) -> Option<Arc<[Arc<str>]>> {
+        let changed = snapshot.realiased(kind, self.seen)?;
+        let gone = snapshot.changes(kind, self.seen).gone?;
+        if gone.iter().any(|name| self.names.contains(name)) {
+            self.keys = None;
+        }
+        let (names, found) = (&self.names, &mut self.found);
+        let mut scanned = 0;
+        let mut scan = || {
+            scanned += names.0.len();
+            work::did(names.0.len());
+            snapshot
+                .each(kind, &names.0, 0)
+                .filter(|(_, resource, _)| resource.is_none())
+                .map(|(name, ..)| name)
+        };
+        let keys = self.keys.get_or_insert_with(|| {
+            found.retain(|name, _| names.contains(name));
+            let mut keys: Vec<_> = scan().map(|name| aliases::key(name)).collect();
+            keys.sort_unstable();
+            keys.into()
+        });
+        let touched = if changed.may_touch(keys) {
+            scan().filter(|name| changed.touches(kind, name)).cloned().collect()
+        } else {
+            Arc::default()
+        };
+        self.scanned += scanned;
+        Some(touched)
     }
 
     /// Gives the client what is remembered of the route configurations whose catch-all it asks for now.

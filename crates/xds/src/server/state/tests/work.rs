@@ -32,8 +32,8 @@ fn a_name_that_no_host_can_have_is_not_looked_up_by_its_suffixes() {
         (found, steps)
     };
     let longest = format!("{}b:15021", "a.".repeat(126).trim_end_matches(":15021"));
-    assert_eq!(find(format!("{}b", "a.".repeat(127))), (true, 128), "as many labels as a domain name has");
-    assert_eq!(find(longest).1, 127);
+    assert_eq!(find(format!("{}b", "a.".repeat(127))), (true, 2), "as many labels as a domain name has");
+    assert_eq!(find(longest).1, 1, "no wildcard has a suffix of the length of one of these");
     assert_eq!(find(format!("{}b", "a.".repeat(128))), (false, 0), "too many labels");
     assert_eq!(find(format!("{}.b", "a".repeat(257))), (true, 2));
     assert_eq!(find(format!("{}.b", "a".repeat(258))), (false, 0), "too long");
@@ -58,7 +58,7 @@ fn a_request_that_gives_up_a_name_looks_up_no_other() {
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut asked: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
     asked.push("80/x.b".into());
-    assert!(steps(&mut session, names(VirtualHost, 0, asked), &world).0 >= 3_000);
+    assert!(steps(&mut session, names(VirtualHost, 0, asked), &world).0 >= 2_000);
     session.ask(ask(VirtualHost, 1, &["80/*.b:80"]), &world.now(), &mut |_| {});
     let give_up = |name: &str| Ask { unsubscribe: vec![name.to_owned()], ..ask(VirtualHost, 0, &[]) };
     let of_none = steps(&mut session, give_up("80/y"), &world).0;
@@ -141,4 +141,55 @@ fn state_of_the_world_pays_for_all_that_it_has_repeated() {
         assert!(cost >= 100 * limits::RESOURCE, "{cost} for response {nonce}");
         assert_eq!(steps(&mut session, ask(Cluster, nonce, &[]), &world).1, 0, "an acknowledgement");
     }
+}
+
+/// Authorities that no host has, of as many labels as there can be.
+fn authorities(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("80/{}{number:04}", "a.".repeat(127))).collect()
+}
+
+#[test]
+fn a_change_of_domains_costs_what_changed_and_who_waits_for_it() {
+    const MANY: usize = 2_000;
+    let world = hosts(&[("a:80", b"1", &["a"])]);
+    let mut waiting = Session::new(Form::Delta, Arc::default(), Arc::default());
+    session_waits(&mut waiting, authorities(MANY), &world);
+    let mut change = |world: &mut World, name: &str, domain: &str| {
+        add_hosts(world, &[(name, b"1", &[domain])]);
+        let steps = steps_of(|| _ = waiting.pushes(&world.now()).unwrap());
+        (steps, waiting.take_owed())
+    };
+    let mut world = world.then(&[]);
+    change(&mut world, "first:80", "first");
+    let (exact, owed) = change(&mut world, "b:80", "b");
+    assert!(exact < 10 && owed == 0, "{exact} steps, {owed} owed for an alias that nobody waits for");
+    let (wildcard, owed) = change(&mut world, "c:80", "*.c");
+    assert!((MANY..3 * MANY).contains(&wildcard), "{wildcard} steps for a wildcard");
+    assert_eq!(owed, limits::HELD * MANY as u64);
+    let (found, owed) = change(&mut world, "d:80", &authorities(8)[7][3..]);
+    assert!((MANY..4 * MANY).contains(&found), "{found} steps for an alias that one name waits for");
+    assert!(
+        owed >= limits::LOOKUP * 128 && owed < limits::LOOKUP * 128 + 4 * limits::HELD * MANY as u64,
+        "{owed}"
+    );
+}
+
+#[test]
+fn changes_that_are_not_all_remembered_cost_a_lookup_for_each_length_of_a_wildcard() {
+    const MANY: usize = 2_000;
+    let mut world = hosts(&[("*.b:80", b"1", &["*.b"]), ("*.c:80", b"1", &["*.c"])]);
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    session_waits(&mut session, authorities(MANY), &world);
+    let domains: Vec<_> = (0..3_000).map(|number| format!("new-{number}")).collect();
+    add_hosts(&mut world, &[("new:80", b"1", &domains.iter().map(String::as_str).collect::<Vec<_>>())]);
+    let steps = steps_of(|| _ = session.pushes(&world.now()).unwrap());
+    assert!((MANY..3 * MANY).contains(&steps), "{steps} steps");
+    assert_eq!(session.take_owed(), limits::LOOKUP * 128 * MANY as u64);
+}
+
+/// Asks for names of virtual hosts and acknowledges the answer.
+fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
+    session.ask(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
+    session.pushes(&world.now()).unwrap();
+    session.ask(ask(VirtualHost, 1, &[]), &world.now(), &mut |_| {});
 }

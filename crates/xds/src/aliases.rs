@@ -1,0 +1,234 @@
+//! Aliases: the names by which virtual hosts are found, `ROUTE CONFIGURATION/DOMAIN`, and which of them changed when.
+//!
+//! An alias is kept as a key: a hash, and for a wildcard (`80/*.suffix`) the length of its suffix. A lookup hashes only those suffixes of
+//! an authority that have the length of some wildcard, so that an authority of a hundred labels costs about as much as one of three.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{resource::Kind, work};
+
+/// Changes of aliases that are remembered. A stream that has not seen older ones looks up all its names.
+const REMEMBERED: usize = 2_048;
+
+/// Marks the key of a wildcard.
+const WILDCARD: u64 = 1 << 63;
+/// Where the length of a wildcard's suffix begins in its key, and the longest length that fits.
+const LENGTH: u32 = 54;
+const LONGEST_SUFFIX: usize = 511;
+
+/// The longest authority that a virtual host is found by: that of the longest domain name, with a port. In bytes.
+const AUTHORITY: usize = 253 + 6;
+/// The longest name with such an authority. In bytes.
+const LONGEST: usize = 1 << 10;
+/// The dots of the longest domain name that ends in one.
+const DOTS: usize = 127;
+
+/// Returns the key of an alias.
+pub(crate) fn key(alias: &str) -> u64 {
+    let start = alias.rfind('/').map_or(0, |slash| slash + 1);
+    match alias.as_bytes().get(start..) {
+        Some([b'*', suffix @ ..]) if suffix.first() == Some(&b'.') => {
+            wildcard(alias.as_bytes(), suffix.len())
+        }
+        _ => xxh3_64(alias.as_bytes()) >> 1,
+    }
+}
+
+/// Returns the key of a wildcard whose suffix has this length.
+fn wildcard(alias: &[u8], suffix: usize) -> u64 {
+    let hash = xxh3_64(alias) & ((1 << LENGTH) - 1);
+    WILDCARD | (suffix.min(LONGEST_SUFFIX) as u64) << LENGTH | hash
+}
+
+/// Lengths of wildcards' suffixes, a bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Lengths([u64; (LONGEST_SUFFIX + 1) / 64]);
+
+impl Lengths {
+    fn of(keys: impl Iterator<Item = u64>) -> Self {
+        let mut lengths = Self::default();
+        for key in keys.filter(|key| key & WILDCARD != 0) {
+            let length = (key >> LENGTH) as usize & LONGEST_SUFFIX;
+            lengths.0[length / 64] |= 1 << (length % 64);
+        }
+        lengths
+    }
+
+    fn has(&self, length: usize) -> bool {
+        self.0.get(length / 64).is_some_and(|word| word & 1 << (length % 64) != 0)
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where the authority begins in a name, if a virtual host may be found by it.
+fn authority_at(kind: Kind, name: &str) -> Option<usize> {
+    if kind != Kind::VirtualHost || name.len() > LONGEST {
+        return None;
+    }
+    let start = name.rfind('/')? + 1;
+    let authority = name.get(start..)?;
+    let dots = authority.bytes().filter(|byte| *byte == b'.').count();
+    (authority.len() <= AUTHORITY && dots <= DOTS).then_some(start)
+}
+
+/// How many lookups a name needs at most that no resource has.
+pub(crate) fn lookups(kind: Kind, name: &str) -> usize {
+    let authority = authority_at(kind, name).and_then(|start| name.get(start..));
+    authority.map_or(0, |authority| 1 + authority.matches('.').count())
+}
+
+/// Looks for an alias that a name answers to: itself, then each `*.suffix` of a length among these, the longest first.
+fn first<T>(kind: Kind, name: &str, lengths: &Lengths, mut look: impl FnMut(u64) -> Option<T>) -> Option<T> {
+    let start = authority_at(kind, name)?;
+    work::did(1);
+    let found = look(key(name));
+    if found.is_some() || lengths.is_empty() {
+        return found;
+    }
+    let (family, authority) = name.split_at(start);
+    // `ROUTE CONFIGURATION/*` is written in front of each suffix, over what is not needed any more.
+    let mut text = [b"*", name.as_bytes()].concat();
+    let suffixes = authority.match_indices('.').map(|(dot, _)| (dot, authority.len() - dot));
+    suffixes.filter(|(_, length)| lengths.has(*length)).find_map(|(dot, length)| {
+        work::did(1);
+        text.get_mut(dot..dot + start)?.copy_from_slice(family.as_bytes());
+        *text.get_mut(dot + start)? = b'*';
+        look(wildcard(text.get(dot..)?, length))
+    })
+}
+
+/// All aliases of a kind.
+#[derive(Clone, Debug)]
+pub(crate) struct Index {
+    /// Keys with the names of the resources, sorted.
+    names: Arc<[(u64, Arc<str>)]>,
+    lengths: Lengths,
+}
+
+impl FromIterator<(u64, Arc<str>)> for Index {
+    fn from_iter<I: IntoIterator<Item = (u64, Arc<str>)>>(all: I) -> Self {
+        let mut names: Vec<_> = all.into_iter().collect();
+        names.sort_unstable();
+        Self { lengths: Lengths::of(names.iter().map(|(key, _)| *key)), names: names.into() }
+    }
+}
+
+impl Index {
+    /// Returns the name of the resource that answers to a name: of several with one alias the first.
+    pub(crate) fn find(&self, kind: Kind, name: &str) -> Option<&Arc<str>> {
+        first(kind, name, &self.lengths, |key| {
+            let index = self.names.partition_point(|(known, _)| *known < key);
+            self.names.get(index).filter(|(known, _)| *known == key).map(|(_, name)| name)
+        })
+    }
+}
+
+/// The latest changes of aliases.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log {
+    /// Generations and the keys of aliases that were added or removed in them, the oldest first.
+    changes: VecDeque<(u64, u64)>,
+    /// Changes up to this generation are forgotten.
+    forgotten: u64,
+}
+
+impl Log {
+    /// Notes aliases that were added or removed.
+    pub(crate) fn note(&mut self, generation: u64, keys: impl IntoIterator<Item = u64>) {
+        for key in keys {
+            self.changes.push_back((generation, key));
+            if self.changes.len() > REMEMBERED
+                && let Some((generation, _)) = self.changes.pop_front()
+            {
+                self.forgotten = generation;
+            }
+        }
+    }
+
+    /// The generation of the last change.
+    pub(crate) fn last(&self) -> u64 {
+        self.changes.back().map_or(self.forgotten, |(generation, _)| *generation)
+    }
+
+    /// The keys that changed after a generation; `None` if they are not all remembered.
+    pub(crate) fn since(&self, generation: u64) -> Option<impl Iterator<Item = u64>> {
+        let first = self.changes.partition_point(|(of, _)| *of <= generation);
+        let keys = self.changes.range(first..).map(|(_, key)| *key);
+        (generation >= self.forgotten).then_some(keys)
+    }
+}
+
+/// Aliases that were added or removed.
+#[derive(Debug)]
+pub(crate) struct Realiased {
+    /// Sorted.
+    keys: Vec<u64>,
+    lengths: Lengths,
+}
+
+impl FromIterator<u64> for Realiased {
+    fn from_iter<I: IntoIterator<Item = u64>>(keys: I) -> Self {
+        let mut keys: Vec<_> = keys.into_iter().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Self { lengths: Lengths::of(keys.iter().copied()), keys }
+    }
+}
+
+impl Realiased {
+    /// Whether one of these sorted keys of names is among them, or there are wildcards, for which the keys say nothing.
+    pub(crate) fn may_touch(&self, names: &[u64]) -> bool {
+        work::did(self.keys.len().min(names.len()));
+        let (few, many) =
+            if names.len() < self.keys.len() { (names, &*self.keys) } else { (&*self.keys, names) };
+        !self.lengths.is_empty() || few.iter().any(|key| many.binary_search(key).is_ok())
+    }
+
+    /// Whether a name may be answered otherwise than before.
+    pub(crate) fn touches(&self, kind: Kind, name: &str) -> bool {
+        first(kind, name, &self.lengths, |key| self.keys.binary_search(&key).ok()).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_wildcard_is_in_its_key() {
+        let length = |alias: &str| {
+            let lengths = Lengths::of([key(alias)].into_iter());
+            (0..=LONGEST_SUFFIX).filter(|length| lengths.has(*length)).collect::<Vec<_>>()
+        };
+        assert_eq!(length("80/*.b"), [2]);
+        assert_eq!(length(&format!("80/*.{}", "b".repeat(258))), [259]);
+        assert_eq!(length(&format!("80/*.{}", "b".repeat(4_000))), [LONGEST_SUFFIX]);
+        for exact in ["80/b", "80/*", "80/x.*.b", "80/*b.c", "*.b/80", ""] {
+            assert_eq!(length(exact), [0_usize; 0], "{exact}");
+        }
+        assert_eq!(key("80/*.b"), wildcard(b"80/*.b", 2), "however it is written");
+    }
+
+    #[test]
+    fn changes_are_remembered_up_to_a_number() {
+        let mut log = Log::default();
+        log.note(1, [key("80/a")]);
+        log.note(2, [key("80/*.b"), key("80/c")]);
+        let changed: Realiased = log.since(1).unwrap().collect();
+        let touches = |name| changed.touches(Kind::VirtualHost, name);
+        assert!(touches("80/c") && touches("80/x.y.b") && touches("80/*.b"));
+        assert!(!touches("80/a") && !touches("80/b") && !touches("81/x.b") && !touches("80/x.y.c"));
+        assert_eq!(log.last(), 2);
+        log.note(3, (0..REMEMBERED as u64 - 2).map(|key| key + 10));
+        assert!(log.since(0).is_none() && log.since(1).is_some());
+        log.note(4, [7]);
+        assert!(log.since(1).is_none(), "a part of generation 2 is forgotten");
+        assert_eq!(log.since(2).unwrap().count(), REMEMBERED - 1);
+        assert_eq!(log.since(4).unwrap().count(), 0);
+    }
+}
