@@ -11,7 +11,6 @@ use std::{
 };
 
 use crate::{
-    buffer::BLOCK,
     downstream::Downstream,
     error::{Error, Kind},
     flow::{Broken, Flow},
@@ -22,6 +21,9 @@ use crate::{
     timer::{Timer, earlier},
     wire::Wire,
 };
+
+/// Interim answers (1xx) taken in one turn, after which other tasks come first.
+const TURN: usize = 64;
 
 /// When an exchange must be over, at each of its stages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -175,34 +177,40 @@ impl<'a> Client<'a> {
         head: &mut ResponseHead,
         mut revoked: impl FnMut() -> Option<Instant>,
     ) -> Result<(Framing, Connection), Error> {
-        let mut scan = Scan::default();
+        // Whether an interim answer has been passed on, and whether the one in `head` waits to be.
+        let (mut scan, mut passed, mut held) = (Scan::default(), false, false);
         poll_fn(|cx| {
             let before = upstream.received();
             self.poll_request(cx, upstream)?;
-            loop {
+            for turn in 0.. {
+                if held {
+                    match self.wire.poll_space(cx) {
+                        Poll::Pending => break,
+                        Poll::Ready(Ok(())) => self.wire.interim(head, method),
+                        Poll::Ready(Err(_)) => return failed(Kind::DownstreamClosed),
+                    }
+                    held = false;
+                }
+                if turn == TURN {
+                    cx.waker().wake_by_ref();
+                    break;
+                }
                 let answer = match upstream {
                     Wire::Http1(stream) => poll_head(cx, stream, (&mut scan, limits), method, head),
                     Wire::Http2(duplex) => poll_answer(cx, duplex, method, head),
                 };
                 match answer {
                     Poll::Pending => break,
+                    Poll::Ready(Ok(None)) if !self.interim => {}
+                    // Interim answers are taken only as fast as the client takes them, except the first: the answer, which
+                    // comes after it, would be late.
+                    Poll::Ready(Ok(None)) if passed => held = true,
                     Poll::Ready(Ok(None)) => {
-                        if self.interim {
-                            self.wire.interim(head, method);
-                        }
+                        self.wire.interim(head, method);
+                        passed = true;
                     }
                     Poll::Ready(Ok(Some(answer))) => return Poll::Ready(Ok(answer)),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                }
-                // Interim answers are taken only as fast as the client takes them.
-                if let Wire::Http1(client) = &mut self.wire
-                    && client.output.len() >= BLOCK
-                {
-                    match client.poll_flush(cx) {
-                        Poll::Pending => break,
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(_)) => return failed(Kind::DownstreamClosed),
-                    }
                 }
             }
             if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_))) || self.is_gone(cx) {

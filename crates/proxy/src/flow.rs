@@ -352,7 +352,10 @@ impl Flow {
                 }
                 if all && !self.ended {
                     match &self.trailers {
-                        Some(trailers) => to.send_trailers(trailers),
+                        Some(trailers) => {
+                            ready!(to.poll_space(cx));
+                            to.send_trailers(trailers)
+                        }
                         None => to.send(&[], true),
                     }
                     .map_err(gone)?;

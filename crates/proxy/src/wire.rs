@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    buffer::BLOCK,
     error::Error,
     head::{RequestHead, ResponseHead},
     http1::{
@@ -76,6 +77,15 @@ impl Wire {
                 Ok(())
             }
             Self::Http2(duplex) => duplex.respond(head, framing == Framing::None || method == "HEAD"),
+        }
+    }
+
+    /// Waits for room for another answer that is not the last (1xx).
+    pub(crate) fn poll_space(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Http1(stream) if stream.output.len() >= BLOCK => stream.poll_flush(cx),
+            Self::Http1(_) => Poll::Ready(Ok(())),
+            Self::Http2(duplex) => duplex.poll_space(cx).map(Ok),
         }
     }
 

@@ -10,7 +10,14 @@
 mod http2;
 mod support;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
@@ -239,6 +246,52 @@ async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
     let (got, _) = content(answer.body_mut()).await;
     within(sending).await.unwrap();
     assert_eq!(got.len(), total);
+}
+
+#[tokio::test]
+async fn interim_answers_come_only_as_fast_as_they_are_read() {
+    const MOST: usize = 128 << 20;
+    let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, stopped) = (sent.clone(), stop.clone());
+    // None is like another, so that HPACK saves nothing.
+    let interim =
+        |number| format!("HTTP/1.1 103 Early Hints\r\nlink: <{number:09}{}>\r\n\r\n", "~".repeat(3_000));
+    let length = interim(0).len();
+    let upstream = server(move |_, mut client| {
+        let (count, stopped) = (count.clone(), stopped.clone());
+        async move {
+            client.message().await;
+            while count.load(Relaxed) < MOST && !stopped.load(Relaxed) {
+                client.send(&interim(count.load(Relaxed))).await;
+                count.fetch_add(length, Relaxed);
+            }
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            client.rest().await;
+        }
+    })
+    .await;
+    let proxy = proxy(cluster(&[upstream], None)).await;
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let get = b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01a";
+    client.write_all(&[&preface[..], get].concat()).await.unwrap();
+    // With nobody reading, they come to a halt: what is held on the way is bounded.
+    let mut seen = 0;
+    while seen == 0 || sent.load(Relaxed) > seen {
+        seen = sent.load(Relaxed);
+        assert!(seen < MOST, "the proxy takes in whatever comes");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    stop.store(true, Relaxed);
+    let mut heads = 0;
+    loop {
+        match frame(&mut client).await {
+            (1, _, 1, _) => heads += 1,
+            (0, _, 1, content) => break assert_eq!(content, b"ok"),
+            (kind, ..) => assert!(matches!(kind, 4 | 6 | 8), "{kind}"),
+        }
+    }
+    assert_eq!(heads, sent.load(Relaxed) / length + 1, "all of them have come");
 }
 
 #[tokio::test]

@@ -171,6 +171,11 @@ impl Duplex {
         self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(Gone))
     }
 
+    /// Waits for room for a head that can wait: an interim answer (1xx), or trailers.
+    pub(crate) fn poll_space(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.id.map_or(Poll::Ready(()), |id| self.connection.0.borrow_mut().poll_space(cx, id))
+    }
+
     /// Sends content for which there is room; `end` says that nothing follows.
     pub(crate) fn send(&mut self, data: &[u8], end: bool) -> Result<(), Gone> {
         self.sent += data.len() as u64;

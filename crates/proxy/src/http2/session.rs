@@ -130,6 +130,8 @@ pub(crate) struct Session {
     owed: u32,
     /// Streams that wait for room that all streams share; those that have waited longest come first.
     stalled: VecDeque<u32>,
+    /// Streams that wait until there is room in `out` for a head, whatever their windows; the first come first.
+    crowded: VecDeque<u32>,
 
     leaving: Leaving,
     /// The peer takes, or opens, no more streams.
@@ -225,6 +227,8 @@ struct Stream {
     waits: u8,
     /// It waits for room that all streams share.
     stalled: bool,
+    /// It waits for room for a head.
+    crowded: bool,
     /// How much it has to send, when it waits for room.
     want: usize,
 
@@ -331,6 +335,7 @@ impl Session {
             receive_window: i64::from(limits.options.connection_window),
             owed: 0,
             stalled: VecDeque::new(),
+            crowded: VecDeque::new(),
             leaving: Leaving::No,
             peer_leaves: false,
             lost: None,
@@ -470,11 +475,16 @@ impl Session {
         self.streams.values().filter_map(|stream| stream.waker.clone()).collect()
     }
 
-    /// Takes note that all that was in `out` has been written, and wakes as many of the streams that wait for shared
-    /// room as it has enough for. Returns whether others wait on though there is a window: those woken may not use
-    /// what they were woken for, so this is to be called again after they have run.
+    /// Takes note that all that was in `out` has been written, and wakes the streams that wait to send a head, and as many
+    /// of those that wait for shared room as it has enough for. Returns whether others wait on though there is a window:
+    /// those woken may not use what they were woken for, so this is to be called again after they have run.
     pub(crate) fn written(&mut self) -> bool {
         self.replies = 0;
+        while let Some(id) = self.crowded.pop_front() {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            stream.crowded = false;
+            stream.wake(ROOM, &mut self.wakes);
+        }
         let mut room = self.send_window.min(OUT as i64);
         while room > 0
             && let Some(id) = self.stalled.pop_front()

@@ -147,6 +147,21 @@ impl Session {
         Poll::Pending
     }
 
+    /// Whether there is room for a head that can wait, which an answer's own cannot. Nothing is waited for on a stream on
+    /// which nothing can be sent.
+    pub(crate) fn poll_space(&mut self, cx: &Context<'_>, id: u32) -> Poll<()> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(()) };
+        if self.out.len() < OUT || stream.lost.is_some() || stream.sent {
+            return Poll::Ready(());
+        }
+        stream.wait(cx, ROOM);
+        if !stream.crowded {
+            stream.crowded = true;
+            self.crowded.push_back(id);
+        }
+        Poll::Pending
+    }
+
     /// Sends content for which there is room; false if the stream is lost.
     pub(crate) fn send(&mut self, id: u32, mut data: &[u8], end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };

@@ -615,3 +615,24 @@ fn a_header_block_counts_as_one_frame_and_content_once_it_has_begun() {
     feed(&content[frame::HEAD..], 0);
     feed(&frame(Kind::Ping, 0, 0, &[0; 8]), 1);
 }
+
+#[test]
+fn heads_that_may_wait_do_so_while_much_is_unwritten() {
+    let mut session = serving(3);
+    let woken = |session: &mut Session| std::mem::take(&mut session.wakes).len();
+    assert_eq!(session.poll_space(&cx(), 1), Poll::Ready(()));
+    session.out.extend(&[0; OUT]);
+    // However often it asks it waits once, and no window counts.
+    session.send_window = 0;
+    for id in [1, 1, 3, 5] {
+        assert!(session.poll_space(&cx(), id).is_pending());
+    }
+    assert_eq!(session.crowded, [1, 3, 5]);
+    session.reset(3, Reason::CANCEL);
+    assert_eq!(session.poll_space(&cx(), 3), Poll::Ready(()), "nothing is sent on it");
+    session.forget(5);
+    session.out.clear();
+    session.written();
+    assert_eq!((woken(&mut session), session.crowded.len()), (2, 0));
+    assert_eq!(session.poll_space(&cx(), 1), Poll::Ready(()));
+}
