@@ -31,6 +31,8 @@ use receive::{Block, Data};
 
 /// Content waits to be written up to this much; heads and the like come on top.
 const OUT: usize = 64 * 1024;
+/// While this much waits to be written no stream is opened: a server that does not read gets no more requests.
+const STUCK: usize = 1024 * 1024;
 /// Frames that may wait to be written because of frames that came in (acknowledgements, resets).
 const REPLIES: u32 = 2048;
 /// Interim answers (1xx) of one stream that may wait to be taken.
@@ -357,7 +359,8 @@ impl Session {
 
     /// Whether another stream may be opened now or later.
     pub(crate) fn is_usable(&self) -> bool {
-        self.lost.is_none() && !self.peer_leaves && self.last < LAST_STREAM
+        let may_open = self.last < LAST_STREAM && self.out.len() < STUCK;
+        self.lost.is_none() && !self.peer_leaves && may_open
     }
 
     /// Whether CONNECT may ask the peer for another protocol.

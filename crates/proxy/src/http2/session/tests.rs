@@ -636,3 +636,19 @@ fn heads_that_may_wait_do_so_while_much_is_unwritten() {
     assert_eq!((woken(&mut session), session.crowded.len()), (2, 0));
     assert_eq!(session.poll_space(&cx(), 1), Poll::Ready(()));
 }
+
+#[test]
+fn a_server_that_does_not_read_gets_no_more_requests() {
+    let mut session = client();
+    let long = "x".repeat(4_000);
+    let head = RequestHead::build("GET", "/", "a", &[("x-long", &long)]);
+    let mut opened = 0;
+    while let Ok(id) = session.request(&head, true, false).unwrap() {
+        session.forget(id);
+        opened += 1;
+        assert!(session.out.len() < STUCK + 2 * long.len());
+    }
+    assert!(opened > 100 && !session.is_usable(), "{opened}");
+    frames(&mut session);
+    assert!(session.is_usable() && session.request(&head, true, false).unwrap().is_ok());
+}
