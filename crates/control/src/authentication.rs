@@ -287,7 +287,8 @@ impl<S: Service> Service for Guarded<S> {
             connection.prove();
         }
         if let Caller::Proven(proof) = &caller {
-            known.insert(Identity(proof.id.to_string().into()));
+            let instance = proof.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
+            known.insert(Identity { name: proof.id.to_string().into(), instance });
         }
         known.insert(caller);
         Ok(())

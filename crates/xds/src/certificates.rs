@@ -8,7 +8,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
-    grpc::{self, Answering, Call, Requests, Service},
+    grpc::{self, Answering, Call, FIRST_REQUEST, Requests, Service},
     istio::{IstioCertificateRequest, IstioCertificateResponse},
 };
 
@@ -69,7 +69,7 @@ impl<S: Signer> Service for CertificateService<S> {
     fn answer(&self, call: Call) -> Answering {
         let signer = Arc::clone(&self.0);
         let Call { headers, extensions, requests, answers, account, .. } = call;
-        let requests = Requests::new(requests, LONGEST, &account, &extensions);
+        let requests = Requests::new(requests, LONGEST, FIRST_REQUEST, &account, &extensions);
         Box::pin(grpc::unary(requests, answers, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;

@@ -44,8 +44,8 @@ pub(crate) use self::{
     message::{Requests, framed},
 };
 
-/// Time for the request of a call that has one.
-const WHOLE_REQUEST: Duration = Duration::from_secs(15);
+/// Time until a call's first request begins.
+pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// After so long a client is asked whether it still lives.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
 /// How long it may take to say so.
@@ -284,9 +284,7 @@ pub(crate) async fn unary<R, A>(
     A: Message,
 {
     let answered = async {
-        let request = tokio::time::timeout(WHOLE_REQUEST, requests.next())
-            .await
-            .map_err(|_| Status::deadline_exceeded("no request came"))??;
+        let request = requests.next().await?;
         let (request, _) = request.ok_or_else(|| Status::invalid_argument("no request came"))?;
         answer(request).await
     };

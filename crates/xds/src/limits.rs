@@ -3,6 +3,12 @@
 //! Memory is bounded by what a connection holds (requests that are not complete, names of resources that do not exist, streams) and by
 //! never encoding more than its client takes. CPU time is bounded by a [pace](Pace): all that a client makes the server do is
 //! charged to its connection, which is not read while it owes too much. `docs/limits.md` lists them for operators.
+//!
+//! What the replicas of an identity share never ends a request: it delays it. A replica is held up by what others spend only
+//! after it has spent the share of a whole connection itself ([`Payer`]), and waits for [room] in turn.
+
+mod pace;
+mod room;
 
 use std::{
     collections::HashMap,
@@ -13,8 +19,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tonic::Status;
+use tonic::{
+    Extensions, Status,
+    transport::server::{TcpConnectInfo, TlsConnectInfo},
+};
 use tracing::warn;
+
+use self::room::Room;
+pub(crate) use self::{
+    pace::Pace,
+    room::{Reservation, SMALL},
+};
 
 /// Calls in progress on a connection. A proxy has one stream, and now and then a call for a certificate.
 pub const CALLS: u32 = 16;
@@ -26,13 +41,13 @@ pub const REQUEST: usize = 4 << 20;
 pub const FIELDS: usize = 250_000;
 /// Length of the node in a stream's first request, annotations included, of which Kubernetes allows 256 KiB. In bytes.
 pub const NODE: usize = 512 << 10;
-/// Requests of a connection that are not complete yet, together. In bytes.
-pub const INCOMPLETE: usize = 8 << 20;
-/// The same of all connections of an identity. In bytes.
-pub const IDENTITY_INCOMPLETE: usize = 32 << 20;
-/// The same of all connections. In bytes.
-pub const ALL_INCOMPLETE: usize = 256 << 20;
-/// Time for the rest of a request that has begun, without that in which its connection is not read.
+/// Room for requests of more than 64 KiB that are not complete yet, of one workload instance. In bytes.
+pub const INSTANCE_ROOM: usize = 8 << 20;
+/// The same of all instances of an identity. In bytes.
+pub const IDENTITY_ROOM: usize = 32 << 20;
+/// The same of all. In bytes.
+pub const ALL_ROOM: usize = 256 << 20;
+/// Time for the rest of a request that has begun, without that in which it waits for the server.
 pub const REST: Duration = Duration::from_secs(30);
 /// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
 /// length. Names of resources are held once for all clients and not counted. In bytes.
@@ -51,7 +66,8 @@ pub const PROGRESS: usize = 64 << 10;
 pub const BURST: u64 = 128 << 20;
 /// What a connection may cost in the long run, in units a second.
 pub const RATE: u64 = 256 << 10;
-/// An identity may cost as much as this many connections, however many it opens.
+/// An identity may cost as much as this many connections, however many it opens. An instance of it that has itself cost no more
+/// than one connection may is not held up beyond that.
 pub const IDENTITY_PACE: u64 = 64;
 /// Cost of a byte that is not in a request, such as that of a PING or of a header.
 pub const FRAME_BYTE: u64 = 16;
@@ -79,8 +95,7 @@ pub struct Limits {
     pub identity_names: usize,
     reached: [Reached; Bound::ALL.len()],
     identities: Mutex<HashMap<Arc<str>, Usage>>,
-    /// Bytes of incomplete requests of all connections.
-    incomplete: AtomicUsize,
+    room: Room,
 }
 
 impl Default for Limits {
@@ -92,13 +107,13 @@ impl Default for Limits {
 /// What was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The connection owes too much and is not read for a while.
+    /// The connection owes too much, or the identity and the instance do, and is not read for a while.
     Pace,
     /// The client takes nothing of what waits for it.
     Unread,
     /// A request is too long, or has too many fields.
     Request,
-    /// The connection, its identity or all together have too many bytes of incomplete requests, or one is not completed in time.
+    /// A request waits for room, or is not completed in time.
     Incomplete,
     /// The connection asks for too many names that no resource has.
     Names,
@@ -152,8 +167,8 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 impl Limits {
     /// Limits of these values, which are those of the fields.
     pub fn new(unread: Duration, identity_streams: usize, identity_names: usize) -> Self {
-        let (reached, identities, incomplete) = Default::default();
-        Self { unread, identity_streams, identity_names, reached, identities, incomplete }
+        let (reached, identities, room) = Default::default();
+        Self { unread, identity_streams, identity_names, reached, identities, room }
     }
 
     /// How often a bound was reached.
@@ -195,15 +210,19 @@ pub(crate) struct Account {
     /// Whose it is, for the log.
     pub(crate) client: String,
     pub(crate) pace: Pace,
-    incomplete: AtomicUsize,
+    /// A call has the place for a small request that is not complete.
+    small: AtomicBool,
+    waiting: AtomicUsize,
+    /// Waits that have ended.
+    waited: AtomicUsize,
     names: AtomicUsize,
     closing: AtomicBool,
 }
 
 impl Account {
     pub(crate) fn new(limits: Arc<Limits>, client: String) -> Self {
-        let (incomplete, names, closing) = Default::default();
-        Self { limits, client, pace: Pace::default(), incomplete, names, closing }
+        let (pace, small, waiting, waited, names, closing) = Default::default();
+        Self { limits, client, pace, small, waiting, waited, names, closing }
     }
 
     /// Has the connection closed without regard to its other calls.
@@ -215,74 +234,73 @@ impl Account {
         self.closing.load(Relaxed)
     }
 
-    /// Waits until the connection owes little enough to go on.
-    pub(crate) async fn paced(&self) {
-        self.paced_by(&self.pace).await;
+    /// How many waits of the connection's calls have ended; `None` while one waits. What such a call does not read fills the
+    /// connection's window, and holds up the others.
+    pub(crate) fn waited(&self) -> Option<usize> {
+        (self.waiting.load(Relaxed) == 0).then(|| self.waited.load(Relaxed))
     }
+}
 
-    async fn paced_by(&self, pace: &Pace) {
-        while let Some(wait) = pace.wait() {
-            self.limits.note(Bound::Pace, &self.client);
-            tokio::time::sleep(wait).await;
-        }
+/// A call's wait for room or for its pace, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting(Arc<Account>);
+
+impl Waiting {
+    pub(crate) fn new(account: &Arc<Account>) -> Self {
+        account.waiting.fetch_add(1, Relaxed);
+        Self(Arc::clone(account))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waited.fetch_add(1, Relaxed);
+        self.0.waiting.fetch_sub(1, Relaxed);
     }
 }
 
 /// Who makes a call, where that is proven before anything of its body is read.
 #[derive(Clone, Debug)]
-pub struct Identity(pub Arc<str>);
+pub struct Identity {
+    /// The identity, which replicas of a workload share.
+    pub name: Arc<str>,
+    /// The workload instance that the credential was given to, if it says so.
+    pub instance: Option<Arc<str>>,
+}
 
-/// Bytes of incomplete requests that a call is charged for, until it ends.
+/// The workload instance that makes a call: the one that its credential names, else all that have the client's address.
+pub(crate) fn instance(extensions: &Extensions) -> Arc<str> {
+    let proven = extensions.get::<Identity>().and_then(|identity| identity.instance.clone());
+    proven.unwrap_or_else(|| {
+        let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
+        let address = tls.or(extensions.get()).and_then(TcpConnectInfo::remote_addr);
+        address.map_or_else(Arc::default, |address| address.ip().to_string().into())
+    })
+}
+
+/// A place for a request that is arriving, until it is complete.
 #[derive(Debug)]
-pub(crate) struct Incomplete {
-    account: Arc<Account>,
-    identity: Option<Arc<str>>,
-    bytes: usize,
+pub(crate) enum Place {
+    /// The one that each connection has.
+    Small(Arc<Account>),
+    /// One in the room that connections share; it may still be waited for.
+    Shared(Reservation),
 }
 
-impl Incomplete {
-    pub(crate) fn new(account: Arc<Account>, identity: Option<Identity>) -> Self {
-        Self { account, identity: identity.map(|Identity(name)| name), bytes: 0 }
-    }
-
-    /// Sets how many there are now; fails if those of the connection, of its identity or of all are too many.
-    pub(crate) fn set(&mut self, bytes: usize) -> Result<(), Status> {
-        if bytes == self.bytes {
-            return Ok(());
+impl Place {
+    /// The place for a request of so many bytes of an instance of an identity.
+    pub(crate) fn of(account: &Arc<Account>, identity: &Arc<str>, instance: &Arc<str>, bytes: usize) -> Self {
+        if bytes <= SMALL && !account.small.swap(true, Relaxed) {
+            return Self::Small(Arc::clone(account));
         }
-        let [of_connection, of_identity, of_all] = self.exchange(bytes);
-        let (all, whose, most) = match () {
-            () if of_connection > INCOMPLETE => (of_connection, "on this connection", INCOMPLETE),
-            () if of_identity > IDENTITY_INCOMPLETE => (of_identity, "of this identity", IDENTITY_INCOMPLETE),
-            () if of_all > ALL_INCOMPLETE => (of_all, "of all connections", ALL_INCOMPLETE),
-            () => return Ok(()),
-        };
-        let what = format!("incomplete requests {whose} take {all} bytes; {most} is the limit");
-        Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what))
-    }
-
-    /// Sets how many there are now, and returns those of the connection, of its identity and of all.
-    fn exchange(&mut self, bytes: usize) -> [usize; 3] {
-        let before = self.bytes;
-        let limits = &self.account.limits;
-        let of_connection = exchange(&self.account.incomplete, &mut self.bytes, bytes);
-        let of_all = exchange(&limits.incomplete, &mut { before }, bytes);
-        let of_identity = self.identity.as_ref().map_or(0, |identity| {
-            let mut identities = lock(&limits.identities);
-            let usage = identities.entry(Arc::clone(identity)).or_default();
-            usage.incomplete = usage.incomplete - before + bytes;
-            let of_identity = usage.incomplete;
-            forget(&mut identities, identity);
-            of_identity
-        });
-        [of_connection, of_identity, of_all]
+        Self::Shared(Reservation::new(&account.limits, identity, instance, bytes))
     }
 }
 
-impl Drop for Incomplete {
+impl Drop for Place {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.exchange(0);
+        if let Self::Small(account) = self {
+            account.small.store(false, Relaxed);
         }
     }
 }
@@ -302,68 +320,119 @@ fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
 struct Usage {
     streams: usize,
     names: usize,
-    incomplete: usize,
-    /// Work for all its streams, also for those that have ended.
+    /// Work for all its instances, also for streams that have ended.
     pace: Arc<Pace>,
+    /// Work for each of them.
+    instances: HashMap<Arc<str>, Arc<Pace>>,
 }
 
-/// Forgets an identity that has nothing and owes nothing.
-fn forget(identities: &mut HashMap<Arc<str>, Usage>, identity: &str) {
-    let unused = |usage: &Usage| usage.streams == 0 && usage.incomplete == 0 && usage.pace.owed() == 0;
-    if identities.get(identity).is_some_and(unused) {
-        identities.remove(identity);
+impl Usage {
+    fn is_used(&self) -> bool {
+        self.streams > 0 || !self.instances.is_empty() || self.pace.owed() > 0
+    }
+
+    /// Forgets instances that have no calls and owe nothing.
+    fn forget_instances(&mut self) {
+        self.instances.retain(|_, pace| Arc::strong_count(pace) > 1 || pace.owed() > 0);
     }
 }
 
-/// Above this number of identities those that have ended and owe nothing any more are looked for.
+/// Above this number of identities, or of instances of one, those that have ended and owe nothing any more are looked for.
 const MANY: usize = 1_024;
+
+fn is_time_to_forget(count: usize) -> bool {
+    count >= MANY && count.is_power_of_two()
+}
+
+/// Whom work is charged to besides the connection: an identity, and the workload instance of it that makes the call.
+///
+/// An identity that owes too much holds up those instances that owe too much as well. One instance cannot hold up the others, and
+/// opening connections gains it nothing.
+#[derive(Debug)]
+pub(crate) struct Payer {
+    limits: Arc<Limits>,
+    identity: Arc<str>,
+    instance: Arc<str>,
+    of_identity: Arc<Pace>,
+    of_instance: Arc<Pace>,
+}
+
+impl Payer {
+    pub(crate) fn new(limits: &Arc<Limits>, identity: &Arc<str>, instance: &Arc<str>) -> Self {
+        let mut identities = lock(&limits.identities);
+        if is_time_to_forget(identities.len()) {
+            identities.values_mut().for_each(Usage::forget_instances);
+            identities.retain(|_, usage| usage.is_used());
+        }
+        let usage = identities.entry(Arc::clone(identity)).or_default();
+        if is_time_to_forget(usage.instances.len()) {
+            usage.forget_instances();
+        }
+        let of_identity = Arc::clone(&usage.pace);
+        let of_instance = Arc::clone(usage.instances.entry(Arc::clone(instance)).or_default());
+        let (identity, instance) = (Arc::clone(identity), Arc::clone(instance));
+        Self { limits: Arc::clone(limits), identity, instance, of_identity, of_instance }
+    }
+
+    fn spend(&self, units: u64) {
+        self.of_identity.spend(units / IDENTITY_PACE);
+        self.of_instance.spend(units);
+    }
+
+    /// How long to wait before more is done; `None` if there is no need to.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        Some(self.of_identity.wait()?.min(self.of_instance.wait()?))
+    }
+}
+
+impl Drop for Payer {
+    fn drop(&mut self) {
+        let mut identities = lock(&self.limits.identities);
+        let Some(usage) = identities.get_mut(&self.identity) else { return };
+        // The map has one, and this the other.
+        if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.owed() == 0 {
+            usage.instances.remove(&self.instance);
+        }
+        if !usage.is_used() {
+            identities.remove(&self.identity);
+        }
+    }
+}
 
 /// A stream's place in the accounts of its connection and its identity, until it ends.
 #[derive(Debug)]
 pub(crate) struct Member {
     account: Arc<Account>,
-    identity: Arc<str>,
-    pace: Arc<Pace>,
+    payer: Arc<Payer>,
     names: usize,
 }
 
 impl Member {
     /// Counts one more stream of an identity; fails if there are too many.
-    pub(crate) fn enter(account: Arc<Account>, identity: Arc<str>) -> Result<Self, Status> {
+    pub(crate) fn enter(account: Arc<Account>, payer: Payer) -> Result<Self, Status> {
         let limits = &account.limits;
         let mut identities = lock(&limits.identities);
-        if identities.len() > MANY && identities.len().is_power_of_two() {
-            let owes = |usage: &Usage| usage.pace.owed() > 0;
-            identities.retain(|_, usage| usage.streams > 0 || usage.incomplete > 0 || owes(usage));
-        }
-        let usage = identities.entry(Arc::clone(&identity)).or_default();
+        let usage = identities.entry(Arc::clone(&payer.identity)).or_default();
         if usage.streams < limits.identity_streams {
             usage.streams += 1;
-            let pace = Arc::clone(&usage.pace);
             drop(identities);
-            pace.spend(CALL / IDENTITY_PACE);
-            return Ok(Self { account, identity, pace, names: 0 });
+            payer.spend(CALL);
+            return Ok(Self { account, payer: Arc::new(payer), names: 0 });
         }
         let streams = usage.streams;
         drop(identities);
-        let what = format!("{identity} has {streams} discovery streams, which is the limit");
+        let what = format!("{} has {streams} discovery streams, which is the limit", payer.identity);
         Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
     }
 
-    /// Charges a request to the connection, which has paid for its bytes, and to the identity, which has not.
+    /// Charges a request to the connection, which has paid for its bytes, and to the identity and its instance, which have not.
     pub(crate) fn spend(&self, units: u64, bytes: usize) {
         self.account.pace.spend(units);
-        self.pace.spend((units + bytes as u64) / IDENTITY_PACE);
+        self.payer.spend(units + bytes as u64);
     }
 
-    /// Whether the identity owes too much.
-    pub(crate) fn owes(&self) -> bool {
-        self.pace.wait().is_some()
-    }
-
-    /// Waits until the identity owes little enough to go on.
-    pub(crate) async fn paced(&self) {
-        self.account.paced_by(&self.pace).await;
+    pub(crate) fn payer(&self) -> &Arc<Payer> {
+        &self.payer
     }
 
     /// Says what the names cost that the stream holds for itself; fails if that is too much for its connection or identity.
@@ -376,14 +445,14 @@ impl Member {
         let of_connection = exchange(&self.account.names, &mut self.names, names);
         let of_identity = {
             let mut identities = lock(&limits.identities);
-            let usage = identities.entry(Arc::clone(&self.identity)).or_default();
+            let usage = identities.entry(Arc::clone(&self.payer.identity)).or_default();
             usage.names = usage.names - before + names;
             usage.names
         };
         let (bound, whose, most) = match () {
             () if of_connection > NAMES => (Bound::Names, "this connection", NAMES),
             () if of_identity > limits.identity_names => {
-                (Bound::IdentityNames, &*self.identity, limits.identity_names)
+                (Bound::IdentityNames, &*self.payer.identity, limits.identity_names)
             }
             () => return Ok(()),
         };
@@ -409,84 +478,10 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.account.names.fetch_sub(self.names, Relaxed);
         let mut identities = lock(&self.account.limits.identities);
-        if let Some(usage) = identities.get_mut(&self.identity) {
+        if let Some(usage) = identities.get_mut(&self.payer.identity) {
             usage.streams -= 1;
             usage.names -= self.names;
         }
-        forget(&mut identities, &self.identity);
-    }
-}
-
-/// A leaky bucket of [`BURST`] that empties at [`RATE`].
-#[derive(Debug)]
-pub(crate) struct Pace(Mutex<Owed>);
-
-#[derive(Debug)]
-struct Owed {
-    units: u64,
-    /// Up to when it has emptied.
-    since: Instant,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self(Mutex::new(Owed { units: 0, since: Instant::now() }))
-    }
-}
-
-impl Pace {
-    /// Charges for something.
-    pub(crate) fn spend(&self, units: u64) {
-        lock(&self.0).spend(units, Instant::now());
-    }
-
-    /// Takes back a charge.
-    pub(crate) fn refund(&self, units: u64) {
-        let mut owed = lock(&self.0);
-        owed.units = owed.units.saturating_sub(units);
-    }
-
-    /// What is owed now.
-    fn owed(&self) -> u64 {
-        let mut owed = lock(&self.0);
-        owed.leak(Instant::now());
-        owed.units
-    }
-
-    /// How long to wait before more is done; `None` if there is no need to.
-    pub(crate) fn wait(&self) -> Option<Duration> {
-        let mut owed = lock(&self.0);
-        if owed.units <= BURST {
-            return None;
-        }
-        owed.leak(Instant::now());
-        let over = owed.units.checked_sub(BURST).filter(|over| *over > 0)?;
-        // Rounded up to a timer's milliseconds.
-        Some(Duration::from_millis(over * 1_000 / RATE + 1))
-    }
-}
-
-/// Nanoseconds in a second.
-const NANOS: u128 = 1_000_000_000;
-
-impl Owed {
-    /// Charges for something, after what has leaked: time before a debt does not count towards it.
-    fn spend(&mut self, units: u64, now: Instant) {
-        self.leak(now);
-        self.units = self.units.saturating_add(units);
-    }
-
-    fn leak(&mut self, now: Instant) {
-        let nanos = u64::try_from(now.saturating_duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
-        let leaked = u64::try_from(u128::from(nanos) * u128::from(RATE) / NANOS).unwrap_or(u64::MAX);
-        if leaked >= self.units {
-            (self.units, self.since) = (0, now);
-            return;
-        }
-        self.units -= leaked;
-        // The time of a part of a unit is left for the next look, or frequent ones would empty nothing.
-        let counted = (u128::from(leaked) * NANOS).div_ceil(u128::from(RATE));
-        self.since += Duration::from_nanos(u64::try_from(counted).unwrap_or(u64::MAX));
     }
 }
 
@@ -499,93 +494,69 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn account(limits: Limits) -> Arc<Account> {
-        Arc::new(Account::new(Arc::new(limits), "test".into()))
-    }
-
-    #[test]
-    fn a_pace_allows_a_burst_and_then_a_rate() {
-        let mut owed = Owed { units: BURST + RATE, since: Instant::now() };
-        let start = owed.since;
-        owed.leak(start + Duration::from_millis(250));
-        assert_eq!(owed.units, BURST + RATE * 3 / 4);
-        owed.leak(start + Duration::from_millis(1_000));
-        assert_eq!(owed.units, BURST);
-        owed.leak(start + Duration::from_secs(3_600));
-        assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
-
-        // Nor does a rest before the debt earn another.
-        let mut owed = Owed { units: 0, since: start };
-        let rested = start + Duration::from_secs(3_600);
-        owed.spend(BURST, rested);
-        owed.spend(BURST, rested);
-        owed.leak(rested);
-        assert_eq!(owed.units, 2 * BURST);
-        // However often it is looked at.
-        let mut owed = Owed { units: BURST, since: start };
-        (1..=1_000_000).for_each(|micros| owed.leak(start + Duration::from_micros(micros)));
-        assert!(owed.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", owed.units);
-
-        let pace = Pace::default();
-        pace.spend(BURST);
-        assert_eq!(pace.wait(), None);
-        pace.spend(RATE * 60);
-        let wait = pace.wait().unwrap();
-        assert!(wait <= Duration::from_millis(60_001), "{wait:?}");
-        pace.refund(RATE * 60);
-        assert_eq!(pace.wait(), None);
-    }
-
-    #[test]
-    fn incomplete_requests_are_counted_across_the_calls_of_a_connection() {
-        let account = account(Limits::default());
-        let mut calls: Vec<_> = (0..2).map(|_| Incomplete::new(Arc::clone(&account), None)).collect();
-        assert!(calls[0].set(INCOMPLETE / 2).is_ok() && calls[1].set(INCOMPLETE / 2).is_ok());
-        assert_eq!(calls[1].set(INCOMPLETE / 2 + 1).unwrap_err().code(), tonic::Code::ResourceExhausted);
-        drop(calls.remove(0));
-        assert!(calls[0].set(INCOMPLETE).is_ok());
-        drop(calls);
-        assert_eq!(account.incomplete.load(Relaxed), 0);
-        assert_eq!(account.limits.reached(Bound::Incomplete), 1);
-    }
-
-    #[test]
-    fn incomplete_requests_are_counted_across_the_connections_of_an_identity_and_of_all() {
-        let limits = Arc::new(Limits::default());
-        let begun = |identity: Option<&str>| {
-            let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
-            let mut begun = Incomplete::new(account, identity.map(|name| Identity(name.into())));
-            begun.set(INCOMPLETE).map(|()| begun)
-        };
-        let message = |identity| begun(identity).unwrap_err().message().to_owned();
-        let mut held: Vec<_> =
-            (0..IDENTITY_INCOMPLETE / INCOMPLETE).map(|_| begun(Some("a")).unwrap()).collect();
-        assert!(message(Some("a")).starts_with("incomplete requests of this identity take"));
-        assert!(begun(Some("b")).is_ok(), "another identity is not held up");
-        held.extend((held.len()..ALL_INCOMPLETE / INCOMPLETE).map(|_| begun(None).unwrap()));
-        assert!(message(Some("b")).starts_with("incomplete requests of all connections take"));
-        assert_eq!(limits.incomplete.load(Relaxed), ALL_INCOMPLETE, "what is refused is not held");
-        drop(held);
-        assert_eq!(limits.incomplete.load(Relaxed), 0);
-        assert!(lock(&limits.identities).is_empty());
+    fn enter(limits: &Arc<Limits>, identity: &str, instance: &str) -> Result<Member, Status> {
+        let account = Arc::new(Account::new(Arc::clone(limits), "test".into()));
+        Member::enter(account, Payer::new(limits, &identity.into(), &instance.into()))
     }
 
     #[test]
     fn an_identity_pays_for_the_connections_that_it_has_closed() {
         let limits = Arc::new(Limits::default());
-        let enter = || {
-            let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
-            Member::enter(account, "a".into()).unwrap()
-        };
         for _ in 0..2 * IDENTITY_PACE {
-            let member = enter();
+            let member = enter(&limits, "a", "1").unwrap();
             // The rest of what it owes is not forgiven with the connection.
             member.spend(BURST, 0);
         }
-        let member = enter();
+        let member = enter(&limits, "a", "1").unwrap();
         assert_eq!(member.account.pace.wait(), None, "the connection owes nothing");
-        let wait = member.pace.wait().unwrap();
+        let wait = member.payer.wait().unwrap();
         assert!(wait > Duration::from_secs(60), "{wait:?}");
+    }
+
+    #[test]
+    fn an_instance_that_spends_its_identity_s_pace_holds_up_itself_alone() {
+        let limits = Arc::new(Limits::default());
+        let evil = enter(&limits, "a", "evil").unwrap();
+        evil.spend(2 * IDENTITY_PACE * BURST, 0);
+        let replica = enter(&limits, "a", "good").unwrap();
+        replica.spend(BURST - CALL, 0);
+        assert!(evil.payer.wait().is_some());
+        assert_eq!(replica.payer.wait(), None, "a replica may cost what one connection may");
+        replica.spend(RATE * 60, 0);
+        assert!(
+            replica.payer.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)),
+            "and no more"
+        );
+        assert_eq!(enter(&limits, "b", "evil").unwrap().payer.wait(), None);
+    }
+
+    #[test]
+    fn an_instance_may_use_all_that_its_identity_has_left() {
+        let limits = Arc::new(Limits::default());
+        let member = enter(&limits, "a", "1").unwrap();
+        member.spend(IDENTITY_PACE * (BURST - CALL), 0);
+        assert_eq!(member.payer.wait(), None);
+    }
+
+    #[test]
+    fn identities_and_instances_that_owe_nothing_are_forgotten() {
+        let limits = Arc::new(Limits::default());
+        let of = |instance: &str| Payer::new(&limits, &"a".into(), &instance.into());
+        let (one, same, other) = (of("1"), of("1"), of("2"));
+        let instances = || lock(&limits.identities).get("a").map_or(0, |usage| usage.instances.len());
+        drop(one);
+        assert_eq!(instances(), 2, "another call of it goes on");
+        drop(same);
+        assert_eq!(instances(), 1);
+        other.of_instance.spend(BURST);
+        drop(other);
+        assert_eq!(instances(), 1, "it still owes");
+        // What has come to owe nothing by itself is looked for when there are many.
+        lock(&limits.identities)["a"].instances["2"].refund(BURST);
+        let many: Vec<_> = (0..MANY).map(|instance| of(&format!("many-{instance}"))).collect();
+        assert_eq!(instances(), MANY);
+        drop(many);
+        assert!(lock(&limits.identities).is_empty());
     }
 
     #[test]
@@ -594,7 +565,9 @@ mod tests {
         let limits = Arc::new(limits);
         let connection = || Arc::new(Account::new(Arc::clone(&limits), "test".into()));
         let (one, other) = (connection(), connection());
-        let enter = |account: &Arc<Account>, who: &str| Member::enter(Arc::clone(account), who.into());
+        let enter = |account: &Arc<Account>, who: &str| {
+            Member::enter(Arc::clone(account), Payer::new(&limits, &who.into(), &"1".into()))
+        };
         let (mut first, mut second) = (enter(&one, "a").unwrap(), enter(&other, "a").unwrap());
         assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
         let mut of_other_identity = enter(&one, "b").unwrap();

@@ -28,16 +28,14 @@ use self::{
 };
 pub use crate::wire::Form;
 use crate::{
-    grpc::{Answering, Answers, Call, Requests, Service},
+    grpc::{Answering, Answers, Call, FIRST_REQUEST, Requests, Service},
     interest::Interest,
     layer::Snapshot,
-    limits::{self, Account, Bound, Member},
+    limits::{self, Account, Bound, Member, Payer},
     resource::Kind,
     wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 
-/// A client must say who it is within this time.
-const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// How long listeners and routes wait for the client to ask for new clusters' endpoints.
 const HOLD: Duration = Duration::from_secs(1);
 
@@ -160,21 +158,22 @@ impl<V: Views> DiscoveryService<V> {
         let Call { headers, extensions, requests, mut answers, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let mut requests = Requests::<R>::new(requests, limits::REQUEST, &account, &extensions);
+            let most = limits::REQUEST;
+            let mut requests = Requests::<R>::new(requests, most, FIRST_REQUEST, &account, &extensions);
             let served = async {
                 // What the beginning needs is held no longer than that.
                 let begun = Box::pin(async {
-                    let (mut first, length) = tokio::time::timeout(FIRST_REQUEST, requests.next())
-                        .await
-                        .map_err(|_| Status::deadline_exceeded("no request came"))??
-                        .ok_or_else(|| Status::cancelled("the client left"))?;
+                    let (mut first, length) =
+                        requests.next().await?.ok_or_else(|| Status::cancelled("the client left"))?;
                     let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
                     if let Some(question) = first.question() {
                         return Ok(Begun::Questions(question, call));
                     }
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
-                    let member = Member::enter(Arc::clone(&account), Arc::clone(&view.identity))?;
+                    let payer = Payer::new(&account.limits, &view.identity, requests.instance());
+                    let member = Member::enter(Arc::clone(&account), payer)?;
+                    requests.charge(member.payer());
                     let stream = Box::new(Stream::new(R::FORM, view, member, account));
                     Ok::<_, Status>(Begun::Proxy(stream, (first, length)))
                 });
@@ -264,7 +263,7 @@ impl Stream {
                 status = &mut self.ended => return Err(status),
                 flushed = answers.flushed(), if waits => flushed?,
                 () = held => self.session.release(),
-                request = next_of(&self.member, requests) => match request? {
+                request = requests.next() => match request? {
                     Some(request) => next = Some(request),
                     None => return Ok(()),
                 },
@@ -329,18 +328,6 @@ impl Stream {
         }
         answers.send(all.into_iter().flatten())
     }
-}
-
-/// The next request, once neither the identity nor the connection owes too much.
-async fn next_of<R: IntoAsk>(
-    member: &Member,
-    requests: &mut Requests<R>,
-) -> Result<Option<(R, usize)>, Status> {
-    if member.owes() {
-        requests.suspend();
-        member.paced().await;
-    }
-    requests.next().await
 }
 
 /// A request of either form.

@@ -1,18 +1,22 @@
 //! gRPC's messages as they stand on a stream. No more memory is held than there is of a message that has begun: streams are
 //! thousands, and say little.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use h2::RecvStream;
 use prost::{
     Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep, timeout_at},
+};
 use tonic::{Code, Extensions, Status};
 
-use crate::limits::{self, Account, Bound, Identity, Incomplete};
+use crate::limits::{self, Account, Bound, Identity, Payer, Place, Waiting};
 
 /// Whether a message is compressed, and how long it is.
 const PREFIX: usize = 5;
@@ -32,74 +36,173 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 pub(crate) struct Requests<R> {
     stream: RecvStream,
     begun: Begun,
+    /// Bytes of it that the client may not send as many more for yet.
+    unreleased: usize,
     /// The longest that is read, in bytes.
     most: usize,
     account: Arc<Account>,
-    incomplete: Incomplete,
-    /// When the request that has begun must be complete.
-    until: Option<Instant>,
+    identity: Arc<str>,
+    instance: Arc<str>,
+    /// Whom requests are charged to, once that is known.
+    payer: Option<Arc<Payer>>,
+    /// Where the request that has begun is held.
+    place: Option<Place>,
+    /// How long the client may take to begin the next request.
+    patience: Option<Duration>,
+    /// When it must have begun, or the request that has begun must be complete, and the waits of the connection when that was set.
+    until: Option<(Instant, Option<usize>)>,
     kind: PhantomData<fn() -> R>,
 }
 
 impl<R: Message + Default> Requests<R> {
-    /// The requests on a stream, of at most so many bytes each, from whom the call's extensions say.
+    /// The requests on a stream, of at most so many bytes each, from whom the call's extensions say. The first must begin within
+    /// `patience`.
     pub(crate) fn new(
         stream: RecvStream,
         most: usize,
+        patience: Duration,
         account: &Arc<Account>,
         extensions: &Extensions,
     ) -> Self {
-        let identity = extensions.get::<Identity>().cloned();
-        let incomplete = Incomplete::new(Arc::clone(account), identity);
-        let account = Arc::clone(account);
-        Self { stream, begun: Begun::default(), most, account, incomplete, until: None, kind: PhantomData }
+        let instance = limits::instance(extensions);
+        let proven = extensions.get::<Identity>().map(|identity| Arc::clone(&identity.name));
+        let payer = proven.as_ref().map(|name| Arc::new(Payer::new(&account.limits, name, &instance)));
+        Self {
+            stream,
+            begun: Begun::default(),
+            unreleased: 0,
+            most,
+            account: Arc::clone(account),
+            // Those who prove nothing share what an identity has.
+            identity: proven.unwrap_or_default(),
+            instance,
+            payer,
+            place: None,
+            patience: Some(patience),
+            until: None,
+            kind: PhantomData,
+        }
     }
 
-    /// The next request and its length; `None` when the client has no more. May be dropped and called again. Waits while the
-    /// connection owes too much.
+    /// The workload instance that they come from.
+    pub(crate) fn instance(&self) -> &Arc<str> {
+        &self.instance
+    }
+
+    /// Sets whom requests are charged to from now on.
+    pub(crate) fn charge(&mut self, payer: &Arc<Payer>) {
+        self.payer = Some(Arc::clone(payer));
+    }
+
+    /// The next request and its length; `None` when the client has no more. May be dropped and called again.
+    ///
+    /// A request that has come is taken in once neither the connection nor its payer owes too much. One that has not come in whole
+    /// is read on once that is so and it has a place; from then on it must be completed in time. One in the room that others wait for
+    /// is neither held up nor given more time.
     pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
-        if self.account.pace.wait().is_some() {
-            self.suspend();
-            self.account.paced().await;
-        }
         loop {
-            let before = self.begun.0.len();
-            if let Some(request) = self.begun.complete(self.most).map_err(|status| self.refused(status))? {
-                self.incomplete.set(0)?;
-                self.until = None;
-                return Ok(Some((request, before - self.begun.0.len())));
+            if let Some(length) = self.begun.length(self.most).map_err(|status| self.refused(status))? {
+                let is_whole = self.begun.0.len() >= length;
+                if !matches!(&self.place, Some(Place::Shared(shared)) if shared.is_granted()) {
+                    if is_whole || self.place.is_none() {
+                        self.affordable().await;
+                    }
+                    if !is_whole {
+                        self.placed(length).await;
+                    }
+                }
+                if is_whole {
+                    let request = self.begun.take(length).map_err(|status| self.refused(status))?;
+                    (self.place, self.patience, self.until) = (None, None, None);
+                    self.release()?;
+                    return Ok(Some((request, length)));
+                }
             }
-            self.incomplete.set(before)?;
+            if self.place.is_some() || self.begun.0.len() < PREFIX {
+                self.release()?;
+            }
             let Some(data) = self.data().await? else { return Ok(None) };
-            let data = data.map_err(broken)?;
-            self.stream.flow_control().release_capacity(data.len()).map_err(broken)?;
+            if self.begun.0.is_empty() {
+                self.until = None;
+            }
+            self.unreleased += data.len();
             // The connection was charged for it as for any other byte.
             self.account.pace.refund((limits::FRAME_BYTE - 1) * data.len() as u64);
             self.begun.0.extend_from_slice(&data);
         }
     }
 
-    /// Gives a request that has begun its time anew, as it is not read for now.
-    pub(crate) fn suspend(&mut self) {
+    /// Waits while the connection or its payer owes too much.
+    async fn affordable(&mut self) {
+        let owes = || {
+            let payer = self.payer.as_ref().and_then(|payer| payer.wait());
+            self.account.pace.wait().max(payer)
+        };
+        let Some(mut wait) = owes() else { return };
+        let _waiting = Waiting::new(&self.account);
         self.until = None;
+        loop {
+            self.account.limits.note(Bound::Pace, &self.account.client);
+            sleep(wait).await;
+            let Some(more) = owes() else { return };
+            wait = more;
+        }
     }
 
-    /// What comes next. Fails if a request has begun and is not completed in time.
-    async fn data(&mut self) -> Result<Option<Result<Bytes, h2::Error>>, Status> {
-        if self.begun.0.is_empty() {
-            return Ok(self.stream.data().await);
+    /// Waits until a request of this length has a place.
+    async fn placed(&mut self, length: usize) {
+        let Self { account, identity, instance, place, .. } = self;
+        let is_new = place.is_none();
+        let place = place.get_or_insert_with(|| Place::of(account, identity, instance, length));
+        let Place::Shared(reservation) = place else { return };
+        if reservation.is_granted() {
+            return;
         }
+        if is_new {
+            account.limits.note(Bound::Incomplete, &account.client);
+        }
+        let _waiting = Waiting::new(account);
+        self.until = None;
+        reservation.granted().await;
+    }
+
+    /// Lets the client send as much more as has come.
+    fn release(&mut self) -> Result<(), Status> {
+        let bytes = std::mem::take(&mut self.unreleased);
+        if bytes > 0 {
+            self.stream.flow_control().release_capacity(bytes).map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    /// What comes next. Fails if a request is not begun or not completed in time.
+    async fn data(&mut self) -> Result<Option<Bytes>, Status> {
+        let limit = if self.begun.0.is_empty() { self.patience } else { Some(limits::REST) };
+        let Some(limit) = limit else { return self.stream.data().await.transpose().map_err(broken) };
         loop {
-            let until = *self.until.get_or_insert_with(|| Instant::now() + limits::REST);
+            let set = || (Instant::now() + limit, self.account.waited());
+            let (until, waited) = *self.until.get_or_insert_with(set);
             if let Ok(data) = timeout_at(until, self.stream.data()).await {
-                return Ok(data);
+                return data.transpose().map_err(broken);
             }
-            // What has come is not read while the connection owes too much.
-            if self.account.pace.wait().is_none() {
-                let what = format!("a request was not complete after {:?}", limits::REST);
-                return Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what));
+            // A connection that owes too much is not read, and a call that waits may fill the connection's window.
+            let was_held_up = waited.is_none() || self.account.waited() != waited;
+            if (was_held_up || self.account.pace.wait().is_some())
+                && !matches!(self.place, Some(Place::Shared(_)))
+            {
+                self.until = None;
+                continue;
             }
-            self.suspend();
+            // A busy server may not have read what has come.
+            yield_now().await;
+            if let Some(data) = self.stream.data().now_or_never() {
+                return data.transpose().map_err(broken);
+            }
+            if self.begun.0.is_empty() {
+                return Err(Status::deadline_exceeded("no request came"));
+            }
+            let what = format!("a request was not complete after {:?}", limits::REST);
+            return Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what));
         }
     }
 
@@ -120,9 +223,9 @@ fn broken(error: h2::Error) -> Status {
 pub(crate) struct Begun(pub(crate) BytesMut);
 
 impl Begun {
-    /// Takes out the next message, if all of it is there.
-    pub(crate) fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
-        let Some((prefix, content)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
+    /// The length of the next message with what goes before it, if enough of it is there to tell. Fails if nobody may send it.
+    pub(crate) fn length(&self, most: usize) -> Result<Option<usize>, Status> {
+        let Some((prefix, _)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let [compressed, length @ ..] = *prefix;
         let length = u32::from_be_bytes(length) as usize;
         if compressed != 0 {
@@ -135,14 +238,28 @@ impl Begun {
                 "a request of {length} bytes; the limit is {most}"
             )));
         }
-        let Some(content) = content.get(..length) else { return Ok(None) };
+        Ok(Some(PREFIX + length))
+    }
+
+    /// Takes out the next message, which has this length and is there.
+    fn take<R: Message + Default>(&mut self, length: usize) -> Result<R, Status> {
+        let content = self.0.get(PREFIX..length).unwrap_or_default();
         check_fields(content)?;
         let request = R::decode(content).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        self.0.advance(PREFIX + length);
+        self.0.advance(length);
         if self.0.is_empty() {
             self.0 = BytesMut::new();
         }
-        Ok(Some(request))
+        Ok(request)
+    }
+
+    /// Takes out the next message, if all of it is there.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
+        match self.length(most)? {
+            Some(length) if self.0.len() >= length => self.take(length).map(Some),
+            _ => Ok(None),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Server and client against each other over sockets.
 
+mod arriving;
+
 use std::{
     collections::BTreeMap,
     convert::Infallible,
@@ -451,44 +453,6 @@ async fn what_waits_for_a_client_is_made_as_far_as_it_reads() {
         assert!(ahead <= 11 * PIECE, "{ahead} bytes were made for a window of {}", 10 * PIECE);
         body.flow_control().release_capacity(piece.len()).unwrap();
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_completed_ends_its_call() {
-    /// Reads one request.
-    struct Reads;
-
-    impl Service for Reads {
-        fn has(&self, _: &str) -> bool {
-            true
-        }
-
-        fn answer(&self, call: Call) -> Answering {
-            let Call { extensions, requests, answers, account, .. } = call;
-            let mut requests =
-                Requests::<DeltaRequest>::new(requests, limits::REQUEST, &account, &extensions);
-            Box::pin(async move {
-                let read = requests.next().await;
-                answers.end(&read.err().unwrap_or_else(|| Status::ok("")));
-            })
-        }
-    }
-
-    let (client, server) = tokio::io::duplex(1 << 20);
-    let limits = Arc::<Limits>::default();
-    let counted = Arc::clone(&limits);
-    tokio::spawn(async move { grpc::serve(server, Extensions::new(), &Reads, &limits, pending()).await });
-    let (client, mut connection) = h2::client::handshake(client).await.unwrap();
-    let mut client = alongside(&mut connection, client.ready()).await.unwrap();
-    let request =
-        http::Request::post("http://a/b").header("content-type", "application/grpc").body(()).unwrap();
-    let (answer, mut requests) = client.send_request(request, false).unwrap();
-    let whole = grpc::framed(&first(Kind::Cluster, &["a"]));
-    requests.send_data(whole.slice(..whole.len() - 1), false).unwrap();
-    let answer = alongside(&mut connection, answer).await.unwrap();
-    let status = Status::from_header_map(answer.headers()).unwrap();
-    assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
-    assert_eq!(counted.reached(Bound::Incomplete), 1);
 }
 
 #[tokio::test]

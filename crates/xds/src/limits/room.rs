@@ -1,0 +1,329 @@
+//! Memory for requests that are arriving.
+//!
+//! What a connection may hold without asking is what HTTP/2 lets a client send unread, and one request of [`SMALL`] bytes. A longer
+//! request is read on once all its bytes are reserved, of which its prefix says how many they are: no two requests that have a part
+//! wait for each other. Until then it stays in the client, by HTTP/2's flow control; it is never refused.
+//!
+//! Identities take turns, and the workload instances of an identity. An instance that has all that it may have is passed over; one
+//! for whose request its identity, or the server, has no room holds up what comes later, so that a long request is not
+//! overtaken for ever. Each of these is found within a few steps, as whoever is in the way holds much.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::oneshot;
+
+use super::{ALL_ROOM, IDENTITY_ROOM, INSTANCE_ROOM, Limits, lock};
+
+/// The longest request for which there is a place on each connection, one at a time: as long as HTTP/2's first window. In bytes.
+pub(crate) const SMALL: usize = 64 << 10;
+
+/// The room that all connections share.
+#[derive(Debug, Default)]
+pub(super) struct Room(Mutex<All>);
+
+#[derive(Debug, Default)]
+struct All {
+    held: usize,
+    identities: HashMap<Arc<str>, OfIdentity>,
+    /// Identities with requests that wait, the next in turn first.
+    turns: VecDeque<Arc<str>>,
+    /// Reservations made so far.
+    tickets: u64,
+}
+
+#[derive(Debug, Default)]
+struct OfIdentity {
+    held: usize,
+    instances: HashMap<Arc<str>, OfInstance>,
+    /// Instances with requests that wait, the next in turn first.
+    turns: VecDeque<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct OfInstance {
+    held: usize,
+    /// Requests that wait, by ticket.
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    bytes: usize,
+    granted: oneshot::Sender<()>,
+}
+
+/// What came of a turn.
+enum Turn {
+    Granted(usize),
+    /// Only other identities can be served.
+    Passed,
+    /// There is no room for the request whose turn it is.
+    Full,
+}
+
+impl OfIdentity {
+    /// Grants the next request in turn, if there is room for it and `free` bytes are left of all.
+    fn next(&mut self, free: usize) -> Turn {
+        for turn in 0..self.turns.len() {
+            let name = &self.turns[turn];
+            let Some(instance) = self.instances.get_mut(name) else { continue };
+            let Some(first) = instance.waiting.first_entry() else { continue };
+            let bytes = first.get().bytes;
+            if instance.held + bytes > INSTANCE_ROOM {
+                continue;
+            }
+            if self.held + bytes > IDENTITY_ROOM {
+                return Turn::Passed;
+            }
+            if bytes > free {
+                return Turn::Full;
+            }
+            // Who waits is taken out before it goes away.
+            _ = first.remove().granted.send(());
+            instance.held += bytes;
+            self.held += bytes;
+            let waits = !instance.waiting.is_empty();
+            rotate(&mut self.turns, turn, waits);
+            return Turn::Granted(bytes);
+        }
+        Turn::Passed
+    }
+}
+
+/// Puts one that had its turn behind the others, if it `waits` for another.
+fn rotate(turns: &mut VecDeque<Arc<str>>, turn: usize, waits: bool) {
+    let name = turns.remove(turn).filter(|_| waits);
+    turns.extend(name);
+}
+
+impl All {
+    fn wait(&mut self, identity: &Arc<str>, instance: &Arc<str>, waiting: Waiting) -> u64 {
+        self.tickets += 1;
+        let of_identity = self.identities.entry(Arc::clone(identity)).or_default();
+        let of_instance = of_identity.instances.entry(Arc::clone(instance)).or_default();
+        if of_identity.turns.is_empty() {
+            self.turns.push_back(Arc::clone(identity));
+        }
+        if of_instance.waiting.is_empty() {
+            of_identity.turns.push_back(Arc::clone(instance));
+        }
+        of_instance.waiting.insert(self.tickets, waiting);
+        self.grant();
+        self.tickets
+    }
+
+    /// Grants all that there is room for.
+    fn grant(&mut self) {
+        let mut turn = 0;
+        while let Some(name) = self.turns.get(turn) {
+            let Some(identity) = self.identities.get_mut(name) else { return };
+            match identity.next(ALL_ROOM - self.held) {
+                Turn::Granted(bytes) => {
+                    self.held += bytes;
+                    let waits = !identity.turns.is_empty();
+                    rotate(&mut self.turns, turn, waits);
+                }
+                Turn::Passed => turn += 1,
+                Turn::Full => return,
+            }
+        }
+    }
+
+    /// Takes back what a ticket has, or waits for.
+    fn give_back(&mut self, of: &Reservation) {
+        let Some(identity) = self.identities.get_mut(&of.identity) else { return };
+        let Some(instance) = identity.instances.get_mut(&of.instance) else { return };
+        if instance.waiting.remove(&of.ticket).is_none() {
+            instance.held -= of.bytes;
+            identity.held -= of.bytes;
+            self.held -= of.bytes;
+        } else if instance.waiting.is_empty() {
+            identity.turns.retain(|name| *name != of.instance);
+            if identity.turns.is_empty() {
+                self.turns.retain(|name| *name != of.identity);
+            }
+        }
+        if instance.held == 0 && instance.waiting.is_empty() {
+            identity.instances.remove(&of.instance);
+        }
+        if identity.instances.is_empty() {
+            self.identities.remove(&of.identity);
+        }
+        self.grant();
+    }
+}
+
+/// Room for one request, or a place in the queue for it, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    limits: Arc<Limits>,
+    identity: Arc<str>,
+    instance: Arc<str>,
+    ticket: u64,
+    bytes: usize,
+    /// Until it is granted.
+    waits: Option<oneshot::Receiver<()>>,
+}
+
+impl Reservation {
+    pub(crate) fn new(limits: &Arc<Limits>, identity: &Arc<str>, instance: &Arc<str>, bytes: usize) -> Self {
+        // Nothing that is read is longer.
+        let bytes = bytes.min(INSTANCE_ROOM);
+        let (granted, mut waits) = oneshot::channel();
+        let ticket = lock(&limits.room.0).wait(identity, instance, Waiting { bytes, granted });
+        let waits = waits.try_recv().is_err().then_some(waits);
+        let (identity, instance) = (Arc::clone(identity), Arc::clone(instance));
+        Self { limits: Arc::clone(limits), identity, instance, ticket, bytes, waits }
+    }
+
+    /// Whether there is room for the request.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.waits.is_none()
+    }
+
+    /// Waits until there is room for the request. May be dropped and called again.
+    pub(crate) async fn granted(&mut self) {
+        if let Some(waits) = &mut self.waits {
+            _ = waits.await;
+            self.waits = None;
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        lock(&self.limits.room.0).give_back(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn reserve(limits: &Arc<Limits>, identity: &str, instance: &str, bytes: usize) -> Reservation {
+        Reservation::new(limits, &identity.into(), &instance.into(), bytes)
+    }
+
+    /// Whether it has been granted by now.
+    fn has(reservation: &mut Reservation) -> bool {
+        if reservation.waits.as_mut().is_some_and(|waits| waits.try_recv().is_ok()) {
+            reservation.waits = None;
+        }
+        reservation.is_granted()
+    }
+
+    fn is_empty(limits: &Limits) -> bool {
+        let room = lock(&limits.room.0);
+        room.held == 0 && room.identities.is_empty() && room.turns.is_empty()
+    }
+
+    #[test]
+    fn a_storm_of_replicas_is_served_to_the_last_within_the_room() {
+        const REQUEST: usize = 350 << 10;
+        let limits = Arc::<Limits>::default();
+        let mut waiting: VecDeque<_> =
+            (0..500).map(|replica| reserve(&limits, "a", &replica.to_string(), REQUEST)).collect();
+        let mut served = 0;
+        while let Some(mut first) = waiting.pop_front() {
+            assert!(has(&mut first), "replica {served} of 500, first come first served");
+            served += 1;
+            assert!(lock(&limits.room.0).held <= IDENTITY_ROOM);
+        }
+        assert_eq!(served, 500);
+        assert!(is_empty(&limits));
+    }
+
+    #[test]
+    fn an_instance_holds_up_neither_its_replicas_nor_other_identities() {
+        let limits = Arc::<Limits>::default();
+        let mut held = Vec::new();
+        for identity in 0..8 {
+            held.extend((0..100).map(|_| reserve(&limits, &identity.to_string(), "evil", 4 * MIB)));
+        }
+        assert_eq!(held.iter().filter(|one| one.is_granted()).count(), 16);
+        assert!(reserve(&limits, "0", "good", 4 * MIB).is_granted(), "a replica");
+        assert!(reserve(&limits, "good", "good", 4 * MIB).is_granted(), "another identity");
+        drop(held);
+        assert!(is_empty(&limits));
+    }
+
+    #[test]
+    fn who_waits_comes_next_although_others_asked_for_more_before() {
+        let limits = Arc::<Limits>::default();
+        // Four instances have all of the identity's room, and each waits for more.
+        let names = ["1", "2", "3", "4"];
+        let mut held: VecDeque<_> =
+            (0..10).flat_map(|_| names).map(|name| reserve(&limits, "a", name, 4 * MIB)).collect();
+        assert_eq!(held.iter().filter(|one| one.is_granted()).count(), 8);
+        let mut good = reserve(&limits, "a", "good", 4 * MIB);
+        let mut small = reserve(&limits, "a", "small", 1 << 10);
+        assert!(!has(&mut good) && !has(&mut small));
+        let mut released = 0;
+        while !has(&mut good) {
+            assert!(!has(&mut small), "a long request is not overtaken");
+            let index = held.iter_mut().position(has).unwrap();
+            held.remove(index);
+            released += 1;
+        }
+        assert!(released <= 5, "{released} others were served before");
+        drop((held, good, small));
+        assert!(is_empty(&limits));
+    }
+
+    #[test]
+    fn all_identities_together_have_so_much_room_and_take_turns() {
+        let limits = Arc::<Limits>::default();
+        let mut held = Vec::new();
+        for identity in 0..8 {
+            for instance in 0..4 {
+                held.extend(
+                    (0..3).map(|_| reserve(&limits, &identity.to_string(), &instance.to_string(), 4 * MIB)),
+                );
+            }
+        }
+        assert_eq!(lock(&limits.room.0).held, ALL_ROOM);
+        let mut good = reserve(&limits, "good", "good", 4 * MIB);
+        assert!(!has(&mut good));
+        for released in 0.. {
+            if has(&mut good) {
+                break;
+            }
+            assert!(released <= 8, "{released} others were served before");
+            let index = held.iter_mut().position(has).unwrap();
+            held.remove(index);
+        }
+        // Who goes away gives up its place, whether it had room or waited.
+        drop(good);
+        while let Some(last) = held.pop() {
+            drop(last);
+        }
+        assert!(is_empty(&limits));
+    }
+
+    #[test]
+    fn each_connection_has_a_place_for_a_small_request_whatever_others_hold() {
+        use super::super::{Account, Place};
+        let limits = Arc::<Limits>::default();
+        let mut held = Vec::new();
+        for identity in 0..8 {
+            for instance in 0..4 {
+                held.extend(
+                    (0..2).map(|_| reserve(&limits, &identity.to_string(), &instance.to_string(), 4 * MIB)),
+                );
+            }
+        }
+        let account = Arc::new(Account::new(Arc::clone(&limits), String::new()));
+        let place = |bytes| Place::of(&account, &"good".into(), &"good".into(), bytes);
+        let small = place(SMALL);
+        assert!(matches!(small, Place::Small(_)));
+        assert!(matches!(place(SMALL), Place::Shared(ref shared) if !shared.is_granted()), "one at a time");
+        drop(small);
+        assert!(matches!(place(SMALL + 1), Place::Shared(_)));
+        assert!(matches!(place(1), Place::Small(_)));
+    }
+}

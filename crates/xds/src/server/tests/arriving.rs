@@ -1,0 +1,203 @@
+//! Requests that are on their way, and what holds them up.
+
+use tokio::task::{JoinHandle, yield_now};
+
+use super::*;
+use crate::limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, Reservation};
+
+/// Reads requests until there are no more.
+struct Reads;
+
+impl Service for Reads {
+    fn has(&self, _: &str) -> bool {
+        true
+    }
+
+    fn answer(&self, call: Call) -> Answering {
+        let Call { extensions, requests, answers, account, .. } = call;
+        let most = limits::REQUEST;
+        let mut requests =
+            Requests::<DeltaRequest>::new(requests, most, FIRST_REQUEST, &account, &extensions);
+        Box::pin(async move {
+            let status = loop {
+                match requests.next().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break Status::ok(""),
+                    Err(status) => break status,
+                }
+            };
+            answers.end(&status);
+        })
+    }
+}
+
+/// A call of an instance of an identity.
+struct Caller {
+    client: h2::client::SendRequest<Bytes>,
+    requests: h2::SendStream<Bytes>,
+    status: JoinHandle<Status>,
+}
+
+impl Caller {
+    async fn new(limits: &Arc<Limits>, identity: &str, instance: &str) -> Self {
+        let (client, server) = tokio::io::duplex(1 << 20);
+        let mut known = Extensions::new();
+        known.insert(Identity { name: identity.into(), instance: Some(instance.into()) });
+        let limits = Arc::clone(limits);
+        tokio::spawn(async move { grpc::serve(server, known, &Reads, &limits, pending()).await });
+        let (client, connection) = h2::client::handshake(client).await.unwrap();
+        tokio::spawn(connection);
+        Self::call(client).await
+    }
+
+    /// Another call on the same connection.
+    async fn another(&self) -> Self {
+        Self::call(self.client.clone()).await
+    }
+
+    async fn call(client: h2::client::SendRequest<Bytes>) -> Self {
+        let mut client = client.ready().await.unwrap();
+        let request = http::Request::post("http://a/b").header("content-type", "application/grpc");
+        let (answer, requests) = client.send_request(request.body(()).unwrap(), false).unwrap();
+        let status = tokio::spawn(async move {
+            let answer = answer.await.unwrap();
+            Status::from_header_map(answer.headers()).unwrap()
+        });
+        Self { client, requests, status }
+    }
+
+    fn send(&mut self, bytes: Bytes, end: bool) {
+        self.requests.send_data(bytes, end).unwrap();
+    }
+
+    async fn code(self) -> tonic::Code {
+        self.status.await.unwrap().code()
+    }
+}
+
+/// A request of about so many bytes.
+fn long(bytes: usize) -> Bytes {
+    let name = "n".repeat(bytes);
+    grpc::framed(&first(Kind::Endpoint, &[&name]))
+}
+
+/// Lets all other tasks do what they can.
+async fn others_go_on() {
+    for _ in 0..10_000 {
+        yield_now().await;
+    }
+}
+
+fn reserve(limits: &Arc<Limits>, identity: &str, instance: &str) -> Reservation {
+    Reservation::new(limits, &identity.into(), &instance.into(), INSTANCE_ROOM)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_completed_ends_its_call() {
+    for length in [1, 100 << 10] {
+        let limits = Arc::<Limits>::default();
+        let mut caller = Caller::new(&limits, "a", "1").await;
+        let whole = long(length);
+        caller.send(whole.slice(..whole.len() - 1), false);
+        assert_eq!(caller.code().await, tonic::Code::ResourceExhausted);
+        assert_eq!(limits.reached(Bound::Incomplete), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_does_not_begin_is_ended() {
+    let limits = Arc::<Limits>::default();
+    let mut caller = Caller::new(&limits, "a", "1").await;
+    caller.send(Bytes::new(), false);
+    assert_eq!(caller.code().await, tonic::Code::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn replicas_whose_requests_come_together_are_all_served() {
+    const REPLICAS: usize = 2 * IDENTITY_ROOM / (3 << 20);
+    let limits = Arc::<Limits>::default();
+    let whole = long(3 << 20);
+    let mut callers = Vec::new();
+    for replica in 0..REPLICAS {
+        let mut caller = Caller::new(&limits, "a", &replica.to_string()).await;
+        // The last byte comes after all have begun.
+        caller.send(whole.slice(..whole.len() - 1), false);
+        callers.push(caller);
+    }
+    // Some have room, and the others wait.
+    while limits.reached(Bound::Incomplete) == 0 {
+        yield_now().await;
+    }
+    for caller in &mut callers {
+        caller.send(whole.slice(whole.len() - 1..), true);
+    }
+    for caller in callers {
+        assert_eq!(caller.code().await, tonic::Code::Ok);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_has_all_the_time_and_small_requests_have_room() {
+    let limits = Arc::<Limits>::default();
+    let held: Vec<_> = (0..8)
+        .flat_map(|identity| (0..4).map(move |instance| (identity.to_string(), instance.to_string())))
+        .map(|(identity, instance)| reserve(&limits, &identity, &instance))
+        .collect();
+    assert_eq!(held.len() * INSTANCE_ROOM, ALL_ROOM);
+    let mut waits = Caller::new(&limits, "a", "1").await;
+    waits.send(long(100 << 10), true);
+    for identity in ["a", "0"] {
+        let mut small = Caller::new(&limits, identity, "2").await;
+        for _ in 0..10 {
+            small.send(long(60 << 10), false);
+        }
+        small.send(Bytes::new(), true);
+        assert_eq!(small.code().await, tonic::Code::Ok, "of {identity}");
+    }
+    tokio::time::sleep(10 * limits::REST).await;
+    assert!(!waits.status.is_finished());
+    drop(held);
+    assert_eq!(waits.code().await, tonic::Code::Ok);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_connection_is_full_of_what_waits_has_all_the_time() {
+    let limits = Arc::<Limits>::default();
+    let held = reserve(&limits, "a", "1");
+    let mut waits = Caller::new(&limits, "a", "1").await;
+    let mut small = waits.another().await;
+    let whole = long(1_000);
+    small.send(whole.slice(..10), false);
+    others_go_on().await;
+    waits.send(long(100 << 10), true);
+    others_go_on().await;
+    small.send(whole.slice(10..), true);
+    tokio::time::sleep(10 * limits::REST).await;
+    assert!(!small.status.is_finished() && !waits.status.is_finished());
+    drop(held);
+    assert_eq!([waits.code().await, small.code().await], [tonic::Code::Ok; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_owes_too_much_is_not_read_and_the_others_are() {
+    let limits = Arc::<Limits>::default();
+    let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
+    let payer = Payer::new(&limits, &"a".into(), &"evil".into());
+    let mut evil = [Caller::new(&limits, "a", "evil").await, Caller::new(&limits, "a", "evil").await];
+    // One call has begun before there is a debt.
+    let whole = long(100);
+    evil[0].send(whole.slice(..10), false);
+    others_go_on().await;
+    Member::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0);
+    evil[0].send(whole.slice(10..), true);
+    evil[1].send(whole.clone(), true);
+    for _ in 0..2 {
+        let mut good = Caller::new(&limits, "a", "good").await;
+        (0..100).for_each(|_| good.send(whole.clone(), false));
+        good.send(long(1 << 20), true);
+        assert_eq!(good.code().await, tonic::Code::Ok);
+    }
+    others_go_on().await;
+    assert!(evil.iter().all(|caller| !caller.status.is_finished()));
+    assert!(limits.reached(Bound::Pace) >= 2, "both are not read");
+}
