@@ -73,6 +73,8 @@ pub const IDENTITY_PACE: u64 = 64;
 pub const FRAME_BYTE: u64 = 16;
 /// Cost of opening a call, aside from its header.
 pub const CALL: u64 = 256 << 10;
+/// Bytes of an acknowledgement that cost nothing, aside from the names that one in the state of the world repeats.
+pub const ACKNOWLEDGEMENT: usize = 512;
 /// Cost of a request that is more than an acknowledgement, aside from its bytes, which cost one each.
 pub const ASK: u64 = 1 << 10;
 /// Cost of a resource that a request asks for anew.
@@ -425,10 +427,13 @@ impl Member {
         Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
     }
 
-    /// Charges a request to the connection, which has paid for its bytes, and to the identity and its instance, which have not.
-    pub(crate) fn spend(&self, units: u64, bytes: usize) {
+    /// Charges a request of so many bytes, of which some are `free`. The connection has paid for all of them; the identity and its
+    /// instance have not.
+    pub(crate) fn spend(&self, units: u64, bytes: usize, free: usize) {
+        let free = free.min(bytes);
+        self.account.pace.refund(free as u64);
         self.account.pace.spend(units);
-        self.payer.spend(units + bytes as u64);
+        self.payer.spend(units + (bytes - free) as u64);
     }
 
     pub(crate) fn payer(&self) -> &Arc<Payer> {
@@ -505,7 +510,7 @@ mod tests {
         for _ in 0..2 * IDENTITY_PACE {
             let member = enter(&limits, "a", "1").unwrap();
             // The rest of what it owes is not forgiven with the connection.
-            member.spend(BURST, 0);
+            member.spend(BURST, 0, 0);
         }
         let member = enter(&limits, "a", "1").unwrap();
         assert_eq!(member.account.pace.wait(), None, "the connection owes nothing");
@@ -517,12 +522,12 @@ mod tests {
     fn an_instance_that_spends_its_identity_s_pace_holds_up_itself_alone() {
         let limits = Arc::new(Limits::default());
         let evil = enter(&limits, "a", "evil").unwrap();
-        evil.spend(2 * IDENTITY_PACE * BURST, 0);
+        evil.spend(2 * IDENTITY_PACE * BURST, 0, 0);
         let replica = enter(&limits, "a", "good").unwrap();
-        replica.spend(BURST - CALL, 0);
+        replica.spend(BURST - CALL, 0, 0);
         assert!(evil.payer.wait().is_some());
         assert_eq!(replica.payer.wait(), None, "a replica may cost what one connection may");
-        replica.spend(RATE * 60, 0);
+        replica.spend(RATE * 60, 0, 0);
         assert!(
             replica.payer.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)),
             "and no more"
@@ -534,8 +539,23 @@ mod tests {
     fn an_instance_may_use_all_that_its_identity_has_left() {
         let limits = Arc::new(Limits::default());
         let member = enter(&limits, "a", "1").unwrap();
-        member.spend(IDENTITY_PACE * (BURST - CALL), 0);
+        member.spend(IDENTITY_PACE * (BURST - CALL), 0, 0);
         assert_eq!(member.payer.wait(), None);
+    }
+
+    #[test]
+    fn only_the_free_bytes_of_a_request_are_paid_back() {
+        // So many that what leaks away meanwhile does not matter.
+        const BYTES: usize = 1 << 50;
+        let owed = |bytes: usize, free| {
+            let member = enter(&Arc::default(), "a", "1").unwrap();
+            member.account.pace.spend(bytes as u64);
+            member.spend(0, bytes, free);
+            [member.account.pace.owed(), member.payer.of_instance.owed()].map(|owed| owed > 1 << 49)
+        };
+        assert_eq!(owed(BYTES, ACKNOWLEDGEMENT), [true, true]);
+        assert_eq!(owed(BYTES, BYTES), [false, false]);
+        assert_eq!(owed(BYTES, usize::MAX), [false, false]);
     }
 
     #[test]

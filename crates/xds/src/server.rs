@@ -281,7 +281,7 @@ impl Stream {
             Ok(ask) => ask,
             Err(url) => {
                 debug!(url = shortened(url), "asked for a kind that is not served");
-                self.member.spend(limits::ASK, length);
+                self.member.spend(limits::ASK, length, 0);
                 return Ok(0);
             }
         };
@@ -291,11 +291,7 @@ impl Stream {
         if taken.guesses {
             account.limits.note(Bound::Nonce, &account.client);
         }
-        if taken.acknowledges && taken.cost == 0 {
-            account.pace.refund(length as u64);
-        } else {
-            self.member.spend(taken.cost, length);
-        }
+        self.member.spend(taken.cost, length, taken.free);
         self.member.holds(session.kept())?;
         self.member.asks(session.authorities())?;
         Ok(taken.cost)
@@ -309,7 +305,7 @@ impl Stream {
         })?;
         match self.session.take_owed() {
             0 => {}
-            owed => self.member.spend(owed, 0),
+            owed => self.member.spend(owed, 0, 0),
         }
         // What was replaced meanwhile may have seemed to concern nobody.
         if self.snapshot.borrow().generation() != snapshot.generation() {

@@ -75,6 +75,8 @@ pub(super) struct Taken {
     pub(super) guesses: bool,
     /// What it costs, aside from its bytes; see [`limits`].
     pub(super) cost: u64,
+    /// Bytes of it that cost nothing, as an acknowledgement needs them.
+    pub(super) free: usize,
 }
 
 /// The state of one stream.
@@ -138,6 +140,7 @@ impl Session {
             self.compared = None;
         }
         let (strange, answered) = (Arc::clone(&watched.strange.0), watched.answer);
+        let was_due_all = watched.all && watched.wildcard;
         match self.form {
             Form::Delta => {
                 let hosts = ask.kind == Kind::VirtualHost;
@@ -172,20 +175,22 @@ impl Session {
         }
         // In the state of the world an acknowledgement lists all names again, as the protocol wants.
         let repeats = self.form == Form::Sotw && acknowledges && !watched.renamed;
-        let listed = if repeats { 0 } else { named };
+        let listed = if repeats { named.saturating_sub(watched.names.0.len() + 1) } else { named };
         watched.tell(kind, &self.interest);
         watched.sum_up(&strange);
         let whole = self.form == Form::Sotw && watched.wildcard && watched.answer && !answered;
+        // While nothing can be sent it stays due, and is sent once.
+        let all = whole || watched.all && watched.wildcard && !was_due_all;
         let lookups = std::mem::take(&mut watched.lookups);
-        let free = acknowledges && listed == 0;
-        let cost = if free {
-            0
-        } else {
-            watched.cost(kind, snapshot, listed, waiting, whole)
-                + limits::LOOKUP * lookups as u64
-                + limits::HELD * self.holding.len() as u64
-        };
-        Taken { acknowledges, guesses, cost }
+        let taken = Taken { acknowledges, guesses, ..Taken::default() };
+        if acknowledges && listed == 0 {
+            let names = if repeats { watched.names_length() } else { 0 };
+            return Taken { free: limits::ACKNOWLEDGEMENT + names, ..taken };
+        }
+        let cost = watched.cost(kind, snapshot, listed, waiting, all)
+            + limits::LOOKUP * lookups as u64
+            + limits::HELD * self.holding.len() as u64;
+        Taken { cost, ..taken }
     }
 
     /// What the names take that are held for this stream alone. In bytes.

@@ -355,6 +355,17 @@ impl Slow {
         alongside(&mut self.connection, events.wait_for(|events| events.contains(&asked))).await.unwrap();
     }
 
+    /// The nonce of the first response.
+    async fn nonce(&mut self) -> String {
+        while self.connection.set_initial_window_size(1 << 20).is_err() {
+            alongside(&mut self.connection, tokio::task::yield_now()).await;
+        }
+        let mut body = alongside(&mut self.connection, &mut self.answer).await.unwrap().into_body();
+        let message = alongside(&mut self.connection, body.data()).await.unwrap().unwrap();
+        let response: wire::DeltaResponse = prost::Message::decode(message.slice(5..)).unwrap();
+        response.nonce
+    }
+
     /// How the call ends.
     async fn status(mut self) -> Status {
         while self.connection.set_initial_window_size(1 << 20).is_err() {
@@ -520,16 +531,11 @@ async fn an_identity_has_so_many_streams_and_no_more() {
 async fn a_long_reason_is_cut() {
     let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
     let mut slow = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
-    while slow.connection.set_initial_window_size(1 << 20).is_err() {
-        alongside(&mut slow.connection, tokio::task::yield_now()).await;
-    }
-    let mut body = alongside(&mut slow.connection, &mut slow.answer).await.unwrap().into_body();
-    let message = alongside(&mut slow.connection, body.data()).await.unwrap().unwrap();
-    let response: wire::DeltaResponse = prost::Message::decode(message.slice(5..)).unwrap();
+    let response_nonce = slow.nonce().await;
     let error_detail =
         envoy_types::pb::google::rpc::Status { message: "é".repeat(100_000), ..Default::default() };
     slow.send(&DeltaDiscoveryRequest {
-        response_nonce: response.nonce,
+        response_nonce,
         error_detail: Some(error_detail),
         ..request(Kind::Cluster, &[])
     });

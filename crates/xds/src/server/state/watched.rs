@@ -370,17 +370,22 @@ impl Watched {
         }
     }
 
-    /// What a request costs that lists so many names, where so many waited to be answered before. `whole` if it is to be
-    /// answered with all there is.
+    /// Length of the names in a request that lists them all, with what goes before each. In bytes.
+    pub(super) fn names_length(&self) -> usize {
+        self.names.0.iter().map(|name| 4 + name.len()).sum()
+    }
+
+    /// What a request costs that lists so many names, where so many waited to be answered before. `all` if it has all there is
+    /// sent.
     pub(super) fn cost(
         &self,
         kind: Kind,
         snapshot: &Snapshot,
         listed: usize,
         waiting: usize,
-        whole: bool,
+        all: bool,
     ) -> u64 {
-        let all = if self.all && self.wildcard || whole { snapshot.count(kind) } else { 0 };
+        let all = if all { snapshot.count(kind) } else { 0 };
         let anew = self.again.0.len().saturating_sub(waiting) + all;
         let held = if listed > 0 { self.names.0.len() + self.again.0.len() } else { 0 };
         limits::ASK

@@ -188,7 +188,7 @@ async fn a_replica_that_owes_too_much_is_not_read_and_the_others_are() {
     let whole = long(100);
     evil[0].send(whole.slice(..10), false);
     others_go_on().await;
-    Member::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0);
+    Member::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
     evil[0].send(whole.slice(10..), true);
     evil[1].send(whole.clone(), true);
     for _ in 0..2 {

@@ -12,6 +12,17 @@ fn names(kind: Kind, nonce: u64, names: Vec<String>) -> Ask {
     Ask { names, ..ask(kind, nonce, &[]) }
 }
 
+/// Clusters of these names.
+fn clusters(names: &[String]) -> World {
+    let mut resources = Resources::default();
+    for name in names {
+        resources.insert(Resource::from_body(Cluster, name, Bytes::from_static(b"1")));
+    }
+    let mut world = World::default();
+    world.0.replace(1, &resources);
+    world
+}
+
 /// The steps of a request and what follows from it, and what it is charged.
 fn steps(session: &mut Session, request: Ask, world: &World) -> (usize, u64) {
     let mut cost = 0;
@@ -128,13 +139,7 @@ fn what_is_gone_is_not_looked_through_before_it_may_be_said() {
 
 #[test]
 fn state_of_the_world_pays_for_all_that_it_has_repeated() {
-    let many = unknown(100);
-    let mut resources = Resources::default();
-    for name in &many {
-        resources.insert(Resource::from_body(Cluster, name, Bytes::from_static(b"1")));
-    }
-    let mut world = World::default();
-    world.0.replace(1, &resources);
+    let world = clusters(&unknown(100));
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     for nonce in 1..3 {
         let (_, cost) = steps(&mut session, ask(Cluster, 0, &[]), &world);
@@ -192,4 +197,51 @@ fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
     session.ask(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
     session.pushes(&world.now()).unwrap();
     session.ask(ask(VirtualHost, 1, &[]), &world.now(), &mut |_| {});
+}
+
+#[test]
+fn all_there_is_costs_once_while_nothing_can_be_sent() {
+    let world = clusters(&unknown(100));
+    for form in [Form::Delta, Form::Sotw] {
+        let mut session = Session::new(form, Arc::default(), Arc::default());
+        let mut cost = |names: &[&str], unsubscribe: &[&str]| {
+            let unsubscribe = unsubscribe.iter().map(|name| (*name).to_owned()).collect();
+            let request = Ask { unsubscribe, ..ask(Cluster, 0, names) };
+            // Nothing is sent meanwhile.
+            session.ask(request, &world.now(), &mut |_| {}).cost
+        };
+        assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "{form:?}");
+        let again = if form == Form::Delta { cost(&[], &["x"]) } else { cost(&["*"], &[]) };
+        assert!(again < 100 * limits::RESOURCE, "{form:?}: {again}");
+        if form == Form::Delta {
+            cost(&[], &["*"]);
+            assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "it is asked for anew");
+        }
+    }
+}
+
+#[test]
+fn an_acknowledgement_is_free_as_far_as_it_needs_to_be_long() {
+    let many: Vec<_> = (0..100).map(|number| format!("endpoints-{number}")).collect();
+    let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
+    for form in [Form::Delta, Form::Sotw] {
+        let mut session = Session::new(form, Arc::default(), Arc::default());
+        let mut take = |nonce, names: Vec<String>| {
+            let taken = session.ask(Ask { names, ..ask(Endpoint, nonce, &[]) }, &world.now(), &mut |_| {});
+            session.pushes(&world.now()).unwrap();
+            (taken.cost, taken.free)
+        };
+        let with = |more: Vec<String>| [many.clone(), vec!["a".into()], more].concat();
+        assert_eq!(take(0, with(Vec::new())).1, 0, "{form:?}: a subscription");
+        if form == Form::Delta {
+            assert_eq!(take(1, Vec::new()), (0, limits::ACKNOWLEDGEMENT));
+            continue;
+        }
+        let names = with(Vec::new()).iter().map(|name| 4 + name.len()).sum::<usize>();
+        assert_eq!(take(1, with(Vec::new())), (0, limits::ACKNOWLEDGEMENT + names));
+        // Asked for again, which is answered.
+        take(0, with(Vec::new()));
+        let (cost, free) = take(2, with(vec!["a".into(); 1_000]));
+        assert!(cost >= 999 * limits::NAMED && free == 0, "repeated names: {cost}, {free}");
+    }
 }
