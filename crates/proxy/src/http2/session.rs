@@ -35,7 +35,7 @@ const OUT: usize = 64 * 1024;
 const STUCK: usize = 1024 * 1024;
 /// Frames that may wait to be written because of frames that came in (acknowledgements, resets).
 const REPLIES: u32 = 2048;
-/// Interim answers (1xx) of one stream that may wait to be taken.
+/// Interim answers (1xx) of one stream that may wait to be taken; those beyond are dropped.
 const INTERIM: usize = 8;
 /// A stream identifier that no stream has.
 const LAST_STREAM: u32 = 0x7fff_ffff;

@@ -395,8 +395,13 @@ impl Session {
             }
         };
         if interim {
-            if end || head.status() == 101 || stream.interim.len() >= INTERIM {
+            if end || head.status() == 101 {
                 return self.break_stream(id, Reason::PROTOCOL);
+            }
+            // The client is behind with those before, and does without.
+            if stream.interim.len() == INTERIM {
+                head.recycle();
+                return self.chat();
             }
             stream.interim.push_back(head);
         } else {

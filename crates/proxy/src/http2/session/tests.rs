@@ -652,3 +652,23 @@ fn a_server_that_does_not_read_gets_no_more_requests() {
     frames(&mut session);
     assert!(session.is_usable() && session.request(&head, true, false).unwrap().is_ok());
 }
+
+#[test]
+fn of_interim_answers_that_nobody_takes_few_are_kept() {
+    let mut session = client();
+    let interim = frame(Kind::Headers, END_HEADERS, 1, b"\x08\x03103");
+    let id = session.request(&request(), true, false).unwrap().unwrap();
+    feed(&mut session, &interim.repeat(2 * INTERIM)).unwrap();
+    feed(&mut session, &frame(Kind::Headers, END_HEADERS | END_STREAM, 1, b"\x88")).unwrap();
+    let mut head = ResponseHead::default();
+    for _ in 0..INTERIM {
+        assert!(matches!(session.poll_answer(&cx(), id, &mut head), Poll::Ready(Ok(None))));
+    }
+    assert!(matches!(session.poll_answer(&cx(), id, &mut head), Poll::Ready(Ok(Some(_)))));
+    assert_eq!(head.status(), 200);
+    // One who sends them without end is not served.
+    let id = session.request(&request(), true, false).unwrap().unwrap();
+    let interim = frame(Kind::Headers, END_HEADERS, id, b"\x08\x03103");
+    let flood = interim.repeat(INTERIM + 1 + LIMITS.options.chatter as usize);
+    assert_eq!(feed(&mut session, &flood), Err(Reason::CALM));
+}
