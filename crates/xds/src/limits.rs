@@ -52,6 +52,10 @@ pub const REST: Duration = Duration::from_secs(30);
 /// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
 /// length. Names of resources are held once for all clients and not counted. In bytes.
 pub const NAMES: usize = 8 << 20;
+/// Lists of names that the streams of a workload instance hold, 16 bytes for a name; a list that several streams share counts in
+/// parts. Most streams hold what all others do, or a few hundred names. Leaves room for 64 streams that each list all of 60,000
+/// services twice, as one does whose proxy has not followed all changes yet. In bytes.
+pub const INSTANCE_LISTS: usize = 128 << 20;
 /// Names of virtual hosts that a stream asks for and that no resource has. After many changes of domains at once all of them are
 /// looked up again; a proxy asks for 1,000 at most.
 pub const AUTHORITIES: usize = 2_048;
@@ -117,7 +121,7 @@ pub enum Bound {
     Request,
     /// A request waits for room, or is not completed in time.
     Incomplete,
-    /// The connection asks for too many names that no resource has.
+    /// The connection asks for too many names that no resource has, or the instance has too long lists of names.
     Names,
     /// The identity does.
     IdentityNames,
@@ -325,7 +329,15 @@ struct Usage {
     /// Work for all its instances, also for streams that have ended.
     pace: Arc<Pace>,
     /// Work for each of them.
-    instances: HashMap<Arc<str>, Arc<Pace>>,
+    instances: HashMap<Arc<str>, Arc<Instance>>,
+}
+
+/// What a workload instance has.
+#[derive(Debug, Default)]
+struct Instance {
+    pace: Pace,
+    /// Bytes of its streams' lists of names.
+    lists: AtomicUsize,
 }
 
 impl Usage {
@@ -335,7 +347,7 @@ impl Usage {
 
     /// Forgets instances that have no calls and owe nothing.
     fn forget_instances(&mut self) {
-        self.instances.retain(|_, pace| Arc::strong_count(pace) > 1 || pace.owed() > 0);
+        self.instances.retain(|_, instance| Arc::strong_count(instance) > 1 || instance.pace.owed() > 0);
     }
 }
 
@@ -356,7 +368,7 @@ pub(crate) struct Payer {
     identity: Arc<str>,
     instance: Arc<str>,
     of_identity: Arc<Pace>,
-    of_instance: Arc<Pace>,
+    of_instance: Arc<Instance>,
 }
 
 impl Payer {
@@ -378,12 +390,12 @@ impl Payer {
 
     fn spend(&self, units: u64) {
         self.of_identity.spend(units / IDENTITY_PACE);
-        self.of_instance.spend(units);
+        self.of_instance.pace.spend(units);
     }
 
     /// How long to wait before more is done; `None` if there is no need to.
     pub(crate) fn wait(&self) -> Option<Duration> {
-        Some(self.of_identity.wait()?.min(self.of_instance.wait()?))
+        Some(self.of_identity.wait()?.min(self.of_instance.pace.wait()?))
     }
 }
 
@@ -392,7 +404,7 @@ impl Drop for Payer {
         let mut identities = lock(&self.limits.identities);
         let Some(usage) = identities.get_mut(&self.identity) else { return };
         // The map has one, and this the other.
-        if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.owed() == 0 {
+        if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.pace.owed() == 0 {
             usage.instances.remove(&self.instance);
         }
         if !usage.is_used() {
@@ -407,6 +419,7 @@ pub(crate) struct Member {
     account: Arc<Account>,
     payer: Arc<Payer>,
     names: usize,
+    lists: usize,
 }
 
 impl Member {
@@ -419,7 +432,7 @@ impl Member {
             usage.streams += 1;
             drop(identities);
             payer.spend(CALL);
-            return Ok(Self { account, payer: Arc::new(payer), names: 0 });
+            return Ok(Self { account, payer: Arc::new(payer), names: 0, lists: 0 });
         }
         let streams = usage.streams;
         drop(identities);
@@ -467,6 +480,21 @@ impl Member {
 }
 
 impl Member {
+    /// Sets the length of the stream's lists of names; fails if the streams of its instance have too much of them.
+    pub(crate) fn lists(&mut self, bytes: usize) -> Result<(), Status> {
+        if bytes == self.lists {
+            return Ok(());
+        }
+        let all = exchange(&self.payer.of_instance.lists, &mut self.lists, bytes);
+        if all <= INSTANCE_LISTS {
+            return Ok(());
+        }
+        let what = format!(
+            "the lists of names that the streams of this workload instance ask for take {all} bytes; {INSTANCE_LISTS} is the limit"
+        );
+        Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
+    }
+
     /// Fails if its stream asks for so many names of virtual hosts that are no resource's.
     pub(crate) fn asks(&self, authorities: usize) -> Result<(), Status> {
         if authorities <= AUTHORITIES {
@@ -482,6 +510,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.account.names.fetch_sub(self.names, Relaxed);
+        self.payer.of_instance.lists.fetch_sub(self.lists, Relaxed);
         let mut identities = lock(&self.account.limits.identities);
         if let Some(usage) = identities.get_mut(&self.payer.identity) {
             usage.streams -= 1;
@@ -551,11 +580,24 @@ mod tests {
             let member = enter(&Arc::default(), "a", "1").unwrap();
             member.account.pace.spend(bytes as u64);
             member.spend(0, bytes, free);
-            [member.account.pace.owed(), member.payer.of_instance.owed()].map(|owed| owed > 1 << 49)
+            [member.account.pace.owed(), member.payer.of_instance.pace.owed()].map(|owed| owed > 1 << 49)
         };
         assert_eq!(owed(BYTES, ACKNOWLEDGEMENT), [true, true]);
         assert_eq!(owed(BYTES, BYTES), [false, false]);
         assert_eq!(owed(BYTES, usize::MAX), [false, false]);
+    }
+
+    #[test]
+    fn lists_of_names_are_counted_for_the_instance() {
+        let limits = Arc::new(Limits::default());
+        let mut members: Vec<_> = (0..2).map(|_| enter(&limits, "a", "1").unwrap()).collect();
+        members[0].lists(INSTANCE_LISTS - 16).unwrap();
+        members[1].lists(16).unwrap();
+        assert_eq!(members[1].lists(32).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        enter(&limits, "a", "2").unwrap().lists(INSTANCE_LISTS).unwrap();
+        drop(members.remove(0));
+        members[0].lists(INSTANCE_LISTS).unwrap();
+        assert_eq!(limits.reached(Bound::Names), 1);
     }
 
     #[test]
@@ -568,11 +610,11 @@ mod tests {
         assert_eq!(instances(), 2, "another call of it goes on");
         drop(same);
         assert_eq!(instances(), 1);
-        other.of_instance.spend(BURST);
+        other.of_instance.pace.spend(BURST);
         drop(other);
         assert_eq!(instances(), 1, "it still owes");
         // What has come to owe nothing by itself is looked for when there are many.
-        lock(&limits.identities)["a"].instances["2"].refund(BURST);
+        lock(&limits.identities)["a"].instances["2"].pace.refund(BURST);
         let many: Vec<_> = (0..MANY).map(|instance| of(&format!("many-{instance}"))).collect();
         assert_eq!(instances(), MANY);
         drop(many);

@@ -246,6 +246,8 @@ impl Stream {
             if answers.is_clear() {
                 self.push(answers)?;
             }
+            // Without what has just been sent.
+            self.member.lists(self.session.lists())?;
             if !self.session.is_holding() {
                 held_until = None;
             } else if held_until.is_none() {

@@ -198,6 +198,11 @@ impl Session {
         self.kinds.iter().map(|watched| watched.kept + watched.kept_lost.0).sum()
     }
 
+    /// What the lists of names take, each as its part of what it shares with other streams. In bytes.
+    pub(super) fn lists(&self) -> usize {
+        self.kinds.iter().map(Watched::lists).sum()
+    }
+
     /// Names of virtual hosts that are asked for and that no resource has.
     pub(super) fn authorities(&self) -> usize {
         self.kinds[Kind::VirtualHost as usize].strange.0.len()

@@ -515,6 +515,25 @@ async fn names_without_end_end_the_stream() {
 }
 
 #[tokio::test]
+async fn lists_of_names_without_end_end_the_stream() {
+    let names: Vec<_> = (0..30).map(|number| format!("name-{number}")).collect();
+    let all: Vec<_> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let server = serve(world(&all), "127.0.0.1:0").await;
+    // What other streams of the instance have.
+    let account = Arc::new(Account::new(Arc::clone(&server.limits), "test".into()));
+    let payer = Payer::new(&server.limits, &"client".into(), &"127.0.0.1".into());
+    let mut other = Member::enter(account, payer).unwrap();
+    other.lists(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let mut slow = Slow::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;
+    slow.until_asked(&server, Kind::Endpoint).await;
+    slow.send(&request(Kind::Endpoint, &names[10..20]));
+    let status = slow.status().await;
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
+    assert!(status.message().starts_with("the lists of names"), "{status}");
+}
+
+#[tokio::test]
 async fn an_identity_has_so_many_streams_and_no_more() {
     let limits = Limits::new(Duration::from_secs(60), 1, 1 << 20);
     let server = serve_with(limits, hosts(), "127.0.0.1:0").await;

@@ -12,6 +12,11 @@ impl Names {
         sorted::contains(&self.0, name)
     }
 
+    /// How many names it has, as its part of those that it shares with other lists.
+    pub(super) fn places(&self) -> usize {
+        self.0.len() / Arc::strong_count(&self.0).max(1)
+    }
+
     /// Adds names, some of which may be there.
     pub(super) fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         let mut all: Vec<Arc<str>> = names.into_iter().collect();

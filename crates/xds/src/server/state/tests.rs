@@ -490,6 +490,34 @@ fn names_that_no_resource_has_are_counted_while_they_are_held() {
 }
 
 #[test]
+fn lists_of_names_are_counted_but_for_what_streams_share() {
+    const MANY: usize = 1_000;
+    const PLACE: usize = size_of::<Arc<str>>();
+    let all: Vec<_> = (0..MANY).map(|number| format!("name-{number:04}")).collect();
+    let mut resources = Resources::default();
+    for name in &all {
+        resources.insert(Resource::from_body(Endpoint, name, Bytes::from_static(b"1")));
+    }
+    let mut world = World::default();
+    world.0.replace(1, &resources);
+    for form in [Form::Delta, Form::Sotw] {
+        let stream = |names: &[String]| {
+            let mut session = Session::new(form, Arc::default(), Arc::default());
+            let first = Ask { names: names.to_vec(), ..ask(Endpoint, 0, &[]) };
+            session.ask(first, &world.now(), &mut |_| {});
+            assert!(session.lists() >= names.len() * PLACE, "{form:?}: they are to be sent");
+            session.pushes(&world.now()).unwrap();
+            session
+        };
+        let some: Vec<_> = (0..2).map(|_| stream(&all[1..])).collect();
+        assert!(some.iter().all(|stream| stream.lists() == (MANY - 1) * PLACE), "{form:?}: each has its own");
+        let whole: Vec<_> = (0..100).map(|_| stream(&all)).collect();
+        let sum = whole.iter().map(Session::lists).sum::<usize>();
+        assert!(sum <= MANY * PLACE, "{form:?}: {sum} for what is held once");
+    }
+}
+
+#[test]
 fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
     let world =
         resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "90/a", b"1")]);

@@ -370,6 +370,13 @@ impl Watched {
         }
     }
 
+    /// What the lists of names take that have their places in no other account. In bytes.
+    pub(super) fn lists(&self) -> usize {
+        let lists = [&self.names, &self.again, &self.given];
+        let found = 2 * self.found.len();
+        (lists.into_iter().map(Names::places).sum::<usize>() + found) * size_of::<Arc<str>>()
+    }
+
     /// Length of the names in a request that lists them all, with what goes before each. In bytes.
     pub(super) fn names_length(&self) -> usize {
         self.names.0.iter().map(|name| 4 + name.len()).sum()
