@@ -102,9 +102,9 @@ impl Driver {
     /// While too much waits to be written, what has come may be unread, and no new frame counts as partial.
     pub(crate) fn partial(&self) -> Option<u64> {
         let session = self.session.borrow();
-        let is_read = session.out.len() < BACKLOG;
-        let in_frame = is_read && !self.stream.input.is_empty() && !session.is_in_content();
-        (session.is_partial() || in_frame).then_some(session.frames)
+        let in_frame =
+            || !self.stream.input.is_empty() && !session.is_in_content() && session.out.len() < BACKLOG;
+        (session.is_partial() || in_frame()).then_some(session.frames)
     }
 
     /// Ends the connection for what the peer did.
@@ -228,7 +228,9 @@ impl Drop for Driver {
 /// Takes in what has come, until `until` bytes have been received in all; ready if more can be read in this turn.
 fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context<'_>) -> Poll<()> {
     while session.out.len() < BACKLOG {
-        if let Err(reason) = session.feed(&mut stream.input) {
+        if !stream.input.is_empty()
+            && let Err(reason) = session.feed(&mut stream.input)
+        {
             session.fail(reason);
             break;
         }
@@ -261,7 +263,9 @@ fn flush(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Po
         ready!(stream.poll_flush(cx))?;
     }
     // Even if nothing is left, TLS may hold some.
-    ready!(stream.poll_flush(cx))?;
+    if !stream.is_plain() {
+        ready!(stream.poll_flush(cx))?;
+    }
     if session.written() {
         cx.waker().wake_by_ref();
     }

@@ -483,6 +483,9 @@ impl Session {
     /// those woken may not use what they were woken for, so this is to be called again after they have run.
     pub(crate) fn written(&mut self) -> bool {
         self.replies = 0;
+        if self.stalled.is_empty() && self.crowded.is_empty() {
+            return false;
+        }
         while let Some(id) = self.crowded.pop_front() {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.crowded = false;
