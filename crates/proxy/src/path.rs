@@ -120,12 +120,20 @@ fn is_canonical(path: &str) -> bool {
 fn canonical(path: &str) -> Option<String> {
     let mut new: Vec<u8> = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
+    let mut in_parameters = false;
     while let [byte, after @ ..] = rest {
         rest = after;
         match *byte {
             // The parameters of a dot segment go on to the next slash, as in Envoy, and are left out with it.
-            b'\\' if dots(last_segment(&new)).is_some_and(|(_, parameters)| parameters) => new.push(b'\\'),
-            b'/' | b'\\' => end_segment(&mut new),
+            b'\\' if in_parameters => new.push(b'\\'),
+            b'/' | b'\\' => {
+                in_parameters = false;
+                end_segment(&mut new);
+            }
+            b';' => {
+                in_parameters |= new.ends_with(b"/.") || new.ends_with(b"/..");
+                new.push(b';');
+            }
             b'%' => match escaped(rest) {
                 Some(0) => return None,
                 Some(plain) if is_unreserved(plain) && !completes_escape(&new, plain) => {
@@ -165,15 +173,11 @@ fn last_segment(path: &[u8]) -> &[u8] {
     memchr::memrchr(b'/', path).map_or(path, |slash| &path[slash + 1..])
 }
 
-/// Whether a dot segment goes up, and whether it has parameters; `None` if it is no dot segment.
-fn dots(segment: &[u8]) -> Option<(bool, bool)> {
-    let (bare, parameters) = match memchr::memchr(b';', segment) {
-        Some(end) => (&segment[..end], true),
-        None => (segment, false),
-    };
-    match bare {
-        b"." => Some((false, parameters)),
-        b".." => Some((true, parameters)),
+/// Whether a dot segment, with parameters or without, goes up; `None` if it is no dot segment.
+fn goes_up(segment: &[u8]) -> Option<bool> {
+    match segment {
+        b"." | [b'.', b';', ..] => Some(false),
+        b".." | [b'.', b'.', b';', ..] => Some(true),
         _ => None,
     }
 }
@@ -182,7 +186,7 @@ fn dots(segment: &[u8]) -> Option<(bool, bool)> {
 /// a segment (`..;a=b`) make no other segment of it: servers that know them take them off first.
 fn resolve_last(path: &mut Vec<u8>) -> bool {
     let segment = last_segment(path);
-    let (start, Some((up, _))) = (path.len() - segment.len(), dots(segment)) else { return false };
+    let (start, Some(up)) = (path.len() - segment.len(), goes_up(segment)) else { return false };
     if start == 0 {
         return false;
     }
@@ -273,6 +277,15 @@ mod tests {
             assert!(!is_canonical(path) || path == expected, "{path}");
         }
         assert_eq!(canonical("/a%00"), None);
+    }
+
+    #[test]
+    fn long_parameters_are_read_once() {
+        // As long as a head may be: work for each byte of the segment before it would be seen here.
+        for piece in ["\\", ";", "\\..;", "."] {
+            let path = format!("/.;{}", piece.repeat(1 << 20));
+            assert_eq!(canonical(&path).as_deref(), Some("/"), "{piece}");
+        }
     }
 
     #[test]
