@@ -76,7 +76,7 @@ impl fmt::Display for Refusal {
 }
 
 /// Whether something open is admitted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Admission {
     /// When it was last judged.
     epoch: u32,
@@ -100,18 +100,28 @@ impl Admission {
         if self.epoch != worker.epoch() {
             self.judge_again(worker, judge);
         }
+        self.until()
+    }
+
+    /// Until when it may go on, as it was judged last; `None` if it is admitted.
+    #[inline]
+    pub(crate) fn until(&self) -> Option<Instant> {
         self.revoked.as_ref().map(|revoked| revoked.0)
     }
 
     #[cold]
     fn judge_again(&mut self, worker: &Worker, judge: impl FnOnce() -> Result<(), Refusal>) {
+        match judge() {
+            Ok(()) => *self = Self::new(worker.epoch()),
+            Err(refusal) => self.refuse(worker, refusal),
+        }
+    }
+
+    /// Records that the configuration in force refuses it. A refusal that lasts does not begin another drain time.
+    pub(crate) fn refuse(&mut self, worker: &Worker, refusal: Refusal) {
         self.epoch = worker.epoch();
-        // A refusal that lasts does not begin another drain time.
-        let since = self.revoked.take();
-        self.revoked = judge().err().map(|refusal| {
-            let end = since.map_or_else(|| worker.drain_end(), |revoked| revoked.0);
-            Box::new((end, refusal))
-        });
+        let end = self.revoked.as_ref().map_or_else(|| worker.drain_end(), |revoked| revoked.0);
+        self.revoked = Some(Box::new((end, refusal)));
     }
 
     /// Whether it is to be judged again.
@@ -153,8 +163,8 @@ pub(crate) struct Case<'a> {
     pub(crate) origin: &'a Origin,
     /// The settings by which it was admitted.
     pub(crate) manager: &'a HttpManager,
-    /// The request as filters saw it; `None` where that was not kept, as it is not long under way.
-    pub(crate) head: Option<&'a RequestHead>,
+    /// The request as filters left it.
+    pub(crate) head: &'a RequestHead,
     /// The route by which it was admitted.
     pub(crate) found: Option<&'a Found<'a>>,
     /// The connection that it goes to.
@@ -177,7 +187,6 @@ impl Case<'_> {
         if link.is_some_and(|link| !upstream::is_trusted(link, snapshot.distrusted)) {
             return Err(Refusal::Server);
         }
-        let Some(head) = head else { return Ok(()) };
         let table = match &newest.routes {
             Routes::Inline(table) => Some(table),
             Routes::Named(name) => snapshot.routes.get(name),

@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::{
+    admission::Admission,
     chains::{self, Facts},
     config::{
         FilterChain, Listener, Snapshot,
@@ -125,7 +126,7 @@ async fn begin(
             chain: chain.clone(),
             peer: Rc::new(peer),
             snapshot: snapshot.clone(),
-            epoch,
+            admission: Admission::new(epoch),
             findings: Rc::new(findings),
             entry: entry.clone(),
             side: side.clone(),
@@ -192,8 +193,8 @@ async fn begin(
 
 /// Whether the connection is admitted by the configuration of now: its client may have been silent for long.
 async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
-    if let Err(refusal) = downstream::refresh(origin, worker) {
-        origin.note_revoked(worker, &refusal);
+    if downstream::refresh(origin, worker).is_err() {
+        origin.note_revoked(worker);
         return false;
     }
     origin.is_allowed(worker).await

@@ -1,12 +1,18 @@
 //! A client's end of an exchange, with what is known of its connection.
 
-use std::{net::SocketAddr, rc::Rc, sync::Arc, time::SystemTime};
+use std::{
+    mem::discriminant,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use crate::{
-    admission::Refusal,
+    admission::{Admission, Refusal},
     authorization,
     chains::{self, Facts},
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
@@ -42,8 +48,8 @@ pub(crate) struct Origin {
     pub(crate) peer: Rc<Peer>,
     /// The configuration the chain is from.
     pub(crate) snapshot: Rc<Snapshot>,
-    /// When it was admitted ([`Worker::epoch`]).
-    pub(crate) epoch: u32,
+    /// Whether the connection is still admitted. What begins on it begins with this.
+    pub(crate) admission: Admission,
     pub(crate) findings: Rc<Findings>,
     /// The listener whose socket it came in by.
     pub(crate) entry: Arc<str>,
@@ -134,6 +140,10 @@ impl Origin {
 
     /// Whether the connection could have begun with this chain as it has begun, and would be admitted.
     fn admit(&self, chain: &Arc<FilterChain>, worker: &Worker) -> Result<(), Refusal> {
+        // HTTP does not become bytes, or the other way round, in the middle of a connection.
+        if discriminant(&chain.terminal) != discriminant(&self.chain.terminal) {
+            return Err(Refusal::FilterChain);
+        }
         if !same_tls(chain.tls.as_ref(), self.chain.tls.as_ref()) {
             return Err(Refusal::TlsContext);
         }
@@ -190,12 +200,20 @@ impl Origin {
         let mut renewed = self.clone();
         renewed.chain = self.select(&listener)?.clone();
         self.admit(&renewed.chain, worker)?;
-        (renewed.listener, renewed.snapshot, renewed.epoch) = (listener, snapshot, worker.epoch());
+        (renewed.listener, renewed.snapshot) = (listener, snapshot);
+        renewed.admission = Admission::new(worker.epoch());
         Ok(renewed)
     }
 
-    /// Counts and tells of a connection that is closed because it would not be admitted any more.
-    pub(crate) fn note_revoked(&self, worker: &Worker, refusal: &Refusal) {
+    /// Counts and logs a connection that is closed because it would not be admitted any more.
+    pub(crate) fn note_revoked(&self, worker: &Worker) {
+        if let Some(refusal) = self.admission.refusal() {
+            self.note_refusal(worker, refusal);
+        }
+    }
+
+    /// The same, for what was refused for a reason besides those of its chain.
+    pub(crate) fn note_refusal(&self, worker: &Worker, refusal: &Refusal) {
         worker.shard.listener(&self.listener.name).revoked.inc();
         let (listener, source) = (&self.listener.name, self.source);
         notice::tell(Limit::Admission, format_args!("listener {listener}, client {source}, {refusal}"));
@@ -205,12 +223,17 @@ impl Origin {
 /// Brings what is known of a connection up to the newest configuration.
 ///
 /// # Errors
-/// The connection would not be admitted any more, and should end; what is under way on it may finish by the old.
-pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Refusal> {
-    if !worker.is_current(&origin.snapshot) || origin.epoch != worker.epoch() {
-        *origin = Rc::new(origin.renewed(worker)?);
+/// The connection would not be admitted any more, and must end at this time; what is under way on it may finish by the old.
+/// What begins on it until then ends at the same time.
+pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Instant> {
+    let admission = &origin.admission;
+    if admission.is_due(worker) || (!worker.is_current(&origin.snapshot) && admission.until().is_none()) {
+        match origin.renewed(worker) {
+            Ok(renewed) => *origin = Rc::new(renewed),
+            Err(refusal) => Rc::make_mut(origin).admission.refuse(worker, refusal),
+        }
     }
-    Ok(())
+    origin.admission.until().map_or(Ok(()), Err)
 }
 
 /// What policies found out, as metadata.

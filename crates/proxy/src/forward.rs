@@ -15,7 +15,6 @@ use crate::{
     balance::{Want, key},
     compress::Compressor,
     config::{
-        http::{Does, Filter},
         listener::Direction,
         route::{Forward, HostRewrite},
     },
@@ -55,9 +54,8 @@ macro_rules! case {
             origin: $origin,
             manager: $story.manager,
             head: match &$story.admitted {
-                Admitted::AsIs => Some(&*$story.head),
-                Admitted::Kept(head) => Some(&**head),
-                Admitted::Unknown => None,
+                Admitted::AsIs => &*$story.head,
+                Admitted::Kept(head) => &**head,
             },
             found: $story.found.as_ref().ok(),
             link: Some($link),
@@ -122,11 +120,8 @@ impl Story<'_> {
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         if way.changes_head() {
-            // What is long under way may meet policies that are not there yet.
-            let judges = |filter: &Filter| matches!(filter.does, Does::Authorize(_));
-            let keeps = upgrade || self.grpc || self.manager.filters.iter().any(judges);
-            self.admitted =
-                if keeps { Admitted::Kept(Box::new(self.head.clone())) } else { Admitted::Unknown };
+            // Any answer may be long under way, and meet policies that are not there yet.
+            self.admitted = Admitted::Kept(Box::new(self.head.clone()));
         }
         self.rewrite(&way);
         self.inject();

@@ -97,8 +97,6 @@ pub(crate) enum Admitted {
     AsIs,
     /// It was changed, and is kept here.
     Kept(Box<RequestHead>),
-    /// It was changed, and was not kept.
-    Unknown,
 }
 
 /// What the requests of a connection have in common.
@@ -165,7 +163,7 @@ impl<'a> Story<'a> {
             renewed,
             counters,
             client: downstream.origin.source.ip(),
-            admission: Admission::new(downstream.origin.epoch),
+            admission: downstream.origin.admission.clone(),
             admitted: Admitted::AsIs,
             downstream,
             head,

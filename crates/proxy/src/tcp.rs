@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    admission::{Admission, Refusal},
+    admission::Refusal,
     balance::{self, Want},
     config::{
         cluster::Workload,
@@ -71,7 +71,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
         tunnel.down.greeted = exchange(&mut server, greeting);
     }
     let mut opened = false;
-    let mut admission = Admission::new(origin.epoch);
+    let mut admission = origin.admission.clone();
     let last = proxy.max_duration.map(|duration| began + duration);
     let mut flags = Flags::NONE;
     loop {
@@ -131,7 +131,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: 
     let refusal = admission.ended().filter(|_| flags == Flags::RV);
     let details = refusal.map(error::revoked).unwrap_or_default();
     if let Some(refusal) = refusal {
-        origin.note_revoked(worker, refusal);
+        origin.note_refusal(worker, refusal);
     }
     let mut record = record(origin, Some(&link), start);
     record.flags = flags;

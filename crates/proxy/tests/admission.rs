@@ -518,3 +518,138 @@ async fn connections_end_with_their_certificate_where_that_is_asked_for() {
     assert!(signed.not_after <= SystemTime::now() + Duration::from_secs(1), "not before the certificate");
     echoes(&mut stays).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_answer_ends_with_a_later_policy_even_if_its_route_changed_the_request() {
+    let endless = server(|_, mut client: Client| async move {
+        client.head().await;
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
+        while client.stream.write_all(b"1\r\nx\r\n").await.is_ok() {}
+    })
+    .await;
+    let clusters = snapshot(web(vec![]), vec![cluster(&[endless], None)]);
+    let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![])).await;
+    let mut streams = Vec::new();
+    for path in ["/denied", "/allowed"] {
+        let mut client = proxy.connect().await;
+        client.send(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+        assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+        streams.push(client);
+    }
+    publish(&proxy, &clusters, web(vec![deny_path("/rewritten"), deny_path("/denied")])).await;
+    streams[0].rest_of_bytes().await;
+    // More than was on its way.
+    let mut more = vec![0; 16 << 20];
+    within(streams[1].stream.read_exact(&mut more)).await.unwrap();
+}
+
+#[tokio::test]
+async fn keep_alive_ends_when_its_chain_carries_bytes() {
+    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
+    let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
+    publish(&proxy, &clusters, web(vec![])).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!(client.message().await.1, "0");
+    publish(&proxy, &clusters, listener(tcp(), None)).await;
+    assert_eq!(client.rest().await, "");
+}
+
+/// A client of HTTP/2 that opens streams after GOAWAY, which no library does.
+struct Stubborn(TcpStream, u32);
+
+impl Stubborn {
+    async fn connect(proxy: &Proxy) -> Self {
+        let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+        let beginning = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        within(stream.write_all(beginning)).await.unwrap();
+        Self(stream, 1)
+    }
+
+    /// Whether a request is answered with a head.
+    async fn is_answered(&mut self) -> bool {
+        let Self(stream, id) = self;
+        let head = [&[0, 0, 6, 1, 5][..], &id.to_be_bytes(), &[0x82, 0x86, 0x84, 0x41, 1, b'a']].concat();
+        if within(stream.write_all(&head)).await.is_err() {
+            return false;
+        }
+        let mut frame = [0; 9];
+        while within(stream.read_exact(&mut frame)).await.is_ok() {
+            let length = usize::from(frame[1]) << 8 | usize::from(frame[2]);
+            if within(stream.read_exact(&mut vec![0; length])).await.is_err() {
+                return false;
+            }
+            // HEADERS or RST_STREAM.
+            if frame[5..] == id.to_be_bytes() && matches!(frame[3], 1 | 3) {
+                *id += 2;
+                return frame[3] == 1;
+            }
+        }
+        false
+    }
+}
+
+#[tokio::test]
+async fn other_changes_give_a_denied_connection_no_more_time() {
+    let denied = || {
+        let mut listener = web(vec![]);
+        Arc::get_mut(&mut listener.chains[0]).unwrap().policies = vec![deny(Permission::Any)];
+        listener
+    };
+    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
+    let proxy = Proxy::limited(web(vec![]), vec![], limits(Duration::from_millis(300))).await;
+    publish(&proxy, &clusters, web(vec![])).await;
+    let mut client = Stubborn::connect(&proxy).await;
+    assert!(client.is_answered().await);
+    publish(&proxy, &clusters, denied()).await;
+    while client.is_answered().await {}
+    publish(&proxy, &clusters, denied()).await;
+    assert!(!client.is_answered().await);
+    assert_eq!(count(&proxy, "skysail_listener_downstream_cx_revoked").await, 1);
+}
+
+#[tokio::test]
+async fn a_busy_connection_forwards_its_certificate_as_configured_now() {
+    use skysail_proxy::config::http::{ClientCertDetails, ForwardClientCert};
+    let mesh = Mesh::new();
+    let told = server(|_, mut client: Client| async move {
+        while let Some((head, _)) = client.message_if_any().await {
+            let lines = head.lines().find_map(|line| line.strip_prefix("x-forwarded-client-cert: "));
+            let told = lines.unwrap_or_default();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{told}", told.len());
+            client.send(&answer).await;
+        }
+    })
+    .await;
+    let tls = accepting(&mesh.spec("server", "client", &[]));
+    let telling = |uri| {
+        let change = |manager: &mut HttpManager, _: &mut Forward| {
+            let forward = ForwardClientCert::SanitizeSet;
+            manager.client_cert = ClientCertDetails { forward, uri, ..ClientCertDetails::default() };
+        };
+        listener(http(change), Some(tls.clone()))
+    };
+    let clusters = snapshot(telling(true), vec![cluster(&[told], None)]);
+    let proxy = Proxy::limited(telling(true), vec![], limits(LONG)).await;
+    publish(&proxy, &clusters, telling(true)).await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let connector = TlsConnector::from(mesh.spec("client", "server", &[]).client().unwrap());
+    let mut stream = within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap();
+    let mut ask = async || {
+        within(stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")).await.unwrap();
+        let mut answer = String::new();
+        while !answer.contains("Hash=") || !answer.contains("\r\n\r\n") {
+            answer.push(char::from(within(stream.read_u8()).await.unwrap()));
+        }
+        // The rest, whose length the head says.
+        let (head, begun) = answer.split_once("\r\n\r\n").unwrap();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        let mut rest = vec![0; length.parse::<usize>().unwrap() - begun.len()];
+        within(stream.read_exact(&mut rest)).await.unwrap();
+        format!("{begun}{}", String::from_utf8(rest).unwrap())
+    };
+    assert!(ask().await.contains("URI="));
+    publish(&proxy, &clusters, telling(false)).await;
+    assert!(!ask().await.contains("URI="));
+}

@@ -14,7 +14,6 @@ use super::{
     newest, refuse,
 };
 use crate::{
-    admission::Admission,
     config::HttpManager,
     connection::Connection as Accepted,
     context::Worker,
@@ -93,9 +92,9 @@ async fn requests(
     unsure: &mut bool,
     served: &mut u32,
 ) -> Stop {
-    let counters = worker.shard.manager(&manager.stat_prefix);
+    let mut counters = worker.shard.manager(&manager.stat_prefix);
     let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
-    let forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
+    let mut forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
     loop {
         let (framing, connection) = match next(worker, downstream, manager, &mut head, *unsure).await {
             Next::Request(framing, connection) => (framing, connection),
@@ -116,15 +115,17 @@ async fn requests(
         }
         // A connection that the newest configuration would not have may finish this request by the old.
         let refreshed = downstream::refresh(&mut downstream.origin, worker);
-        if let Err(refusal) = &refreshed {
-            downstream.origin.note_revoked(worker, refusal);
-            if Instant::now() >= worker.drain_end() {
+        if let Err(end) = refreshed {
+            downstream.origin.note_revoked(worker);
+            if Instant::now() >= end {
                 return Stop::Close;
             }
         }
         let mut last = refreshed.is_err() || downstream.origin.side.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
+            counters = worker.shard.manager(&manager.stat_prefix);
+            forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
         }
         *served = served.saturating_add(1);
         if manager.max_requests_per_connection.is_some_and(|most| *served >= most) {
@@ -212,7 +213,6 @@ async fn next(
     let (mut idle, mut pause, mut begun, mut farewell) = (None, None, None, None);
     let mut place = None;
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return Next::End };
-    let mut admission = Admission::new(origin.epoch);
     poll_fn(|cx| {
         loop {
             if unsure && stream.input.bytes().starts_with(HTTP2_LINE) {
@@ -264,7 +264,11 @@ async fn next(
         if farewell.is_none() {
             farewell = origin.side.farewell().map(|time| now + time);
         }
-        let revoked = admission.end(worker, || downstream::refresh(origin, worker));
+        let revoked = if origin.admission.is_due(worker) {
+            downstream::refresh(origin, worker).err()
+        } else {
+            origin.admission.until()
+        };
         // A head that has begun is no pause, and comes to its end while its client is admitted; nor is a connection idle then.
         let farewell = earlier(farewell.filter(|_| stream.input.is_empty()), revoked);
         let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
@@ -275,9 +279,7 @@ async fn next(
         Poll::Ready(match begun {
             Some((deadline, why)) if now >= deadline => Next::Refused(why),
             _ if farewell.is_some_and(|farewell| now >= farewell) => {
-                if let Some(refusal) = admission.refusal() {
-                    origin.note_revoked(worker, refusal);
-                }
+                origin.note_revoked(worker);
                 Next::Close
             }
             _ if idle.is_some_and(|idle| now >= idle) => {

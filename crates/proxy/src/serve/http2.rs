@@ -13,7 +13,6 @@ use tracing::{debug, warn};
 
 use super::{h2c::Begun, newest, refuse};
 use crate::{
-    admission::Admission,
     config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
     context::Worker,
@@ -50,12 +49,11 @@ pub(crate) async fn run(
     let mut partial: Option<(u64, Instant, Malformed)> = None;
     // Who comes while others go may ask for one thing before it is told.
     let mut newcomer = origin.side.is_draining();
-    let mut admission = Admission::new(origin.epoch);
     let begun = Instant::now();
     loop {
         let next = poll_fn(|cx| {
             loop {
-                let revoked = is_revoked(worker, &driver, &mut origin, &mut admission);
+                let revoked = is_revoked(worker, &driver, &mut origin);
                 if ending.is_none() && (revoked || (!newcomer && origin.side.is_draining())) {
                     (ending, idle) = (leave(&driver, &manager), None);
                 }
@@ -102,13 +100,14 @@ pub(crate) async fn run(
         });
         let Some(request) = next.await else { break };
         newcomer = false;
-        let is_revoked = downstream::refresh(&mut origin, worker).is_err();
-        if is_revoked && ending.is_none() {
-            ending = leave(&driver, &manager);
-        }
-        if is_revoked && Instant::now() >= worker.drain_end() {
-            drop(Duplex::accepted(driver.connection(), &request));
-            continue;
+        if let Err(end) = downstream::refresh(&mut origin, worker) {
+            if ending.is_none() {
+                ending = leave(&driver, &manager);
+            }
+            if Instant::now() >= end {
+                drop(Duplex::accepted(driver.connection(), &request));
+                continue;
+            }
         }
         if let Some(newest) = newest(&origin, &manager) {
             forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
@@ -150,19 +149,15 @@ fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
 
 /// Whether the connection would not be admitted any more. Its streams judge themselves.
 #[inline]
-fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>, admission: &mut Admission) -> bool {
-    if admission.is_due(worker) {
-        let known = admission.refusal().is_some();
-        let judge = || {
-            driver.wake_streams();
-            downstream::refresh(origin, worker)
-        };
-        admission.end(worker, judge);
-        if let Some(refusal) = admission.refusal().filter(|_| !known) {
-            origin.note_revoked(worker, refusal);
+fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
+    if origin.admission.is_due(worker) {
+        let known = origin.admission.refusal().is_some();
+        driver.wake_streams();
+        if downstream::refresh(origin, worker).is_err() && !known {
+            origin.note_revoked(worker);
         }
     }
-    admission.refusal().is_some()
+    origin.admission.refusal().is_some()
 }
 
 fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
