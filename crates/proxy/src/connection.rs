@@ -91,7 +91,8 @@ async fn begin(
 ) -> Option<Box<Connection>> {
     let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
-    let (mut listener, mut destination) = find_listener(&snapshot, &entry, &tcp, local)?;
+    let (mut listener, dialled) = find_listener(&snapshot, &entry, &tcp, local)?;
+    let mut destination = dialled;
     let (direct, mut source) = (source, source);
     let mut stream = Box::new(Stream::new(tcp));
     let mut timer = Timer::default();
@@ -121,6 +122,7 @@ async fn begin(
         |listener: &Arc<Listener>, chain: &Arc<FilterChain>, findings: Findings, peer: Peer| Origin {
             source,
             direct,
+            dialled,
             destination,
             listener: listener.clone(),
             chain: chain.clone(),

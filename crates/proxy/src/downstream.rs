@@ -41,7 +41,9 @@ pub(crate) struct Origin {
     pub(crate) source: SocketAddr,
     /// Where it comes from by itself.
     pub(crate) direct: SocketAddr,
-    /// Where the client dialled.
+    /// Where it was dialled.
+    pub(crate) dialled: SocketAddr,
+    /// Where the client dialled, by what a proxy in front says if one is heeded.
     pub(crate) destination: SocketAddr,
     pub(crate) listener: Arc<Listener>,
     pub(crate) chain: Arc<FilterChain>,
@@ -196,7 +198,8 @@ impl Origin {
     fn renewed(&self, worker: &Worker) -> Result<Self, Refusal> {
         let snapshot = worker.snapshot();
         let entry = snapshot.listeners.by_name.get(&self.entry).ok_or(Refusal::Listener)?;
-        let listener = chains::listener(&snapshot, entry, self.destination);
+        let listener = chains::listener(&snapshot, entry, self.dialled);
+        let listener = chains::listener(&snapshot, &listener, self.destination);
         let mut renewed = self.clone();
         renewed.chain = self.select(&listener)?.clone();
         self.admit(&renewed.chain, worker)?;
