@@ -92,8 +92,7 @@ async fn begin(
     let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
     let (mut listener, dialled) = find_listener(&snapshot, &entry, &tcp, local)?;
-    let mut destination = dialled;
-    let (direct, mut source) = (source, source);
+    let (direct, mut source, mut destination) = (source, source, dialled);
     let mut stream = Box::new(Stream::new(tcp));
     let mut timer = Timer::default();
     if let Some(proxied) = &listener.proxy_protocol
