@@ -90,7 +90,7 @@ pub(super) struct Session {
     /// New clusters whose endpoints the client does not have yet.
     holding: Vec<Arc<str>>,
     /// The generation in which it was last seen that there are such clusters.
-    held: u64,
+    held: Option<u64>,
     /// Told what is asked for.
     interest: Arc<Interest>,
     /// Virtual hosts that a client like this has used before, until it has asked for some.
@@ -102,7 +102,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
         let (kinds, holding) = Default::default();
-        Self { form, nonce: 0, kinds, compared: None, holding, held: 0, interest, remembered, owed: 0 }
+        Self { form, nonce: 0, kinds, compared: None, holding, held: None, interest, remembered, owed: 0 }
     }
 
     /// Takes a request in.
@@ -289,7 +289,7 @@ impl Session {
         if kind == Kind::Cluster {
             let new = send.iter().filter(|resource| watched.lacks(kind, snapshot, &resource.name));
             self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
-            self.held = 0;
+            self.held = None;
         }
         // What is sent whole says what is gone by itself.
         let whole = self.form == Form::Sotw && kind.is_wildcard();
@@ -313,7 +313,7 @@ impl Session {
     /// Whether endpoints of new clusters are still on their way.
     fn holds(&mut self, snapshot: &Snapshot) -> bool {
         let endpoints = &self.kinds[Kind::Endpoint as usize];
-        if std::mem::replace(&mut self.held, snapshot.generation()) != snapshot.generation() {
+        if self.held.replace(snapshot.generation()) != Some(snapshot.generation()) {
             // Clusters that find their endpoints otherwise have no resource of that name.
             let exists = |name: &Arc<str>| {
                 [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())

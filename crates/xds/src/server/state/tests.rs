@@ -213,6 +213,20 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
 }
 
 #[test]
+fn clusters_without_endpoints_are_not_waited_for_in_the_first_generation_either() {
+    let mut world = World::default();
+    for (kind, name) in [(Cluster, "a"), (Cluster, "passthrough"), (Endpoint, "a"), (Listener, "l")] {
+        world.0.set(0, Resource::from_body(kind, name, Bytes::from_static(b"1")));
+    }
+    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
+    exchange(&mut session, ask(Cluster, 0, &[]), &world);
+    exchange(&mut session, ask(Cluster, 1, &[]), &world);
+    exchange(&mut session, ask(Listener, 0, &[]), &world);
+    exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
+    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &[]), &world), one(Listener, 3, "l", ""));
+}
+
+#[test]
 fn a_changed_cluster_is_followed_by_its_endpoints() {
     let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Endpoint, "a", b"1")]);
