@@ -178,7 +178,7 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
 /// given up.
 struct Sending {
     body: Body,
-    /// What is left of a frame.
+    /// The rest of a frame that is not written yet.
     rest: Bytes,
     admitted: Arc<Admitted>,
     begun: watch::Sender<Option<Instant>>,
@@ -295,7 +295,7 @@ mod tests {
             sleep(Duration::from_millis(1)).await;
         }
         assert!(rest(slow).await.len() < 32 << 20);
-        // Who takes its response is served for longer than that.
+        // A client that reads its response is served for longer than this limit.
         let mut kept = TcpStream::connect(address).await.unwrap();
         let mut answer = [0; 1];
         for _ in 0..100 {

@@ -150,7 +150,7 @@ pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), Error> 
     handle.modify(change).map_err(|_| Error::Fixed)
 }
 
-/// What is logged now, by module; without a name for all others of Skysail's.
+/// The log level of each module; the entry without a name is for all other modules of Skysail.
 pub fn levels() -> Vec<(Option<String>, String)> {
     let current = FILTER.get().and_then(|handle| handle.with_current(ToString::to_string).ok());
     let directives = current.unwrap_or_default();

@@ -37,13 +37,13 @@ pub(crate) struct Downstream {
 /// What is known of a client's connection.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// Where it comes from, by what a proxy in front says if one is heeded.
+    /// The source address, from the PROXY header where the listener takes one.
     pub(crate) source: SocketAddr,
-    /// Where it comes from by itself.
+    /// The source address of the connection itself.
     pub(crate) direct: SocketAddr,
-    /// Where it was dialled.
+    /// The destination address of the connection itself, before interception.
     pub(crate) dialled: SocketAddr,
-    /// Where the client dialled, by what a proxy in front says if one is heeded.
+    /// The destination address, from the PROXY header where the listener takes one.
     pub(crate) destination: SocketAddr,
     pub(crate) listener: Arc<Listener>,
     pub(crate) chain: Arc<FilterChain>,

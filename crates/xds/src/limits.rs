@@ -265,7 +265,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Who makes a call, where that is proven before anything of its body is read.
+/// The caller, proven before the body of the call is read.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The identity, which replicas of a workload share.

@@ -1,4 +1,4 @@
-//! What is known of a request, as metrics, logs and traces are told of it.
+//! The record of a request, from which metrics, access logs and traces are made.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Story<'_> {
-    /// What is known so far.
+    /// Returns the record of the request up to now.
     pub(crate) fn record(&self) -> Record<'_> {
         let (told, origin) = (&self.told, &self.downstream.origin);
         let mut record = Record::new(origin.listener.direction, self.start);

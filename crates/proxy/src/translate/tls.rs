@@ -277,7 +277,7 @@ mod tests {
         // Nothing that was trusted goes.
         assert_eq!([set(&first), set(&both), set(&both)], [0, 0, 0]);
         assert_eq!([set(&second), set(&second)], [1, 1]);
-        // What was refused without the first root may be accepted again.
+        // A certificate that was refused without the first root may be accepted again.
         assert_eq!([set(&both), set(&both)], [2, 2]);
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Requests<R> {
     account: Arc<Account>,
     identity: Arc<str>,
     instance: Arc<str>,
-    /// Whom requests are charged to, once that is known.
+    /// The account that requests are charged to; absent until the caller is known.
     payer: Option<Arc<Payer>>,
     /// Where the request that has begun is held.
     place: Option<Place>,
@@ -175,7 +175,7 @@ impl<R: Message + Default> Requests<R> {
         Ok(())
     }
 
-    /// What comes next. Fails if a request is not begun or not completed in time.
+    /// Returns the next request. Fails if a request is not begun or not completed in time.
     async fn data(&mut self) -> Result<Option<Bytes>, Status> {
         let limit = if self.begun.0.is_empty() { self.patience } else { Some(limits::REST) };
         let Some(limit) = limit else { return self.stream.data().await.transpose().map_err(broken) };

@@ -390,7 +390,7 @@ fn a_frame_has_few_settings_of_which_the_last_counts() {
     // Every value must be one, though only the last counts.
     assert_eq!(feed(&mut serving(3), &settings(&[(4, 1 << 31), (4, 1000)])), Err(Reason::FLOW_CONTROL));
     assert_eq!(feed(&mut serving(3), &settings(&[(5, 1), (5, 1 << 14)])), Err(Reason::PROTOCOL));
-    // The smaller of two sizes of the table must be heeded before the larger.
+    // Of two table sizes in one frame, the smaller applies before the larger.
     feed(&mut session, &settings(&[(1, 0), (1, 4096)])).unwrap();
     let mut block = Vec::new();
     session.encoder.begin(&mut block);
@@ -453,7 +453,7 @@ fn as_many_streams_are_woken_as_the_window_can_serve() {
     feed(&mut session, &[update(99, 5), update(99, 5)].concat()).unwrap();
     assert_eq!(woken(&mut session), 1);
     assert_eq!(session.poll_room(&cx(), 99, 100), Poll::Ready(Some(10)));
-    // What is woken by the initial window is what that opens.
+    // A larger initial window wakes the streams whose windows it opens.
     feed(&mut session, &settings(&[(4, 65_536)])).unwrap();
     assert_eq!(woken(&mut session), 896, "those that still wait");
     feed(&mut session, &settings(&[(4, 65_537)])).unwrap();
