@@ -155,8 +155,11 @@ pub enum Role {
 
 /// The longest node id: an address, a pod's name, two namespaces and a domain. In bytes.
 pub const MAX_ID: usize = 1_024;
-/// The most that is read of a node's labels, addresses, locality, names of ports and other names. In bytes.
+/// The most that a node's labels, addresses, locality, names of ports and other names may take: their text, and 64 bytes for each label,
+/// address and name of a port. In bytes.
 pub const MAX_METADATA: usize = 32 << 10;
+/// Memory that an entry of a list or a map takes beside its text. In bytes.
+const ENTRY: usize = 64;
 
 /// What clients of gRPC say their configuration is to be made by.
 const GRPC: &str = "grpc";
@@ -266,6 +269,8 @@ impl ProxyNode {
         let named_ports = metadata.pod_ports.named().map_err(unreadable)?;
         let labels = metadata.labels.iter().map(|(key, value)| key.len() + value.len());
         let ports = named_ports.keys().map(String::len);
+        let entries =
+            metadata.labels.len() + named_ports.len() + metadata.instance_ips.split_terminator(',').count();
         let others = [
             &metadata.service_account,
             &metadata.workload_name,
@@ -276,10 +281,13 @@ impl ProxyNode {
             &locality.zone,
             &locality.subzone,
         ];
-        let kept: usize = labels.chain(ports).chain(others.map(String::len)).sum();
+        let text: usize = labels.chain(ports).chain(others.map(String::len)).sum();
+        let kept = text + ENTRY * entries;
         if kept > MAX_METADATA {
-            let reason =
-                format!("labels, addresses and names are {kept} bytes long; {MAX_METADATA} are the most");
+            let reason = format!(
+                "labels, addresses and names take {kept} bytes, {ENTRY} of them for each label, address and port; \
+                 {MAX_METADATA} are the most"
+            );
             return Err(NodeError::Metadata { id: id.to_owned(), reason });
         }
         let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
@@ -359,6 +367,9 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_a_node_is_bounded() {
+        let labels = |count: usize, value: &str| -> BTreeMap<String, String> {
+            (0..count).map(|number| (format!("l{number}"), value.to_owned())).collect()
+        };
         let parse = |id: &str, metadata| ProxyNode::parse(id, metadata, Locality::default());
         let long = format!("sidecar~10.0.0.1~{}.b~b.svc.cluster.local", "a".repeat(MAX_ID));
         assert_eq!(parse(&long, json!(null)), Err(NodeError::IdBytes));
@@ -369,13 +380,18 @@ mod tests {
             json!({"CLUSTER_ID": "x".repeat(MAX_METADATA + 1)}),
             json!({"INSTANCE_IPS": "10.0.0.1,".repeat(MAX_METADATA)}),
             json!({"POD_PORTS": [{"name": "x".repeat(MAX_METADATA + 1), "containerPort": 1}]}),
+            // Short entries take more memory than their text.
+            json!({"LABELS": labels(500, "")}),
+            json!({"POD_PORTS": (0..500).map(|number| json!({"name": number.to_string(), "containerPort": 1})).collect::<Vec<_>>()}),
+            json!({"INSTANCE_IPS": "::1,".repeat(500)}),
         ] {
             let error = parse(ID, metadata).unwrap_err();
             assert!(error.to_string().contains("are the most"), "{error}");
         }
         let far = Locality { zone: "z".repeat(MAX_METADATA + 1), ..Locality::default() };
         assert!(ProxyNode::parse(ID, json!(null), far).is_err());
-        assert!(parse(ID, json!({"LABELS": {"a": "x".repeat(MAX_METADATA - 1)}})).is_ok());
+        assert!(parse(ID, json!({"LABELS": {"a": "x".repeat(MAX_METADATA - ENTRY - 1)}})).is_ok());
+        assert!(parse(ID, json!({"LABELS": labels(100, "a value of usual length")})).is_ok());
     }
 
     #[test]
