@@ -4,7 +4,6 @@
 //! counted, and the next one that is written says how many are missing. With `--audit-required` a certificate is handed out only after
 //! its record is on disk.
 
-mod bucket;
 mod sink;
 
 use std::{
@@ -25,12 +24,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::{
-    bucket::Bucket,
-    sink::{Message, Sink},
-};
+use self::sink::{Message, Sink};
 use crate::{
     authority::Status,
+    bucket::{Bucket, Rate},
     metrics::{Metrics, count},
 };
 
@@ -156,6 +153,13 @@ fn line(event: &impl Serialize) -> Vec<u8> {
     line
 }
 
+/// Records of refusals, so that callers cannot fill a disk with them.
+const REFUSALS: Rate = Rate { burst: 100.0, each_second: 10.0 };
+
+fn refusals() -> [Mutex<Bucket>; 3] {
+    std::array::from_fn(|_| Mutex::new(Bucket::new(REFUSALS)))
+}
+
 /// Takes records.
 pub(crate) struct Audit {
     /// None if there is no audit log.
@@ -172,7 +176,7 @@ impl Audit {
     /// # Errors
     /// When the file cannot be opened.
     pub(crate) fn open(target: &Target, required: bool, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let refusals = std::array::from_fn(|_| Mutex::default());
+        let refusals = refusals();
         let sink = Sink::open(target.clone(), Arc::clone(&metrics))?;
         let (queue, records) = sync_channel(QUEUE);
         thread::Builder::new().name("audit".to_owned()).spawn(move || sink.run(&records))?;
@@ -198,7 +202,7 @@ impl Audit {
 
     /// No audit log.
     pub(crate) fn none() -> Arc<Self> {
-        let (refusals, metrics) = (std::array::from_fn(|_| Mutex::default()), Arc::default());
+        let (refusals, metrics) = (refusals(), Arc::default());
         Arc::new(Self { queue: None, required: false, refusals, metrics })
     }
 

@@ -3,7 +3,7 @@
 //! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
 //! compiled views, who is connected) and `habits` (what workloads use) → `discovery` and `certificates` (what proxies call, after
 //! `authentication` said who they are by what `platform` knows, the latter signed by what `authority` keeps) → `serving` (sockets and TLS) → `admin` (pages for people and
-//! Prometheus, for whom `access` lets in), and beside all of them `audit` (what security depends on, on record) → `app` (all of it, start to end).
+//! Prometheus, for whom `access` lets in), and beside all of them `audit` (what security depends on, on record) and `bucket` (rate limits) → `app` (all of it, start to end).
 
 mod access;
 mod admin;
@@ -12,6 +12,7 @@ pub mod args;
 mod audit;
 mod authentication;
 mod authority;
+mod bucket;
 mod certificates;
 mod debug;
 mod discovery;

@@ -42,10 +42,11 @@ use self::{
     compiler::{Failure, Panicked, contain},
     round::Opened,
     state::{Applied, Entry, State},
-    status::{SharedStatus, lock},
+    status::{REFUSALS, SharedStatus, lock},
 };
 use crate::{
     audit::{Audit, Event as Audited, Text},
+    bucket::Buckets,
     metrics::{Gauges, Metrics, count},
     parallel,
     platform::Platform,
@@ -71,6 +72,8 @@ pub(crate) struct Publisher {
     pub(crate) platform: Arc<Platform>,
     /// When a limit was logged last, and refusals since.
     limited: Mutex<(Option<Instant>, u64)>,
+    /// Log lines about refused configuration, by identity.
+    refusals: Buckets,
     audit: Arc<Audit>,
 }
 
@@ -160,6 +163,7 @@ impl Publisher {
             wanted: None,
             platform,
             limited: Mutex::default(),
+            refusals: Buckets::new(REFUSALS),
             audit: Audit::none(),
         }
     }
@@ -476,8 +480,8 @@ impl Connected {
             }
             Event::Rejected { kind, reason, .. } => {
                 count(&metrics.rejects[kind as usize]);
-                if status.is_refusal_to_log(kind) {
-                    warn!(proxy = status.proxy, %kind, reason, "the proxy refused its configuration");
+                if let Some(more) = status.refusal_to_log(kind, &self.publisher.refusals, Instant::now()) {
+                    warn!(proxy = status.proxy, %kind, reason, more, "the proxy refused its configuration");
                 }
             }
             Event::Asked { .. } | Event::Acked { .. } | Event::Used { .. } | Event::Unused { .. } => {}

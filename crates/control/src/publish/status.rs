@@ -10,6 +10,7 @@ use skysail_core::logging::printable;
 use skysail_xds::{Kind, client::Form, server::Event};
 
 use super::NewClient;
+use crate::bucket::{Buckets, Rate};
 
 /// A proxy's status has a lock of its own, so that streams do not wait for anything else.
 pub(super) type SharedStatus = Arc<Mutex<ClientStatus>>;
@@ -60,8 +61,10 @@ pub(crate) struct TypeStatus {
     logged: Option<Instant>,
 }
 
-/// Between two log lines about what one proxy refuses of one type.
+/// Time between two log lines about the refusals of one stream and type.
 const BETWEEN_REFUSALS: Duration = Duration::from_secs(10);
+/// Log lines about the refusals of one identity, however many streams it opens. All clients of the plain port are one identity.
+pub(super) const REFUSALS: Rate = Rate { burst: 20.0, each_second: 0.1 };
 
 impl ClientStatus {
     pub(super) fn new(connection: u64, client: &NewClient) -> Self {
@@ -124,14 +127,15 @@ impl ClientStatus {
         }
     }
 
-    /// Whether a refusal is to be logged, as none of this type was lately.
-    pub(super) fn is_refusal_to_log(&mut self, kind: Kind) -> bool {
+    /// Returns how many lines of the identity were left out since its last one; `None` if this refusal is not to be logged.
+    pub(super) fn refusal_to_log(&mut self, kind: Kind, lines: &Buckets, now: Instant) -> Option<u64> {
+        let lately = |logged: Instant| now.saturating_duration_since(logged) < BETWEEN_REFUSALS;
         let logged = &mut self.of(kind).logged;
-        let is_due = logged.is_none_or(|logged| logged.elapsed() >= BETWEEN_REFUSALS);
-        if is_due {
-            *logged = Some(Instant::now());
+        if logged.is_some_and(lately) {
+            return None;
         }
-        is_due
+        *logged = Some(now);
+        lines.take(&self.identity, now)
     }
 
     fn of(&mut self, kind: Kind) -> &mut TypeStatus {

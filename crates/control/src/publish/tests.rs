@@ -1,5 +1,6 @@
 //! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
 
+mod refusals;
 mod scopes;
 mod views;
 
