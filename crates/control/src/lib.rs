@@ -20,6 +20,7 @@ mod habits;
 mod kept;
 mod metrics;
 mod parallel;
+mod places;
 mod platform;
 mod publish;
 mod resolve;

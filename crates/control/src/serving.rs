@@ -1,13 +1,20 @@
 //! Sockets: gRPC over TLS with our own, renewed certificate, or in plain text.
 
 use std::{
-    io,
+    future::poll_fn,
+    io, mem,
     net::{IpAddr, SocketAddr},
-    pin::pin,
+    os::fd::AsRawFd as _,
+    pin::Pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, recv},
+};
 use rustls::{ServerConfig, server::Acceptor};
 use skysail_core::{
     SpiffeId,
@@ -23,25 +30,23 @@ use skysail_xds::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
 
-use crate::authority::Keeper;
+use crate::{
+    authority::Keeper,
+    places::{Places, Step},
+};
 
-/// How long a client may take for the handshake.
+/// How long a handshake may take, with its waits for a place.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes in progress: after a restart all clients come at once, and a handshake that has begun should end before its client
-/// gives up. The others wait in the kernel's queue, in their order.
-const ADMITTED: usize = 256;
-/// How long a new connection takes one of these places before its `ClientHello` has come, which usually is there already. A client
-/// that sends none, or a part of it, keeps no other one waiting.
-const HELLO: Duration = Duration::from_millis(25);
-/// How long a handshake takes one of these places after that. What it needs from the server takes less; the rest is the client.
-const GRACE: Duration = Duration::from_millis(250);
+/// Steps of a handshake in progress that come before new handshakes. An ordinary client needs one or two; one that sends its
+/// messages byte by byte waits like a new one after these.
+const SOONER: usize = 4;
 /// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
 const QUEUE: u32 = 4_096;
 /// Names proxies know the control plane by.
@@ -160,16 +165,15 @@ pub(crate) async fn serve<S: Service + 'static>(
     (connections, limits): (Arc<Connections>, Arc<Limits>),
     shutdown: Shutdown,
 ) {
-    let admission = Arc::new(Semaphore::new(ADMITTED));
+    let places = Places::new();
     let mut draining = shutdown.clone();
     loop {
-        let admitted = async {
-            // It is never closed.
-            let permit = Arc::clone(&admission).acquire_owned().await.ok();
-            (permit, listener.accept().await)
+        let accepted = async {
+            places.uncrowded().await;
+            listener.accept().await
         };
-        let (permit, accepted) = tokio::select! {
-            admitted = admitted => admitted,
+        let accepted = tokio::select! {
+            accepted = accepted => accepted,
             () = draining.draining() => return,
         };
         let (stream, from) = match accepted {
@@ -186,11 +190,11 @@ pub(crate) async fn serve<S: Service + 'static>(
         };
         let _ = stream.set_nodelay(true);
         let (service, shutdown, tls) = (Arc::clone(&service), shutdown.clone(), tls.clone());
-        let (limits, admission) = (Arc::clone(&limits), Arc::clone(&admission));
+        let (limits, places) = (Arc::clone(&limits), Arc::clone(&places));
         let admitted = Arc::new(admitted);
         tokio::spawn(async move {
             tokio::select! {
-                () = one(stream, tls, (admission, permit), &admitted, service, &limits, shutdown) => {}
+                () = one(stream, tls, (places, from.ip()), &admitted, service, &limits, shutdown) => {}
                 () = admitted.shed() => debug!(%from, "an unauthenticated connection made room for another"),
             }
         });
@@ -201,7 +205,7 @@ pub(crate) async fn serve<S: Service + 'static>(
 async fn one(
     stream: TcpStream,
     tls: Option<Arc<ServerConfig>>,
-    (admission, permit): Admission,
+    place: (Arc<Places>, IpAddr),
     admitted: &Arc<Admitted>,
     service: Arc<impl Service>,
     limits: &Arc<Limits>,
@@ -210,29 +214,25 @@ async fn one(
     match tls {
         // What a handshake needs is held no longer than that.
         Some(config) => {
-            if let Some(stream) = Box::pin(shake_hands(config, stream, (admission, permit))).await {
+            if let Some(stream) = Box::pin(shake_hands(config, stream, place)).await {
                 let info = stream.connect_info();
                 connection(Box::new(stream), info, admitted, service, limits, shutdown).await;
             }
         }
         None => {
-            drop(permit);
             let info = stream.connect_info();
             connection(stream, info, admitted, service, limits, shutdown).await;
         }
     }
 }
 
-/// Handshakes in progress, and the place among them that a connection came with.
-type Admission = (Arc<Semaphore>, Option<OwnedSemaphorePermit>);
-
 /// Returns the TLS stream; `None` if the handshake fails or takes longer than [`HANDSHAKE`].
 async fn shake_hands(
     config: Arc<ServerConfig>,
     stream: TcpStream,
-    admission: Admission,
+    place: (Arc<Places>, IpAddr),
 ) -> Option<TlsStream<TcpStream>> {
-    match timeout(HANDSHAKE, handshake(config, stream, admission)).await {
+    match timeout(HANDSHAKE, handshake(config, stream, place)).await {
         Ok(Ok(stream)) => return Some(stream),
         Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
         Err(_) => debug!("TLS handshake took too long"),
@@ -240,28 +240,40 @@ async fn shake_hands(
     None
 }
 
-/// Takes a place among the handshakes in progress only while the server has work to do.
-async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
+/// Shakes hands. Takes a place whenever the client has sent something, and gives it back once the answer is written.
+async fn handshake(
     config: Arc<ServerConfig>,
-    stream: IO,
-    (admission, permit): Admission,
-) -> io::Result<TlsStream<IO>> {
-    let mut hello = pin!(LazyConfigAcceptor::new(Acceptor::default(), stream));
-    let (hello, permit) = match timeout(HELLO, &mut hello).await {
-        Ok(hello) => (hello?, permit),
-        Err(_) => {
-            drop(permit);
-            // The semaphore is never closed.
-            (hello.await?, admission.acquire_owned().await.ok())
-        }
-    };
-    let mut rest = pin!(hello.into_stream(config));
-    let soon = timeout(GRACE, &mut rest).await;
-    drop(permit);
-    match soon {
-        Ok(done) => done,
-        Err(_) => rest.await,
+    stream: TcpStream,
+    (places, from): (Arc<Places>, IpAddr),
+) -> io::Result<TlsStream<TcpStream>> {
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+    let mut place = places.take(from, Step::First).await;
+    if is_closed(&hello.io) {
+        return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client gave up"));
     }
+    let mut rest = hello.into_stream(config);
+    let mut steps = 0;
+    loop {
+        if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(Pin::new(&mut rest).poll(context))).await {
+            return done;
+        }
+        drop(place);
+        woken().await;
+        steps += 1;
+        place = places.take(from, if steps <= SOONER { Step::Later } else { Step::First }).await;
+    }
+}
+
+/// Returns whether the client has closed the connection, and so needs no answer to its hello.
+fn is_closed(stream: &TcpStream) -> bool {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    !matches!(recv(stream.as_raw_fd(), &mut [0], flags), Ok(1) | Err(Errno::EAGAIN))
+}
+
+/// Waits until the task is woken, by a future that it has polled before.
+async fn woken() {
+    let mut waited = false;
+    poll_fn(|_| if mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
 /// Serves a connection, of which `info` is known, and holds up the exit as long as it is there.
@@ -287,34 +299,83 @@ async fn connection<IO, Info>(
 
 #[cfg(test)]
 mod tests {
+    use rustls::{ClientConfig, ClientConnection, pki_types::ServerName};
     use skysail_identity::rotation::Lifetimes;
     use tokio::{
-        io::{AsyncWriteExt as _, duplex},
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        task::JoinHandle,
         time::Instant,
     };
+    use tokio_rustls::TlsConnector;
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_client_without_a_hello_keeps_no_other_waiting() {
-        let day = Duration::from_secs(24 * 3600);
-        let keeper = Keeper::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
-        let own = OwnCertificate::new(&keeper, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
-        let config = own.config().unwrap();
-        let admission = Arc::new(Semaphore::new(1));
-        // Nothing, and the beginning of a record.
-        for sent in [&[][..], &[22, 3, 1, 1, 0, 1]] {
-            let (mut client, server) = duplex(1024);
-            client.write_all(sent).await.unwrap();
-            let permit = Arc::clone(&admission).acquire_owned().await.ok();
-            let start = Instant::now();
-            let slow = tokio::spawn(handshake(Arc::clone(&config), server, (Arc::clone(&admission), permit)));
-            let place = admission.acquire().await.unwrap();
-            // By the test's own clock, which goes on only when nothing else does.
-            assert!(start.elapsed() < 2 * HELLO, "{:?}", start.elapsed());
-            assert!(!slow.is_finished());
-            drop(place);
-            slow.abort();
+    /// What the handshakes of a server have in common, and what a client sends.
+    struct Server {
+        listener: TcpListener,
+        config: Arc<ServerConfig>,
+        places: Arc<Places>,
+        client: Arc<ClientConfig>,
+        hello: Vec<u8>,
+    }
+
+    type Handshake = JoinHandle<io::Result<TlsStream<TcpStream>>>;
+
+    impl Server {
+        async fn new() -> Self {
+            let day = Duration::from_secs(24 * 3600);
+            let keeper = Keeper::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
+            let own =
+                OwnCertificate::new(&keeper, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
+            let client = TlsSpec { alpn: vec![b"h2".to_vec()], ..TlsSpec::default() }.client().unwrap();
+            let mut hello = Vec::new();
+            let name = ServerName::try_from("localhost").unwrap();
+            ClientConnection::new(Arc::clone(&client), name).unwrap().write_tls(&mut hello).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            Self { listener, config: own.config().unwrap(), places: Places::new(), client, hello }
         }
+
+        /// Connects a client that has sent this.
+        async fn connect(&self, sent: &[u8]) -> (TcpStream, Handshake) {
+            let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
+            let (server, from) = self.listener.accept().await.unwrap();
+            client.write_all(sent).await.unwrap();
+            let place = (Arc::clone(&self.places), from.ip());
+            (client, tokio::spawn(handshake(Arc::clone(&self.config), server, place)))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_keeps_no_other_waiting() {
+        let server = Server::new().await;
+        // This clock only moves when everything waits, and then to the next timer: of which handshakes have none.
+        let start = Instant::now();
+        let mut silent = Vec::new();
+        for _ in 0..100 {
+            for sent in [&[][..], &server.hello[..9], &server.hello] {
+                let (mut client, handshake) = server.connect(sent).await;
+                if sent == server.hello {
+                    client.read_exact(&mut [0; 5]).await.unwrap();
+                }
+                silent.push((client, handshake));
+            }
+        }
+        let (client, honest) = server.connect(&[]).await;
+        let name = ServerName::try_from("localhost").unwrap();
+        let connector = TlsConnector::from(Arc::clone(&server.client));
+        let (connected, accepted) = tokio::join!(connector.connect(name, client), honest);
+        connected.unwrap();
+        accepted.unwrap().unwrap();
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert!(silent.iter().all(|(_, handshake)| !handshake.is_finished()));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_gave_up_costs_no_signature() {
+        let server = Server::new().await;
+        let (client, handshake) = server.connect(&server.hello).await;
+        drop(client);
+        let error = handshake.await.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "the client gave up");
     }
 }
