@@ -289,7 +289,10 @@ pub(crate) async fn unary<R, A>(
         answer(request).await
     };
     let status = match answered.await {
-        Err(status) => status,
+        Err(status) => {
+            requests.pay_refusal().await;
+            status
+        }
         Ok(answer) => match answers.send(std::iter::once(framed(&answer))) {
             Ok(()) => answers.flushed().await.err().unwrap_or_else(|| Status::ok("")),
             Err(status) => status,

@@ -77,6 +77,9 @@ pub const IDENTITY_PACE: u64 = 64;
 pub const FRAME_BYTE: u64 = 16;
 /// Cost of opening a call, aside from its header.
 pub const CALL: u64 = 256 << 10;
+/// Cost of a call that is refused after its caller has proved an identity: that of a request of the greatest length. It is charged to
+/// the identity and the instance; the call itself was charged to its connection.
+pub const REFUSAL: u64 = 4 << 20;
 /// Bytes of an acknowledgement that cost nothing, aside from the names that one in the state of the world repeats.
 pub const ACKNOWLEDGEMENT: usize = 512;
 /// Cost of a request that is more than an acknowledgement, aside from its bytes, which cost one each.
@@ -388,7 +391,8 @@ impl Payer {
         Self { limits: Arc::clone(limits), identity, instance, of_identity, of_instance }
     }
 
-    fn spend(&self, units: u64) {
+    /// Charges for something.
+    pub(crate) fn spend(&self, units: u64) {
         self.of_identity.spend(units / IDENTITY_PACE);
         self.of_instance.pace.spend(units);
     }

@@ -177,14 +177,23 @@ impl<V: Views> DiscoveryService<V> {
                     let stream = Box::new(Stream::new(R::FORM, view, member, account));
                     Ok::<_, Status>(Begun::Proxy(stream, (first, length)))
                 });
-                match begun.await? {
+                Ok(match begun.await? {
                     Begun::Proxy(mut stream, first) => stream.serve(first, &mut requests, &mut answers).await,
                     Begun::Questions(first, call) => {
-                        Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers)).await
+                        Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers))
+                            .await?;
+                        Ok(())
                     }
+                })
+            };
+            let ended = match served.await {
+                Ok(ended) => ended,
+                Err(refused) => {
+                    requests.pay_refusal().await;
+                    Err(refused)
                 }
             };
-            let status = served.await.err().unwrap_or_else(|| Status::ok(""));
+            let status = ended.err().unwrap_or_else(|| Status::ok(""));
             debug!(%status, "discovery stream ended");
             answers.end(&status);
         })

@@ -132,6 +132,15 @@ impl<R: Message + Default> Requests<R> {
         }
     }
 
+    /// Charges the caller for a call that is refused, and waits while the connection or the caller owes too much: a client that
+    /// repeats such calls at once, also on new connections, waits for each.
+    pub(crate) async fn pay_refusal(&mut self) {
+        if let Some(payer) = &self.payer {
+            payer.spend(limits::REFUSAL);
+        }
+        self.affordable().await;
+    }
+
     /// Waits while the connection or its payer owes too much.
     async fn affordable(&mut self) {
         let owes = || {

@@ -3,7 +3,11 @@
 use tokio::task::{JoinHandle, yield_now};
 
 use super::*;
-use crate::limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, Reservation};
+use crate::{
+    certificates::{self, CertificateService, Signer},
+    istio::IstioCertificateRequest,
+    limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, REFUSAL, Reservation},
+};
 
 /// Reads requests until there are no more.
 struct Reads;
@@ -40,24 +44,35 @@ struct Caller {
 
 impl Caller {
     async fn new(limits: &Arc<Limits>, identity: &str, instance: &str) -> Self {
+        Self::of(Reads, "/b", limits, (identity, instance)).await
+    }
+
+    /// A call of a method of a service.
+    async fn of(
+        service: impl Service + 'static,
+        method: &str,
+        limits: &Arc<Limits>,
+        (identity, instance): (&str, &str),
+    ) -> Self {
         let (client, server) = tokio::io::duplex(1 << 20);
         let mut known = Extensions::new();
         known.insert(Identity { name: identity.into(), instance: Some(instance.into()) });
         let limits = Arc::clone(limits);
-        tokio::spawn(async move { grpc::serve(server, known, &Reads, &limits, pending()).await });
+        tokio::spawn(async move { grpc::serve(server, known, &service, &limits, pending()).await });
         let (client, connection) = h2::client::handshake(client).await.unwrap();
         tokio::spawn(connection);
-        Self::call(client).await
+        Self::call(client, method).await
     }
 
     /// Another call on the same connection.
     async fn another(&self) -> Self {
-        Self::call(self.client.clone()).await
+        Self::call(self.client.clone(), "/b").await
     }
 
-    async fn call(client: h2::client::SendRequest<Bytes>) -> Self {
+    async fn call(client: h2::client::SendRequest<Bytes>, method: &str) -> Self {
         let mut client = client.ready().await.unwrap();
-        let request = http::Request::post("http://a/b").header("content-type", "application/grpc");
+        let request =
+            http::Request::post(format!("http://a{method}")).header("content-type", "application/grpc");
         let (answer, requests) = client.send_request(request.body(()).unwrap(), false).unwrap();
         let status = tokio::spawn(async move {
             let answer = answer.await.unwrap();
@@ -200,4 +215,47 @@ async fn a_replica_that_owes_too_much_is_not_read_and_the_others_are() {
     others_go_on().await;
     assert!(evil.iter().all(|caller| !caller.status.is_finished()));
     assert!(limits.reached(Bound::Pace) >= 2, "both are not read");
+}
+
+/// Refuses every call.
+struct Refuses;
+
+impl Views for Refuses {
+    async fn connect(&self, _: Node, _: Form, _: Request<()>) -> Result<View, Status> {
+        Err(Status::permission_denied("not you"))
+    }
+}
+
+impl Signer for Refuses {
+    async fn create_certificate(&self, _: Request<IstioCertificateRequest>) -> Result<Vec<String>, Status> {
+        Err(Status::permission_denied("not you"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_refused_again_and_again_waits_for_each_refusal() {
+    let service = || {
+        let refuses = Arc::new(Refuses);
+        (DiscoveryService::new(Arc::clone(&refuses)), CertificateService::new(refuses))
+    };
+    for method in [wire::DELTA, certificates::METHOD] {
+        let limits = Arc::<Limits>::default();
+        // Each on a connection of its own; the second ends without a request.
+        let refused = async |instance, request: Bytes| {
+            let mut caller = Caller::of(service(), method, &limits, ("a", instance)).await;
+            caller.send(request, true);
+            caller
+        };
+        let request = if method == wire::DELTA { long(1) } else { Bytes::from_static(&[0; 5]) };
+        let payer = Payer::new(&limits, &"a".into(), &"evil".into());
+        // Nearly all that one may owe; what leaks away meanwhile is less than a refusal costs.
+        payer.spend(IDENTITY_PACE * BURST - REFUSAL / 2);
+        for request in [request.clone(), Bytes::new()] {
+            let evil = refused("evil", request.clone()).await;
+            others_go_on().await;
+            assert!(!evil.status.is_finished(), "{method}: it is answered when what it owes is paid");
+        }
+        let good = refused("good", request).await;
+        assert_eq!(good.code().await, tonic::Code::PermissionDenied, "{method}: another replica");
+    }
 }
