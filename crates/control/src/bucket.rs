@@ -63,6 +63,11 @@ impl Buckets {
         Self { rate, all: Mutex::new((HashMap::new(), MANY)) }
     }
 
+    /// The rate of each bucket.
+    pub(crate) fn rate(&self) -> Rate {
+        self.rate
+    }
+
     /// Takes a token of a caller; returns how many of its events were suppressed since the last one, or `None` if this one is to be.
     pub(crate) fn take(&self, caller: &str, now: Instant) -> Option<u64> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);

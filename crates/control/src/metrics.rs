@@ -40,6 +40,8 @@ pub(crate) struct Metrics {
     pub(crate) held: OnceLock<Arc<Connections>>,
     pub(crate) certificate_requests: AtomicU64,
     pub(crate) certificates_issued: AtomicU64,
+    /// Refused because their pod or identity asked for too many.
+    pub(crate) certificates_over_quota: AtomicU64,
     pub(crate) authentication_failures: AtomicU64,
     pub(crate) signing_failures: AtomicU64,
     /// Records of the audit log.
@@ -227,6 +229,9 @@ impl Metrics {
         let refusals = reasons.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), get(count) as f64));
         let help = "Signing requests refused, by reason.";
         family("skysail_csr_refusals", "counter", help, &refusals.collect::<Vec<_>>());
+        let over = [(String::new(), get(&self.certificates_over_quota) as f64)];
+        let help = "Certificate requests refused because their pod or identity made too many.";
+        family("skysail_certificates_over_quota", "counter", help, &over);
         let reasons = Limit::REASONS.iter().zip(&self.scope_refusals);
         let refusals = reasons.map(|(limit, count)| (format!("{{limit=\"{limit}\"}}"), get(count) as f64));
         let help = "Streams refused because there are too many scopes or views, by limit.";

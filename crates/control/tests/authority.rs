@@ -201,6 +201,27 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
 }
 
 #[tokio::test]
+async fn a_pod_that_asks_for_certificates_without_end_is_refused_and_no_other() {
+    let folder = Folder::new();
+    let control = folder.start("0").await;
+    let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
+    let token = |pod: &str| folder.token_of_pod("client", pod, pod);
+    let mut refused = None;
+    // It may have one more every five seconds, so the number depends a little on how long this takes.
+    for _ in 0..200 {
+        refused = sign(&control, &folder, &csr, &token("client-1")).await.err();
+        if refused.is_some() {
+            break;
+        }
+    }
+    let refused = refused.expect("200 certificates were issued to one pod");
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused}");
+    sign(&control, &folder, &csr, &token("client-2")).await.unwrap();
+    let metrics = control.page("/metrics").await;
+    assert!(metrics.contains("skysail_certificates_over_quota 1\n"), "{metrics}");
+}
+
+#[tokio::test]
 async fn a_certificate_that_has_ended_is_good_for_nothing_on_a_connection_that_goes_on() {
     let folder = Folder::new();
     let control = folder.start("0").await;
