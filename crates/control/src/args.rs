@@ -96,13 +96,17 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration_or_none)]
     pub token_interval: Duration,
     /// Connections to the discovery ports at the same time; at most what the limit of open files leaves room for. Above, those
-    /// that have not authenticated are closed first.
+    /// that have not authenticated or have no call in progress are closed, the oldest first.
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = at_least_one)]
     pub max_connections: usize,
     /// Connections to the discovery ports from one source address; 0 for no limit. To be raised where many proxies share an
     /// address, as behind an east-west gateway.
     #[arg(long, value_name = "N", default_value_t = 2_000)]
     pub max_connections_per_address: usize,
+    /// Connections of one identity to the discovery ports with calls in progress; 0 for no limit. A call on a further one is refused.
+    /// Each proxy has one, and another for a moment when it asks for a certificate.
+    #[arg(long, value_name = "N", default_value_t = 12_500)]
+    pub max_connections_per_identity: usize,
     /// How long the root lives of an authority that is made here; it is replaced when a fifth of that is left.
     #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = duration)]
     pub ca_root_ttl: Duration,
@@ -142,9 +146,11 @@ impl Args {
 
     /// How many connections the discovery ports take.
     pub(crate) fn connections(&self) -> connections::Limits {
-        let by_address = (self.max_connections_per_address > 0).then_some(self.max_connections_per_address);
+        let limit = |most: usize| (most > 0).then_some(most);
+        let by_address = limit(self.max_connections_per_address);
+        let by_identity = limit(self.max_connections_per_identity);
         let most = self.max_connections.min(descriptors::for_connections());
-        connections::Limits { most, by_address, unproven: UNAUTHENTICATED.min(most) }
+        connections::Limits { most, by_address, by_identity, unproven: UNAUTHENTICATED.min(most) }
     }
 }
 

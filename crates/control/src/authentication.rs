@@ -283,12 +283,21 @@ impl<S: Service> Service for Guarded<S> {
                 _ => Event::DiscoveryRefused { address, proxy: Text(""), reason, suppressed: 0 },
             });
         })?;
-        if let Some(connection) = known.get::<Arc<Admitted>>() {
-            connection.prove();
-        }
-        if let Caller::Proven(proof) = &caller {
-            let instance = proof.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
-            known.insert(Identity { name: proof.id.to_string().into(), instance });
+        let connection = known.get::<Arc<Admitted>>();
+        match &caller {
+            Caller::Anyone => {
+                if let Some(connection) = connection {
+                    connection.prove();
+                }
+            }
+            Caller::Proven(proof) => {
+                let name = proof.id.to_string().into();
+                if let Some(connection) = connection {
+                    connection.prove_by(&name).map_err(|most| too_many(&name, most))?;
+                }
+                let instance = proof.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
+                known.insert(Identity { name, instance });
+            }
         }
         known.insert(caller);
         Ok(())
@@ -297,6 +306,20 @@ impl<S: Service> Service for Guarded<S> {
     fn answer(&self, call: Call) -> Answering {
         self.services.answer(call)
     }
+
+    fn idle(&self, known: &Extensions) {
+        if let Some(connection) = known.get::<Arc<Admitted>>() {
+            connection.doubt();
+        }
+    }
+}
+
+/// The refusal of a call on one connection more than its identity may have.
+fn too_many(identity: &str, most: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "{identity} has {most} connections with calls in progress, the most that --max-connections-per-identity allows; \
+         close some, or try again later"
+    ))
 }
 
 /// The caller of an admitted call.

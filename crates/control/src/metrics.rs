@@ -268,19 +268,19 @@ fn render_connections(held: &Connections, family: &mut impl FnMut(&str, &str, &s
         (
             "skysail_connections_unauthenticated",
             "gauge",
-            "Connections that have not authenticated.",
+            "Connections that have not authenticated or have no call in progress.",
             held.unproven() as f64,
         ),
         (
             "skysail_connections_shed",
             "counter",
-            "Unauthenticated connections closed to make room for others.",
+            "Such connections closed to make room for others.",
             held.sheds() as f64,
         ),
         (
             "skysail_connections_refused",
             "counter",
-            "Connections closed because there was no room for them.",
+            "Connections closed because there was no room for them, and calls refused because their identity had too many.",
             held.refused() as f64,
         ),
     ] {

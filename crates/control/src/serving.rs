@@ -195,7 +195,7 @@ pub(crate) async fn serve<S: Service + 'static>(
         tokio::spawn(async move {
             tokio::select! {
                 () = one(stream, tls, (places, from.ip()), &admitted, service, &limits, shutdown) => {}
-                () = admitted.shed() => debug!(%from, "an unauthenticated connection made room for another"),
+                () = admitted.shed() => debug!(%from, "an unused connection made room for another"),
             }
         });
     }

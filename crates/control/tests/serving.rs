@@ -22,9 +22,13 @@ use skysail_xds::{
     envoy::pb::envoy::config::core::v3::Node,
     istio::{IstioCertificateRequest, string, structure},
 };
-use support::{Folder, bearer, certificate, certificate_by, connect, endpoint};
-use tokio::{sync::watch, task::JoinHandle};
-use tonic::{metadata::MetadataMap, transport::Endpoint};
+use support::{Control, Folder, bearer, certificate, certificate_by, connect, endpoint};
+use tokio::{net::TcpStream, sync::watch, task::JoinHandle};
+use tonic::{
+    Status,
+    metadata::MetadataMap,
+    transport::{Channel, Endpoint},
+};
 
 fn node(account: &str, cluster: &str) -> Node {
     let fields = [
@@ -192,6 +196,63 @@ async fn an_identity_has_a_bounded_number_of_configurations() {
     other.until(&["reviews"], &[]).await;
     other.task.abort();
     proxies.iter().for_each(|proxy| proxy.task.abort());
+}
+
+/// Asks for a certificate on a connection of its own, which it leaves open.
+async fn idle(control: &Control, folder: &Folder, account: &str) -> Result<Channel, Status> {
+    let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
+    let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
+    let channel = connect(control, folder).await;
+    create_certificate(channel.clone(), bearer(&folder.token(account)), request).await?;
+    Ok(channel)
+}
+
+#[tokio::test]
+async fn a_connection_whose_last_call_has_ended_makes_room_for_others() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let control = folder.start_with("0", &["--max-connections", "6"]).await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let mut used = proxy(endpoint(&control.tls, tls), "client", "");
+    used.until(&["reviews"], &[]).await;
+    let mut others = Vec::new();
+    for _ in 0..20 {
+        others.push(idle(&control, &folder, "somebody").await.unwrap());
+    }
+    // Nor do clients that say nothing close the one that is used.
+    for _ in 0..20 {
+        TcpStream::connect(&control.tls).await.unwrap();
+    }
+    let (tls, _) = certificate(&control, &folder, "other").await;
+    let mut new = proxy(endpoint(&control.tls, tls), "other", "");
+    new.until(&["reviews"], &[]).await;
+    folder.service("ratings", 2);
+    used.until(&["reviews", "ratings"], &[]).await;
+    let metrics = control.page("/metrics").await;
+    assert!(metrics.contains("skysail_xds_connections 2\n"), "neither had to connect again: {metrics}");
+    assert!(metrics.contains("skysail_connections_refused 0\n"), "{metrics}");
+    used.task.abort();
+    new.task.abort();
+}
+
+#[tokio::test]
+async fn an_identity_has_so_many_connections_with_calls_and_no_more() {
+    let folder = Folder::new();
+    folder.service("reviews", 1);
+    let control = folder.start_with("0", &["--max-connections-per-identity", "1"]).await;
+    let (tls, _) = certificate(&control, &folder, "client").await;
+    let mut first = proxy(endpoint(&control.tls, tls), "client", "");
+    first.until(&["reviews"], &[]).await;
+    let refused = idle(&control, &folder, "client").await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    let words = "sa/client has 1 connections with calls in progress";
+    assert!(refused.message().contains(words), "{refused}");
+    let (one, two) = tokio::join!(idle(&control, &folder, "other"), idle(&control, &folder, "another"));
+    let _open = (one.unwrap(), two.unwrap(), idle(&control, &folder, "other").await.unwrap());
+    first.task.abort();
+    while let Err(refused) = idle(&control, &folder, "client").await {
+        assert!(refused.message().contains(words), "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
-//! Which connections a server keeps: caps in all and by source address, and who goes first when there is no room.
+//! Which connections a server keeps: caps in all, by source address and by identity, and which are closed when there is no room.
 //!
-//! A connection is *unproven* until its server says otherwise: it has not authenticated, or has not sent a whole request. Only
-//! such connections make room for others, the oldest first, so what nobody vouches for never keeps out what somebody does.
+//! A connection is *unproven* unless its server says otherwise: it has not authenticated, has not sent a whole request, or has no call
+//! in progress. Only such connections make room for others, the oldest first, so an unused connection never keeps out a used one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -28,6 +28,8 @@ pub struct Limits {
     pub most: usize,
     /// From one source address; `None` for no limit.
     pub by_address: Option<usize>,
+    /// Proven ones of one identity; `None` for no limit.
+    pub by_identity: Option<usize>,
     /// Unproven ones.
     pub unproven: usize,
 }
@@ -37,7 +39,7 @@ pub struct Limits {
 pub struct Connections {
     limits: Limits,
     state: Mutex<State>,
-    /// Connections closed because there was no room for them.
+    /// Connections closed because there was no room for them, and calls refused because their identity has too many.
     refused: AtomicU64,
     /// Unproven connections closed to make room.
     shed: AtomicU64,
@@ -51,6 +53,10 @@ struct State {
     addresses: HashMap<IpAddr, Address>,
     /// The oldest first.
     unproven: BTreeMap<u64, (IpAddr, Arc<Place>)>,
+    /// The identities of proven connections, where they are known.
+    proven: HashMap<u64, Arc<str>>,
+    /// How many proven connections each identity has.
+    identities: HashMap<Arc<str>, usize>,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +99,7 @@ impl Connections {
     /// descriptors, is nearly used up.
     pub fn admit(self: &Arc<Self>, from: IpAddr, scarce: bool) -> Option<Admitted> {
         let from = from.to_canonical();
-        let Limits { most, by_address, unproven } = self.limits;
+        let Limits { most, by_address, unproven, .. } = self.limits;
         let mut state = self.state();
         let mut room = true;
         let at_home = state.addresses.get(&from);
@@ -143,7 +149,8 @@ impl Connections {
         self.state().unproven.len()
     }
 
-    /// How many were closed since the start because there was no room for them.
+    /// How many were closed since the start because there was no room for them, and how many calls were refused because their identity
+    /// had too many.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -163,6 +170,31 @@ impl State {
     fn doubt(&mut self, id: u64, from: IpAddr, place: &Arc<Place>) {
         self.addresses.entry(from).or_default().unproven.insert(id);
         self.unproven.insert(id, (from, Arc::clone(place)));
+    }
+
+    /// Counts a proven connection for an identity, unless it has `most` already; returns whether it is counted.
+    fn belong(&mut self, id: u64, identity: &Arc<str>, most: Option<usize>) -> bool {
+        if self.proven.contains_key(&id) {
+            return true;
+        }
+        let count = self.identities.entry(Arc::clone(identity)).or_default();
+        if most.is_some_and(|most| *count >= most) {
+            return false;
+        }
+        *count += 1;
+        self.proven.insert(id, Arc::clone(identity));
+        true
+    }
+
+    /// No longer counts a connection for an identity.
+    fn part(&mut self, id: u64) {
+        let Some(identity) = self.proven.remove(&id) else { return };
+        if let Entry::Occupied(mut count) = self.identities.entry(identity) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// No longer counts a connection as unproven.
@@ -187,14 +219,36 @@ impl State {
 }
 
 impl Admitted {
-    /// The connection is vouched for from now on, and not closed for others.
+    /// Makes the connection proven: it is not closed for others.
     pub fn prove(&self) {
         self.connections.state().trust(self.id);
     }
 
-    /// The connection is unproven again, as one that waits for its next request. It counts as old as it is.
+    /// Makes the connection proven by an identity, for which it is counted until it is unproven again or ends. Fails if the identity has
+    /// as many proven connections as it may have; the connection stays as it is then.
+    ///
+    /// # Errors
+    /// That number.
+    pub fn prove_by(&self, identity: &Arc<str>) -> Result<(), usize> {
+        let most = self.connections.limits.by_identity;
+        let mut state = self.connections.state();
+        if state.belong(self.id, identity, most) {
+            state.trust(self.id);
+            return Ok(());
+        }
+        drop(state);
+        self.connections.refused.fetch_add(1, Ordering::Relaxed);
+        let most = most.unwrap_or_default();
+        if let Some(more) = self.connections.said.admit(Instant::now()) {
+            warn!(from = %self.from, identity = &**identity, most, more, "an identity has as many connections as allowed");
+        }
+        Err(most)
+    }
+
+    /// Makes the connection unproven again, as one that waits for its next request. It keeps its age.
     pub fn doubt(&self) {
         let mut state = self.connections.state();
+        state.part(self.id);
         if !self.place.lost.load(Ordering::Relaxed) {
             state.doubt(self.id, self.from, &self.place);
         }
@@ -209,6 +263,7 @@ impl Admitted {
 impl Drop for Admitted {
     fn drop(&mut self) {
         let mut state = self.connections.state();
+        state.part(self.id);
         state.trust(self.id);
         if !self.place.lost.load(Ordering::Relaxed) {
             state.leave(self.from);
@@ -220,7 +275,7 @@ impl Drop for Admitted {
 mod tests {
     use super::*;
 
-    const ROOMY: Limits = Limits { most: 100, by_address: None, unproven: 100 };
+    const ROOMY: Limits = Limits { most: 100, by_address: None, by_identity: None, unproven: 100 };
 
     fn from(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -266,6 +321,42 @@ mod tests {
         let mapped: IpAddr = "::ffff:10.0.0.2".parse().unwrap();
         assert!(table.admit(mapped, false).is_none(), "the same address");
         table.admit(from(3), false).unwrap();
+    }
+
+    #[test]
+    fn an_identity_has_so_many_proven_connections_and_no_more() {
+        let table = Connections::new(Limits { most: 4, by_identity: Some(2), ..ROOMY });
+        let [first, second, third] = [(); 3].map(|()| table.admit(from(1), false).unwrap());
+        let [a, b] = ["a", "b"].map(Arc::<str>::from);
+        assert_eq!(
+            [&first, &second, &first, &third].map(|one| one.prove_by(&a)),
+            [Ok(()), Ok(()), Ok(()), Err(2)]
+        );
+        assert_eq!((table.unproven(), table.refused()), (1, 1), "it stays unproven");
+        third.prove_by(&b).unwrap();
+        first.prove_by(&b).unwrap();
+        second.doubt();
+        second.doubt();
+        let fourth = table.admit(from(1), false).unwrap();
+        fourth.prove_by(&a).unwrap();
+        assert_eq!(second.prove_by(&a), Err(2), "another connection has its place");
+        drop(first);
+        second.prove_by(&a).unwrap();
+        drop((second, third, fourth));
+        assert!(table.state().identities.is_empty() && table.state().proven.is_empty());
+    }
+
+    #[test]
+    fn a_connection_that_was_closed_for_another_is_counted_for_nobody() {
+        let table = Connections::new(Limits { most: 1, by_identity: Some(1), ..ROOMY });
+        let first = table.admit(from(1), false).unwrap();
+        let second = table.admit(from(2), false).unwrap();
+        let a = "a".into();
+        // Its call came before it was closed.
+        first.prove_by(&a).unwrap();
+        drop(first);
+        second.prove_by(&a).unwrap();
+        assert_eq!((table.open(), table.unproven()), (1, 0));
     }
 
     #[test]

@@ -74,6 +74,11 @@ pub trait Service: Send + Sync {
 
     /// Begins to answer a call of one of them.
     fn answer(&self, call: Call) -> Answering;
+
+    /// Called when the last call of a connection has ended, with what is known of the connection.
+    fn idle(&self, known: &Extensions) {
+        let _ = known;
+    }
 }
 
 impl<A: Service, B: Service> Service for (A, B) {
@@ -88,6 +93,11 @@ impl<A: Service, B: Service> Service for (A, B) {
 
     fn answer(&self, call: Call) -> Answering {
         if self.0.has(&call.method) { self.0.answer(call) } else { self.1.answer(call) }
+    }
+
+    fn idle(&self, known: &Extensions) {
+        self.0.idle(known);
+        self.1.idle(known);
     }
 }
 
@@ -143,6 +153,13 @@ where
     let mut draining = pin!(draining);
     let mut drained = false;
     let mut calls: Vec<Answering> = Vec::new();
+    // Whether calls have begun since the connection was idle.
+    let mut busy = false;
+    let rest = |calls: &[Answering], busy: &mut bool| {
+        if calls.is_empty() && std::mem::take(busy) {
+            service.idle(&extensions);
+        }
+    };
     let mut manners = Manners::default();
     poll_fn(|cx| {
         if !drained && draining.as_mut().poll(cx).is_ready() {
@@ -155,16 +172,20 @@ where
         }
         // What they say is written, and what comes for them read, in the same run: thousands of others are waiting for theirs.
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        // Before the last answer is written.
+        rest(&calls, &mut busy);
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
             account.pace.spend(limits::CALL);
             if manners.takes_calls() {
                 let call = begin(accepted, &extensions, service, &account);
                 manners.called(call.is_some());
+                busy |= call.is_some();
                 calls.extend(call);
             }
         }
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        rest(&calls, &mut busy);
         while let Poll::Ready(due) = manners.poll(calls.is_empty(), cx) {
             if due == Due::Close {
                 return Poll::Ready(Ok(()));
