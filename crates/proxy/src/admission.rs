@@ -8,33 +8,17 @@
 //!
 //! Between changes this costs a comparison whenever something open is polled.
 
-use std::{fmt, net::IpAddr, rc::Rc, task::Waker, time::Instant};
+mod request;
 
-use serde_json::{Map, Value};
+use std::{fmt, rc::Rc, task::Waker, time::Instant};
+
 use tokio::task::yield_now;
 
-use crate::{
-    config::{
-        HttpManager,
-        http::{Does, Routes},
-        listener::Terminal,
-        route::Setting,
-    },
-    context::Worker,
-    downstream::Origin,
-    head::RequestHead,
-    matching,
-    policy::{self, Subject, Tally, Verdict},
-    pool::Link,
-    route::{self, Found},
-    upstream,
-};
+pub(crate) use self::request::{Case, Visits};
+use crate::context::Worker;
 
 /// Connections woken in one turn: those of one turn may have to verify as many certificates, 0.1 ms each.
 const AT_ONCE: usize = 16;
-
-/// Under which name the HTTP filter leaves what its shadow rules say.
-const RBAC: &str = "envoy.filters.http.rbac";
 
 /// Why something that was admitted would not be admitted now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +37,8 @@ pub(crate) enum Refusal {
     Expired,
     /// No trusted root vouches for the server's certificate.
     Server,
-    /// External authorization, or what is asked of tokens, has another configuration: it would have to be asked again.
+    /// External authorization has another configuration, and would have to be asked again; or the request's tokens do not
+    /// meet what is required now.
     Authentication,
     /// A policy denies it; the details name the rule.
     Denied(Box<str>),
@@ -154,119 +139,4 @@ pub(crate) async fn wake(worker: Rc<Worker>) {
             yield_now().await;
         }
     }
-}
-
-/// A request that was admitted, as its filters saw it.
-#[derive(Clone, Copy)]
-pub(crate) struct Case<'a> {
-    pub(crate) worker: &'a Rc<Worker>,
-    pub(crate) origin: &'a Origin,
-    /// The settings by which it was admitted.
-    pub(crate) manager: &'a HttpManager,
-    /// The request as filters left it.
-    pub(crate) head: &'a RequestHead,
-    /// The route by which it was admitted.
-    pub(crate) found: Option<&'a Found<'a>>,
-    /// The connection that it goes to.
-    pub(crate) link: Option<&'a Link>,
-    /// The client, proxies in front taken into account.
-    pub(crate) client: IpAddr,
-    /// What filters found out, such as the claims of its token.
-    pub(crate) metadata: Option<&'a Map<String, Value>>,
-}
-
-impl Case<'_> {
-    /// Judges the request by the configuration of now: its connections, then its policies. What external authorization said,
-    /// and its tokens, count as long as the filters for these, and what the route says to them, are the same, and nothing new is
-    /// to be asked.
-    pub(crate) fn judge(&self) -> Result<(), Refusal> {
-        let Self { worker, origin, manager, head, found: before, link, client, metadata } = *self;
-        let now = origin.judge(worker)?;
-        let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
-        let snapshot = worker.snapshot();
-        if link.is_some_and(|link| !upstream::is_trusted(link, snapshot.distrusted)) {
-            return Err(Refusal::Server);
-        }
-        let table = match &newest.routes {
-            Routes::Inline(table) => Some(table),
-            Routes::Named(name) => snapshot.routes.get(name),
-        };
-        let found = table.and_then(|table| route::find(table, head, &mut worker.dice.borrow_mut()).ok());
-        if !demands(newest, found.as_ref()).all(|now| demands(manager, before).any(|before| before == now)) {
-            return Err(Refusal::Authentication);
-        }
-        let mut learned = metadata.cloned().unwrap_or_default();
-        learned.remove(RBAC);
-        for filter in &newest.filters {
-            let setting = found.and_then(|found| found.route.setting(&filter.name));
-            let policy = match (&filter.does, setting) {
-                (_, Some(Setting::Off)) => continue,
-                (_, None) if filter.disabled => continue,
-                (Does::Authorize(_), Some(Setting::Authorize(policy))) | (Does::Authorize(policy), _) => {
-                    policy
-                }
-                (Does::Ask(config), _) => {
-                    let asks = |metadata| {
-                        config
-                            .enabled_metadata
-                            .as_ref()
-                            .is_some_and(|test| matching::metadata(test, metadata))
-                    };
-                    if asks(Some(&learned)) && !asks(metadata) {
-                        return Err(Refusal::Authentication);
-                    }
-                    continue;
-                }
-                _ => continue,
-            };
-            let subject = Subject {
-                head: Some(head),
-                peer: &origin.peer,
-                source: origin.direct,
-                remote: client,
-                destination: origin.destination,
-                server_name: origin.server_name(),
-                metadata: Some(&learned),
-            };
-            let mut tally = Tally::default();
-            let verdict = policy::check(std::slice::from_ref(policy), &subject, &mut tally);
-            if let Verdict::Deny { details, .. } = verdict {
-                return Err(Refusal::Denied(details));
-            }
-            if !tally.found.is_empty() {
-                learned.insert(RBAC.to_owned(), Map::from_iter(tally.found).into());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What a filter demands of a request that cannot be judged again: to be asked about, or to carry tokens.
-#[derive(PartialEq)]
-struct Demand<'a> {
-    /// The fingerprint of the filter's configuration.
-    config: u64,
-    /// The requirement that the route names.
-    requirement: Option<&'a str>,
-    /// What the route adds to the question.
-    extensions: &'a [(Box<str>, Box<str>)],
-}
-
-fn demands<'a>(manager: &'a HttpManager, found: Option<&'a Found<'a>>) -> impl Iterator<Item = Demand<'a>> {
-    manager.filters.iter().filter_map(move |filter| {
-        let config = match &filter.does {
-            Does::Ask(config) => config.fingerprint,
-            Does::Jwt(jwt) => jwt.fingerprint,
-            _ => return None,
-        };
-        let mut demand = Demand { config, requirement: None, extensions: &[] };
-        match found.and_then(|found| found.route.setting(&filter.name)) {
-            Some(Setting::Off) => return None,
-            None if filter.disabled => return None,
-            Some(Setting::Jwt(name)) => demand.requirement = Some(name),
-            Some(Setting::Question { extensions, .. }) => demand.extensions = extensions,
-            _ => {}
-        }
-        Some(demand)
-    })
 }

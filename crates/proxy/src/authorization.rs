@@ -97,6 +97,13 @@ pub(crate) struct Changes {
     pub(crate) metadata: Map<String, Value>,
 }
 
+impl Decision {
+    /// Whether the request, if it goes on, is another than before.
+    pub(crate) fn touches_request(&self) -> bool {
+        matches!(self, Self::Allow(changes) if changes.touch_request())
+    }
+}
+
 impl Changes {
     /// Whether the request is another than before.
     pub(crate) fn touch_request(&self) -> bool {

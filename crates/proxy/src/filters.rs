@@ -15,7 +15,7 @@ use crate::{
     call,
     config::{
         authorization::ExternalAuthorization,
-        http::{Does, Filter},
+        http::{Does, Filter, metadata},
         jwt::{Jwt, KeySet, Keys, Provider},
         limit::RateLimit,
         policy::Policy,
@@ -93,10 +93,19 @@ impl<'a> Story<'a> {
                 return Ok((decision != Decision::default()).then_some(Act::Disturb(decision)));
             }
             (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
+                if !limit.unenforced.is_empty() {
+                    self.visits.begin(filter, setting);
+                }
                 return Ok(self.is_too_much(limit).then_some(Act::Refuse(limit)));
             }
-            (Does::Ask(config), setting) => return Ok(Some(Act::Ask(config, setting))),
-            (Does::Jwt(jwt), setting) => return Ok(Some(Act::Require(jwt, setting))),
+            (Does::Ask(config), setting) => {
+                self.visits.begin(filter, setting);
+                return Ok(Some(Act::Ask(config, setting)));
+            }
+            (Does::Jwt(jwt), setting) => {
+                self.visits.begin(filter, setting);
+                return Ok(Some(Act::Require(jwt, setting)));
+            }
             // What routes answer themselves is not shared, as in Envoy.
             (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => return Ok(self.share(cors)),
             (Does::Cors, _) => {}
@@ -104,7 +113,11 @@ impl<'a> Story<'a> {
                 self.compressor = Some((compressor, compressor.is_accepted(self.head)));
             }
             (Does::GrpcWeb, _) => {
-                self.web = grpc_web::request(self.head);
+                if grpc_web::is_spoken(self.head) {
+                    self.visits.begin(filter, setting);
+                    self.visits.keep(self.head.clone());
+                    self.web = grpc_web::request(self.head);
+                }
                 self.grpc |= self.web.is_some();
                 if let Some(Web { text: true, .. }) = self.web {
                     body.lead(Through::In(Vec::new()));
@@ -147,7 +160,7 @@ impl<'a> Story<'a> {
         counters.rbac_denied.add(tally.denied.into());
         counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
         counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        self.learn("envoy.filters.http.rbac", tally.found);
+        self.learn(metadata::RBAC, tally.found);
         match verdict {
             Verdict::Allow => Ok(()),
             Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
@@ -158,8 +171,7 @@ impl<'a> Story<'a> {
     fn learn(&mut self, filter: &str, found: impl IntoIterator<Item = (String, Value)>) {
         let mut found = found.into_iter().peekable();
         if found.peek().is_some() {
-            let found: Map<_, _> = found.collect();
-            self.metadata.get_or_insert_default().insert(filter.to_owned(), found.into());
+            matching::learn(self.metadata.get_or_insert_default(), filter, found);
         }
     }
 
@@ -194,18 +206,14 @@ impl<'a> Story<'a> {
         setting: Option<&Setting>,
         body: &mut Flow,
     ) -> Result<Filtered, Error> {
-        jwt::sanitize(jwt, self.head);
+        if jwt::is_unclean(jwt, self.head) {
+            self.visits.keep(self.head.clone());
+            jwt::sanitize(jwt, self.head);
+        }
         if jwt.bypass_preflight && cors::is_preflight(self.head) {
             return Ok(Filtered::Go);
         }
-        let requirement = match setting {
-            Some(Setting::Jwt(name)) => jwt.named.iter().find(|(other, _)| other == name).map(|(_, it)| it),
-            _ => {
-                let mut dice = self.worker.dice.borrow_mut();
-                let mut rules = jwt.rules.iter();
-                rules.find(|(matches, _)| route::matches(matches, self.head, &mut dice)).map(|(_, it)| it)
-            }
-        };
+        let requirement = jwt::requirement(jwt, setting, self.head, &mut self.worker.dice.borrow_mut());
         let Some(requirement) = requirement else { return Ok(Filtered::Go) };
         let (mut failed, mut fetched) = (Vec::new(), Vec::new());
         let verdict = loop {
@@ -226,11 +234,14 @@ impl<'a> Story<'a> {
         match verdict {
             Ok(good) => {
                 self.counters.jwt_allowed.inc();
+                if !good.is_empty() {
+                    self.visits.keep(self.head.clone());
+                }
                 let mut found = Map::new();
                 if jwt::apply(good, self.head, &mut found) {
                     self.find_route();
                 }
-                self.learn("envoy.filters.http.jwt_authn", found);
+                self.learn(metadata::JWT, found);
                 Ok(Filtered::Go)
             }
             Err(status) => {
@@ -264,6 +275,7 @@ impl<'a> Story<'a> {
         if enforced {
             self.counters.limit_enforced.inc();
         } else if !limit.unenforced.is_empty() {
+            self.visits.keep(self.head.clone());
             let mut head = std::mem::take(self.head);
             headers::apply_request(&limit.unenforced, &mut head, &self.record());
             *self.head = head;
@@ -296,7 +308,11 @@ impl<'a> Story<'a> {
             .is_none_or(|test| matching::metadata(test, self.metadata.as_deref()));
         // What has no route leads nowhere anyway; Envoy does not ask about it either.
         let has_route = !matches!(self.found, Err(Missing::Route));
-        if !is_wanted || !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
+        if !is_wanted {
+            self.visits.pass_over();
+            return Ok(Filtered::Go);
+        }
+        if !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
             return Ok(Filtered::Go);
         }
         let (extensions, without_body) = match setting {
@@ -316,8 +332,9 @@ impl<'a> Story<'a> {
             let kept = body.kept().filter(|kept| !kept.is_empty() || body.trailers().is_none());
             content = kept.map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
         }
+        let head = self.head.clone();
         let question = Question {
-            head: &self.head.clone(),
+            head: &head,
             origin: &self.downstream.origin.clone(),
             body: content.as_ref().map(|(content, partial)| (&content[..], *partial)),
             received: body.bytes,
@@ -330,6 +347,9 @@ impl<'a> Story<'a> {
         let decision = async { Ok(ask.await) };
         let decision =
             Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(decision).await?;
+        if decision.as_ref().map_or(true, Said::touches_request) {
+            self.visits.keep(head);
+        }
         self.heed(config, decision, body).await
     }
 
@@ -349,7 +369,7 @@ impl<'a> Story<'a> {
                 }
                 let added = std::mem::take(&mut changes.answer).into_iter();
                 self.marks.extend(added.map(|(name, value)| Mark { name, value, besides: true }));
-                self.learn("envoy.filters.http.ext_authz", changes.metadata);
+                self.learn(metadata::EXT_AUTHZ, changes.metadata);
                 Ok(Filtered::Go)
             }
             Ok(Said::Deny { status, headers, body: text }) => {

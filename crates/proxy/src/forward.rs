@@ -36,7 +36,7 @@ use crate::{
     pool::{Host, Pool, bump},
     retry::{self, Asked, Outcome},
     route::Found,
-    story::{Admitted, Story, grpc_status},
+    story::{Story, grpc_status},
     tcp::Tunnel,
     tunnel,
     upstream::{self, Offer, Spoken},
@@ -52,15 +52,13 @@ macro_rules! case {
         Case {
             worker: $story.worker,
             origin: $origin,
-            manager: $story.manager,
-            head: match &$story.admitted {
-                Admitted::AsIs => &*$story.head,
-                Admitted::Kept(head) => &**head,
-            },
+            head: &*$story.head,
+            visits: &$story.visits,
             found: $story.found.as_ref().ok(),
-            link: Some($link),
+            link: $link,
             client: $story.client,
             metadata: $story.metadata.as_deref(),
+            start: $story.start,
         }
     };
 }
@@ -121,7 +119,7 @@ impl Story<'_> {
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         if way.changes_head() {
             // Any answer may be long under way, and meet policies that are not there yet.
-            self.admitted = Admitted::Kept(Box::new(self.head.clone()));
+            self.visits.keep_routed(self.head.clone());
         }
         self.rewrite(&way);
         self.inject();

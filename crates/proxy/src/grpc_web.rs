@@ -30,6 +30,12 @@ fn is(content_type: &[u8], name: &[u8]) -> bool {
     matches!(content_type.strip_prefix(name), Some(b"" | b"+proto"))
 }
 
+/// Whether a request is a call of gRPC-Web.
+pub(crate) fn is_spoken(head: &RequestHead) -> bool {
+    let content_type = head.header("content-type").unwrap_or_default();
+    is(content_type, TEXT) || is(content_type, WEB)
+}
+
 /// Makes a call of gRPC out of one of gRPC-Web; `None` if it is none.
 pub(crate) fn request(head: &mut RequestHead) -> Option<Web> {
     let content_type = head.header("content-type").unwrap_or_default();

@@ -13,8 +13,12 @@ use serde_json::{Map, Value};
 use skysail_identity::jwks::Mismatch;
 
 use crate::{
-    config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+    config::{
+        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        route::Setting,
+    },
     head::RequestHead,
+    route,
 };
 
 mod json;
@@ -132,6 +136,20 @@ struct Check<'a, 'h> {
     now: u64,
     /// Providers whose keys cannot be had.
     failed: &'h [usize],
+}
+
+/// What is required of a request; `None` for nothing. A route may name a requirement (`setting`).
+pub(crate) fn requirement<'a>(
+    jwt: &'a Jwt,
+    setting: Option<&Setting>,
+    head: &RequestHead,
+    dice: &mut fastrand::Rng,
+) -> Option<&'a Requirement> {
+    if let Some(Setting::Jwt(name)) = setting {
+        return jwt.named.iter().find(|(other, _)| other == name).map(|(_, requirement)| requirement);
+    }
+    let mut rules = jwt.rules.iter();
+    rules.find(|(matches, _)| route::matches(matches, head, dice)).map(|(_, requirement)| requirement)
 }
 
 /// Whether a request has what is required. `now` in seconds since 1970; `failed` are the providers whose keys could not
@@ -394,14 +412,24 @@ pub fn challenge(status: Status, head: &RequestHead) -> String {
     format!("Bearer realm=\"{}://{}{path}\"{error}", head.scheme(), head.authority())
 }
 
-/// Takes away what only this filter may say.
+/// Whether a request has fields that only this filter may set.
+pub(crate) fn is_unclean(jwt: &Jwt, head: &RequestHead) -> bool {
+    own_fields(jwt).any(|name| head.has(name))
+}
+
+/// Removes the fields that only this filter may set.
 pub fn sanitize(jwt: &Jwt, head: &mut RequestHead) {
-    for provider in &jwt.providers {
-        let of_claims = provider.claim_headers.iter().map(|(name, _)| name);
-        for name in provider.payload_header.iter().chain(of_claims) {
-            head.remove(name);
-        }
+    for name in own_fields(jwt) {
+        head.remove(name);
     }
+}
+
+/// The fields in which claims and payloads are passed on.
+fn own_fields(jwt: &Jwt) -> impl Iterator<Item = &str> {
+    jwt.providers.iter().flat_map(|provider| {
+        let of_claims = provider.claim_headers.iter().map(|(name, _)| name);
+        provider.payload_header.iter().chain(of_claims).map(|name| &**name)
+    })
 }
 
 /// What follows from good tokens: headers for the upstream, and what other filters may know (`metadata`). Says whether

@@ -102,6 +102,20 @@ pub fn metadata(test: &MetadataMatch, metadata: Option<&Map<String, Value>>) -> 
     value(&test.test, known(&test.path, metadata)) != test.invert
 }
 
+/// Adds what a filter found out to what is known. A key that the filter has set before gets the new value, as in Envoy.
+pub(crate) fn learn(
+    known: &mut Map<String, Value>,
+    filter: &str,
+    found: impl IntoIterator<Item = (String, Value)>,
+) {
+    let mut found = found.into_iter().peekable();
+    if found.peek().is_some()
+        && let Value::Object(before) = known.entry(filter).or_insert_with(|| Map::new().into())
+    {
+        before.extend(found);
+    }
+}
+
 /// What filters found out at this path, whose first part is the filter's name.
 pub fn known<'a>(path: &[Box<str>], metadata: Option<&'a Map<String, Value>>) -> Option<&'a Value> {
     let (filter, keys) = path.split_first()?;

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::record::grpc_status;
 use crate::{
-    admission::Admission,
+    admission::{Admission, Visits},
     compress::Compressor,
     config::{
         HttpManager, RouteTable, Snapshot,
@@ -81,22 +81,14 @@ pub(crate) struct Story<'a> {
     pub(crate) web: Option<Web>,
     /// Whether it is still admitted.
     pub(crate) admission: Admission,
-    /// Where the head is as filters saw it.
-    pub(crate) admitted: Admitted,
+    /// What the filters did with it.
+    pub(crate) visits: Visits<'a>,
     /// What may compress the answer, and whether the client accepts that.
     pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// How it is traced, where requests are.
     pub(crate) trace: Option<Box<Trace<'a>>>,
     welcome: Welcome,
     _under_way: UnderWay<'a>,
-}
-
-/// Where a request's head is as filters saw it, for policies that may want to see it again.
-pub(crate) enum Admitted {
-    /// Nothing has changed it since.
-    AsIs,
-    /// It was changed, and is kept here.
-    Kept(Box<RequestHead>),
 }
 
 /// What the requests of a connection have in common.
@@ -164,7 +156,7 @@ impl<'a> Story<'a> {
             counters,
             client: downstream.origin.source.ip(),
             admission: downstream.origin.admission.clone(),
-            admitted: Admitted::AsIs,
+            visits: Visits::default(),
             downstream,
             head,
             response,
@@ -296,6 +288,7 @@ impl<'a> Story<'a> {
     pub(crate) fn find_route(&mut self) {
         let table = self.table();
         let mut dice = self.worker.dice.borrow_mut();
+        self.visits.route(dice.get_seed());
         self.found = table.map_or(Err(Missing::Route), |table| route::find(table, self.head, &mut dice));
         self.told.route = self.found.as_ref().map_or("", |found| &found.route.name);
     }

@@ -162,6 +162,16 @@ impl Filter {
     }
 }
 
+/// The names of filters under which they leave dynamic metadata.
+pub mod metadata {
+    /// Of what shadow rules say.
+    pub const RBAC: &str = "envoy.filters.http.rbac";
+    /// Of what external authorization says.
+    pub const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
+    /// Of tokens' claims.
+    pub const JWT: &str = "envoy.filters.http.jwt_authn";
+}
+
 /// What a filter does where the route does not say otherwise.
 #[derive(Debug)]
 pub enum Does {

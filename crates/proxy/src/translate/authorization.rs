@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prost::Message as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{GrpcService, HeaderValue, RuntimeFractionalPercent, grpc_service::TargetSpecifier},
     extensions::filters::{
@@ -14,7 +15,7 @@ use skysail_xds::envoy::pb::envoy::{
     r#type::matcher::v3::ListStringMatcher,
 };
 
-use super::{At as _, Reject, Result, duration, jwt, route_filters::status_code, text};
+use super::{At as _, Reject, Result, duration, fingerprint, jwt, route_filters::status_code, text};
 use crate::config::{
     authorization::{Body, ExternalAuthorization, Http, Service},
     route::Setting,
@@ -44,7 +45,7 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let status = proto.status_on_error.as_ref().map(|status| status.code.cast_unsigned());
     let metadata = proto.filter_enabled_metadata.as_ref();
     Ok(ExternalAuthorization {
-        fingerprint: 0,
+        fingerprint: fingerprint(question(proto).encode_to_vec()),
         service,
         cluster,
         authority,
@@ -63,6 +64,20 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
         include_certificate: proto.include_peer_certificate,
         include_tls_session: proto.include_tls_session,
     })
+}
+
+/// What of the configuration decides what is asked of whom.
+fn question(proto: &ExtAuthz) -> ExtAuthz {
+    let mut question = proto.clone();
+    (question.stat_prefix, question.status_on_error) = (String::new(), None);
+    match &mut question.services {
+        Some(Services::GrpcService(service)) => service.timeout = None,
+        Some(Services::HttpService(service)) => {
+            service.server_uri.iter_mut().for_each(|uri| uri.timeout = None);
+        }
+        None => {}
+    }
+    question
 }
 
 /// The network filter.

@@ -27,17 +27,14 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration,
-    fingerprint, flag, jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name,
-    unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
+    limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
-use crate::config::authorization::ExternalAuthorization;
 use crate::config::cluster::{MAX_HEAD, MAX_HEADERS};
 use crate::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
     Keepalive, MetadataExchange, Routes, ServerHeader,
 };
-use crate::config::jwt::Jwt;
 use crate::config::listener::Cidr;
 use crate::config::trace::RequestIdUse;
 
@@ -287,17 +284,15 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
             Does::Limit(Arc::new(limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
-            let config = authorization::translate(&unpack(any)?)?;
-            Does::Ask(Box::new(ExternalAuthorization { fingerprint: fingerprint(&any.value), ..config }))
+            Does::Ask(Box::new(authorization::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.grpc_web.v3.GrpcWeb" => {
             let GrpcWeb {} = unpack(any)?;
             Does::GrpcWeb
         }
-        "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => Does::Jwt(Box::new(Jwt {
-            fingerprint: fingerprint(&any.value),
-            ..jwt::translate(&unpack(any)?)?
-        })),
+        "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => {
+            Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
+        }
         "envoy.extensions.filters.http.compressor.v3.Compressor" => {
             match compressor::translate(&unpack(any)?)? {
                 Some(compressor) => Does::Compress(compressor),

@@ -1,8 +1,9 @@
 //! The JWT filter.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use prost::Message as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
     extensions::filters::http::jwt_authn::v3::{
@@ -11,7 +12,7 @@ use skysail_xds::envoy::pb::envoy::{
     },
 };
 
-use super::{At as _, Reject, Result, duration, route};
+use super::{At as _, Reject, Result, duration, fingerprint, route};
 use crate::config::{
     jwt::{Jwt, KeySet, Keys, Provider, RemoteKeys, Requirement, Source},
     route::Setting,
@@ -57,7 +58,31 @@ pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
         };
         rules.push((matches, requires));
     }
-    Ok(Jwt { fingerprint: 0, providers, rules, named, bypass_preflight: proto.bypass_cors_preflight })
+    let fingerprint = fingerprint(demand(proto));
+    Ok(Jwt { fingerprint, providers, rules, named, bypass_preflight: proto.bypass_cors_preflight })
+}
+
+/// What of the configuration decides which requests are admitted, in a form that equal configurations have in common.
+fn demand(proto: &JwtAuthentication) -> impl Hash + use<> {
+    let mut rest = proto.clone();
+    rest.stat_prefix = String::new();
+    // Maps are encoded in no order.
+    let mut providers: Vec<_> = rest.providers.drain().collect();
+    let mut requirements: Vec<_> = rest.requirement_map.drain().collect();
+    providers.sort_by(|a, b| a.0.cmp(&b.0));
+    requirements.sort_by(|a, b| a.0.cmp(&b.0));
+    for (_, provider) in &mut providers {
+        if let Some(JwksSourceSpecifier::RemoteJwks(remote)) = &mut provider.jwks_source_specifier {
+            // How keys are fetched does not matter, but from whom.
+            let uri = remote.http_uri.take().map(|uri| HttpUri { timeout: None, ..uri });
+            *remote = RemoteJwks { http_uri: uri, ..RemoteJwks::default() };
+        }
+    }
+    let providers: Vec<_> =
+        providers.into_iter().map(|(name, provider)| (name, provider.encode_to_vec())).collect();
+    let requirements: Vec<_> =
+        requirements.into_iter().map(|(name, requirement)| (name, requirement.encode_to_vec())).collect();
+    (rest.encode_to_vec(), providers, requirements)
 }
 
 /// What a route says to the filter.

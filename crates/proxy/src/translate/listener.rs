@@ -39,7 +39,6 @@ use super::{
     warn_once,
 };
 use crate::config::{
-    authorization::ExternalAuthorization,
     listener::{
         ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
     },
@@ -217,8 +216,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
                 let config = config.at("typed_config").at(&path)?;
-                ask =
-                    Some(Box::new(ExternalAuthorization { fingerprint: fingerprint(&any.value), ..config }));
+                ask = Some(Box::new(config));
             }
             "stats.PluginConfig" => {
                 let proto = unpack(any).and_then(|proto| super::stats::translate(&proto, translator.strict));
@@ -255,7 +253,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         })?,
         handshake_timeout: timeout(proto.transport_socket_connect_timeout.as_ref(), None)
             .at("transport_socket_connect_timeout")?,
-        fingerprint: Some(fingerprint(&proto.encode_to_vec())),
+        fingerprint: Some(fingerprint(proto.encode_to_vec())),
     })
 }
 

@@ -32,7 +32,7 @@ mod validation;
 use std::{
     collections::HashSet,
     fmt,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{DefaultHasher, Hash, Hasher as _},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -209,8 +209,8 @@ fn warn_once(warning: String) {
     }
 }
 
-/// A number that equal encoded messages have in common.
-fn fingerprint(message: &[u8]) -> u64 {
+/// A number that equal configurations have in common.
+fn fingerprint(message: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     message.hash(&mut hasher);
     hasher.finish()

@@ -359,3 +359,46 @@ fn no_duration_is_too_long_for_a_clock() {
     assert!(std::time::Instant::now().checked_add(time).is_some());
     assert!(super::duration(&DurationProto { seconds: -1, nanos: 0 }).is_err());
 }
+
+/// An edit that asks nobody else, and nothing else, does not end what was admitted.
+#[test]
+fn how_long_to_wait_is_no_other_demand() {
+    use skysail_xds::envoy::pb::envoy::{
+        config::core::v3::{
+            GrpcService, HttpUri,
+            grpc_service::{EnvoyGrpc, TargetSpecifier},
+            http_uri::HttpUpstreamType,
+        },
+        extensions::filters::http::{
+            ext_authz::v3::{ExtAuthz, ext_authz::Services},
+            jwt_authn::v3::{JwtAuthentication, JwtProvider, RemoteJwks, jwt_provider::JwksSourceSpecifier},
+        },
+    };
+    let seconds = |seconds| Some(DurationProto { seconds, nanos: 0 });
+    let ask = |cluster: &str, timeout| {
+        let target = EnvoyGrpc { cluster_name: cluster.into(), ..EnvoyGrpc::default() };
+        let target_specifier = Some(TargetSpecifier::EnvoyGrpc(target));
+        let service = GrpcService { timeout: seconds(timeout), target_specifier, ..GrpcService::default() };
+        let services = Some(Services::GrpcService(service));
+        authorization::translate(&ExtAuthz { services, ..ExtAuthz::default() }).unwrap().fingerprint
+    };
+    assert_eq!(ask("a", 1), ask("a", 2));
+    assert_ne!(ask("a", 1), ask("b", 1));
+    let tokens = |issuers: [&str; 3], timeout| {
+        let provider = |issuer: &str| {
+            let uri = HttpUri {
+                uri: format!("https://{issuer}/keys"),
+                timeout: seconds(timeout),
+                http_upstream_type: Some(HttpUpstreamType::Cluster("keys".into())),
+            };
+            let remote =
+                RemoteJwks { http_uri: Some(uri), cache_duration: seconds(timeout), ..RemoteJwks::default() };
+            let jwks_source_specifier = Some(JwksSourceSpecifier::RemoteJwks(remote));
+            JwtProvider { issuer: issuer.into(), jwks_source_specifier, ..JwtProvider::default() }
+        };
+        let providers = issuers.map(|issuer| (issuer.to_owned(), provider(issuer))).into();
+        jwt::translate(&JwtAuthentication { providers, ..JwtAuthentication::default() }).unwrap().fingerprint
+    };
+    assert_eq!(tokens(["a", "b", "c"], 1), tokens(["c", "a", "b"], 2));
+    assert_ne!(tokens(["a", "b", "c"], 1), tokens(["a", "b", "d"], 1));
+}

@@ -1,0 +1,395 @@
+//! Requests that are judged again when the configuration changes: each filter of the new configuration sees what it would have
+//! seen then, and a change that does not concern a request does not end it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first thing that goes wrong"
+)]
+
+mod support;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
+use serde_json::json;
+use skysail_proxy::{
+    config::{
+        HttpManager, Listener, RouteTable, Snapshot,
+        authorization::{ExternalAuthorization, Http, Service},
+        http::{Does, Filter, Routes},
+        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        listener::{Proxied, Terminal},
+        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+        route::{Forward, PathMatch, Route, RouteMatch, Setting, VirtualHost},
+        text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
+    },
+    overload::Limits,
+};
+use support::{Client, Proxy, cluster, http, listener, server, snapshot};
+
+const ASK: &str = "ask";
+
+/// A server that grants every upgrade and sends back whatever follows.
+async fn echo() -> SocketAddr {
+    server(|_, mut client: Client| async move {
+        client.head().await;
+        let head = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n";
+        client.send(head).await;
+        let (mut read, mut write) = client.stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+    .await
+}
+
+/// A service that consents to everything, with the user's name.
+async fn authorizer() -> SocketAddr {
+    server(|_, mut client: Client| async move {
+        while client.message_if_any().await.is_some() {
+            client.send("HTTP/1.1 200 OK\r\nx-user: me\r\ncontent-length: 0\r\n\r\n").await;
+        }
+    })
+    .await
+}
+
+/// Asks that service. The fingerprint is the number.
+fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
+    let service = Http {
+        path_prefix: "".into(),
+        add: vec![],
+        upstream: vec![TextMatch::Exact((*b"x-user").into())],
+        upstream_appended: vec![],
+        client: vec![],
+        client_on_success: vec![],
+    };
+    Does::Ask(Box::new(ExternalAuthorization {
+        fingerprint,
+        service: Service::Http(Box::new(service)),
+        cluster: "authorizer".into(),
+        authority: "auth.example".into(),
+        timeout: Duration::from_secs(30),
+        failure_allowed: false,
+        failure_marked: false,
+        status_on_error: 403,
+        body: None,
+        clear_route: false,
+        enabled: 1_000_000,
+        enabled_metadata,
+        allowed_headers: None,
+        disallowed_headers: vec![],
+        include_certificate: false,
+        include_tls_session: false,
+    }))
+}
+
+fn rules(permission: Permission) -> Option<Rules> {
+    let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![Principal::Any] };
+    Some(Rules { action: RuleAction::Deny, rules: vec![rule] })
+}
+
+/// Denies requests with this header.
+fn deny(header: &str) -> Does {
+    let test = HeaderTest::Present(true);
+    let test = HeaderMatch { name: header.into(), test, invert: false, missing_as_empty: false };
+    let rules = rules(Permission::Header(test));
+    Does::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
+}
+
+/// Would deny every request, and says so under this prefix.
+fn would_deny(prefix: &str) -> Does {
+    let shadow = rules(Permission::Any);
+    Does::Authorize(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
+}
+
+/// HTTP under these filters, with the routes changed.
+fn web_with(does: Vec<Does>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
+    let named = |does| Filter { name: ASK.into(), disabled: false, does };
+    let filters: Vec<_> = does.into_iter().map(named).collect();
+    let Terminal::Http(manager) =
+        http(|manager: &mut HttpManager, _: &mut Forward| manager.filters = filters)
+    else {
+        unreachable!("it is HTTP")
+    };
+    let mut manager = Arc::into_inner(manager).unwrap();
+    let mut routes = vec![route()];
+    change(&mut routes, route);
+    let Routes::Inline(table) = manager.routes else { unreachable!("it is inline") };
+    let table = Arc::into_inner(table).unwrap();
+    let hosts = table.hosts.into_iter().map(|host| {
+        let host = Arc::into_inner(host).unwrap();
+        Arc::new(VirtualHost { routes: std::mem::take(&mut routes), ..host })
+    });
+    let hosts = hosts.collect();
+    manager.routes = Routes::Inline(Arc::new(RouteTable { hosts, ..table }));
+    listener(Terminal::Http(Arc::new(manager)), None)
+}
+
+/// A route for everything to the upstream.
+fn route() -> Route {
+    let Terminal::Http(manager) = http(|_, _| ()) else { unreachable!("it is HTTP") };
+    let Routes::Inline(table) = Arc::into_inner(manager).unwrap().routes else {
+        unreachable!("it is inline")
+    };
+    let host = Arc::into_inner(table).unwrap().hosts.remove(0);
+    Arc::into_inner(host).unwrap().routes.remove(0)
+}
+
+fn web(does: Vec<Does>) -> Listener {
+    web_with(does, |_, _| ())
+}
+
+struct Running {
+    proxy: Proxy,
+    clusters: Snapshot,
+}
+
+impl Running {
+    /// A proxy with this listener, which ends at once what is not admitted any more.
+    async fn start(listener: Listener) -> Self {
+        let upstream = cluster(&[echo().await], None);
+        let authorizer = skysail_proxy::config::Cluster {
+            name: "authorizer".into(),
+            ..cluster(&[authorizer().await], None)
+        };
+        let clusters = snapshot(web(vec![]), vec![upstream, authorizer]);
+        let limits = Limits { revoked_drain: Duration::ZERO, ..Limits::default() };
+        let running = Self { proxy: Proxy::limited(web(vec![]), vec![], limits).await, clusters };
+        running.publish(listener).await;
+        running
+    }
+
+    async fn publish(&self, listener: Listener) {
+        let listeners = snapshot(listener, vec![]).listeners;
+        let snapshot = Snapshot { listeners, ..self.clusters.clone() };
+        self.proxy.workers().publish(snapshot).await.unwrap();
+    }
+
+    async fn websocket(&self, fields: &str) -> Client {
+        let mut client = self.proxy.connect().await;
+        let head = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
+        client.send(&format!("{head}{fields}\r\n")).await;
+        let head = client.head().await;
+        assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+        echoes(&mut client).await;
+        client
+    }
+}
+
+/// It goes on: what is not admitted any more ends before it carries anything.
+async fn echoes(client: &mut Client) {
+    client.send("ping").await;
+    assert_eq!(client.exactly(4).await, "ping");
+}
+
+#[tokio::test]
+async fn a_policy_sees_the_head_as_it_was_at_its_place() {
+    let running = Running::start(web(vec![deny("x-user"), ask(1, None)])).await;
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![deny("x-user"), ask(1, None), deny("x-other")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![ask(1, None), deny("x-user")])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_request_that_another_question_would_be_asked_about_ends() {
+    let running = Running::start(web(vec![ask(1, None), ask(2, None)])).await;
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![ask(2, None)])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![ask(1, None), ask(2, None)])).await;
+    echoes(&mut client).await;
+    // The second answer was to a head that the first had changed.
+    running.publish(web(vec![ask(2, None), ask(1, None)])).await;
+    assert_eq!(client.rest().await, "");
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![ask(2, None), ask(1, None), ask(1, None)])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_filter_that_is_disabled_no_more_is_asked() {
+    let disabled = || {
+        let mut listener = web(vec![ask(1, None)]);
+        let Terminal::Http(manager) = &mut Arc::get_mut(&mut listener.chains[0]).unwrap().terminal else {
+            unreachable!("it is HTTP")
+        };
+        Arc::get_mut(manager).unwrap().filters[0].disabled = true;
+        listener
+    };
+    let running = Running::start(disabled()).await;
+    let mut client = running.websocket("").await;
+    running.publish(disabled()).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![ask(1, None)])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_route_for_a_share_of_requests_is_not_chosen_by_chance_again() {
+    let changed = |more: Vec<Does>| {
+        let mut does = vec![ask(1, None)];
+        does.extend(more);
+        web_with(does, |routes, route| {
+            let unasked = RouteMatch { fraction: Some(500_000), ..route().matches };
+            let filters = vec![(ASK.into(), Setting::Off)];
+            routes.insert(0, Route { matches: unasked, filters, ..route() });
+        })
+    };
+    let running = Running::start(changed(vec![])).await;
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        clients.push(running.websocket("").await);
+    }
+    for header in ["x-a", "x-b", "x-c"] {
+        running.publish(changed(vec![deny(header)])).await;
+        for client in &mut clients {
+            echoes(client).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_route_that_goes_demands_nothing_new() {
+    let running = Running::start(web_with(vec![ask(1, None)], |routes, _| {
+        routes[0].filters = vec![(ASK.into(), Setting::Off)];
+    }))
+    .await;
+    let mut client = running.websocket("").await;
+    running
+        .publish(web_with(vec![ask(1, None)], |routes, route| {
+            let matches = RouteMatch { path: PathMatch::Exact((*b"/other").into()), ..route().matches };
+            routes[0] = Route { matches, ..route() };
+        }))
+        .await;
+    echoes(&mut client).await;
+    // One that is there and demands it is another matter.
+    running.publish(web(vec![ask(1, None)])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn what_was_asked_because_of_metadata_counts_as_asked() {
+    let wanted = |prefix: &str| {
+        let path = ["envoy.filters.http.rbac".into(), format!("{prefix}shadow_engine_result").into()];
+        let test = ValueMatch::Text(TextMatch::Exact((*b"denied").into()));
+        Some(MetadataMatch { path: path.into(), test, invert: false })
+    };
+    let filters = |more: Vec<Does>| {
+        let mut does = vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("b_"), ask(2, wanted("c_"))];
+        does.extend(more);
+        web(does)
+    };
+    let running = Running::start(filters(vec![])).await;
+    let mut client = running.websocket("").await;
+    running.publish(filters(vec![deny("x-other")])).await;
+    echoes(&mut client).await;
+    // What was not asked, and now would be.
+    running
+        .publish(web(vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("c_"), ask(2, wanted("c_"))]))
+        .await;
+    assert_eq!(client.rest().await, "");
+}
+
+/// A key, and a token that is good by it.
+fn key_and_token() -> (serde_json::Value, String) {
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let (x, y) = pair.der_bytes()[1..].split_at(32);
+    let key = json!({"kty": "EC", "crv": "P-256", "x": BASE64.encode(x), "y": BASE64.encode(y)});
+    let signing = EncodingKey::from_ec_der(pair.serialized_der());
+    let token = encode(&Header::new(Algorithm::ES256), &json!({"iss": "me", "sub": "you"}), &signing);
+    (key, token.unwrap())
+}
+
+/// Tokens by one of these keys. They are taken off, and their subject is passed on.
+fn tokens(keys: &[&serde_json::Value]) -> Does {
+    let text = json!({"keys": keys}).to_string();
+    let provider = Provider {
+        name: "me".into(),
+        issuer: Some("me".into()),
+        audiences: vec![],
+        keys: Keys::Here(KeySet::parse(text.as_bytes()).unwrap().into()),
+        forward: false,
+        from: vec![Source::Header("authorization".into(), "Bearer ".into())],
+        payload_in_metadata: None,
+        header_in_metadata: None,
+        spaced_claims: vec![],
+        payload_header: None,
+        pad_payload_header: false,
+        claim_headers: vec![("x-subject".into(), vec!["sub".into()])],
+        clock_skew: Duration::from_secs(60),
+        clear_route: false,
+    };
+    Does::Jwt(Box::new(Jwt {
+        fingerprint: text.len() as u64,
+        providers: vec![provider],
+        rules: vec![(route().matches, Requirement::Provider(0, None))],
+        named: vec![],
+        bypass_preflight: false,
+    }))
+}
+
+#[tokio::test]
+async fn tokens_are_checked_again_where_other_keys_are_trusted() {
+    let ((first, token), (second, _)) = (key_and_token(), key_and_token());
+    let running = Running::start(web(vec![tokens(&[&first]), deny("x-other")])).await;
+    let bearer = format!("authorization: Bearer {token}\r\n");
+    let mut client = running.websocket(&bearer).await;
+    // A policy behind the filter sees neither the token nor another subject than the token's.
+    running.publish(web(vec![tokens(&[&first]), deny("authorization")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![tokens(&[&first, &second]), deny("authorization")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![tokens(&[&first, &second]), deny("x-subject")])).await;
+    assert_eq!(client.rest().await, "");
+    running.publish(web(vec![tokens(&[&first, &second])])).await;
+    let mut client = running.websocket(&bearer).await;
+    running.publish(web(vec![tokens(&[&second])])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+/// The PROXY protocol names another destination than the address by which the connection's listener was found.
+#[tokio::test]
+async fn a_proxied_connection_keeps_the_listener_that_it_was_found_by() {
+    let proxy = Proxy::start(web(vec![]), vec![]).await;
+    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
+    let publish = async |other_port: u16| {
+        let by_address = |name: &str, address: SocketAddr, does| Listener {
+            name: name.into(),
+            addresses: vec![address],
+            bind: false,
+            ..web(does)
+        };
+        let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+        let found = by_address("found", proxy.address, vec![deny("x-denied")]);
+        let listeners = [
+            Listener { use_original_dst: true, ..web(vec![]) },
+            Listener { proxy_protocol: proxied, ..found },
+            by_address("named", SocketAddr::from(([10, 9, 9, 9], 99)), vec![]),
+            by_address("other", SocketAddr::from(([10, 9, 9, 9], other_port)), vec![]),
+        ];
+        let mut snapshot = clusters.clone();
+        let all = Arc::make_mut(&mut snapshot.listeners);
+        for listener in listeners.map(Arc::new) {
+            for address in listener.addresses.iter().filter(|_| !listener.bind) {
+                all.by_address.insert(*address, listener.clone());
+            }
+            all.by_name.insert(listener.name.clone(), listener);
+        }
+        proxy.workers().publish(snapshot).await.unwrap();
+    };
+    publish(1).await;
+    let mut client = proxy.connect().await;
+    client.send("PROXY TCP4 127.0.0.1 10.9.9.9 1000 99\r\n").await;
+    let mut ask = async |fields: &str| {
+        client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{fields}\r\n")).await;
+        client.message().await.0[9..12].to_owned()
+    };
+    for other_port in [1, 2, 3] {
+        publish(other_port).await;
+        assert_eq!(ask("").await, "200");
+        assert_eq!(ask("x-denied: 1\r\n").await, "403");
+    }
+}
