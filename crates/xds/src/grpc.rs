@@ -50,6 +50,9 @@ pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
 /// How long it may take to say so.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Calls of a connection that have not ended. HTTP/2 does not count those that the client has reset, and one that waits for its pace
+/// does not see that.
+const UNENDED: usize = 2 * limits::CALLS as usize;
 /// gRPC: HTTP/2 transport mapping.
 const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -175,10 +178,16 @@ where
         // Before the last answer is written.
         rest(&calls, &mut busy);
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
-            let Some(accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
+            let Some(mut accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
             account.pace.spend(limits::CALL);
             if manners.takes_calls() {
-                let call = begin(accepted, &extensions, service, &account);
+                let call = match calls.len() {
+                    ..UNENDED => begin(accepted, &extensions, service, &account),
+                    _ => {
+                        accepted.1.send_reset(Reason::REFUSED_STREAM);
+                        None
+                    }
+                };
                 manners.called(call.is_some());
                 busy |= call.is_some();
                 calls.extend(call);

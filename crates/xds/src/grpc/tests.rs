@@ -8,7 +8,11 @@ use std::{
     },
 };
 
-use tokio::net::{TcpListener, TcpStream};
+use futures_util::FutureExt as _;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::yield_now,
+};
 use tonic::codegen::http::Request;
 
 use super::*;
@@ -101,4 +105,21 @@ async fn a_client_that_is_refused_again_and_again_is_disconnected() {
         // One that is admitted shows that the others were mistakes.
         open.push(call(&client, "good").await.unwrap().1);
     }
+}
+
+#[tokio::test]
+async fn calls_that_the_client_resets_are_bounded_until_they_end() {
+    let door = Arc::<Door>::default();
+    let (client, connection) = connect(&door).await;
+    let answered = || door.answered.load(Ordering::Relaxed);
+    while let Ok((mut response, mut body)) = call(&client, "good").await {
+        let before = answered();
+        while answered() == before && (&mut response).now_or_never().is_none() {
+            yield_now().await;
+        }
+        body.send_reset(Reason::CANCEL);
+        assert!(answered() <= UNENDED);
+    }
+    connection.await.unwrap();
+    assert_eq!(answered(), UNENDED);
 }
