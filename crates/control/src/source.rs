@@ -5,9 +5,12 @@
 //! being written is half there, and taking it would remove what is still to come; so the look waits until the
 //! writer closes the file, up to a limit. And a folder can vanish and come back, so there is a look now and then
 //! without any event. A file is read again only if its metadata differ, or are so young that they may not tell.
+//!
+//! A folder that cannot be read is an error by its name: what was read in it before stays in force until it can be read again or is
+//! gone, and all others are followed. Symbolic links to folders are followed, and each folder is read once, so circles do no harm.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
     io::{self, Read as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
@@ -24,6 +27,7 @@ use notify::{
 use skysail_core::fingerprint;
 use tokio::{
     sync::{Notify, mpsc},
+    task::{JoinError, spawn_blocking},
     time::{Instant, timeout_at},
 };
 use tracing::{info, warn};
@@ -53,7 +57,7 @@ pub(crate) struct FileChange {
 pub(crate) enum FileState {
     /// It has this text.
     Text(String),
-    /// It is there but cannot be read; what was read of it before stays.
+    /// It is there but cannot be read; what was read of it before, or in it, stays.
     Unreadable(String),
     /// It is gone.
     Gone,
@@ -63,10 +67,21 @@ pub(crate) enum FileState {
 pub(crate) struct Folders {
     folders: Vec<PathBuf>,
     seen: Seen,
+    walked: Walked,
 }
 
 /// What was seen in each file, by folder and path.
 type Seen = BTreeMap<(usize, PathBuf), File>;
+
+/// Folders that were read, with what tells one from another that has come in its place.
+type Walked = BTreeMap<PathBuf, Id>;
+
+/// Device and inode of a folder.
+type Id = (u64, u64);
+
+fn id(metadata: &fs::Metadata) -> Id {
+    (metadata.dev(), metadata.ino())
+}
 
 /// What was last seen in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,38 +123,32 @@ impl Folders {
     /// Nothing seen yet.
     ///
     /// # Errors
-    /// When one is neither a folder nor a file.
+    /// When one is neither a folder nor a file, or a folder in it cannot be read: a policy may stand there.
     pub(crate) fn new(folders: &[PathBuf]) -> io::Result<Self> {
-        for folder in folders {
-            let wrong = |error: io::Error| {
-                io::Error::new(error.kind(), format!("configuration {}: {error}", folder.display()))
-            };
-            Look { before: &Seen::new(), now: Seen::new(), changes: Vec::new() }
-                .collect(folder, 0)
-                .map_err(wrong)?;
+        let (seen, walked) = (Seen::new(), Walked::new());
+        let mut look = Look::new(&seen);
+        for (layer, folder) in folders.iter().enumerate() {
+            look.collect(folder, layer);
         }
-        Ok(Self { folders: folders.to_vec(), seen: Seen::new() })
+        if let Some((path, error)) = look.failed {
+            let text = format!("configuration {} cannot be read: {error}", path.display());
+            return Err(io::Error::new(error.kind(), text));
+        }
+        Ok(Self { folders: folders.to_vec(), seen, walked })
     }
 
     /// Looks at everything; gives what differs from the last time.
     pub(crate) fn look(&mut self) -> Vec<FileChange> {
-        let mut look = Look { before: &self.seen, now: Seen::new(), changes: Vec::new() };
+        let mut look = Look::new(&self.seen);
         for (layer, folder) in self.folders.iter().enumerate() {
-            if let Err(error) = look.collect(folder, layer) {
-                // A folder that is being replaced is not a request to remove everything.
-                warn!(folder = %folder.display(), %error, "configuration folder cannot be read; what was read of it stays");
-                let kept = self.seen.range((layer, PathBuf::new())..(layer + 1, PathBuf::new()));
-                look.now.retain(|(of, _), _| *of != layer);
-                look.now.extend(kept.map(|(key, file)| (key.clone(), file.clone())));
-                look.changes.retain(|change| change.layer != layer);
-            }
+            look.collect(folder, layer);
         }
-        let Look { now, changes, .. } = look;
+        let Look { now, changes, walked, .. } = look;
         // First, as what is gone may stand elsewhere now.
         let gone = self.seen.keys().filter(|key| !now.contains_key(*key));
         let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Gone));
         let changes = gone.chain(changes).collect();
-        self.seen = now;
+        (self.seen, self.walked) = (now, walked);
         changes
     }
 
@@ -147,21 +156,26 @@ impl Folders {
     /// dropped.
     ///
     /// # Errors
-    /// When the folders cannot be watched.
+    /// When a look panicked.
     pub(crate) async fn watch(
         mut self,
         changed: impl Fn(Vec<FileChange>) + Send + Sync + 'static,
-    ) -> notify::Result<()> {
+    ) -> Result<(), JoinError> {
         let changed = Arc::new(changed);
         let (sender, mut events) = mpsc::unbounded_channel();
-        let mut watcher = notify::recommended_watcher(move |event| {
-            if !is_reading(&event) {
-                let _ = sender.send(event);
-            }
-        })?;
-        let mut watched = self.watch_all(&mut watcher);
+        let mut watch = Watch { events: sender, watcher: None, folders: Walked::new(), is_whole: false };
         loop {
-            // The first look is for what happened between the caller's look and the watching.
+            // Watched first, so that a change which the look does not see is an event.
+            let follow = move || {
+                let is_new = watch.follow(&self.walked);
+                (self, watch, is_new)
+            };
+            let is_new;
+            (self, watch, is_new) = spawn_blocking(follow).await?;
+            if is_new {
+                // What comes with a new folder may be half there.
+                watch.is_whole &= settle(&mut events, &watch.folders, SETTLE).await;
+            }
             let changed = Arc::clone(&changed);
             let look = move || {
                 let changes = self.look();
@@ -170,36 +184,57 @@ impl Folders {
                 }
                 self
             };
-            self = tokio::task::spawn_blocking(look)
-                .await
-                .map_err(|error| notify::Error::generic(&error.to_string()))?;
-            if self.folders.iter().any(|folder| !folder.exists()) {
-                watched = 0;
-            }
-            settle(&mut events).await;
-            if watched < self.folders.len() {
-                watched = self.watch_all(&mut watcher);
+            self = spawn_blocking(look).await?;
+            if self.walked == watch.folders {
+                watch.is_whole &= settle(&mut events, &watch.folders, LOOK).await;
             }
         }
     }
+}
 
-    /// Watches all folders that can be watched; says how many.
-    fn watch_all(&self, watcher: &mut RecommendedWatcher) -> usize {
-        let watch = |folder: &&PathBuf| {
-            let (place, mode) = match folder.parent() {
-                // A watch on a file would not see another one take its place.
-                Some(parent) if folder.is_file() => (parent, RecursiveMode::NonRecursive),
-                _ => (folder.as_path(), RecursiveMode::Recursive),
-            };
-            let watched = watcher.watch(place, mode);
-            if let Err(error) = &watched {
-                warn!(folder = %folder.display(), %error, "cannot be watched; looking at it every {LOOK:?}");
+/// The watch on all folders that were read.
+struct Watch {
+    events: mpsc::UnboundedSender<notify::Result<Event>>,
+    /// It watches each folder by itself: if it were to look for folders, it would end at one that cannot be read.
+    watcher: Option<RecommendedWatcher>,
+    folders: Walked,
+    /// All folders are watched.
+    is_whole: bool,
+}
+
+impl Watch {
+    /// Watches these folders. Returns whether there is a new one.
+    fn follow(&mut self, folders: &Walked) -> bool {
+        let is_other = self.folders != *folders;
+        if self.is_whole && !is_other {
+            return false;
+        }
+        self.folders.clone_from(folders);
+        let watched = self.watch();
+        self.is_whole = watched.is_ok();
+        match watched {
+            Err(error) => warn!(%error, "configuration cannot be watched; looking at it every {LOOK:?}"),
+            Ok(()) if is_other => info!(folders = folders.len(), "watching configuration"),
+            Ok(()) => {}
+        }
+        is_other
+    }
+
+    fn watch(&mut self) -> notify::Result<()> {
+        let events = self.events.clone();
+        let watcher = notify::recommended_watcher(move |event| {
+            if !is_reading(&event) {
+                let _ = events.send(event);
             }
-            watched.is_ok()
+        })?;
+        let watcher = self.watcher.insert(watcher);
+        // One that cannot be watched leaves others watched.
+        let watch = |folder: &PathBuf| match watcher.watch(folder, RecursiveMode::NonRecursive) {
+            // It went away after the look; the next look finds that.
+            Err(error) if matches!(error.kind, notify::ErrorKind::PathNotFound) => Ok(()),
+            watched => watched,
         };
-        let watched = self.folders.iter().filter(watch).count();
-        info!(folders = watched, "watching configuration");
-        watched
+        self.folders.keys().map(watch).fold(Ok(()), Result::and)
     }
 }
 
@@ -226,40 +261,58 @@ fn is_reading(event: &notify::Result<Event>) -> bool {
     matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
 }
 
-/// Waits for an event, then until no more follow and no file is being written.
-async fn settle(events: &mut mpsc::UnboundedReceiver<notify::Result<Event>>) {
-    let mut writing = HashSet::new();
+/// Waits for an event, which comes within `wait` or not at all, then until no more follow and no file is being written. Returns
+/// whether the `folders` are watched still.
+async fn settle(
+    events: &mut mpsc::UnboundedReceiver<notify::Result<Event>>,
+    folders: &Walked,
+    wait: Duration,
+) -> bool {
+    let mut noted = Noted { folders, writing: HashSet::new(), are_watched: true };
     // The watcher is alive as long as we wait, so the channel does not end.
-    match tokio::time::timeout(LOOK, events.recv()).await {
-        Ok(Some(event)) => note(event, &mut writing),
+    match tokio::time::timeout(wait, events.recv()).await {
+        Ok(Some(event)) => noted.note(event),
         Ok(None) => return std::future::pending().await,
-        Err(_) => return,
+        Err(_) => return true,
     }
     let limit = Instant::now() + MAX_WAIT;
     loop {
-        let deadline = if writing.is_empty() { (Instant::now() + SETTLE).min(limit) } else { limit };
+        let deadline = if noted.writing.is_empty() { (Instant::now() + SETTLE).min(limit) } else { limit };
         match timeout_at(deadline, events.recv()).await {
-            Ok(Some(event)) => note(event, &mut writing),
-            Ok(None) | Err(_) => return,
+            Ok(Some(event)) => noted.note(event),
+            Ok(None) | Err(_) => return noted.are_watched,
         }
     }
 }
 
-/// Keeps track of files being written.
-fn note(event: notify::Result<Event>, writing: &mut HashSet<PathBuf>) {
-    let Ok(event) = event else { return };
-    match event.kind {
-        EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => {
-            writing.extend(event.paths);
-        }
-        EventKind::Access(AccessKind::Close(AccessMode::Write))
-        | EventKind::Remove(_)
-        | EventKind::Modify(ModifyKind::Name(_)) => {
-            for path in &event.paths {
-                writing.remove(path);
+/// What events say.
+struct Noted<'a> {
+    folders: &'a Walked,
+    /// Files being written.
+    writing: HashSet<PathBuf>,
+    /// No folder was removed or renamed, which ends its watch even if there is another by its name.
+    are_watched: bool,
+}
+
+impl Noted<'_> {
+    fn note(&mut self, event: notify::Result<Event>) {
+        let Ok(event) = event else { return };
+        match event.kind {
+            EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => {
+                self.writing.extend(event.paths);
             }
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Remove(_)
+            | EventKind::Modify(ModifyKind::Name(_)) => {
+                for path in &event.paths {
+                    self.writing.remove(path);
+                    self.are_watched &= !self.folders.contains_key(path);
+                }
+            }
+            // Events were lost.
+            _ if event.need_rescan() => self.are_watched = false,
+            _ => {}
         }
-        _ => {}
     }
 }
 
@@ -273,38 +326,112 @@ struct Look<'a> {
     now: Seen,
     /// What is there and differs from before.
     changes: Vec<FileChange>,
+    walked: Walked,
+    /// The first folder that cannot be read.
+    failed: Option<(PathBuf, io::Error)>,
 }
 
-impl Look<'_> {
-    /// Reads one file that was named, or the configuration files of a folder and the folders in it. Hidden ones are not
-    /// ours: editors' and Kubernetes' own (`..data`).
-    fn collect(&mut self, folder: &Path, layer: usize) -> io::Result<()> {
-        if folder.is_file() {
-            return self.file(folder, layer);
+/// Folders of a layer to be read.
+#[derive(Default)]
+struct Ahead {
+    folders: Vec<PathBuf>,
+    /// Symbolic links to folders. They come last, and in their order, so that a folder always has the same path.
+    links: BTreeSet<PathBuf>,
+    known: HashSet<Id>,
+}
+
+impl<'a> Look<'a> {
+    fn new(before: &'a Seen) -> Self {
+        Self { before, now: Seen::new(), changes: Vec::new(), walked: Walked::new(), failed: None }
+    }
+
+    /// Reads one file that was named, or the configuration files of a folder and the folders in it.
+    fn collect(&mut self, root: &Path, layer: usize) {
+        if !root.is_dir() {
+            if let Err(error) = self.file(root, layer) {
+                self.unreadable(root, layer, &error);
+                self.failed.get_or_insert((root.to_owned(), error));
+            }
+            self.walk_parent(root);
+            return;
+        }
+        let mut ahead = Ahead { folders: vec![root.to_owned()], ..Ahead::default() };
+        while let Some(folder) = ahead.folders.pop().or_else(|| ahead.links.pop_first()) {
+            match self.folder(&folder, layer, &mut ahead) {
+                // It was removed between listing and reading.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && folder != root => {}
+                Err(error) => {
+                    self.unreadable(&folder, layer, &error);
+                    self.failed.get_or_insert((folder, error));
+                }
+                Ok(()) => {}
+            }
+        }
+        if !self.walked.contains_key(root) {
+            self.walk_parent(root);
+        }
+    }
+
+    /// Has the folder watched in which a file stands, or a folder that is to come back.
+    fn walk_parent(&mut self, root: &Path) {
+        let parent = root.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        if let Ok(metadata) = fs::metadata(parent) {
+            self.walked.insert(parent.to_owned(), id(&metadata));
+        }
+    }
+
+    /// Reads the configuration files of a folder, and finds the folders in it. Hidden ones are not ours: editors' and Kubernetes'
+    /// own (`..data`).
+    fn folder(&mut self, folder: &Path, layer: usize, ahead: &mut Ahead) -> io::Result<()> {
+        let id = id(&fs::metadata(folder)?);
+        if !ahead.known.insert(id) {
+            return Ok(());
         }
         for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            if hidden {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
             }
-            if path.is_dir() {
-                self.collect(&path, layer)?;
-            } else if matches!(extension, Some("yaml" | "yml" | "json"))
-                && let Err(error) = self.file(&path, layer)
-                // Else it was removed between listing and reading.
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                let reason = error.to_string();
-                let content = Content::Unreadable(reason.clone());
-                if self.before.get(&(layer, path.clone())).is_none_or(|before| before.content != content) {
-                    self.changes.push(change(layer, &path, FileState::Unreadable(reason)));
+            let listed = entry.file_type()?;
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() && listed.is_symlink() => _ = ahead.links.insert(path),
+                Ok(metadata) if metadata.is_dir() => ahead.folders.push(path),
+                Err(error) if error.kind() != io::ErrorKind::NotFound && !listed.is_file() => {
+                    self.unreadable(&path, layer, &error);
+                    self.failed.get_or_insert((path, error));
                 }
-                self.now.insert((layer, path), File { content, stamp: None });
+                _ if matches!(extension, Some("yaml" | "yml" | "json")) => {
+                    if let Err(error) = self.file(&path, layer)
+                        // Else it was removed between listing and reading.
+                        && error.kind() != io::ErrorKind::NotFound
+                    {
+                        self.unreadable(&path, layer, &error);
+                    }
+                }
+                _ => {}
             }
         }
+        self.walked.insert(folder.to_owned(), id);
         Ok(())
+    }
+
+    /// Keeps what was read of a file, or in a folder, that cannot be read.
+    fn unreadable(&mut self, path: &Path, layer: usize, error: &io::Error) {
+        let key = (layer, path.to_owned());
+        let reason = error.to_string();
+        let content = Content::Unreadable(reason.clone());
+        if self.before.get(&key).is_none_or(|before| before.content != content) {
+            self.changes.push(change(layer, path, FileState::Unreadable(reason)));
+        }
+        let within = self.before.range(key.clone()..);
+        let within = within.take_while(|((of, file), _)| *of == layer && file.starts_with(path));
+        for (file, before) in within {
+            self.now.entry(file.clone()).or_insert_with(|| before.clone());
+        }
+        self.now.insert(key, File { content, stamp: None });
     }
 
     /// Reads a file unless it is known not to have changed.
@@ -334,140 +461,4 @@ impl Look<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(changes: &[FileChange]) -> Vec<(usize, String, bool)> {
-        let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-        changes.iter().map(|c| (c.layer, name(&c.path), c.state == FileState::Gone)).collect()
-    }
-
-    #[test]
-    fn only_configuration_files_that_differ_are_reported() {
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let write = |path: PathBuf, text: &str| fs::write(path, text).unwrap();
-        write(first.path().join("a.yaml"), "a");
-        write(first.path().join(".a.yaml.swp"), "a");
-        write(first.path().join(".hidden.yaml"), "a");
-        write(first.path().join("notes.txt"), "a");
-        fs::create_dir(first.path().join("sub")).unwrap();
-        write(first.path().join("sub/b.json"), "b");
-        write(second.path().join("a.yaml"), "c");
-        let mut folders = Folders::new(&[first.path().into(), second.path().into()]).unwrap();
-        let mut found = names(&folders.look());
-        found.sort();
-        assert_eq!(
-            found,
-            [(0, "a.yaml".into(), false), (0, "b.json".into(), false), (1, "a.yaml".into(), false)]
-        );
-        assert_eq!(folders.look(), []);
-
-        write(second.path().join("new"), "d");
-        fs::rename(second.path().join("new"), second.path().join("a.yaml")).unwrap();
-        fs::remove_file(first.path().join("a.yaml")).unwrap();
-        fs::write(first.path().join("sub/b.json"), [0xff]).unwrap();
-        let changes = folders.look();
-        assert_eq!(names(&changes).len(), 3);
-        assert!(changes.iter().any(|change| matches!(change.state, FileState::Unreadable(_))));
-
-        fs::remove_dir_all(second.path()).unwrap();
-        assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
-    }
-
-    #[test]
-    fn what_is_no_regular_file_is_named_and_does_not_hold_up_others() {
-        let folder = tempfile::tempdir().unwrap();
-        nix::unistd::mkfifo(&folder.path().join("a.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("b.yaml")).unwrap();
-        fs::write(folder.path().join("c.yaml"), "c").unwrap();
-        let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-        let mut changes = folders.look();
-        changes.sort_by(|one, other| one.path.cmp(&other.path));
-        let reason = |change: &FileChange| match &change.state {
-            FileState::Unreadable(reason) => reason.clone(),
-            state => panic!("{state:?}"),
-        };
-        assert_eq!(reason(&changes[0]), "it is not a regular file");
-        assert!(!reason(&changes[1]).is_empty());
-        assert_eq!(changes[2].state, FileState::Text("c".into()));
-        assert_eq!(folders.look(), [], "they are named once");
-        fs::remove_file(folder.path().join("a.yaml")).unwrap();
-        fs::write(folder.path().join("a.yaml"), "a").unwrap();
-        assert_eq!(folders.look().len(), 1);
-    }
-
-    #[test]
-    fn a_file_may_stand_for_a_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("a.yaml");
-        assert!(Folders::new(std::slice::from_ref(&file)).is_err());
-        fs::write(&file, "a").unwrap();
-        fs::write(folder.path().join("b.yaml"), "b").unwrap();
-        let mut folders = Folders::new(std::slice::from_ref(&file)).unwrap();
-        assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
-        fs::rename(folder.path().join("b.yaml"), &file).unwrap();
-        assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
-        fs::remove_file(&file).unwrap();
-        assert_eq!(folders.look(), [], "a file that vanished removes nothing");
-    }
-
-    #[tokio::test]
-    async fn looking_does_not_lead_to_looking() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("a.yaml"), "a").unwrap();
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut watcher = notify::recommended_watcher(move |event| {
-            let _ = sender.send(event);
-        })
-        .unwrap();
-        watcher.watch(folder.path(), RecursiveMode::Recursive).unwrap();
-        Folders::new(&[folder.path().into()]).unwrap().look();
-        // The end of what reading caused is marked by a change.
-        fs::remove_file(folder.path().join("a.yaml")).unwrap();
-        loop {
-            let event = events.recv().await.unwrap();
-            if matches!(&event, Ok(event) if event.kind.is_remove()) {
-                break;
-            }
-            assert!(is_reading(&event), "{event:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_change_is_seen_when_the_writer_is_done() {
-        use std::io::Write as _;
-        let folder = tempfile::tempdir().unwrap();
-        let folders = Folders::new(&[folder.path().into()]).unwrap();
-        let (sender, mut seen) = mpsc::unbounded_channel();
-        let watching = tokio::spawn(folders.watch(move |changes| {
-            let _ = sender.send(changes);
-        }));
-        // The watch is on once a change is seen; the first may come too early to be one.
-        let path = folder.path().join("a.yaml");
-        let mut number = 0;
-        let text = loop {
-            number += 1;
-            fs::write(&path, format!("number {number}")).unwrap();
-            if let Ok(Some(changes)) = tokio::time::timeout(Duration::from_millis(50), seen.recv()).await {
-                break changes;
-            }
-        };
-        assert_eq!(text.len(), 1);
-
-        let mut file = fs::File::create(&path).unwrap();
-        file.write_all(b"first half, ").unwrap();
-        file.flush().unwrap();
-        tokio::task::yield_now().await;
-        file.write_all(b"second half").unwrap();
-        drop(file);
-        loop {
-            let changes = seen.recv().await.unwrap();
-            let FileState::Text(text) = &changes[0].state else { panic!("{changes:?}") };
-            assert!(text.starts_with("number") || text == "first half, second half", "{text}");
-            if text.ends_with("half") {
-                break;
-            }
-        }
-        watching.abort();
-    }
-}
+mod tests;
