@@ -128,6 +128,11 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
             });
         }
     }
+    if node.rewrites {
+        route["route"]["prefix_rewrite"] = json!("/");
+        route["request_headers_to_add"] =
+            json!([{ "header": { "key": "x-added", "value": "by the route" } }]);
+    }
     manager["route_config"] = json!({
         "name": "r",
         "virtual_hosts": [{ "name": "inbound|http|8080", "domains": ["*"], "routes": [route] }],

@@ -61,6 +61,8 @@ pub(crate) struct Args {
 enum Case {
     /// HTTP/1.1, plain on both sides.
     Http1,
+    /// The same, and the route changes the path and adds a field.
+    Rewrite,
     /// The server's sidecar: mutual TLS from the client, plain to the server.
     MtlsIn,
     /// The client's sidecar: plain from the client, mutual TLS to the server's sidecar.
@@ -74,13 +76,14 @@ enum Case {
 }
 
 impl Case {
-    const ALL: [Self; 6] =
-        [Self::Http1, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake, Self::Hello];
+    const ALL: [Self; 7] =
+        [Self::Http1, Self::Rewrite, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake, Self::Hello];
 
     /// As on the command line and in files.
     fn name(self) -> &'static str {
         match self {
             Self::Http1 => "http1",
+            Self::Rewrite => "rewrite",
             Self::MtlsIn => "mtls-in",
             Self::MtlsOut => "mtls-out",
             Self::Http2 => "http2",
@@ -91,7 +94,7 @@ impl Case {
 
     fn topology(self) -> Topology {
         match self {
-            Self::Http1 | Self::Http2 => Topology::ServerSidecar,
+            Self::Http1 | Self::Rewrite | Self::Http2 => Topology::ServerSidecar,
             Self::MtlsIn | Self::Handshake | Self::Hello => Topology::ServerMtls,
             Self::MtlsOut => Topology::BothSidecars,
         }
@@ -99,7 +102,7 @@ impl Case {
 
     fn traffic(self) -> Traffic {
         match self {
-            Self::Http1 | Self::MtlsIn | Self::MtlsOut => Traffic::Http1,
+            Self::Http1 | Self::Rewrite | Self::MtlsIn | Self::MtlsOut => Traffic::Http1,
             Self::Http2 => Traffic::Http2 { streams: 1 },
             Self::Handshake | Self::Hello => Traffic::NewConnections { resume: false },
         }
@@ -257,6 +260,7 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
 
         resumption: false,
         clusters: 1,
+        rewrites: case == Case::Rewrite,
         connections: 1,
     };
     let standing = Standing::start(setup, shape, Some((Peer::Skysail, program))).await?;

@@ -108,6 +108,7 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
 
             resumption: false,
             clusters: 1,
+            rewrites: false,
             connections: turn.connections,
         };
         let program = program.map(|(peer, program)| (*peer, program.as_path()));

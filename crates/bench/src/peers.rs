@@ -75,6 +75,8 @@ pub(crate) struct Node<'a> {
     pub(crate) resumption: bool,
     /// Clusters in its configuration; only the first one is used.
     pub(crate) clusters: u16,
+    /// The route changes each request's path and fields.
+    pub(crate) rewrites: bool,
     /// Connections that it must be able to hold.
     pub(crate) connections: usize,
     pub(crate) certificates: &'a Certificates,
@@ -304,6 +306,7 @@ mod tests {
             workers: 2,
             resumption: false,
             clusters: 1,
+            rewrites: false,
             connections: 100,
             certificates: &certificates,
             folder: folder.path(),

@@ -88,6 +88,8 @@ pub(crate) struct Shape {
     pub(crate) resumption: bool,
     /// Clusters in a sidecar's configuration.
     pub(crate) clusters: u16,
+    /// The sidecars' route changes each request's path and fields.
+    pub(crate) rewrites: bool,
     /// Connections that a sidecar must be able to hold.
     pub(crate) connections: usize,
 }
@@ -199,6 +201,7 @@ impl Standing {
                 workers: shape.workers,
                 resumption: shape.resumption,
                 clusters: shape.clusters,
+                rewrites: shape.rewrites,
                 connections: shape.connections,
                 certificates: &setup.certificates,
                 folder: &setup.folder,

@@ -115,7 +115,7 @@ impl<'a> Story<'a> {
             (Does::GrpcWeb, _) => {
                 if grpc_web::is_spoken(self.head) {
                     self.visits.begin(filter, setting);
-                    self.visits.keep(self.head.clone());
+                    self.visits.keep(self.head);
                     self.web = grpc_web::request(self.head);
                 }
                 self.grpc |= self.web.is_some();
@@ -207,7 +207,7 @@ impl<'a> Story<'a> {
         body: &mut Flow,
     ) -> Result<Filtered, Error> {
         if jwt::is_unclean(jwt, self.head) {
-            self.visits.keep(self.head.clone());
+            self.visits.keep(self.head);
             jwt::sanitize(jwt, self.head);
         }
         if jwt.bypass_preflight && cors::is_preflight(self.head) {
@@ -235,7 +235,7 @@ impl<'a> Story<'a> {
             Ok(good) => {
                 self.counters.jwt_allowed.inc();
                 if !good.is_empty() {
-                    self.visits.keep(self.head.clone());
+                    self.visits.keep(self.head);
                 }
                 let mut found = Map::new();
                 if jwt::apply(good, self.head, &mut found) {
@@ -275,7 +275,7 @@ impl<'a> Story<'a> {
         if enforced {
             self.counters.limit_enforced.inc();
         } else if !limit.unenforced.is_empty() {
-            self.visits.keep(self.head.clone());
+            self.visits.keep(self.head);
             let mut head = std::mem::take(self.head);
             headers::apply_request(&limit.unenforced, &mut head, &self.record());
             *self.head = head;
@@ -348,7 +348,7 @@ impl<'a> Story<'a> {
         let decision =
             Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(decision).await?;
         if decision.as_ref().map_or(true, Said::touches_request) {
-            self.visits.keep(head);
+            self.visits.keep(&head);
         }
         self.heed(config, decision, body).await
     }

@@ -119,7 +119,7 @@ impl Story<'_> {
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         if way.changes_head() {
             // Any answer may be long under way, and meet policies that are not there yet.
-            self.visits.keep_routed(self.head.clone());
+            self.visits.keep_routed(self.head);
         }
         self.rewrite(&way);
         self.inject();

@@ -38,7 +38,7 @@ impl Version {
 }
 
 /// What a client asks.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct RequestHead {
     method: String,
     path: String,
@@ -47,6 +47,24 @@ pub struct RequestHead {
     /// Which HTTP it came in by.
     pub version: Version,
     headers: Headers,
+}
+
+impl Clone for RequestHead {
+    fn clone(&self) -> Self {
+        let mut copy = Self::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    /// Makes this a copy of another, with the memory that this one has.
+    fn clone_from(&mut self, from: &Self) {
+        let Self { method, path, authority, scheme, version, headers } = from;
+        self.method.clone_from(method);
+        self.path.clone_from(path);
+        self.authority.clone_from(authority);
+        (self.scheme, self.version) = (*scheme, *version);
+        self.headers.clone_from(headers);
+    }
 }
 
 /// What a server answers.
@@ -85,6 +103,13 @@ impl RequestHead {
     /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
     pub(crate) fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().requests.pop()).unwrap_or_default()
+    }
+
+    /// A copy, if possible with the memory of a head that was given to [`Self::recycle`].
+    pub(crate) fn copy(&self) -> Self {
+        let mut copy = Self::spare();
+        copy.clone_from(self);
+        copy
     }
 
     /// Keeps its memory for another.

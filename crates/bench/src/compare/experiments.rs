@@ -193,6 +193,7 @@ impl Setting {
             client_alone: self.experiment == Experiment::Overload,
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,
+            rewrites: false,
             connections,
         }
     }

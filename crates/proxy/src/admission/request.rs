@@ -68,9 +68,9 @@ impl<'a> Visits<'a> {
     }
 
     /// Records the head as the filter that acts got it, which is to change it.
-    pub(crate) fn keep(&mut self, head: RequestHead) {
+    pub(crate) fn keep(&mut self, head: &RequestHead) {
         if let Some(visit) = self.filters.last_mut() {
-            visit.head.get_or_insert_with(|| Box::new(head));
+            visit.head.get_or_insert_with(|| Box::new(head.copy()));
         }
     }
 
@@ -90,14 +90,21 @@ impl<'a> Visits<'a> {
     }
 
     /// Records the head that the route is about to change.
-    pub(crate) fn keep_routed(&mut self, head: RequestHead) {
-        self.routed = Some(Box::new(head));
+    pub(crate) fn keep_routed(&mut self, head: &RequestHead) {
+        self.routed = Some(Box::new(head.copy()));
     }
 
     /// Returns the head as it was before the filter at this place. `last` is the head as it is now.
     fn head<'h>(&'h self, place: usize, last: &'h RequestHead) -> &'h RequestHead {
         let mut kept = self.filters.get(place..).unwrap_or_default().iter();
         kept.find_map(|visit| visit.head.as_deref()).or(self.routed.as_deref()).unwrap_or(last)
+    }
+}
+
+impl Drop for Visits<'_> {
+    fn drop(&mut self) {
+        let kept = self.filters.drain(..).filter_map(|visit| visit.head).chain(self.routed.take());
+        kept.for_each(|head| head.recycle());
     }
 }
 

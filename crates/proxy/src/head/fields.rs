@@ -9,7 +9,7 @@
 use std::{fmt, ops::Range};
 
 /// Header fields in their order. Names are in lower case.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct Headers {
     text: Vec<u8>,
     index: Vec<Field>,
@@ -17,6 +17,22 @@ pub struct Headers {
     names: Names,
     /// Those of them that more than one field may have.
     repeated: Names,
+}
+
+impl Clone for Headers {
+    fn clone(&self) -> Self {
+        let mut copy = Self::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    /// Makes these a copy of others, with the memory that these have.
+    fn clone_from(&mut self, from: &Self) {
+        let Self { text, index, names, repeated } = from;
+        self.text.clone_from(text);
+        self.index.clone_from(index);
+        (self.names, self.repeated) = (*names, *repeated);
+    }
 }
 
 /// Where a field lies in the text.
