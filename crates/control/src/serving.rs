@@ -27,6 +27,7 @@ use skysail_xds::{
     grpc::{self, Service},
     limits::Limits,
 };
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -49,6 +50,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const SOONER: usize = 4;
 /// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
 const QUEUE: u32 = 4_096;
+/// What the kernel takes of a connection beyond what it has sent, in bytes.
+const UNSENT: u32 = 128 << 10;
 /// Names proxies know the control plane by.
 const NAMES: [&str; 5] = [
     "istiod.istio-system.svc",
@@ -155,6 +158,13 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(QUEUE)
 }
 
+/// Has small writes sent at once, and what the peer cannot take yet left to us, not to the kernel: a `WINDOW_UPDATE` for a request
+/// would wait there behind megabytes of responses, until the time for the request is over.
+fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
+}
+
 /// Serves connections until the shutdown begins; those there are go on until their calls end.
 ///
 /// Each shakes hands by itself, if it is to be in `tls`, so that a slow one holds up nobody.
@@ -188,7 +198,7 @@ pub(crate) async fn serve<S: Service + 'static>(
         let Some(admitted) = connections.admit(from.ip(), descriptors::is_reserved(&stream)) else {
             continue;
         };
-        let _ = stream.set_nodelay(true);
+        prepare(&stream);
         let (service, shutdown, tls) = (Arc::clone(&service), shutdown.clone(), tls.clone());
         let (limits, places) = (Arc::clone(&limits), Arc::clone(&places));
         let admitted = Arc::new(admitted);
@@ -368,6 +378,22 @@ mod tests {
         accepted.unwrap().unwrap();
         assert_eq!(start.elapsed(), Duration::ZERO);
         assert!(silent.iter().all(|(_, handshake)| !handshake.is_finished()));
+    }
+
+    #[tokio::test]
+    async fn the_kernel_takes_little_for_a_client_that_does_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpSocket::new_v4().unwrap();
+        client.set_recv_buffer_size(UNSENT / 2).unwrap();
+        let _client = client.connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        prepare(&server);
+        server.writable().await.unwrap();
+        let mut taken = 0;
+        while let Ok(bytes) = server.try_write(&[0; 16 << 10]) {
+            taken += bytes;
+        }
+        assert!(taken < 4 * UNSENT as usize, "{taken} bytes");
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ mod paced;
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::Duration,
 };
@@ -48,8 +48,11 @@ pub(crate) use self::{
 pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// After so long a client is asked whether it still lives.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
-/// How long it may take to say so.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to say so, unless something is read from it or [`PROGRESS`](limits::PROGRESS) written to it. The question
+/// waits behind what has been written before: a slow client needs its time to come to it.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long a client may take to begin HTTP/2.
+const PREFACE: Duration = Duration::from_secs(10);
 /// Calls of a connection that have not ended. HTTP/2 does not count those that the client has reset, and one that waits for its pace
 /// does not see that.
 const UNENDED: usize = 2 * limits::CALLS as usize;
@@ -147,7 +150,7 @@ where
     builder.max_concurrent_streams(limits::CALLS).max_header_list_size(limits::HEAD);
     builder.max_send_buffer_size(limits::UNSENT);
     // What the beginning needs is held no longer than that.
-    let Ok(connection) = Box::pin(tokio::time::timeout(PATIENCE, builder.handshake(io))).await else {
+    let Ok(connection) = Box::pin(tokio::time::timeout(PREFACE, builder.handshake(io))).await else {
         debug!("a client does not begin");
         return Ok(());
     };
@@ -261,6 +264,8 @@ fn begin(
 struct Alive {
     ping: PingPong,
     asked: bool,
+    /// Bytes that were read and written before the timer was set.
+    before: (u64, u64),
     /// The task is woken when the timer ends.
     awaited: bool,
     timer: Pin<Box<Sleep>>,
@@ -268,7 +273,7 @@ struct Alive {
 
 impl Alive {
     fn new(ping: PingPong) -> Self {
-        Self { ping, asked: false, awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
+        Self { ping, asked: false, before: (0, 0), awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
     }
 
     /// Ready if it does not. Whoever polls does so as one and the same task.
@@ -280,15 +285,16 @@ impl Alive {
             self.wait(false, BETWEEN_PINGS);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
-            if self.asked && account.pace.wait().is_some() {
-                // The answer is not read yet.
-                self.wait(true, PATIENCE);
+            let is_moving = self.is_moving(account);
+            // While it owes too much, its answer is not read.
+            if self.asked && (is_moving || account.pace.wait().is_some()) {
+                self.wait(true, ANSWER);
                 continue;
             }
             if self.asked || self.ping.send_ping(Ping::opaque()).is_err() {
                 return Poll::Ready(());
             }
-            self.wait(true, PATIENCE);
+            self.wait(true, ANSWER);
             // Told of the answer, or of how the connection ended, which the connection tells by itself.
             if let Poll::Ready(Ok(_)) = self.ping.poll_pong(cx) {
                 self.wait(false, BETWEEN_PINGS);
@@ -296,6 +302,13 @@ impl Alive {
         }
         self.awaited = true;
         Poll::Pending
+    }
+
+    /// Whether the client has sent something, or taken enough, since this was last called.
+    fn is_moving(&mut self, account: &Account) -> bool {
+        let now = (account.read.load(Relaxed), account.written.load(Relaxed));
+        let before = std::mem::replace(&mut self.before, now);
+        now.0 > before.0 || now.1 - before.1 >= limits::PROGRESS as u64
     }
 
     fn wait(&mut self, asked: bool, time: Duration) {

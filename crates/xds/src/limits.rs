@@ -226,12 +226,16 @@ pub(crate) struct Account {
     waited: AtomicUsize,
     names: AtomicUsize,
     closing: AtomicBool,
+    /// Bytes read from the client since its connection began.
+    pub(crate) read: AtomicU64,
+    /// Bytes written to it.
+    pub(crate) written: AtomicU64,
 }
 
 impl Account {
     pub(crate) fn new(limits: Arc<Limits>, client: String) -> Self {
-        let (pace, small, waiting, waited, names, closing) = Default::default();
-        Self { limits, client, pace, small, waiting, waited, names, closing }
+        let (pace, small, waiting, waited, names, closing, read, written) = Default::default();
+        Self { limits, client, pace, small, waiting, waited, names, closing, read, written }
     }
 
     /// Has the connection closed without regard to its other calls.

@@ -3,7 +3,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
 };
 
@@ -49,14 +49,25 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         let bytes = buffer.filled().len() - before;
         if bytes > 0 {
             account.pace.spend(FRAME_BYTE * bytes as u64);
+            account.read.fetch_add(bytes as u64, Relaxed);
         }
         read
     }
 }
 
+impl<IO> Paced<IO> {
+    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.account.written.fetch_add(*bytes as u64, Relaxed);
+        }
+        written
+    }
+}
+
 impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.count(written)
     }
 
     fn poll_write_vectored(
@@ -64,7 +75,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         cx: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, pieces)
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, pieces);
+        self.count(written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -4,14 +4,15 @@ use std::{
     future::pending,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use futures_util::FutureExt as _;
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    task::yield_now,
+    task::{JoinHandle, yield_now},
 };
 use tonic::codegen::http::Request;
 
@@ -122,4 +123,86 @@ async fn calls_that_the_client_resets_are_bounded_until_they_end() {
     }
     connection.await.unwrap();
     assert_eq!(answered(), UNENDED);
+}
+
+/// Sends answers of so many bytes to each call.
+struct Large(usize);
+
+impl Service for Large {
+    fn has(&self, _: &str) -> bool {
+        true
+    }
+
+    fn answer(&self, mut call: Call) -> Answering {
+        let pieces = (0..self.0 / PIECE).map(|_| Bytes::from(vec![0; PIECE]));
+        Box::pin(async move {
+            call.answers.send(pieces).unwrap();
+            let status = call.answers.flushed().await.err().unwrap_or_else(|| Status::ok(""));
+            call.answers.end(&status);
+        })
+    }
+}
+
+const PIECE: usize = 64 << 10;
+
+/// Calls a service over a pipe that holds a MiB, of which the client gets a piece every two seconds as long as it reads.
+/// Returns what it gets, and when the server is done with it.
+async fn call_slowly(service: Large, reads: &Arc<AtomicBool>) -> (h2::RecvStream, JoinHandle<()>) {
+    let (near, pipe) = tokio::io::duplex(1 << 20);
+    let (end, far) = tokio::io::duplex(PIECE);
+    let server = tokio::spawn(async move {
+        let _ = serve(near, Extensions::new(), &service, &Arc::default(), pending()).await;
+    });
+    let (mut from_server, mut to_server) = tokio::io::split(pipe);
+    let (mut from_client, mut to_client) = tokio::io::split(end);
+    tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+    let reads = Arc::clone(reads);
+    tokio::spawn(async move {
+        let mut piece = vec![0; PIECE];
+        while let Ok(length @ 1..) = from_server.read(&mut piece).await {
+            to_client.write_all(&piece[..length]).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            if !reads.load(Ordering::Relaxed) {
+                pending::<()>().await;
+            }
+        }
+    });
+    let mut builder = h2::client::Builder::new();
+    let (client, connection) = builder
+        .initial_window_size(1 << 20)
+        .initial_connection_window_size(1 << 20)
+        .handshake::<_, Bytes>(far)
+        .await
+        .unwrap();
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    let (response, _) = call(&client, "good").await.unwrap();
+    (response.await.unwrap().into_body(), server)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_reads_slowly_is_not_taken_for_dead() {
+    const LENGTH: usize = 8 << 20;
+    let (mut body, server) = call_slowly(Large(LENGTH), &Arc::new(true.into())).await;
+    let start = Instant::now();
+    let mut got = 0;
+    while let Some(data) = body.data().await {
+        let length = data.unwrap().len();
+        got += length;
+        body.flow_control().release_capacity(length).unwrap();
+    }
+    assert_eq!(got, LENGTH);
+    assert!(start.elapsed() > 2 * (BETWEEN_PINGS + ANSWER), "{:?}", start.elapsed());
+    assert!(!server.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_nothing_is_taken_for_dead() {
+    let reads = Arc::new(true.into());
+    let (_body, server) = call_slowly(Large(8 << 20), &reads).await;
+    reads.store(false, Ordering::Relaxed);
+    let start = Instant::now();
+    server.await.unwrap();
+    assert!(start.elapsed() < 2 * (BETWEEN_PINGS + ANSWER), "{:?}", start.elapsed());
 }
