@@ -37,9 +37,11 @@ pub(crate) enum Refusal {
     Expired,
     /// No trusted root vouches for the server's certificate.
     Server,
-    /// External authorization has another configuration, and would have to be asked again; or the request's tokens do not
-    /// meet what is required now.
+    /// External authorization would have to be asked again, or the request's tokens do not meet what is required now.
     Authentication,
+    /// Filters would see the request otherwise: its path, its client or its fields are read by other settings, or its head was too
+    /// long to be kept.
+    Handling,
     /// A policy denies it; the details name the rule.
     Denied(Box<str>),
 }
@@ -55,6 +57,7 @@ impl fmt::Display for Refusal {
             Self::Expired => "client_certificate_expired",
             Self::Server => "server_not_trusted",
             Self::Authentication => "authentication_changed",
+            Self::Handling => "request_handling_changed",
             Self::Denied(details) => details,
         })
     }
@@ -132,11 +135,16 @@ impl Admission {
 pub(crate) async fn wake(worker: Rc<Worker>) {
     loop {
         worker.reconsider.notified().await;
-        let wakers: Vec<Waker> = worker.sides().iter().flat_map(|side| side.wakers()).collect();
-        for some in wakers.chunks(AT_ONCE) {
-            some.iter().for_each(Waker::wake_by_ref);
-            // They, and whatever else there is to do, come first.
-            yield_now().await;
-        }
+        let wakers = worker.sides().iter().flat_map(|side| side.wakers()).collect();
+        wake_in_turns(wakers).await;
+    }
+}
+
+/// Wakes the tasks of connections or streams, a few at a time: each may have to verify a signature.
+pub(crate) async fn wake_in_turns(wakers: Vec<Waker>) {
+    for some in wakers.chunks(AT_ONCE) {
+        some.iter().for_each(Waker::wake_by_ref);
+        // They, and whatever else there is to do, come first.
+        yield_now().await;
     }
 }

@@ -214,7 +214,18 @@ impl<'a> Story<'a> {
             return Ok(Filtered::Go);
         }
         let requirement = jwt::requirement(jwt, setting, self.head, &mut self.worker.dice.borrow_mut());
-        let Some(requirement) = requirement else { return Ok(Filtered::Go) };
+        let requirement = match requirement {
+            Ok(Some(requirement)) => requirement,
+            Ok(None) => return Ok(Filtered::Go),
+            Err(problem) => {
+                self.counters.jwt_denied.inc();
+                self.told.details =
+                    format!("jwt_authn_access_denied{{{}}}", problem.replace(' ', "_")).into();
+                let text = format!("Failed JWT authentication: {problem}");
+                self.reply(403, &[], text.as_bytes(), body).await?;
+                return Ok(Filtered::Answered);
+            }
+        };
         let (mut failed, mut fetched) = (Vec::new(), Vec::new());
         let verdict = loop {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -241,6 +252,7 @@ impl<'a> Story<'a> {
                 if jwt::apply(good, self.head, &mut found) {
                     self.find_route();
                 }
+                self.visits.learn(&found);
                 self.learn(metadata::JWT, found);
                 Ok(Filtered::Go)
             }
@@ -369,6 +381,7 @@ impl<'a> Story<'a> {
                 }
                 let added = std::mem::take(&mut changes.answer).into_iter();
                 self.marks.extend(added.map(|(name, value)| Mark { name, value, besides: true }));
+                self.visits.learn(&changes.metadata);
                 self.learn(metadata::EXT_AUTHZ, changes.metadata);
                 Ok(Filtered::Go)
             }

@@ -52,12 +52,12 @@ macro_rules! case {
         Case {
             worker: $story.worker,
             origin: $origin,
+            manager: $story.manager,
             head: &*$story.head,
             visits: &$story.visits,
             found: $story.found.as_ref().ok(),
             link: $link,
             client: $story.client,
-            metadata: $story.metadata.as_deref(),
             start: $story.start,
         }
     };

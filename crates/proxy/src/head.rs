@@ -38,7 +38,7 @@ impl Version {
 }
 
 /// What a client asks.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct RequestHead {
     method: String,
     path: String,
@@ -103,6 +103,11 @@ impl RequestHead {
     /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
     pub(crate) fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().requests.pop()).unwrap_or_default()
+    }
+
+    /// Bytes of text.
+    pub(crate) fn size(&self) -> usize {
+        self.method.len() + self.path.len() + self.authority.len() + self.headers.text().len()
     }
 
     /// A copy, if possible with the memory of a head that was given to [`Self::recycle`].

@@ -2,7 +2,11 @@
 //!
 //! Statuses have the words of Envoy's `jwt_authn` filter, which clients see.
 
-use std::sync::Arc;
+use std::{
+    cell::RefCell,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, LazyLock},
+};
 
 use base64::{
     Engine as _,
@@ -136,20 +140,59 @@ struct Check<'a, 'h> {
     now: u64,
     /// Providers whose keys cannot be had.
     failed: &'h [usize],
+    signatures: Option<&'h Signatures>,
 }
 
 /// What is required of a request; `None` for nothing. A route may name a requirement (`setting`).
+///
+/// # Errors
+/// The route names a requirement that is not there, in Envoy's words: routes and listeners come apart from each other.
 pub(crate) fn requirement<'a>(
     jwt: &'a Jwt,
     setting: Option<&Setting>,
     head: &RequestHead,
     dice: &mut fastrand::Rng,
-) -> Option<&'a Requirement> {
-    if let Some(Setting::Jwt(name)) = setting {
-        return jwt.named.iter().find(|(other, _)| other == name).map(|(_, requirement)| requirement);
+) -> Result<Option<&'a Requirement>, String> {
+    let Some(Setting::Jwt(name)) = setting else {
+        let mut rules = jwt.rules.iter();
+        let rule = rules.find(|(matches, _)| route::matches(matches, head, dice));
+        return Ok(rule.map(|(_, requirement)| requirement));
+    };
+    if let Some((_, requirement)) = jwt.named.iter().find(|(other, _)| other == name) {
+        return Ok(Some(requirement));
     }
-    let mut rules = jwt.rules.iter();
-    rules.find(|(matches, _)| route::matches(matches, head, dice)).map(|(_, requirement)| requirement)
+    let mut names: Vec<&str> = jwt.named.iter().map(|(name, _)| &**name).collect();
+    names.sort_unstable();
+    Err(format!("Wrong requirement_name: {name}. It should be one of [{}]", names.join(",")))
+}
+
+/// What was found out about the signatures of one request's tokens, so that each is verified once.
+#[derive(Debug, Default)]
+pub(crate) struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
+
+impl Signatures {
+    /// Signatures that are remembered. A request has seldom more than one token.
+    const MOST: usize = 8;
+
+    /// Whether a signature is good; `verify` is called unless that is known of this configuration, provider and token.
+    fn check(
+        &self,
+        of: (u64, usize, &str),
+        verify: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let of = KEYS.hash_one(of);
+        if let Some((_, known)) = self.0.borrow().iter().find(|(other, _)| *other == of) {
+            return *known;
+        }
+        let found = verify();
+        let mut known = self.0.borrow_mut();
+        if known.len() == Self::MOST {
+            known.clear();
+        }
+        known.push((of, found));
+        found
+    }
 }
 
 /// Whether a request has what is required. `now` in seconds since 1970; `failed` are the providers whose keys could not
@@ -161,15 +204,30 @@ pub fn check<'a>(
     now: u64,
     failed: &[usize],
 ) -> Outcome<'a> {
-    let mut good = Vec::new();
-    match (Check { jwt, head, now, failed }).meets(requirement, &mut good) {
-        Ok(()) => Outcome::Pass(good),
-        Err(Stop::Status(status)) => Outcome::Refused(status),
-        Err(Stop::NeedsKeys(provider)) => Outcome::NeedsKeys(provider),
-    }
+    Check { jwt, head, now, failed, signatures: None }.outcome(requirement)
+}
+
+/// The same for a request that was admitted before, of whose tokens something is known.
+pub(crate) fn check_again<'a>(
+    jwt: &'a Jwt,
+    requirement: &'a Requirement,
+    head: &RequestHead,
+    now: u64,
+    signatures: &Signatures,
+) -> Outcome<'a> {
+    Check { jwt, head, now, failed: &[], signatures: Some(signatures) }.outcome(requirement)
 }
 
 impl<'a> Check<'a, '_> {
+    fn outcome(&self, requirement: &'a Requirement) -> Outcome<'a> {
+        let mut good = Vec::new();
+        match self.meets(requirement, &mut good) {
+            Ok(()) => Outcome::Pass(good),
+            Err(Stop::Status(status)) => Outcome::Refused(status),
+            Err(Stop::NeedsKeys(provider)) => Outcome::NeedsKeys(provider),
+        }
+    }
+
     fn meets(&self, requirement: &'a Requirement, good: &mut Vec<Good<'a>>) -> Result<(), Stop> {
         match requirement {
             Requirement::Nothing => Ok(()),
@@ -241,7 +299,11 @@ impl<'a> Check<'a, '_> {
                 _ => return Err(Stop::NeedsKeys(index)),
             },
         };
-        token.verify(&keys).map_err(Stop::Status)?;
+        let verified = match self.signatures {
+            Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
+            None => token.verify(&keys),
+        };
+        verified.map_err(Stop::Status)?;
         Ok(Good {
             provider,
             source,

@@ -17,12 +17,12 @@ use serde_json::json;
 use skysail_proxy::{
     config::{
         HttpManager, Listener, RouteTable, Snapshot,
-        authorization::{ExternalAuthorization, Http, Service},
+        authorization::{Body, ExternalAuthorization, Http, Service},
         http::{Does, Filter, Routes},
         jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
         listener::{Proxied, Terminal},
         policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-        route::{Forward, PathMatch, Route, RouteMatch, Setting, VirtualHost},
+        route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
         text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
     },
     overload::Limits,
@@ -55,6 +55,15 @@ async fn authorizer() -> SocketAddr {
 
 /// Asks that service. The fingerprint is the number.
 fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
+    ask_by(fingerprint, enabled_metadata, None)
+}
+
+/// The same with the request's body.
+fn ask_with_body(fingerprint: u64) -> Does {
+    ask_by(fingerprint, None, Some(Body { most: 100, partial: true, raw: false }))
+}
+
+fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Option<Body>) -> Does {
     let service = Http {
         path_prefix: "".into(),
         add: vec![],
@@ -72,7 +81,7 @@ fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
         failure_allowed: false,
         failure_marked: false,
         status_on_error: 403,
-        body: None,
+        body,
         clear_route: false,
         enabled: 1_000_000,
         enabled_metadata,
@@ -88,12 +97,24 @@ fn rules(permission: Permission) -> Option<Rules> {
     Some(Rules { action: RuleAction::Deny, rules: vec![rule] })
 }
 
+fn deny_if(permission: Permission) -> Does {
+    let rules = rules(permission);
+    Does::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
+}
+
+fn has(header: &str) -> Permission {
+    let test = HeaderTest::Present(true);
+    Permission::Header(HeaderMatch { name: header.into(), test, invert: false, missing_as_empty: false })
+}
+
 /// Denies requests with this header.
 fn deny(header: &str) -> Does {
-    let test = HeaderTest::Present(true);
-    let test = HeaderMatch { name: header.into(), test, invert: false, missing_as_empty: false };
-    let rules = rules(Permission::Header(test));
-    Does::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
+    deny_if(has(header))
+}
+
+/// Denies requests without it.
+fn deny_without(header: &str) -> Does {
+    deny_if(Permission::Not(Box::new(has(header))))
 }
 
 /// Would deny every request, and says so under this prefix.
@@ -137,6 +158,15 @@ fn route() -> Route {
 
 fn web(does: Vec<Does>) -> Listener {
     web_with(does, |_, _| ())
+}
+
+/// The listener with other settings of its manager.
+fn managed(mut listener: Listener, change: impl FnOnce(&mut HttpManager)) -> Listener {
+    let Terminal::Http(manager) = &mut Arc::get_mut(&mut listener.chains[0]).unwrap().terminal else {
+        unreachable!("it is HTTP")
+    };
+    change(Arc::get_mut(manager).unwrap());
+    listener
 }
 
 struct Running {
@@ -194,36 +224,86 @@ async fn a_policy_sees_the_head_as_it_was_at_its_place() {
 
 #[tokio::test]
 async fn a_request_that_another_question_would_be_asked_about_ends() {
-    let running = Running::start(web(vec![ask(1, None), ask(2, None)])).await;
+    let asked = || vec![ask(1, None), ask(2, None)];
+    let running = Running::start(web(asked())).await;
+    for changed in [
+        // The second answer was to a head that the first had changed.
+        vec![ask(2, None)],
+        vec![ask(2, None), ask(1, None)],
+        vec![ask(1, None), ask(2, None), ask(2, None)],
+        vec![ask(1, None), ask(3, None)],
+    ] {
+        running.publish(web(asked())).await;
+        let mut client = running.websocket("").await;
+        running.publish(web(vec![ask(1, None), ask(2, None), deny("x-other")])).await;
+        echoes(&mut client).await;
+        running.publish(web(changed)).await;
+        assert_eq!(client.rest().await, "");
+    }
+}
+
+#[tokio::test]
+async fn the_body_is_part_of_the_question() {
+    let asked = |without_body| {
+        web_with(vec![ask_with_body(1)], |routes, _| {
+            let question = Setting::Question { extensions: vec![], without_body };
+            routes[0].filters = vec![(ASK.into(), question)];
+        })
+    };
+    let running = Running::start(asked(true)).await;
     let mut client = running.websocket("").await;
-    running.publish(web(vec![ask(2, None)])).await;
+    running.publish(asked(true)).await;
     echoes(&mut client).await;
-    running.publish(web(vec![ask(1, None), ask(2, None)])).await;
-    echoes(&mut client).await;
-    // The second answer was to a head that the first had changed.
-    running.publish(web(vec![ask(2, None), ask(1, None)])).await;
-    assert_eq!(client.rest().await, "");
-    let mut client = running.websocket("").await;
-    running.publish(web(vec![ask(2, None), ask(1, None), ask(1, None)])).await;
+    running.publish(asked(false)).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
 async fn a_filter_that_is_disabled_no_more_is_asked() {
-    let disabled = || {
-        let mut listener = web(vec![ask(1, None)]);
-        let Terminal::Http(manager) = &mut Arc::get_mut(&mut listener.chains[0]).unwrap().terminal else {
-            unreachable!("it is HTTP")
-        };
-        Arc::get_mut(manager).unwrap().filters[0].disabled = true;
-        listener
-    };
+    let disabled = || managed(web(vec![ask(1, None)]), |manager| manager.filters[0].disabled = true);
     let running = Running::start(disabled()).await;
     let mut client = running.websocket("").await;
     running.publish(disabled()).await;
     echoes(&mut client).await;
     running.publish(web(vec![ask(1, None)])).await;
     assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_request_that_filters_would_read_otherwise_ends() {
+    let merging = |does| managed(web(does), |manager| manager.merge_slashes = true);
+    let running = Running::start(web(vec![])).await;
+    let mut client = running.websocket("").await;
+    // Nothing judges it.
+    running.publish(merging(vec![])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![deny("x-other")])).await;
+    echoes(&mut client).await;
+    running.publish(merging(vec![deny("x-other")])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_request_of_which_too_much_would_be_kept_ends_with_a_change() {
+    let added = |does| {
+        web_with(does, |routes, _| {
+            let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
+            forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
+        })
+    };
+    let running = Running::start(added(vec![])).await;
+    let long = format!("x-long: {}\r\n", "a".repeat(40_000));
+    let mut once = running.websocket(&long).await;
+    running.publish(added(vec![ask(1, None), deny("x-other")])).await;
+    assert_eq!(once.rest().await, "", "it has not been asked about");
+    let (mut short, mut twice) = (running.websocket("").await, running.websocket(&long).await);
+    running.publish(added(vec![ask(1, None), deny("x-another")])).await;
+    echoes(&mut short).await;
+    assert_eq!(twice.rest().await, "");
+    running.publish(added(vec![deny("x-other")])).await;
+    let mut once = running.websocket(&long).await;
+    running.publish(added(vec![deny("x-another")])).await;
+    echoes(&mut once).await;
 }
 
 #[tokio::test]
@@ -285,6 +365,11 @@ async fn what_was_asked_because_of_metadata_counts_as_asked() {
     let mut client = running.websocket("").await;
     running.publish(filters(vec![deny("x-other")])).await;
     echoes(&mut client).await;
+    // An answer to what is not asked any more is no reason to go on.
+    running.publish(web(vec![ask(1, wanted("a_")), deny_without("x-user")])).await;
+    assert_eq!(client.rest().await, "");
+    running.publish(filters(vec![])).await;
+    let mut client = running.websocket("").await;
     // What was not asked, and now would be.
     running
         .publish(web(vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("c_"), ask(2, wanted("c_"))]))
@@ -305,15 +390,21 @@ fn key_and_token() -> (serde_json::Value, String) {
 
 /// Tokens by one of these keys. They are taken off, and their subject is passed on.
 fn tokens(keys: &[&serde_json::Value]) -> Does {
+    tokens_for(keys, "/", None)
+}
+
+/// The same of requests whose path begins so, whose claims are known by a name.
+fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> Does {
+    let matches = RouteMatch { path: PathMatch::Prefix(path.as_bytes().into()), ..route().matches };
     let text = json!({"keys": keys}).to_string();
     let provider = Provider {
         name: "me".into(),
         issuer: Some("me".into()),
         audiences: vec![],
         keys: Keys::Here(KeySet::parse(text.as_bytes()).unwrap().into()),
-        forward: false,
+        forward: known.is_some(),
         from: vec![Source::Header("authorization".into(), "Bearer ".into())],
-        payload_in_metadata: None,
+        payload_in_metadata: known.map(Into::into),
         header_in_metadata: None,
         spaced_claims: vec![],
         payload_header: None,
@@ -323,10 +414,10 @@ fn tokens(keys: &[&serde_json::Value]) -> Does {
         clear_route: false,
     };
     Does::Jwt(Box::new(Jwt {
-        fingerprint: text.len() as u64,
+        fingerprint: (text.len() + path.len() + known.map_or(0, |known| 1_000 * known.len())) as u64,
         providers: vec![provider],
-        rules: vec![(route().matches, Requirement::Provider(0, None))],
-        named: vec![],
+        rules: vec![(matches, Requirement::Provider(0, None))],
+        named: vec![("there".into(), Requirement::Provider(0, None))],
         bypass_preflight: false,
     }))
 }
@@ -348,6 +439,63 @@ async fn tokens_are_checked_again_where_other_keys_are_trusted() {
     let mut client = running.websocket(&bearer).await;
     running.publish(web(vec![tokens(&[&second])])).await;
     assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn fields_of_tokens_are_believed_from_nobody_else() {
+    let (key, _) = key_and_token();
+    let running = Running::start(web(vec![])).await;
+    let mut client = running.websocket("x-subject: me\r\n").await;
+    running.publish(web(vec![deny_without("x-subject")])).await;
+    echoes(&mut client).await;
+    // No token is required of it, but the field is taken off.
+    running.publish(web(vec![tokens_for(&[&key], "/other", None), deny_without("x-subject")])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn claims_are_known_from_the_filter_that_found_them() {
+    let (key, token) = key_and_token();
+    let named = |name: &str| tokens_for(&[&key], "/", Some(name));
+    let deny_unknown = || {
+        let path = ["envoy.filters.http.jwt_authn".into(), "three".into(), "sub".into()];
+        let known = MetadataMatch { path: path.into(), test: ValueMatch::Present(true), invert: false };
+        deny_if(Permission::Not(Box::new(Permission::Metadata(known))))
+    };
+    let running = Running::start(web(vec![named("1"), named("three"), deny_unknown()])).await;
+    let bearer = format!("authorization: Bearer {token}\r\n");
+    for changed in [vec![named("1"), deny_unknown()], vec![named("1"), deny_unknown(), named("three")]] {
+        running.publish(web(vec![named("1"), named("three"), deny_unknown()])).await;
+        let mut client = running.websocket(&bearer).await;
+        running.publish(web(vec![named("1"), named("three"), deny("x-other"), deny_unknown()])).await;
+        echoes(&mut client).await;
+        running.publish(web(changed)).await;
+        assert_eq!(client.rest().await, "");
+    }
+}
+
+/// Routes and listeners come apart from each other.
+#[tokio::test]
+async fn a_route_that_names_no_requirement_that_is_there_lets_nobody_pass() {
+    let (key, token) = key_and_token();
+    let named = |name: &'static str| {
+        let key = key.clone();
+        web_with(vec![tokens(&[&key])], move |routes, _| {
+            routes[0].filters = vec![(ASK.into(), Setting::Jwt(name.into()))];
+        })
+    };
+    let running = Running::start(named("there")).await;
+    let bearer = format!("authorization: Bearer {token}\r\n");
+    let mut client = running.websocket(&bearer).await;
+    running.publish(named("gone")).await;
+    assert_eq!(client.rest().await, "");
+    let mut client = running.proxy.connect().await;
+    client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{bearer}\r\n")).await;
+    let (head, body) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
+    // As Envoy says it.
+    let problem = "Wrong requirement_name: gone. It should be one of [there]";
+    assert_eq!(body, format!("Failed JWT authentication: {problem}"));
 }
 
 /// The PROXY protocol names another destination than the address by which the connection's listener was found.

@@ -1,12 +1,14 @@
 //! A request that was admitted: would the filters of the newest configuration admit it?
 //!
 //! Filters change what the filters after them see: external authorization adds fields, the JWT filter removes tokens. A policy
-//! is therefore shown the head as it was at the policy's place among the filters. [`Visits`] keeps what this needs, and only
-//! where a filter changes the head or cannot be asked again: a request without such filters costs nothing.
+//! is therefore shown the head as it is at the policy's place among the newest filters. [`Visits`] keeps what this needs, and only
+//! where a filter changes the head or cannot be asked again: a request without such filters costs nothing. What a filter did
+//! with a request counts as long as the filter would get the same head now, and demands the same of it.
 
 use std::{
     borrow::Cow,
     net::IpAddr,
+    ptr,
     rc::Rc,
     slice,
     sync::Arc,
@@ -18,24 +20,29 @@ use serde_json::{Map, Value};
 use super::Refusal;
 use crate::{
     config::{
-        RouteTable,
+        HttpManager, RouteTable,
+        authorization::ExternalAuthorization,
         http::{Does, Filter, Routes, metadata},
         jwt::Jwt,
         listener::Terminal,
         policy::Policy,
-        route::Setting,
+        route::{HeaderOp, Setting},
     },
     context::Worker,
     cors,
     downstream::Origin,
+    grpc_web,
     head::RequestHead,
-    jwt::{self, Outcome},
+    jwt::{self, Outcome, Signatures},
     matching,
     policy::{self, Subject, Tally, Verdict},
     pool::Link,
     route::{self, Found},
     upstream,
 };
+
+/// Bytes of heads that are kept of a request. Beyond that it is not judged again, but ended by a change.
+const MOST_KEPT: usize = 64 * 1024;
 
 /// What the filters did with a request, as far as a later configuration has to know it.
 #[derive(Default)]
@@ -46,6 +53,10 @@ pub(crate) struct Visits<'a> {
     routed: Option<Box<RequestHead>>,
     /// The state of the dice when the route was chosen: routes may be for a share of the requests.
     seed: u64,
+    /// Bytes of the heads that are kept.
+    kept: usize,
+    /// What judgements since then found out about its tokens.
+    signatures: Signatures,
 }
 
 /// What one filter did.
@@ -55,6 +66,8 @@ struct Visit<'a> {
     setting: Option<&'a Setting>,
     /// The head as the filter got it; `None` where the filter left it unchanged.
     head: Option<Box<RequestHead>>,
+    /// What it found out.
+    found: Map<String, Value>,
     /// The state of the dice when the route was chosen again because of this filter.
     seed: Option<u64>,
     /// Whether it did what it is configured for: external authorization may be for some requests only.
@@ -64,13 +77,23 @@ struct Visit<'a> {
 impl<'a> Visits<'a> {
     /// Records that a filter acts on the request now.
     pub(crate) fn begin(&mut self, filter: &'a Filter, setting: Option<&'a Setting>) {
-        self.filters.push(Visit { filter, setting, head: None, seed: None, acted: true });
+        let found = Map::new();
+        self.filters.push(Visit { filter, setting, head: None, found, seed: None, acted: true });
     }
 
     /// Records the head as the filter that acts got it, which is to change it.
     pub(crate) fn keep(&mut self, head: &RequestHead) {
-        if let Some(visit) = self.filters.last_mut() {
-            visit.head.get_or_insert_with(|| Box::new(head.copy()));
+        let is_kept = self.filters.last().is_none_or(|visit| visit.head.is_some());
+        let copy = if is_kept { None } else { self.copy(head) };
+        if let (Some(visit), Some(copy)) = (self.filters.last_mut(), copy) {
+            visit.head = Some(copy);
+        }
+    }
+
+    /// Records what the filter that acts found out.
+    pub(crate) fn learn(&mut self, found: &Map<String, Value>) {
+        if let Some(visit) = self.filters.last_mut().filter(|_| !found.is_empty()) {
+            visit.found.clone_from(found);
         }
     }
 
@@ -91,7 +114,18 @@ impl<'a> Visits<'a> {
 
     /// Records the head that the route is about to change.
     pub(crate) fn keep_routed(&mut self, head: &RequestHead) {
-        self.routed = Some(Box::new(head.copy()));
+        self.routed = self.copy(head);
+    }
+
+    /// A copy of a head, unless too much is kept.
+    fn copy(&mut self, head: &RequestHead) -> Option<Box<RequestHead>> {
+        self.kept = self.kept.saturating_add(head.size());
+        (!self.is_lost()).then(|| Box::new(head.copy()))
+    }
+
+    /// Whether heads are missing, because they were too long.
+    fn is_lost(&self) -> bool {
+        self.kept > MOST_KEPT
     }
 
     /// Returns the head as it was before the filter at this place. `last` is the head as it is now.
@@ -111,39 +145,41 @@ impl Drop for Visits<'_> {
 impl Visit<'_> {
     /// Whether the filter, with this setting of the route, demands of a request and does to it what this one did.
     fn is_of(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
-        match (&self.filter.does, &filter.does) {
-            (Does::Ask(before), Does::Ask(now)) => {
-                before.fingerprint == now.fingerprint && demand(self.setting) == demand(setting)
-            }
-            (Does::Jwt(before), Does::Jwt(now)) => {
-                before.fingerprint == now.fingerprint && demand(self.setting) == demand(setting)
-            }
-            (Does::Limit(_), Does::Limit(_)) | (Does::GrpcWeb, Does::GrpcWeb) => {
-                self.filter.name == filter.name
-            }
+        let same = match (&self.filter.does, &filter.does) {
+            (Does::Ask(before), Does::Ask(now)) => before.fingerprint == now.fingerprint,
+            (Does::Jwt(before), Does::Jwt(now)) => before.fingerprint == now.fingerprint,
+            (Does::Limit(_), Does::Limit(_)) => true,
             _ => false,
-        }
+        };
+        same && Demand::new(self.filter, self.setting) == Demand::new(filter, setting)
     }
 }
 
-/// What a route demands of external authorization or of tokens.
+/// What a filter, with a setting of the route, demands of a request or does to it besides what its fingerprint covers.
 #[derive(PartialEq)]
 enum Demand<'a> {
-    /// What the filter does otherwise.
-    Default,
+    Nothing,
     /// To meet the requirement of this name.
     Requirement(&'a str),
-    /// To add this to the question.
-    Extensions(&'a [(Box<str>, Box<str>)]),
+    /// To ask with this added, and without the request's body or with it.
+    Question(&'a [(Box<str>, Box<str>)], bool),
+    /// These changes where a limit is not enforced.
+    Changes(&'a [HeaderOp]),
 }
 
-fn demand(setting: Option<&Setting>) -> Demand<'_> {
-    match setting {
-        Some(Setting::Jwt(name)) => Demand::Requirement(name),
-        Some(Setting::Question { extensions, .. }) if !extensions.is_empty() => {
-            Demand::Extensions(extensions)
+impl<'a> Demand<'a> {
+    fn new(filter: &'a Filter, setting: Option<&'a Setting>) -> Self {
+        match (&filter.does, setting) {
+            (Does::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
+            (Does::Ask(config), Some(Setting::Question { extensions, without_body })) => {
+                Self::Question(extensions, *without_body && config.body.is_some())
+            }
+            (Does::Ask(_), _) => Self::Question(&[], false),
+            (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
+                Self::Changes(&limit.unenforced)
+            }
+            _ => Self::Nothing,
         }
-        _ => Demand::Default,
     }
 }
 
@@ -152,6 +188,8 @@ fn demand(setting: Option<&Setting>) -> Demand<'_> {
 pub(crate) struct Case<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) origin: &'a Origin,
+    /// The settings by which it was admitted.
+    pub(crate) manager: &'a HttpManager,
     /// The request's head as it is now.
     pub(crate) head: &'a RequestHead,
     /// What filters did with the request.
@@ -162,8 +200,6 @@ pub(crate) struct Case<'a> {
     pub(crate) link: &'a Link,
     /// The client, proxies in front taken into account.
     pub(crate) client: IpAddr,
-    /// What filters found out, such as the claims of its token.
-    pub(crate) metadata: Option<&'a Map<String, Value>>,
     /// When it came.
     pub(crate) start: SystemTime,
 }
@@ -172,13 +208,19 @@ impl Case<'_> {
     /// Judges the request by the configuration of now: its connections first, then the filters in their order.
     ///
     /// The answer of external authorization counts as long as the same would be asked. Tokens count as long as the same is
-    /// required of them, and are checked again otherwise. A filter that was asked counts once, in the order of before.
+    /// required of them, and are checked again otherwise.
     pub(crate) fn judge(&self) -> Result<(), Refusal> {
         let now = self.origin.judge(self.worker)?;
         let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
         let snapshot = self.worker.snapshot();
         if !upstream::is_trusted(self.link, snapshot.distrusted) {
             return Err(Refusal::Server);
+        }
+        if !newest.filters.iter().any(Filter::judges) {
+            return Ok(());
+        }
+        if self.visits.is_lost() || !newest.reads_like(self.manager) {
+            return Err(Refusal::Handling);
         }
         let table = match &newest.routes {
             Routes::Inline(table) => Some(&**table),
@@ -231,46 +273,62 @@ impl Walk<'_> {
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
             return Ok(());
         }
-        let visits = self.case.visits.filters.get(self.place..).unwrap_or_default();
-        let visit = visits.iter().position(|visit| visit.is_of(filter, setting));
-        let acted = visit.is_some_and(|index| visits[index].acted);
         match &filter.does {
-            Does::Ask(config) => {
-                let test = config.enabled_metadata.as_ref();
-                let is_wanted = config.enabled > 0
-                    && test.is_none_or(|test| matching::metadata(test, Some(&self.learned)));
-                if is_wanted && !acted {
+            Does::Ask(config) if self.is_asked_about(config) => {
+                let (index, visit) = self.visit(filter, setting).ok_or(Refusal::Authentication)?;
+                if !visit.acted {
                     return Err(Refusal::Authentication);
                 }
+                self.skip(index);
             }
-            Does::Jwt(jwt) if visit.is_none() => return self.require(jwt, setting),
+            Does::Jwt(jwt) => match self.visit(filter, setting) {
+                Some((index, _)) => self.skip(index),
+                None => return self.require(jwt, setting),
+            },
+            Does::Limit(_) => {
+                if let Some((index, _)) = self.visit(filter, setting) {
+                    self.skip(index);
+                }
+            }
+            Does::GrpcWeb if grpc_web::is_spoken(&self.head) => {
+                grpc_web::request(self.head.to_mut());
+            }
             _ => {}
-        }
-        if let Some(index) = visit {
-            self.skip(index);
         }
         Ok(())
     }
 
-    /// Goes on behind the visit at this index of those that are left.
+    /// Whether external authorization is to be asked about the request.
+    fn is_asked_about(&self, config: &ExternalAuthorization) -> bool {
+        let test = config.enabled_metadata.as_ref();
+        config.enabled > 0 && test.is_none_or(|test| matching::metadata(test, Some(&self.learned)))
+    }
+
+    /// Returns what a filter did with the request, if it would get the same head now, and the place of that.
+    fn visit(&self, filter: &Filter, setting: Option<&Setting>) -> Option<(usize, &Visit<'_>)> {
+        let Case { visits, head, .. } = *self.case;
+        let left = visits.filters.iter().enumerate().skip(self.place);
+        left.filter(|(_, visit)| visit.is_of(filter, setting)).find(|(index, _)| {
+            let before = visits.head(*index, head);
+            ptr::eq(before, &*self.head) || *before == *self.head
+        })
+    }
+
+    /// Goes on behind a visit.
     fn skip(&mut self, index: usize) {
-        let Case { visits, head, metadata, .. } = *self.case;
-        let place = self.place + index;
-        self.place = place + 1;
+        let Case { visits, head, .. } = *self.case;
+        self.place = index + 1;
         self.head = Cow::Borrowed(visits.head(self.place, head));
-        let visit = &visits.filters[place];
+        let Some(visit) = visits.filters.get(index) else { return };
         if let Some(seed) = visit.seed {
             self.seed = seed;
             self.found = find(self.table, &self.head, seed);
         }
         let name = match &visit.filter.does {
             Does::Ask(_) => metadata::EXT_AUTHZ,
-            Does::Jwt(_) => metadata::JWT,
-            _ => return,
+            _ => metadata::JWT,
         };
-        if let Some(found) = metadata.and_then(|metadata| metadata.get(name)) {
-            self.learned.insert(name.to_owned(), found.clone());
-        }
+        matching::learn(&mut self.learned, name, visit.found.clone());
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
@@ -295,21 +353,25 @@ impl Walk<'_> {
 
     /// Checks the request's tokens, as of when it came, by what is required now. Keys are not fetched.
     fn require(&mut self, jwt: &Jwt, setting: Option<&Setting>) -> Result<(), Refusal> {
-        let mut head = self.head.clone().into_owned();
-        jwt::sanitize(jwt, &mut head);
-        if jwt.bypass_preflight && cors::is_preflight(&head) {
+        if jwt::is_unclean(jwt, &self.head) {
+            jwt::sanitize(jwt, self.head.to_mut());
+        }
+        if jwt.bypass_preflight && cors::is_preflight(&self.head) {
             return Ok(());
         }
         let mut dice = fastrand::Rng::with_seed(self.seed);
-        let Some(requirement) = jwt::requirement(jwt, setting, &head, &mut dice) else { return Ok(()) };
+        let requirement = jwt::requirement(jwt, setting, &self.head, &mut dice);
+        let Some(requirement) = requirement.map_err(|_| Refusal::Authentication)? else { return Ok(()) };
         let came = self.case.start.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let Outcome::Pass(good) = jwt::check(jwt, requirement, &head, came, &[]) else {
+        let signatures = &self.case.visits.signatures;
+        let Outcome::Pass(good) = jwt::check_again(jwt, requirement, &self.head, came, signatures) else {
             return Err(Refusal::Authentication);
         };
+        if good.is_empty() {
+            return Ok(());
+        }
         let mut found = Map::new();
-        let clear_route = jwt::apply(good, &mut head, &mut found);
-        self.head = Cow::Owned(head);
-        if clear_route {
+        if jwt::apply(good, self.head.to_mut(), &mut found) {
             self.found = find(self.table, &self.head, self.seed);
         }
         matching::learn(&mut self.learned, metadata::JWT, found);

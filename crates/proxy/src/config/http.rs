@@ -149,7 +149,26 @@ pub struct Filter {
     pub does: Does,
 }
 
+impl HttpManager {
+    /// Whether filters see the requests of a connection as with these other settings.
+    pub fn reads_like(&self, other: &Self) -> bool {
+        let path = |manager: &Self| (manager.normalize_path, manager.merge_slashes, manager.escaped_slashes);
+        let client =
+            |manager: &Self| (manager.use_remote_address, manager.xff_trusted_hops, manager.skip_xff_append);
+        path(self) == path(other)
+            && client(self) == client(other)
+            && self.client_cert == other.client_cert
+            && self.internal == other.internal
+            && self.default_host == other.default_host
+    }
+}
+
 impl Filter {
+    /// Whether it may refuse requests for what they are.
+    pub fn judges(&self) -> bool {
+        matches!(self.does, Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_))
+    }
+
     /// Whether it has nothing to do unless a route says so, as most of what a mesh configures everywhere.
     pub fn is_idle(&self) -> bool {
         match &self.does {
@@ -342,14 +361,14 @@ pub enum LogFormat {
 }
 
 /// A text with `%COMMAND%` operators, split when configuration arrives. Also used for header values.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Format {
     /// The parts in order.
     pub parts: Vec<Part>,
 }
 
 /// A part of a [`Format`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Part {
     /// As it stands.
     Text(Box<str>),

@@ -19,6 +19,12 @@ pub struct Headers {
     repeated: Names,
 }
 
+impl PartialEq for Headers {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
 impl Clone for Headers {
     fn clone(&self) -> Self {
         let mut copy = Self::default();

@@ -127,10 +127,9 @@ impl Driver {
         self.session.borrow_mut().refuse();
     }
 
-    /// Wakes the tasks of all streams.
-    pub(crate) fn wake_streams(&self) {
-        let wakers = self.session.borrow().wakers();
-        wakers.into_iter().for_each(Waker::wake);
+    /// What wakes the tasks of all streams.
+    pub(crate) fn wakers(&self) -> Vec<Waker> {
+        self.session.borrow().wakers()
     }
 
     /// Why the connection ended.

@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 
 use super::{h2c::Begun, newest, refuse};
 use crate::{
+    admission::wake_in_turns,
     config::{HttpManager, http::Http2Options},
     connection::Connection as Accepted,
     context::Worker,
@@ -152,7 +153,7 @@ fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
 fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
     if origin.admission.is_due(worker) {
         let known = origin.admission.refusal().is_some();
-        driver.wake_streams();
+        tokio::task::spawn_local(wake_in_turns(driver.wakers()));
         if downstream::refresh(origin, worker).is_err() && !known {
             origin.note_revoked(worker);
         }
