@@ -123,7 +123,7 @@ impl Folders {
     /// Nothing seen yet.
     ///
     /// # Errors
-    /// When one is neither a folder nor a file, or a folder in it cannot be read: a policy may stand there.
+    /// When one is neither a folder nor a file, or there is no permission to read a file or folder in it: a policy may stand there.
     pub(crate) fn new(folders: &[PathBuf]) -> io::Result<Self> {
         let (seen, walked) = (Seen::new(), Walked::new());
         let mut look = Look::new(&seen);
@@ -403,12 +403,20 @@ impl<'a> Look<'a> {
                     self.unreadable(&path, layer, &error);
                     self.failed.get_or_insert((path, error));
                 }
+                // What it led to was removed; the link itself was not.
+                Err(error) if listed.is_symlink() && fs::symlink_metadata(&path).is_ok() => {
+                    let error = io::Error::new(error.kind(), "a symbolic link to nothing");
+                    self.unreadable(&path, layer, &error);
+                }
                 _ if matches!(extension, Some("yaml" | "yml" | "json")) => {
                     if let Err(error) = self.file(&path, layer)
                         // Else it was removed between listing and reading.
                         && error.kind() != io::ErrorKind::NotFound
                     {
                         self.unreadable(&path, layer, &error);
+                        if error.kind() == io::ErrorKind::PermissionDenied {
+                            self.failed.get_or_insert((path, error));
+                        }
                     }
                 }
                 _ => {}

@@ -333,7 +333,7 @@ pub(crate) async fn unary<R, A>(
     };
     let status = match answered.await {
         Err(status) => {
-            requests.pay_refusal().await;
+            requests.pay_refusal(&status).await;
             status
         }
         Ok(answer) => match answers.send(std::iter::once(framed(&answer))) {

@@ -189,7 +189,7 @@ impl<V: Views> DiscoveryService<V> {
             let ended = match served.await {
                 Ok(ended) => ended,
                 Err(refused) => {
-                    requests.pay_refusal().await;
+                    requests.pay_refusal(&refused).await;
                     Err(refused)
                 }
             };

@@ -142,6 +142,14 @@ fn a_folder_that_cannot_be_read_keeps_what_it_held_and_holds_up_no_other() {
         let is_gone = |change: &&FileChange| change.state == FileState::Gone;
         assert!(changes.iter().filter(is_gone).all(|change| !change.path.ends_with(".yaml")));
     }
+    // A policy may stand in a file as well.
+    allow("a.yaml", 0o000);
+    {
+        let _ordinary = Ordinary::new();
+        let refused = Folders::new(&[folder.path().into()]).err().unwrap().to_string();
+        assert!(refused.contains(at("a.yaml").to_str().unwrap()), "{refused}");
+    }
+    allow("a.yaml", 0o644);
     allow("a", 0o000);
     {
         let _ordinary = Ordinary::new();
@@ -182,9 +190,40 @@ fn each_folder_is_read_once_however_many_links_lead_to_it() {
     let mut changes = folders.look();
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     let paths: Vec<_> = changes.iter().map(|change| Path::new(&change.path).to_owned()).collect();
-    assert_eq!(paths, ["d/2.yaml", "g", "real/1.yaml"].map(at));
-    assert!(matches!(changes[1].state, FileState::Unreadable(_)));
+    assert_eq!(paths, ["d/2.yaml", "f", "g", "real/1.yaml"].map(at));
+    for nowhere in &changes[1..3] {
+        assert!(matches!(nowhere.state, FileState::Unreadable(_)));
+    }
     assert_eq!(folders.walked.len(), 3 + 40);
+}
+
+#[test]
+fn what_a_link_led_to_stays_until_the_link_goes() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(other.path().join("policies")).unwrap();
+    for name in ["policies/1.yaml", "2.yaml"] {
+        fs::write(other.path().join(name), name).unwrap();
+    }
+    symlink(other.path().join("policies"), at("policies")).unwrap();
+    symlink(other.path().join("2.yaml"), at("2.yaml")).unwrap();
+    let mut folders = Folders::new(&[folder.path().into()]).unwrap();
+    assert_eq!(folders.look().len(), 2);
+    drop(other);
+    let mut changes = folders.look();
+    changes.sort_by(|one, other| one.path.cmp(&other.path));
+    for (change, name) in changes.iter().zip(["2.yaml", "policies"]) {
+        assert_eq!(Path::new(&change.path), at(name));
+        assert_eq!(change.state, FileState::Unreadable("a symbolic link to nothing".to_owned()));
+    }
+    assert_eq!(changes.len(), 2);
+    assert_eq!(folders.look(), []);
+    for name in ["policies", "2.yaml"] {
+        fs::remove_file(at(name)).unwrap();
+    }
+    let mut gone = names(&folders.look());
+    gone.sort();
+    assert_eq!(gone, ["1.yaml", "2.yaml", "policies"].map(|name| (0, name.into(), true)));
 }
 
 #[tokio::test]

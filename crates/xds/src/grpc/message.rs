@@ -20,6 +20,9 @@ use crate::limits::{self, Account, Bound, Identity, Payer, Place, Waiting};
 
 /// Whether a message is compressed, and how long it is.
 const PREFIX: usize = 5;
+/// How long a call that owes too much waits before it looks again, at first and at most, if there is still a debt.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 /// A message with what goes before it.
 pub(crate) fn framed(message: &impl Message) -> Bytes {
@@ -132,10 +135,13 @@ impl<R: Message + Default> Requests<R> {
         }
     }
 
-    /// Charges the caller for a call that is refused, and waits while the connection or the caller owes too much: a client that
-    /// repeats such calls at once, also on new connections, waits for each.
-    pub(crate) async fn pay_refusal(&mut self) {
-        if let Some(payer) = &self.payer {
+    /// Charges the caller for a call that is refused, unless that is the server's own fault or the client has left, and waits while
+    /// the connection or the caller owes too much: a client that repeats such calls at once, also on new connections, waits for each.
+    pub(crate) async fn pay_refusal(&mut self, status: &Status) {
+        let not_its_own = [Code::Cancelled, Code::DeadlineExceeded, Code::Internal, Code::Unavailable];
+        if let Some(payer) = &self.payer
+            && !not_its_own.contains(&status.code())
+        {
             payer.spend(limits::REFUSAL);
         }
         self.affordable().await;
@@ -150,11 +156,13 @@ impl<R: Message + Default> Requests<R> {
         let Some(mut wait) = owes() else { return };
         let _waiting = Waiting::new(&self.account);
         self.until = None;
+        self.account.limits.note(Bound::Pace, &self.account.client);
+        // Thousands may wait for the same debt, of which each payment lets one go on: the others look less and less often.
+        let mut pause = Duration::ZERO;
         loop {
-            self.account.limits.note(Bound::Pace, &self.account.client);
-            sleep(wait).await;
+            sleep(wait.max(pause.mul_f64(0.5 + 0.5 * fastrand::f64()))).await;
             let Some(more) = owes() else { return };
-            wait = more;
+            (wait, pause) = (more, (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE));
         }
     }
 
