@@ -324,6 +324,9 @@ impl<'a> Story<'a> {
             self.visits.pass_over();
             return Ok(Filtered::Go);
         }
+        if !has_route {
+            self.visits.pass_over();
+        }
         if !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
             return Ok(Filtered::Go);
         }
@@ -334,6 +337,9 @@ impl<'a> Story<'a> {
         let told = config.body.filter(|_| !without_body);
         let mut content = None;
         if let Some(told) = told {
+            if self.head.has("expect") {
+                self.visits.keep(self.head);
+            }
             self.collect(body, told.most).await?;
             let kept = body.kept().unwrap_or_default();
             let partial = !body.is_collected() || kept.len() > told.most;

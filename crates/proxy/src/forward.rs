@@ -117,7 +117,7 @@ impl Story<'_> {
         };
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
         let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
-        if way.changes_head() {
+        if way.changes_head() || self.visits.are_any() {
             // Any answer may be long under way, and meet policies that are not there yet.
             self.visits.keep_routed(self.head);
         }

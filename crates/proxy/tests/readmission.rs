@@ -58,6 +58,14 @@ fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
     ask_by(fingerprint, enabled_metadata, None)
 }
 
+/// Asks a service whose consent changes nothing.
+fn ask_nothing(fingerprint: u64) -> Does {
+    let Does::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
+    let Service::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
+    service.upstream.clear();
+    Does::Ask(config)
+}
+
 /// The same with the request's body.
 fn ask_with_body(fingerprint: u64) -> Does {
     ask_by(fingerprint, None, Some(Body { most: 100, partial: true, raw: false }))
@@ -190,8 +198,13 @@ impl Running {
     }
 
     async fn publish(&self, listener: Listener) {
-        let listeners = snapshot(listener, vec![]).listeners;
-        let snapshot = Snapshot { listeners, ..self.clusters.clone() };
+        self.publish_all(&[Arc::new(listener)]).await;
+    }
+
+    async fn publish_all(&self, listeners: &[Arc<Listener>]) {
+        let mut snapshot = self.clusters.clone();
+        let named = listeners.iter().map(|listener| (listener.name.clone(), listener.clone()));
+        Arc::make_mut(&mut snapshot.listeners).by_name = named.collect();
         self.proxy.workers().publish(snapshot).await.unwrap();
     }
 
@@ -239,6 +252,43 @@ async fn a_request_that_another_question_would_be_asked_about_ends() {
         echoes(&mut client).await;
         running.publish(web(changed)).await;
         assert_eq!(client.rest().await, "");
+    }
+}
+
+/// The proxy adds fields of its own behind the filters.
+#[tokio::test]
+async fn fields_that_the_proxy_adds_are_no_other_question() {
+    let (key, token) = key_and_token();
+    let (other, _) = key_and_token();
+    let timed = |keys: &[&serde_json::Value], more: Vec<Does>| {
+        let mut does = vec![Does::GrpcWeb, tokens(keys), ask_nothing(1)];
+        does.extend(more);
+        web_with(does, |routes, _| {
+            let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
+            forward.timeout = Some(Duration::from_secs(15));
+        })
+    };
+    let running = Running::start(timed(&[&key], vec![])).await;
+    let mut client = running.websocket(&format!("authorization: Bearer {token}\r\n")).await;
+    running.publish(timed(&[&key], vec![deny("x-other")])).await;
+    echoes(&mut client).await;
+    running.publish(timed(&[&key, &other], vec![deny("x-envoy-expected-rq-timeout-ms")])).await;
+    echoes(&mut client).await;
+}
+
+#[tokio::test]
+async fn a_long_head_is_no_reason_to_end_with_a_change_for_others() {
+    let listener = Arc::new(web_with(vec![ask(1, None)], |routes, _| {
+        let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
+        forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
+    }));
+    let running = Running::start(web(vec![])).await;
+    running.publish_all(&[listener.clone()]).await;
+    let mut client = running.websocket(&format!("x-long: {}\r\n", "a".repeat(40_000))).await;
+    let other = |header| Listener { name: "other".into(), bind: false, ..web(vec![deny(header)]) };
+    for header in ["x-a", "x-b"] {
+        running.publish_all(&[listener.clone(), Arc::new(other(header))]).await;
+        echoes(&mut client).await;
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
         jwt::Jwt,
         listener::Terminal,
         policy::Policy,
-        route::{HeaderOp, Setting},
+        route::Setting,
     },
     context::Worker,
     cors,
@@ -45,6 +45,8 @@ use crate::{
 const MOST_KEPT: usize = 64 * 1024;
 
 /// What the filters did with a request, as far as a later configuration has to know it.
+///
+/// Fields that a local limit adds to requests that it does not refuse are not counted upon: they depend on other requests.
 #[derive(Default)]
 pub(crate) struct Visits<'a> {
     /// The filters that changed the head or cannot be asked again, in the order in which they saw the request.
@@ -112,6 +114,11 @@ impl<'a> Visits<'a> {
         }
     }
 
+    /// Whether any filter changed the head or cannot be asked again.
+    pub(crate) fn are_any(&self) -> bool {
+        !self.filters.is_empty()
+    }
+
     /// Records the head that the route is about to change.
     pub(crate) fn keep_routed(&mut self, head: &RequestHead) {
         self.routed = self.copy(head);
@@ -148,7 +155,6 @@ impl Visit<'_> {
         let same = match (&self.filter.does, &filter.does) {
             (Does::Ask(before), Does::Ask(now)) => before.fingerprint == now.fingerprint,
             (Does::Jwt(before), Does::Jwt(now)) => before.fingerprint == now.fingerprint,
-            (Does::Limit(_), Does::Limit(_)) => true,
             _ => false,
         };
         same && Demand::new(self.filter, self.setting) == Demand::new(filter, setting)
@@ -163,8 +169,6 @@ enum Demand<'a> {
     Requirement(&'a str),
     /// To ask with this added, and without the request's body or with it.
     Question(&'a [(Box<str>, Box<str>)], bool),
-    /// These changes where a limit is not enforced.
-    Changes(&'a [HeaderOp]),
 }
 
 impl<'a> Demand<'a> {
@@ -175,9 +179,6 @@ impl<'a> Demand<'a> {
                 Self::Question(extensions, *without_body && config.body.is_some())
             }
             (Does::Ask(_), _) => Self::Question(&[], false),
-            (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
-                Self::Changes(&limit.unenforced)
-            }
             _ => Self::Nothing,
         }
     }
@@ -216,16 +217,19 @@ impl Case<'_> {
         if !upstream::is_trusted(self.link, snapshot.distrusted) {
             return Err(Refusal::Server);
         }
-        if !newest.filters.iter().any(Filter::judges) {
+        let table = match &newest.routes {
+            Routes::Inline(table) => Some(&**table),
+            Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
+        };
+        // The change concerns others.
+        let is_admitting = ptr::eq(&**newest, self.manager)
+            && self.found.zip(table).is_some_and(|(found, table)| ptr::eq(found.table, table));
+        if is_admitting || !newest.filters.iter().any(Filter::judges) {
             return Ok(());
         }
         if self.visits.is_lost() || !newest.reads_like(self.manager) {
             return Err(Refusal::Handling);
         }
-        let table = match &newest.routes {
-            Routes::Inline(table) => Some(&**table),
-            Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
-        };
         let (seed, head) = (self.visits.seed, Cow::Borrowed(self.visits.head(0, self.head)));
         let found = find(table, &head, seed);
         let mut walk = Walk { case: self, table, place: 0, seed, head, found, learned: Map::new() };
@@ -285,11 +289,6 @@ impl Walk<'_> {
                 Some((index, _)) => self.skip(index),
                 None => return self.require(jwt, setting),
             },
-            Does::Limit(_) => {
-                if let Some((index, _)) = self.visit(filter, setting) {
-                    self.skip(index);
-                }
-            }
             Does::GrpcWeb if grpc_web::is_spoken(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }

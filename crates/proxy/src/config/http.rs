@@ -361,14 +361,14 @@ pub enum LogFormat {
 }
 
 /// A text with `%COMMAND%` operators, split when configuration arrives. Also used for header values.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Format {
     /// The parts in order.
     pub parts: Vec<Part>,
 }
 
 /// A part of a [`Format`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Part {
     /// As it stands.
     Text(Box<str>),

@@ -481,7 +481,7 @@ pub struct HeaderOps {
 }
 
 /// One change of headers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum HeaderOp {
     /// Takes all of this name away (lower case).
     Remove(Box<str>),
