@@ -283,7 +283,7 @@ async fn a_long_head_is_no_reason_to_end_with_a_change_for_others() {
         forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
     }));
     let running = Running::start(web(vec![])).await;
-    running.publish_all(&[listener.clone()]).await;
+    running.publish_all(std::slice::from_ref(&listener)).await;
     let mut client = running.websocket(&format!("x-long: {}\r\n", "a".repeat(40_000))).await;
     let other = |header| Listener { name: "other".into(), bind: false, ..web(vec![deny(header)]) };
     for header in ["x-a", "x-b"] {
