@@ -143,10 +143,10 @@ struct Check<'a, 'h> {
     signatures: Option<&'h Signatures>,
 }
 
-/// What is required of a request; `None` for nothing. A route may name a requirement (`setting`).
+/// Returns the requirement for a request, or `None` if there is none. A route may name a requirement (`setting`).
 ///
 /// # Errors
-/// The route names a requirement that is not there, in Envoy's words: routes and listeners come apart from each other.
+/// The route names a requirement that the filter does not have; the text is Envoy's. Routes and listeners are updated separately.
 pub(crate) fn requirement<'a>(
     jwt: &'a Jwt,
     setting: Option<&Setting>,
@@ -166,15 +166,15 @@ pub(crate) fn requirement<'a>(
     Err(format!("Wrong requirement_name: {name}. It should be one of [{}]", names.join(",")))
 }
 
-/// What was found out about the signatures of one request's tokens, so that each is verified once.
+/// The verified signatures of one request's tokens. Each is verified once for each configuration.
 #[derive(Debug, Default)]
 pub(crate) struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
 
 impl Signatures {
-    /// Signatures that are remembered. A request has seldom more than one token.
+    /// Most entries. A request seldom has more than one token.
     const MOST: usize = 8;
 
-    /// Whether a signature is good; `verify` is called unless that is known of this configuration, provider and token.
+    /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
     fn check(
         &self,
         of: (u64, usize, &str),

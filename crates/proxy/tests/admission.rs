@@ -298,14 +298,20 @@ async fn what_has_not_spoken_yet_is_judged_when_it_has() {
     echoes(&mut others[0]).await;
 }
 
-#[tokio::test]
-async fn a_head_that_never_ends_does_not_keep_its_connection() {
+/// A proxy for HTTP, and a connection of HTTP/1.1 that has had a request answered.
+async fn kept_alive() -> (Proxy, Snapshot, Client) {
     let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
     let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
     publish(&proxy, &clusters, web(vec![])).await;
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert_eq!(client.message().await.1, "0");
+    (proxy, clusters, client)
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_does_not_keep_its_connection() {
+    let (proxy, clusters, mut client) = kept_alive().await;
     client.send("GET / HTTP/1.1\r\nhost: a\r\n").await;
     let mut gone = web(vec![]);
     let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
@@ -515,12 +521,7 @@ async fn an_answer_ends_with_a_later_policy_even_if_its_route_changed_the_reques
 
 #[tokio::test]
 async fn keep_alive_ends_when_its_chain_carries_bytes() {
-    let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
-    let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
-    publish(&proxy, &clusters, web(vec![])).await;
-    let mut client = proxy.connect().await;
-    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert_eq!(client.message().await.1, "0");
+    let (proxy, clusters, mut client) = kept_alive().await;
     publish(&proxy, &clusters, listener(tcp(), None)).await;
     assert_eq!(client.rest().await, "");
 }

@@ -219,7 +219,7 @@ impl Running {
     }
 }
 
-/// It goes on: what is not admitted any more ends before it carries anything.
+/// Checks that the tunnel is open. With a drain time of zero, a request that is no longer admitted ends at its next poll.
 async fn echoes(client: &mut Client) {
     client.send("ping").await;
     assert_eq!(client.exactly(4).await, "ping");
@@ -415,12 +415,12 @@ async fn what_was_asked_because_of_metadata_counts_as_asked() {
     let mut client = running.websocket("").await;
     running.publish(filters(vec![deny("x-other")])).await;
     echoes(&mut client).await;
-    // An answer to what is not asked any more is no reason to go on.
+    // The answer of a service that would not be asked any more is not used.
     running.publish(web(vec![ask(1, wanted("a_")), deny_without("x-user")])).await;
     assert_eq!(client.rest().await, "");
     running.publish(filters(vec![])).await;
     let mut client = running.websocket("").await;
-    // What was not asked, and now would be.
+    // External authorization was not asked about the request, and would be now.
     running
         .publish(web(vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("c_"), ask(2, wanted("c_"))]))
         .await;

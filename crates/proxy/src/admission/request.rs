@@ -1,9 +1,9 @@
-//! A request that was admitted: would the filters of the newest configuration admit it?
+//! Judges an open request by the filters of the newest configuration.
 //!
-//! Filters change what the filters after them see: external authorization adds fields, the JWT filter removes tokens. A policy
-//! is therefore shown the head as it is at the policy's place among the newest filters. [`Visits`] keeps what this needs, and only
-//! where a filter changes the head or cannot be asked again: a request without such filters costs nothing. What a filter did
-//! with a request counts as long as the filter would get the same head now, and demands the same of it.
+//! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens. A policy
+//! therefore gets the head as it is at the policy's place among the newest filters. [`Visits`] records what this needs. It records
+//! nothing for a request whose filters neither change the head nor ask another service. The recorded result of a filter is used
+//! if the filter would get the same head now and has the same configuration.
 
 use std::{
     borrow::Cow,
@@ -41,49 +41,49 @@ use crate::{
     upstream,
 };
 
-/// Bytes of heads that are kept of a request. Beyond that it is not judged again, but ended by a change.
+/// Most bytes of heads that are kept for a request. A request that needs more is ended by a change of its listener or routes.
 const MOST_KEPT: usize = 64 * 1024;
 
-/// What the filters did with a request, as far as a later configuration has to know it.
+/// The recorded results of a request's filters.
 ///
-/// Fields that a local limit adds to requests that it does not refuse are not counted upon: they depend on other requests.
+/// A later configuration does not use the fields that a local rate limit added: they depend on other requests.
 #[derive(Default)]
 pub(crate) struct Visits<'a> {
     /// The filters that changed the head or cannot be asked again, in the order in which they saw the request.
     filters: Vec<Visit<'a>>,
     /// The head before the route changed it; `None` where it is as the filters left it.
     routed: Option<Box<RequestHead>>,
-    /// The state of the dice when the route was chosen: routes may be for a share of the requests.
+    /// The state of the random number generator when the route was chosen (`runtime_fraction`).
     seed: u64,
     /// Bytes of the heads that are kept.
     kept: usize,
-    /// What judgements since then found out about its tokens.
+    /// The signatures that were verified for later configurations.
     signatures: Signatures,
 }
 
-/// What one filter did.
+/// The recorded result of one filter.
 struct Visit<'a> {
     filter: &'a Filter,
     /// The route's setting for it.
     setting: Option<&'a Setting>,
     /// The head as the filter got it; `None` where the filter left it unchanged.
     head: Option<Box<RequestHead>>,
-    /// What it found out.
+    /// The dynamic metadata that it set.
     found: Map<String, Value>,
-    /// The state of the dice when the route was chosen again because of this filter.
+    /// The state of the random number generator when this filter had the route chosen again.
     seed: Option<u64>,
-    /// Whether it did what it is configured for: external authorization may be for some requests only.
+    /// Whether it acted: external authorization may be enabled for some requests only.
     acted: bool,
 }
 
 impl<'a> Visits<'a> {
-    /// Records that a filter acts on the request now.
+    /// Records that a filter begins to act on the request.
     pub(crate) fn begin(&mut self, filter: &'a Filter, setting: Option<&'a Setting>) {
         let found = Map::new();
         self.filters.push(Visit { filter, setting, head: None, found, seed: None, acted: true });
     }
 
-    /// Records the head as the filter that acts got it, which is to change it.
+    /// Records the head that the filter is about to change.
     pub(crate) fn keep(&mut self, head: &RequestHead) {
         let is_kept = self.filters.last().is_none_or(|visit| visit.head.is_some());
         let copy = if is_kept { None } else { self.copy(head) };
@@ -92,21 +92,21 @@ impl<'a> Visits<'a> {
         }
     }
 
-    /// Records what the filter that acts found out.
+    /// Records the dynamic metadata that the filter sets.
     pub(crate) fn learn(&mut self, found: &Map<String, Value>) {
         if let Some(visit) = self.filters.last_mut().filter(|_| !found.is_empty()) {
             visit.found.clone_from(found);
         }
     }
 
-    /// Records that the filter that acts had nothing to do with this request.
+    /// Records that the filter does not act on this request.
     pub(crate) fn pass_over(&mut self) {
         if let Some(visit) = self.filters.last_mut() {
             visit.acted = false;
         }
     }
 
-    /// Records the state of the dice with which a route is about to be chosen.
+    /// Records the state of the random number generator with which a route is about to be chosen.
     pub(crate) fn route(&mut self, seed: u64) {
         match self.filters.last_mut() {
             Some(visit) => visit.seed = Some(seed),
@@ -221,7 +221,7 @@ impl Case<'_> {
             Routes::Inline(table) => Some(&**table),
             Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
         };
-        // The change concerns others.
+        // The change is one of other listeners or routes.
         let is_admitting = ptr::eq(&**newest, self.manager)
             && self.found.zip(table).is_some_and(|(found, table)| ptr::eq(found.table, table));
         if is_admitting || !newest.filters.iter().any(Filter::judges) {
@@ -248,7 +248,7 @@ struct Walk<'a> {
     table: Option<&'a RouteTable>,
     /// How many of the visits are over.
     place: usize,
-    /// The state of the dice with which the route was chosen.
+    /// The state of the random number generator with which the route was chosen.
     seed: u64,
     /// The head as the next filter sees it.
     head: Cow<'a, RequestHead>,
@@ -271,7 +271,7 @@ impl Walk<'_> {
                 _ => self.authorize(policy),
             };
         }
-        // A request without a route now does not have to meet more than it met.
+        // If no route matches any more, the settings of the route by which the request was admitted apply.
         let route = route.or(self.case.found.map(|found| found.route));
         let setting = route.and_then(|route| route.setting(&filter.name));
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
