@@ -173,7 +173,7 @@ impl Folders {
             let is_new;
             (self, watch, is_new) = spawn_blocking(follow).await?;
             if is_new {
-                // What comes with a new folder may be half there.
+                // The files of a new folder may not be complete yet.
                 watch.is_whole &= settle(&mut events, &watch.folders, SETTLE).await;
             }
             let changed = Arc::clone(&changed);
@@ -403,7 +403,7 @@ impl<'a> Look<'a> {
                     self.unreadable(&path, layer, &error);
                     self.failed.get_or_insert((path, error));
                 }
-                // What it led to was removed; the link itself was not.
+                // The target of the link was removed, the link was not.
                 Err(error) if listed.is_symlink() && fs::symlink_metadata(&path).is_ok() => {
                     let error = io::Error::new(error.kind(), "a symbolic link to nothing");
                     self.unreadable(&path, layer, &error);

@@ -157,7 +157,7 @@ impl<R: Message + Default> Requests<R> {
         let _waiting = Waiting::new(&self.account);
         self.until = None;
         self.account.limits.note(Bound::Pace, &self.account.client);
-        // Thousands may wait for the same debt, of which each payment lets one go on: the others look less and less often.
+        // Thousands of calls may wait for the same debt, and each payment admits one. So the pause of each call grows.
         let mut pause = Duration::ZERO;
         loop {
             sleep(wait.max(pause.mul_f64(0.5 + 0.5 * fastrand::f64()))).await;
