@@ -5,8 +5,8 @@
 
 use std::{collections::hash_map::Entry, rc::Rc, time::SystemTime};
 
-use prost::Message as _;
 use serde_json::{Map, Value};
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::core::v3::{
@@ -160,7 +160,7 @@ pub(crate) async fn ask(
     match &config.service {
         Service::Grpc(_) => {
             let message = call::grpc_message(&answer)?;
-            let response = CheckResponse::decode(message)
+            let response = CheckResponse::from_slice(message)
                 .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
             Ok(grpc_decision(response))
         }
@@ -181,10 +181,9 @@ pub(crate) async fn ask_about_connection(
 ) -> Result<bool, Error> {
     let principal = worker.shared.principal();
     let request = CheckRequest { attributes: Some(parties(config, origin, principal.as_deref())) };
-    let (head, content) =
-        (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.encode_to_vec()));
+    let (head, content) = (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.to_vec()));
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
-    let response = CheckResponse::decode(call::grpc_message(&answer)?)
+    let response = CheckResponse::from_slice(call::grpc_message(&answer)?)
         .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
     Ok(matches!(grpc_decision(response), Decision::Allow(_)))
 }
@@ -234,7 +233,7 @@ fn grpc_request(
         ..parties(config, question.origin, principal)
     };
     let request = CheckRequest { attributes: Some(attributes) };
-    (head, call::grpc_frame(&request.encode_to_vec()))
+    (head, call::grpc_frame(&request.to_vec()))
 }
 
 fn address(of: std::net::SocketAddr) -> Address {

@@ -14,9 +14,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use prost::Message as _;
 use serde_json::{Value, json};
 use skysail_core::{names, shutdown};
+use skysail_proto::Codec as _;
 use skysail_xds::{
     Kind,
     envoy::pb::{
@@ -457,7 +457,7 @@ fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
     };
     let encode = |name: &String| {
         let secret = Secret { name: name.clone(), r#type: Some(secret(name)?) };
-        Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.encode_to_vec() })
+        Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.to_vec() })
     };
     asked.iter().filter_map(encode).collect()
 }

@@ -6,7 +6,7 @@
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::otlp::ExportResponse;
 
 use crate::{
@@ -187,7 +187,7 @@ fn add(head: &mut RequestHead, collector: &Collector) {
 
 /// Whether all of a batch was taken, as an answer of OpenTelemetry says.
 fn taken(message: &[u8]) -> Result<(), Error> {
-    let response = ExportResponse::decode(message);
+    let response = ExportResponse::from_slice(message);
     let partial = response.ok().and_then(|response| response.partial_success);
     match partial.filter(|partial| partial.rejected > 0) {
         None => Ok(()),

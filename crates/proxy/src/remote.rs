@@ -3,8 +3,8 @@
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
-use prost::Message as _;
 use rustls::pki_types::ServerName;
+use skysail_proto::Codec as _;
 use skysail_xds::{
     client::BoxError,
     envoy::pb::envoy::config::{
@@ -60,7 +60,7 @@ impl Remote {
         translator: Translator<'_>,
         mark: Option<u32>,
     ) -> Result<Self, Reject> {
-        let proto = ClusterProto::decode(body).map_err(|error| Reject::new(error.to_string()))?;
+        let proto = ClusterProto::from_slice(body).map_err(|error| Reject::new(error.to_string()))?;
         let assignment = proto.load_assignment.as_ref();
         let mut endpoints =
             assignment.iter().flat_map(|a| &a.endpoints).flat_map(|locality| &locality.lb_endpoints);

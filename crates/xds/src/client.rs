@@ -45,11 +45,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::{
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use skysail_proto::Codec;
+use skysail_proto::envoy::pb::envoy::{
     config::core::v3::Node,
     service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
 };
-use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
@@ -98,8 +99,8 @@ impl Received {
     ///
     /// # Errors
     /// When it is no such message.
-    pub fn decode<M: prost::Message + Default>(&self) -> Result<M, prost::DecodeError> {
-        M::decode(self.body.clone())
+    pub fn decode<M: Codec>(&self) -> Result<M, skysail_proto::DecodeError> {
+        M::from_slice(&self.body)
     }
 }
 

@@ -4,7 +4,7 @@
 //! and to the proxy that applies them. [`server`] serves them to any xDS client, [`client`] takes them from any
 //! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
 //!
-//! Modules in the order of the data: [`resource`] (what is served), `aliases` (the names by which virtual hosts are found), [`layer`] (what changed of it), [`interest`] (and whom that concerns), [`istio`] and [`otlp`] (messages Envoy's API lacks),
+//! Modules in the order of the data: [`resource`] (what is served), `aliases` (the names by which virtual hosts are found), [`layer`] (what changed of it), [`interest`] (and whom that concerns),
 //! `wire` (messages as bytes), [`limits`] (what clients may cost), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
 
 mod aliases;
@@ -12,15 +12,13 @@ pub mod certificates;
 pub mod client;
 pub mod grpc;
 pub mod interest;
-pub mod istio;
 pub mod layer;
 pub mod limits;
-pub mod otlp;
 pub mod resource;
 pub mod server;
 mod wire;
 mod work;
 
-pub use envoy_types as envoy;
 pub use layer::{Changes, Layer, Snapshot};
 pub use resource::{Kind, Resource, Resources};
+pub use skysail_proto::{envoy, istio, otlp};

@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
+use skysail_proto::Codec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::aliases;
@@ -118,8 +119,8 @@ pub struct Resource {
 
 impl Resource {
     /// Encodes a message.
-    pub fn encode<M: prost::Message>(kind: Kind, name: &str, message: &M) -> Arc<Self> {
-        Self::from_body(kind, name, message.encode_to_vec().into())
+    pub fn encode<M: Codec>(kind: Kind, name: &str, message: &M) -> Arc<Self> {
+        Self::from_body(kind, name, message.to_vec().into())
     }
 
     /// Wraps a message that is encoded already.

@@ -12,8 +12,8 @@ mod state;
 use std::{future::pending, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse};
 use prost::Message as _;
+use skysail_proto::envoy::pb::envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},

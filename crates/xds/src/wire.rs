@@ -395,7 +395,7 @@ pub(crate) fn name_of(kind: Kind, body: &Bytes) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use envoy_types::pb::{
+    use skysail_proto::envoy::pb::{
         envoy::{
             config::cluster::v3::Cluster,
             service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse},

@@ -28,6 +28,7 @@ mod tls;
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
 
 pub use self::listeners::Outline;
@@ -290,7 +291,7 @@ fn add_cluster(made: &mut Resources, cluster: &pb::cluster::Cluster) {
     add(made, Kind::Cluster, &cluster.name, cluster);
 }
 
-fn add<M: prost::Message>(made: &mut Resources, kind: Kind, name: &str, message: &M) {
+fn add<M: Codec>(made: &mut Resources, kind: Kind, name: &str, message: &M) {
     made.insert(order::encode(kind, name, message));
 }
 

@@ -9,10 +9,8 @@
 
 use std::sync::Arc;
 
-use prost::{
-    Message,
-    encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint},
-};
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource};
 
 use super::pb::route::VirtualHost;
@@ -86,12 +84,12 @@ pub(super) fn encode_host(routes: &str, host: &VirtualHost) -> Arc<Resource> {
 }
 
 /// A resource, the same bytes every time.
-pub(super) fn encode<M: Message>(kind: Kind, name: &str, message: &M) -> Arc<Resource> {
+pub(super) fn encode<M: Codec>(kind: Kind, name: &str, message: &M) -> Arc<Resource> {
     Resource::from_body(kind, name, encoded(kind, message).into())
 }
 
-fn encoded<M: Message>(kind: Kind, message: &M) -> Vec<u8> {
-    let body = message.encode_to_vec();
+fn encoded<M: Codec>(kind: Kind, message: &M) -> Vec<u8> {
+    let body = message.to_vec();
     let shape = match kind {
         Kind::Cluster => &CLUSTER,
         Kind::Endpoint => &ASSIGNMENT,
@@ -172,7 +170,7 @@ fn flush(entries: &mut Vec<Vec<u8>>, to: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use prost::Name as _;
+    use prost::{Message as _, Name as _};
     use skysail_xds::envoy::pb::{
         envoy::extensions::filters::{
             common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use prost::{Message, Name};
+use skysail_proto::Codec;
 
 use super::{
     order,
@@ -30,11 +31,11 @@ struct Second {
 }
 
 /// Packs a message.
-pub(super) fn pack<M: Message + Name>(message: &M) -> Any {
-    of_type::<M>(message.encode_to_vec())
+pub(super) fn pack<M: Codec + Name>(message: &M) -> Any {
+    of_type::<M>(message.to_vec())
 }
 
-fn of_type<M: Message + Name>(body: Vec<u8>) -> Any {
+fn of_type<M: Codec + Name>(body: Vec<u8>) -> Any {
     Any { type_url: M::type_url(), value: order::as_go(&M::full_name(), body) }
 }
 
@@ -46,9 +47,9 @@ pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any
 }
 
 /// A filter whose first field are its rules.
-pub(super) fn with_rules<M: Message + Name>(rest: &M, rules: &Rules) -> Any {
+pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: &Rules) -> Any {
     let mut body = First { field: Some(rules.encode()) }.encode_to_vec();
-    body.extend(rest.encode_to_vec());
+    body.extend(rest.to_vec());
     of_type::<M>(body)
 }
 
@@ -62,10 +63,10 @@ pub(super) struct Rules {
 impl Rules {
     fn encode(&self) -> Vec<u8> {
         let head = rbac::Rbac { action: self.action as i32, ..Default::default() };
-        let mut body = head.encode_to_vec();
+        let mut body = head.to_vec();
         for (name, policy) in &self.policies {
             let policies = [(name.clone(), policy.clone())].into();
-            body.extend(rbac::Rbac { policies, ..Default::default() }.encode_to_vec());
+            body.extend(rbac::Rbac { policies, ..Default::default() }.to_vec());
         }
         body
     }
@@ -73,7 +74,7 @@ impl Rules {
 
 fn structure(fields: BTreeMap<&str, Value>) -> Vec<u8> {
     let parts = fields.into_iter().map(|(name, value)| Struct { fields: [(name.to_owned(), value)].into() });
-    parts.flat_map(|part| part.encode_to_vec()).collect()
+    parts.flat_map(|part| part.to_vec()).collect()
 }
 
 #[cfg(test)]

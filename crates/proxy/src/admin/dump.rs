@@ -4,8 +4,9 @@ use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use prost::{Message as _, Name};
+use prost::Name;
 use serde_json::{Map, Value};
+use skysail_proto::Codec;
 use skysail_xds::{
     Kind,
     envoy::pb::{
@@ -43,7 +44,7 @@ use crate::{
 pub(super) async fn config_dump(admin: &Admin, include_endpoints: bool) -> Vec<u8> {
     let inventory = admin.configuration.inventory().await;
     let mut configs = vec![pack(&BootstrapConfigDump {
-        bootstrap: Bootstrap::decode(admin.bootstrap.clone()).ok(),
+        bootstrap: Bootstrap::from_slice(&admin.bootstrap).ok(),
         last_updated: timestamp(admin.started),
     })];
     configs.push(pack(&clusters(&inventory)));
@@ -53,12 +54,12 @@ pub(super) async fn config_dump(admin: &Admin, include_endpoints: bool) -> Vec<u
     configs.push(pack(&listeners(&inventory)));
     configs.push(pack(&routes(&inventory)));
     configs.push(pack(&secrets(admin.configuration.tls())));
-    ConfigDump { configs }.encode_to_vec()
+    ConfigDump { configs }.to_vec()
 }
 
 /// One part, encoded for the child process.
-pub(super) fn wrap<M: prost::Message + Name>(message: &M) -> Vec<u8> {
-    ConfigDump { configs: vec![pack(message)] }.encode_to_vec()
+pub(super) fn wrap<M: Codec + Name>(message: &M) -> Vec<u8> {
+    ConfigDump { configs: vec![pack(message)] }.to_vec()
 }
 
 /// JSON, made by a child process.
@@ -158,8 +159,8 @@ fn name_of(item: &Value) -> Option<&str> {
     })
 }
 
-fn pack<M: prost::Message + Name>(message: &M) -> Any {
-    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+fn pack<M: Codec + Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.to_vec() }
 }
 
 fn resource(kind: Kind, body: &Bytes) -> Option<Any> {
@@ -269,12 +270,12 @@ fn inline_tables(listener: &Bytes) -> Vec<Any> {
             HttpConnectionManager, http_connection_manager::RouteSpecifier,
         },
     };
-    let Ok(listener) = Listener::decode(listener.clone()) else { return Vec::new() };
+    let Ok(listener) = Listener::from_slice(listener) else { return Vec::new() };
     let filters =
         listener.filter_chains.iter().chain(&listener.default_filter_chain).flat_map(|chain| &chain.filters);
     let managers = filters.filter_map(|filter| match &filter.config_type {
         Some(ConfigType::TypedConfig(any)) if any.type_url.ends_with(".HttpConnectionManager") => {
-            HttpConnectionManager::decode(any.value.as_slice()).ok()
+            HttpConnectionManager::from_slice(&any.value).ok()
         }
         _ => None,
     });

@@ -29,8 +29,8 @@ use axum::{
     routing::{get, post},
 };
 use bytes::Bytes;
-use prost::Message as _;
 use serde_json::{Value, json};
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::config::{bootstrap::v3::Bootstrap, core::v3::Node};
 use tokio::{net::TcpListener, sync::Notify};
 
@@ -144,7 +144,7 @@ impl Admin {
 
 /// A bootstrap that only says who we are, for the config dump of a sidecar that has no file.
 pub(crate) fn node_only(node: &Node) -> Bytes {
-    Bootstrap { node: Some(node.clone()), ..Bootstrap::default() }.encode_to_vec().into()
+    Bootstrap { node: Some(node.clone()), ..Bootstrap::default() }.to_vec().into()
 }
 
 /// Serves pages on an address.

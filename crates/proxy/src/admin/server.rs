@@ -11,8 +11,8 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use prost::Message as _;
 use serde_json::{Value, json};
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::config::bootstrap::v3::{Bootstrap, runtime_layer::LayerSpecifier};
 
 use super::Admin;
@@ -123,7 +123,7 @@ fn command_line(admin: &Admin) -> Value {
 
 /// The node as JSON.
 fn node(bootstrap: &[u8]) -> anyhow::Result<Value> {
-    let mut node = Bootstrap::decode(bootstrap)?.node.unwrap_or_default();
+    let mut node = Bootstrap::from_slice(bootstrap)?.node.unwrap_or_default();
     if node.user_agent_name.is_empty() {
         node.user_agent_name = "skysail-proxy".to_owned();
     }
@@ -175,7 +175,7 @@ pub(super) async fn memory() -> Json<Value> {
 
 /// The layers of the runtime with their values, those of the last layer in force.
 pub(super) async fn runtime(Extract(admin): Extract<Arc<Admin>>) -> Json<Value> {
-    let bootstrap = Bootstrap::decode(admin.bootstrap.clone()).unwrap_or_default();
+    let bootstrap = Bootstrap::from_slice(&admin.bootstrap).unwrap_or_default();
     let layers = bootstrap.layered_runtime.unwrap_or_default().layers;
     let mut entries: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (index, layer) in layers.iter().enumerate() {

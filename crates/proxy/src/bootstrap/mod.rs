@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::{
     client::Form,
     envoy::pb::envoy::{
@@ -98,7 +98,7 @@ pub(crate) fn load(source: &Source) -> anyhow::Result<Bootstrap> {
 /// Reads a node file, JSON.
 pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
     let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = || anyhow::Ok(Node::decode(convert::convert_in_child(Conversion::Node, text)?.as_slice())?);
+    let read = || anyhow::Ok(Node::from_slice(&convert::convert_in_child(Conversion::Node, text)?)?);
     read().with_context(|| format!("{} is not a node", path.display()))
 }
 
@@ -133,12 +133,12 @@ pub(crate) fn parse(body: Bytes, lenient: bool) -> anyhow::Result<Bootstrap> {
         listeners: resources
             .listeners
             .iter()
-            .map(|proto| (proto.name.clone(), proto.encode_to_vec().into()))
+            .map(|proto| (proto.name.clone(), proto.to_vec().into()))
             .collect(),
         clusters: resources
             .clusters
             .iter()
-            .map(|proto| (proto.name.clone(), proto.encode_to_vec().into()))
+            .map(|proto| (proto.name.clone(), proto.to_vec().into()))
             .collect(),
         secrets: resources.secrets,
         ads,
@@ -176,7 +176,7 @@ pub(crate) fn is_pipe(body: &[u8]) -> bool {
     use skysail_xds::envoy::pb::envoy::config::{
         core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier,
     };
-    let Ok(cluster) = Cluster::decode(body) else { return false };
+    let Ok(cluster) = Cluster::from_slice(body) else { return false };
     let endpoints = cluster.load_assignment.iter().flat_map(|assignment| &assignment.endpoints);
     endpoints.flat_map(|locality| &locality.lb_endpoints).any(|lb| match &lb.host_identifier {
         Some(HostIdentifier::Endpoint(endpoint)) => matches!(

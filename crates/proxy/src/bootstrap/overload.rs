@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use skysail_proto::Codec;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::overload::v3::{
@@ -101,6 +102,6 @@ fn action(settings: &Settings, proto: &OverloadAction) -> anyhow::Result<Action>
     Ok(Action { name: proto.name.as_str().into(), does, triggers })
 }
 
-fn unpack<M: prost::Message + Default>(any: &Any) -> anyhow::Result<M> {
-    M::decode(any.value.as_slice()).context("typed_config")
+fn unpack<M: Codec>(any: &Any) -> anyhow::Result<M> {
+    M::from_slice(&any.value).context("typed_config")
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::{
     Kind,
     envoy::pb::envoy::{
@@ -95,7 +95,7 @@ impl Origin {
         let translator = Translator { tls: &secrets.tls, node: &Node::default(), strict: true };
         let response: DiscoveryResponse = translator.decode(&body).with_context(in_file)?;
         for any in response.resources.iter().filter(|any| any.type_url == Kind::Secret.url()) {
-            let secret = Secret::decode(any.value.as_slice()).with_context(in_file)?;
+            let secret = Secret::from_slice(&any.value).with_context(in_file)?;
             if *secret.name == *name.name {
                 *found = Some((text, secret.clone()));
                 return Ok(secret);

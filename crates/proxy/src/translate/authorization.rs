@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{GrpcService, HeaderValue, RuntimeFractionalPercent, grpc_service::TargetSpecifier},
     extensions::filters::{
@@ -45,7 +45,7 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let status = proto.status_on_error.as_ref().map(|status| status.code.cast_unsigned());
     let metadata = proto.filter_enabled_metadata.as_ref();
     Ok(ExternalAuthorization {
-        fingerprint: fingerprint(question(proto).encode_to_vec()),
+        fingerprint: fingerprint(question(proto).to_vec()),
         service,
         cluster,
         authority,

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use skysail_proto::Codec;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
@@ -462,8 +463,7 @@ pub(super) fn is_tcp_exchange(any: &Any) -> Result<bool> {
 
 /// A typed struct, by either of its names.
 pub(super) fn typed_struct(any: &Any) -> Result<TypedStruct> {
-    prost::Message::decode(any.value.as_slice())
-        .map_err(|error| Reject::new(format!("not a valid TypedStruct: {error}")))
+    Codec::from_slice(&any.value).map_err(|error| Reject::new(format!("not a valid TypedStruct: {error}")))
 }
 
 fn weighs_localities(proto: &Proto) -> bool {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
@@ -65,7 +65,7 @@ fn entries(
     let common = common.ok_or_else(|| missing().at_field("common_config"))?;
     let service = common.grpc_service.as_ref().ok_or_else(|| missing().at_field("grpc_service"));
     let identifier = Identifier { node: Some(node.clone()), log_name: common.log_name.clone() };
-    let first = StreamAccessLogsMessage { identifier: Some(identifier), log_entries: None }.encode_to_vec();
+    let first = StreamAccessLogsMessage { identifier: Some(identifier), log_entries: None }.to_vec();
     let envelope = Envelope::Message { before: Vec::new(), around: vec![(Vec::new(), field)], first };
     let collector = service
         .and_then(|service| grpc(service, Call::Stream(STREAM), envelope))
@@ -99,7 +99,7 @@ pub(super) fn records(proto: &OpenTelemetryAccessLogConfig, node: &Node) -> Resu
     };
     let envelope = Envelope::Message {
         before: Vec::new(),
-        around: vec![(resource.encode_to_vec(), 2), (Vec::new(), 1)],
+        around: vec![(resource.to_vec(), 2), (Vec::new(), 1)],
         first: Vec::new(),
     };
     let unary = Call::Unary(EXPORT_LOGS);

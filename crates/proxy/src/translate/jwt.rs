@@ -3,7 +3,7 @@
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use arc_swap::ArcSwapOption;
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
     extensions::filters::http::jwt_authn::v3::{
@@ -78,11 +78,10 @@ fn demand(proto: &JwtAuthentication) -> impl Hash + use<> {
             *remote = RemoteJwks { http_uri: uri, ..RemoteJwks::default() };
         }
     }
-    let providers: Vec<_> =
-        providers.into_iter().map(|(name, provider)| (name, provider.encode_to_vec())).collect();
+    let providers: Vec<_> = providers.into_iter().map(|(name, provider)| (name, provider.to_vec())).collect();
     let requirements: Vec<_> =
-        requirements.into_iter().map(|(name, requirement)| (name, requirement.encode_to_vec())).collect();
-    (rest.encode_to_vec(), providers, requirements)
+        requirements.into_iter().map(|(name, requirement)| (name, requirement.to_vec())).collect();
+    (rest.to_vec(), providers, requirements)
 }
 
 /// What a route says to the filter.

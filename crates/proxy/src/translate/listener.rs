@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::{
@@ -253,7 +253,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         })?,
         handshake_timeout: timeout(proto.transport_socket_connect_timeout.as_ref(), None)
             .at("transport_socket_connect_timeout")?,
-        fingerprint: Some(fingerprint(proto.encode_to_vec())),
+        fingerprint: Some(fingerprint(proto.to_vec())),
     })
 }
 

@@ -29,6 +29,7 @@ mod tls_params;
 mod trace;
 mod validation;
 
+use prost::Name;
 use std::{
     collections::HashSet,
     fmt,
@@ -37,8 +38,8 @@ use std::{
     time::Duration,
 };
 
-use prost::{Message, Name};
 use skysail_identity::Identity;
+use skysail_proto::Codec;
 use skysail_xds::envoy::pb::{
     envoy::config::{
         cluster::v3::Cluster as ClusterProto, core::v3::Node, endpoint::v3::ClusterLoadAssignment,
@@ -144,7 +145,7 @@ impl Translator<'_> {
     }
 
     /// Decodes a message after a look at all its fields, those in its `Any`s too.
-    pub(crate) fn decode<M: Message + Name + Default>(self, body: &[u8]) -> Result<M> {
+    pub(crate) fn decode<M: Codec + Name>(self, body: &[u8]) -> Result<M> {
         for finding in coverage::check(&M::full_name(), body) {
             if finding.refused || self.strict {
                 return Err(Reject {
@@ -160,7 +161,7 @@ impl Translator<'_> {
                 finding.path, finding.field, finding.message
             ));
         }
-        M::decode(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+        M::from_slice(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }
 }
 
@@ -217,11 +218,11 @@ fn fingerprint(message: impl Hash) -> u64 {
 }
 
 /// The message inside an `Any`; its fields have been looked at with the message around it.
-fn unpack<M: Message + Name + Default>(any: &Any) -> Result<M> {
+fn unpack<M: Codec + Name>(any: &Any) -> Result<M> {
     if type_name(any) != M::full_name() {
         return Err(Reject::new(format!("is a {}, must be a {}", type_name(any), M::full_name())));
     }
-    M::decode(any.value.as_slice()).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+    M::from_slice(&any.value).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
 }
 
 /// The full name of the message inside an `Any`.

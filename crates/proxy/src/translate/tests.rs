@@ -2,6 +2,7 @@
 
 use std::{fs, io::Read as _, net::IpAddr, path::PathBuf, sync::Arc};
 
+use prost::Message;
 use skysail_xds::envoy::pb::envoy::{
     config::{
         cluster::v3::{

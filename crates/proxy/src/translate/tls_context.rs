@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use prost::Message as _;
 use rustls::pki_types::ServerName;
 use skysail_identity::{Identity, Live, TlsSpec, tls::Sessions};
+use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::{
     envoy::{
         config::core::v3::{
@@ -37,7 +37,7 @@ pub(super) fn typed_config(socket: Option<&TransportSocket>) -> Result<Option<(&
 
 /// A context for accepting connections.
 pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -> Result<Arc<ServerTls>> {
-    translator.tls.server(proto.encode_to_vec(), || {
+    translator.tls.server(proto.to_vec(), || {
         let common = proto.common_tls_context.as_ref();
         let mut spec = spec(translator, common).at("common_tls_context")?;
         if spec.identities.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use prost::Message as _;
+use skysail_proto::Codec as _;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
@@ -203,9 +203,9 @@ fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<Provider> {
     };
     let scope = ScopeSpans { scope: Some(scope), ..ScopeSpans::default() };
     let envelope = Envelope::Message {
-        before: scope.encode_to_vec(),
+        before: scope.to_vec(),
         // `ResourceSpans.scope_spans`, `ExportTraceServiceRequest.resource_spans`.
-        around: vec![(resource.encode_to_vec(), 2), (Vec::new(), 1)],
+        around: vec![(resource.to_vec(), 2), (Vec::new(), 1)],
         first: Vec::new(),
     };
     let collector = match (&proto.grpc_service, &proto.http_service) {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use envoy_types::pb::{
+use skysail_proto::envoy::pb::{
     envoy::{
         config::core::v3::Node,
         service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},

@@ -304,7 +304,7 @@ fn check_fields(mut message: &[u8]) -> Result<(), Status> {
 
 #[cfg(test)]
 mod tests {
-    use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+    use skysail_proto::envoy::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 
     use super::*;
 

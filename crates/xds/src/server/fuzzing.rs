@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use prost::Message as _;
+use skysail_proto::envoy::pb::envoy::config::cluster::v3::Cluster;
 
 use super::{
     IntoAsk,

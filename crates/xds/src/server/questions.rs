@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
+use skysail_proto::envoy::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use tonic::{Request, Status};
 
 use super::{IntoAsk, Views};

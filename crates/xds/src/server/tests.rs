@@ -14,7 +14,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest};
+use skysail_proto::envoy::pb::envoy::{
+    config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -248,7 +250,7 @@ async fn a_restarted_server_sends_only_what_changed() {
 async fn a_stranger_is_refused_with_the_reason() {
     let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
     let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
-    let mut client = envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
+    let mut client = skysail_proto::envoy::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
     let node = Node { id: "stranger".into(), ..Node::default() };
     let request = DeltaDiscoveryRequest {
         node: Some(node),
@@ -552,7 +554,7 @@ async fn a_long_reason_is_cut() {
     let mut slow = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
     let response_nonce = slow.nonce().await;
     let error_detail =
-        envoy_types::pb::google::rpc::Status { message: "é".repeat(100_000), ..Default::default() };
+        skysail_proto::envoy::pb::google::rpc::Status { message: "é".repeat(100_000), ..Default::default() };
     slow.send(&DeltaDiscoveryRequest {
         response_nonce,
         error_detail: Some(error_detail),

@@ -9,8 +9,8 @@ mod virtual_service;
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
-use prost::Message as _;
 use skysail_core::{ClusterName, names};
+use skysail_proto::Codec as _;
 use skysail_xds::{Kind, Resource, istio};
 
 use super::{
@@ -79,7 +79,7 @@ pub(super) fn again(
         let number = port.port;
         let before = made(Kind::VirtualHost, &format!("{number}/{host}:{number}"));
         // Its domains stay, though another service has some of the same.
-        let before = before.and_then(|before| route::VirtualHost::decode(before.body.clone()).ok());
+        let before = before.and_then(|before| route::VirtualHost::from_slice(&before.body).ok());
         if let Some(before) = before {
             let now = of_service(scope, service, number, before.domains);
             let host = route::VirtualHost { name: before.name, ..now };

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use envoy_types::pb::google::protobuf::{Any, Duration, Struct, Value, value};
 use prost::{Message, Name};
 
+use crate::Codec;
+
 /// The metadata exchange filter of TCP chains and clusters, in a [`TypedStruct`].
 pub const TCP_METADATA_EXCHANGE: &str =
     "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange";
@@ -224,8 +226,8 @@ pub fn list(values: impl IntoIterator<Item = Value>) -> Value {
 }
 
 /// Packs a message into an `Any`.
-pub fn pack<M: Message + Name>(message: &M) -> Any {
-    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+pub fn pack<M: Codec + Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.to_vec() }
 }
 
 macro_rules! names {
