@@ -9,7 +9,7 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-use super::yaml::{Entry, Node, Value};
+use skysail_yaml::{Entry, Node, Value, join};
 
 /// A field that could not be read, or that nobody knows.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +76,7 @@ pub(crate) fn path_text(path: &[Segment]) -> String {
     for segment in path {
         match segment {
             Segment::Index(index) => text.push_str(&format!("[{index}]")),
-            Segment::Key(key) => text = super::join(&text, key),
+            Segment::Key(key) => text = join(&text, key),
         }
     }
     text
@@ -429,11 +429,13 @@ impl From<de::IgnoredAny> for Anything {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::yaml::documents, *};
+    use skysail_yaml::documents;
+
+    use super::*;
     use crate::api::VirtualService;
 
     fn read(text: &str) -> Decoded<VirtualService> {
-        decode(documents(text)[0].root.as_ref().unwrap())
+        decode(&documents(text).next().unwrap().root.unwrap())
     }
 
     #[test]

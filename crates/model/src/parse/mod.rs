@@ -5,7 +5,6 @@
 
 mod decode;
 mod kinds;
-mod yaml;
 
 use crate::{
     api::{
@@ -24,12 +23,11 @@ use k8s_openapi::{
 };
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
+use skysail_yaml::{Document, Node, Value, documents, join};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
-use yaml::Document;
-pub(crate) use yaml::{Node, Value};
 
 /// What was found in a text.
 #[derive(Debug, Default)]
@@ -47,22 +45,11 @@ pub struct Parsed {
 /// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
 pub fn parse(text: &str, file: &str) -> Parsed {
     let mut reading = Reading { file: file.into(), parsed: Parsed::default(), labels: HashSet::new() };
-    for document in yaml::documents(text) {
+    for document in documents(text) {
         reading.document(document);
     }
     reading.parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
     reading.parsed
-}
-
-/// A field's path with one more key.
-pub(crate) fn join(path: &str, key: &str) -> String {
-    let simple =
-        !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-$".contains(&byte));
-    match (path.is_empty(), simple) {
-        (true, _) => key.to_owned(),
-        (false, true) => format!("{path}.{key}"),
-        (false, false) => format!("{path}[{key}]"),
-    }
 }
 
 struct Reading {
@@ -247,8 +234,8 @@ impl Reading {
     /// Several networks are not supported; one without a name is.
     fn networks(&mut self, node: &Node, data: Option<&BTreeMap<String, String>>) {
         let text = data.and_then(|data| data.get("meshNetworks")).map_or("", String::as_str);
-        let documents = yaml::documents(text).into_iter();
-        let mut networks = documents.filter_map(|document| document.root.ok()?.get("networks").cloned());
+        let mut networks =
+            documents(text).filter_map(|document| document.root.ok()?.get("networks").cloned());
         if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
             let line = find_line(node, "data.meshNetworks");
             let message = "several networks are not supported yet and have no effect";
@@ -269,7 +256,7 @@ impl Reading {
             let field = if field.is_empty() { "data.mesh".to_owned() } else { format!("data.mesh.{field}") };
             Diagnostic::new(severity, &file, place(line), message).field(field).remedy(remedy)
         };
-        let Some(document) = yaml::documents(text).into_iter().next() else {
+        let Some(document) = documents(text).next() else {
             return Some(MeshConfig::default());
         };
         let root = match document.root {

@@ -78,7 +78,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
 
 fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
     for (key, value) in selector.iter().flat_map(|selector| &selector.match_labels) {
-        let field = crate::parse::join("spec.selector.matchLabels", key);
+        let field = skysail_yaml::join("spec.selector.matchLabels", key);
         if key.is_empty() || value.contains('*') || key.contains('*') {
             findings.error(
                 field,

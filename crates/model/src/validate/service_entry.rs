@@ -116,7 +116,7 @@ fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings
         }
     }
     for (name, number) in &endpoint.ports {
-        let field = crate::parse::join(&format!("{field}.ports"), name);
+        let field = skysail_yaml::join(&format!("{field}.ports"), name);
         port(*number, &field, findings);
         if spec.ports.iter().all(|port| port.name != *name) {
             findings.error(field, format!("there is no port {name:?}"), "use the name of a port");

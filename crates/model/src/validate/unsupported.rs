@@ -4,10 +4,8 @@
 //! without it. What is sent all the same, for workloads with an Envoy in the sidecar's place, is said so.
 
 use super::{Finding, Findings};
-use crate::{
-    api::Kind,
-    parse::{Node, Value},
-};
+use crate::api::Kind;
+use skysail_yaml::{Node, Value, join};
 
 /// Kind, end of the field's path (without list positions), a value if only that one is meant, and what happens.
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
@@ -74,8 +72,7 @@ fn search(node: &Node, field: &str, bare: &str, rows: &[&Row], findings: &mut Fi
     match &node.value {
         Value::Map(entries) => {
             for entry in entries {
-                let (field, bare) =
-                    (crate::parse::join(field, &entry.key), crate::parse::join(bare, &entry.key));
+                let (field, bare) = (join(field, &entry.key), join(bare, &entry.key));
                 search(&entry.value, &field, &bare, rows, findings);
             }
         }

@@ -198,7 +198,7 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     }
     for (list, name) in [(&matched.headers, "headers"), (&matched.without_headers, "withoutHeaders")] {
         for (header, part) in list {
-            let field = crate::parse::join(&at(name), header);
+            let field = skysail_yaml::join(&at(name), header);
             if header.starts_with('@') {
                 findings.error(
                     &field,
@@ -216,7 +216,7 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
         }
     }
     for (name, part) in &matched.query_params {
-        string_match(part, &crate::parse::join(&at("queryParams"), name), true, findings);
+        string_match(part, &skysail_yaml::join(&at("queryParams"), name), true, findings);
     }
     if let Some(number) = matched.port {
         port(number, &at("port"), findings);
@@ -467,7 +467,7 @@ fn headers(headers: Option<&Headers>, field: &str, findings: &mut Findings) {
 fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Findings) {
     for (list, what) in [(&ops.set, "set"), (&ops.add, "add")] {
         for (name, value) in list {
-            let field = crate::parse::join(&format!("{field}.{what}"), name);
+            let field = skysail_yaml::join(&format!("{field}.{what}"), name);
             changeable(name, &field, is_request, findings);
             if value.bytes().any(|byte| byte < b' ' && byte != b'\t' || byte == 0x7f) {
                 findings.error(&field, "the value has control characters", "remove them");

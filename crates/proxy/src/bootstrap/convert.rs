@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost::Message as _;
 use prost_reflect::{
@@ -98,12 +98,24 @@ pub(crate) fn convert(conversion: Conversion, input: &[u8]) -> anyhow::Result<Ve
     }
 }
 
+/// The only document of a YAML text.
+fn yaml(text: &str) -> anyhow::Result<Value> {
+    let mut documents = skysail_yaml::documents(text);
+    let document = documents.next().context("the file is empty")?;
+    let root = document.root.context("the file is not valid YAML")?;
+    if let Some((path, line, first)) = document.duplicates.first() {
+        bail!("line {line}: {path} stands here a second time; the first is on line {first}");
+    }
+    ensure!(documents.next().is_none(), "the file has more than one YAML document");
+    Ok(root.to_json())
+}
+
 fn to_proto(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let text = std::str::from_utf8(input).context("the file is not UTF-8")?;
     let value: Value = if text.trim_start().starts_with('{') {
         serde_json::from_str(text).context("the file is not valid JSON")?
     } else {
-        serde_saphyr::from_str(text).context("the file is not valid YAML")?
+        yaml(text)?
     };
     let descriptor = pool.get_message_by_name(message).context("the built-in descriptors lack a message")?;
     let options = DeserializeOptions::new().deny_unknown_fields(true);

@@ -1,10 +1,10 @@
-//! YAML (and so JSON) as a tree that knows its lines.
+//! YAML (and so JSON) as trees that know their lines.
 //!
 //! A file is cut at its `---` lines before parsing, so that a broken or cut-off document does not take the others with
 //! it. (YAML lets `---` at the start of a line end a document even inside quotes, so nothing whole is ever cut.)
 //! Plain words are typed as Kubernetes types them, YAML 1.1 fashion: `yes` and `on` are booleans.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
@@ -17,69 +17,121 @@ const MAX_KEYS: usize = 10_000;
 
 /// A value and the line it starts on.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Node {
-    pub(crate) line: u32,
-    pub(crate) value: Value,
+pub struct Node {
+    /// The line, from 1.
+    pub line: u32,
+    /// The value.
+    pub value: Value,
 }
 
+/// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub enum Value {
+    /// `null`, `~` or nothing.
     Null,
+    /// A boolean.
     Bool(bool),
     /// A whole number.
     Int(i128),
+    /// Another number.
     Float(f64),
     /// Text, and whether it is a block (`|`) that keeps its lines.
     Text(String, bool),
+    /// A sequence.
     List(Vec<Node>),
+    /// A mapping, in the order of the text.
     Map(Vec<Entry>),
 }
 
 /// A key, the line it stands on, and its value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
-    pub(crate) key: String,
-    pub(crate) line: u32,
-    pub(crate) value: Node,
+pub struct Entry {
+    /// The key; numbers and booleans as text.
+    pub key: String,
+    /// The line of the key, from 1.
+    pub line: u32,
+    /// The value.
+    pub value: Node,
 }
 
 /// One document: its tree, or why there is none.
 #[derive(Debug)]
-pub(crate) struct Document {
+pub struct Document {
     /// The line it starts on.
-    pub(crate) line: u32,
-    pub(crate) root: Result<Node, SyntaxError>,
+    pub line: u32,
+    /// Its tree.
+    pub root: Result<Node, SyntaxError>,
     /// Keys that stand twice: path, line, line of the first.
-    pub(crate) duplicates: Vec<(String, u32, u32)>,
+    pub duplicates: Vec<(String, u32, u32)>,
 }
 
+/// Why a text is not YAML, or exceeds a limit.
 #[derive(Debug)]
-pub(crate) struct SyntaxError {
-    pub(crate) line: u32,
-    pub(crate) message: String,
+pub struct SyntaxError {
+    /// The line, from 1.
+    pub line: u32,
+    /// What is wrong there.
+    pub message: String,
     /// The text ended where more was expected.
-    pub(crate) cut_off: bool,
+    pub cut_off: bool,
     index: Option<usize>,
 }
 
 impl Node {
-    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
+    /// The value of a key; `None` unless this is a mapping that has it.
+    pub fn get(&self, key: &str) -> Option<&Self> {
         let Value::Map(entries) = &self.value else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
-    pub(crate) fn text(&self) -> Option<&str> {
+    /// The text, if it is one.
+    pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Text(text, _) => Some(text),
             _ => None,
         }
     }
+
+    /// The tree as JSON. A number that JSON does not have becomes `null`.
+    pub fn to_json(&self) -> serde_json::Value {
+        use serde_json::{Number, Value as Json};
+        match &self.value {
+            Value::Null => Json::Null,
+            Value::Bool(truth) => Json::Bool(*truth),
+            Value::Int(number) => Number::from_i128(*number).map_or(Json::Null, Json::Number),
+            Value::Float(number) => Number::from_f64(*number).map_or(Json::Null, Json::Number),
+            Value::Text(text, _) => Json::String(text.clone()),
+            Value::List(nodes) => Json::Array(nodes.iter().map(Self::to_json).collect()),
+            Value::Map(entries) => {
+                Json::Object(entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())).collect())
+            }
+        }
+    }
 }
 
-/// Reads all documents of a text; empty ones are left out.
-pub(crate) fn documents(text: &str) -> Vec<Document> {
+/// A field's path with one more key.
+pub fn join(path: &str, key: &str) -> String {
+    let simple =
+        !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-$".contains(&byte));
+    match (path.is_empty(), simple) {
+        (true, _) => key.to_owned(),
+        (false, true) => format!("{path}.{key}"),
+        (false, false) => format!("{path}[{key}]"),
+    }
+}
+
+impl fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+impl std::error::Error for SyntaxError {}
+
+/// Reads the documents of a text, one piece at a time; empty ones are left out.
+pub fn documents(text: &str) -> impl Iterator<Item = Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line)).collect()
+    chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line))
 }
 
 /// Cuts at `---` lines; gives each piece with the number of lines before it.
@@ -255,7 +307,7 @@ impl Tree {
                     return Err(self.error(line, format!("more than {MAX_KEYS} keys in one mapping")));
                 }
                 match entries.iter().find(|entry| entry.key == key && key != "<<") {
-                    Some(first) => self.duplicates.push((super::join(&path, &key), line, first.line)),
+                    Some(first) => self.duplicates.push((join(&path, &key), line, first.line)),
                     None => entries.push(Entry { key, line, value: node }),
                 }
             }
@@ -270,7 +322,7 @@ impl Tree {
         for open in self.open.iter().rev().skip(1).rev() {
             match &open.items {
                 Items::List(nodes) => path.push_str(&format!("[{}]", nodes.len())),
-                Items::Map(_, key) => path = super::join(&path, key.as_ref().map_or("", |(key, _)| key)),
+                Items::Map(_, key) => path = join(&path, key.as_ref().map_or("", |(key, _)| key)),
             }
         }
         path
@@ -379,12 +431,13 @@ mod tests {
     use super::*;
 
     fn roots(text: &str) -> Vec<Result<Node, u32>> {
-        documents(text).into_iter().map(|document| document.root.map_err(|error| error.line)).collect()
+        documents(text).map(|document| document.root.map_err(|error| error.line)).collect()
     }
 
     #[test]
     fn lines_count_through_the_whole_file() {
-        let documents = documents("# hello\na: 1\n---\nb:\n  c: [x, y]\n--- # third\nd: 1\n");
+        let documents: Vec<_> =
+            documents("# hello\na: 1\n---\nb:\n  c: [x, y]\n--- # third\nd: 1\n").collect();
         let roots: Vec<_> = documents.iter().map(|document| document.root.as_ref().unwrap()).collect();
         assert_eq!(roots.len(), 3);
         assert_eq!(roots[1].get("b").unwrap().get("c").unwrap().line, 5);
@@ -425,13 +478,13 @@ mod tests {
 
     #[test]
     fn keys_that_stand_twice_are_found_where_they_are() {
-        let documents = documents("a:\n  - b: 1\n  - c: 1\n    c: 2\n");
+        let documents: Vec<_> = documents("a:\n  - b: 1\n  - c: 1\n    c: 2\n").collect();
         assert_eq!(documents[0].duplicates, [("a[1].c".to_owned(), 4, 3)]);
     }
 
     #[test]
     fn anchors_merge_keys_and_bombs() {
-        let documents = documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n");
+        let documents: Vec<_> = documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n").collect();
         let y = documents[0].root.as_ref().unwrap().get("y").unwrap();
         assert_eq!(y.get("a").unwrap().value, Value::Int(1));
         assert_eq!(y.get("b").unwrap().value, Value::Int(3));
