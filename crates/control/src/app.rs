@@ -13,6 +13,7 @@ use skysail_core::{
     descriptors, logging, shutdown, trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
+use skysail_source::Folders;
 use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{error, info, warn};
@@ -31,7 +32,6 @@ use crate::{
     publish::{Compiler, Limits, Publisher, Settings},
     resolve::{Lookups, Names},
     serving::{self, OwnCertificate},
-    source::Folders,
     tokens::Tokens,
 };
 

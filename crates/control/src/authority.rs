@@ -17,7 +17,7 @@ use skysail_identity::{
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-use crate::source::watch_folder;
+use skysail_source::watch_folder;
 
 /// How often to look at the clock, or at files without an event.
 const LOOK: Duration = Duration::from_secs(10);

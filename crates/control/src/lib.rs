@@ -25,7 +25,6 @@ mod platform;
 mod publish;
 mod resolve;
 mod serving;
-mod source;
 mod tokens;
 
 pub use access::Account;

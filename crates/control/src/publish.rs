@@ -25,6 +25,7 @@ use std::{
 use skysail_model::{
     Diagnostic, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, parse,
 };
+use skysail_source::{FileChange, FileState};
 use skysail_xds::{
     Snapshot,
     client::Form,
@@ -51,7 +52,6 @@ use crate::{
     parallel,
     platform::Platform,
     resolve::Wanted,
-    source::{FileChange, FileState},
 };
 
 /// How often a limit that is reached is logged, at most.

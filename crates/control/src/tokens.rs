@@ -6,13 +6,11 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 use skysail_core::names::TOKEN_AUDIENCE;
 use skysail_identity::{Live, Verifier, jwks::KeySet};
+use skysail_source::watch_folder;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::{
-    audit::{Audit, Event},
-    source::watch_folder,
-};
+use crate::audit::{Audit, Event};
 
 /// How often to look without an event.
 const LOOK: Duration = Duration::from_secs(10);

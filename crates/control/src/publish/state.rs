@@ -13,6 +13,7 @@ use skysail_core::fingerprint;
 use skysail_model::{
     Change, Diagnostic, Files, ObjectKey, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
 };
+use skysail_source::{FileChange, FileState};
 use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::Resources as Watched};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -24,10 +25,7 @@ use super::{
     scope::Scope,
     status::{ClientStatus, SharedStatus},
 };
-use crate::{
-    platform::Platform,
-    source::{FileChange, FileState},
-};
+use crate::platform::Platform;
 
 /// A change of the configuration that had an effect: the file, the object, and what was done to it.
 pub(super) type Applied = (String, ObjectKey, &'static str);

@@ -73,6 +73,21 @@ fn what_is_no_regular_file_is_named_and_does_not_hold_up_others() {
 }
 
 #[test]
+fn a_file_that_is_too_large_is_named_and_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = fs::File::create(folder.path().join("a.yaml")).unwrap();
+    file.set_len(MAX_FILE).unwrap();
+    let mut folders = Folders::new(&[folder.path().into()]).unwrap();
+    assert!(matches!(&folders.look()[..], [FileChange { state: FileState::Text(_), .. }]));
+    file.set_len(MAX_FILE + 1).unwrap();
+    let changes = folders.look();
+    let [FileChange { state: FileState::Unreadable(reason), .. }] = &changes[..] else {
+        panic!("{changes:?}");
+    };
+    assert_eq!(reason, "it is larger than 32 MiB: split it");
+}
+
+#[test]
 fn a_file_may_stand_for_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.yaml");
@@ -224,6 +239,21 @@ fn what_a_link_led_to_stays_until_the_link_goes() {
     let mut gone = names(&folders.look());
     gone.sort();
     assert_eq!(gone, ["1.yaml", "2.yaml", "policies"].map(|name| (0, name.into(), true)));
+}
+
+#[test]
+fn the_folder_of_a_links_target_is_watched() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(other.path().join("1.yaml"), "1").unwrap();
+    symlink(other.path().join("1.yaml"), folder.path().join("1.yaml")).unwrap();
+    let mut folders = Folders::new(&[folder.path().into()]).unwrap();
+    assert_eq!(folders.look().len(), 1);
+    let watched: Vec<_> = folders.walked.keys().cloned().collect();
+    let mut expected = [folder.path(), other.path()].map(|path| fs::canonicalize(path).unwrap());
+    expected.sort();
+    assert_eq!(watched, expected);
+    fs::write(other.path().join("1.yaml"), "2").unwrap();
+    assert_eq!(folders.look()[0].state, FileState::Text("2".to_owned()));
 }
 
 #[tokio::test]

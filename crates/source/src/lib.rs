@@ -40,21 +40,23 @@ const MAX_WAIT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(10);
 /// Clocks of file systems are coarse: a file may change again within this time without a trace in its metadata.
 const COARSE: Duration = Duration::from_secs(2);
+/// Largest file that is read, in bytes. A parsed file takes up to 30 times its size in memory.
+pub const MAX_FILE: u64 = 32 << 20;
 
 /// A file's new state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileChange {
+pub struct FileChange {
     /// Which folder it is in; later ones win.
-    pub(crate) layer: usize,
+    pub layer: usize,
     /// Its path.
-    pub(crate) path: String,
+    pub path: String,
     /// What stands in it now.
-    pub(crate) state: FileState,
+    pub state: FileState,
 }
 
 /// What became of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum FileState {
+pub enum FileState {
     /// It has this text.
     Text(String),
     /// It is there but cannot be read; what was read of it before, or in it, stays.
@@ -64,7 +66,7 @@ pub(crate) enum FileState {
 }
 
 /// Folders of files and what was last seen in them.
-pub(crate) struct Folders {
+pub struct Folders {
     folders: Vec<PathBuf>,
     seen: Seen,
     walked: Walked,
@@ -124,7 +126,7 @@ impl Folders {
     ///
     /// # Errors
     /// When one is neither a folder nor a file, or there is no permission to read a file or folder in it: a policy may stand there.
-    pub(crate) fn new(folders: &[PathBuf]) -> io::Result<Self> {
+    pub fn new(folders: &[PathBuf]) -> io::Result<Self> {
         let (seen, walked) = (Seen::new(), Walked::new());
         let mut look = Look::new(&seen);
         for (layer, folder) in folders.iter().enumerate() {
@@ -138,7 +140,7 @@ impl Folders {
     }
 
     /// Looks at everything; gives what differs from the last time.
-    pub(crate) fn look(&mut self) -> Vec<FileChange> {
+    pub fn look(&mut self) -> Vec<FileChange> {
         let mut look = Look::new(&self.seen);
         for (layer, folder) in self.folders.iter().enumerate() {
             look.collect(folder, layer);
@@ -157,7 +159,7 @@ impl Folders {
     ///
     /// # Errors
     /// When a look panicked.
-    pub(crate) async fn watch(
+    pub async fn watch(
         mut self,
         changed: impl Fn(Vec<FileChange>) + Send + Sync + 'static,
     ) -> Result<(), JoinError> {
@@ -239,7 +241,7 @@ impl Watch {
 }
 
 /// Tells of every change in a folder, as long as what it returns lives; nothing if the folder cannot be watched.
-pub(crate) fn watch_folder(folder: &Path, changed: &Arc<Notify>) -> Option<RecommendedWatcher> {
+pub fn watch_folder(folder: &Path, changed: &Arc<Notify>) -> Option<RecommendedWatcher> {
     let changed = Arc::clone(changed);
     let watcher = notify::recommended_watcher(move |event| {
         if !is_reading(&event) {
@@ -409,6 +411,11 @@ impl<'a> Look<'a> {
                     self.unreadable(&path, layer, &error);
                 }
                 _ if matches!(extension, Some("yaml" | "yml" | "json")) => {
+                    if listed.is_symlink()
+                        && let Ok(target) = fs::canonicalize(&path)
+                    {
+                        self.walk_parent(&target);
+                    }
                     if let Err(error) = self.file(&path, layer)
                         // Else it was removed between listing and reading.
                         && error.kind() != io::ErrorKind::NotFound
@@ -458,7 +465,11 @@ impl<'a> Look<'a> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
         }
         let mut text = String::new();
-        file.read_to_string(&mut text)?;
+        file.by_ref().take(MAX_FILE).read_to_string(&mut text)?;
+        if file.read(&mut [0])? > 0 {
+            let text = format!("it is larger than {} MiB: split it", MAX_FILE >> 20);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+        }
         let content = Content::Text(fingerprint(&text));
         if before.is_none_or(|before| before.content != content) {
             self.changes.push(change(layer, path, FileState::Text(text)));
