@@ -32,6 +32,8 @@ type Place = (usize, Arc<str>);
 struct File {
     objects: BTreeMap<Arc<ObjectKey>, (Object, Origin)>,
     diagnostics: Vec<Diagnostic>,
+    /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
+    foreign: BTreeMap<String, (u32, usize)>,
 }
 
 /// What a changed file means for the World.
@@ -89,9 +91,25 @@ impl Files {
     /// What is wrong with the files and the objects in them, each by itself.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
-        let mut diagnostics: Vec<Diagnostic> = of_files.chain(self.duplicates()).collect();
+        let mut diagnostics: Vec<Diagnostic> =
+            of_files.chain(self.duplicates()).chain(self.foreign()).collect();
         diagnostics.sort();
         diagnostics
+    }
+
+    /// One line for each kind that means nothing to the mesh, where its first object stands.
+    fn foreign(&self) -> impl Iterator<Item = Diagnostic> {
+        let mut kinds: BTreeMap<&str, (&str, u32, usize)> = BTreeMap::new();
+        for ((_, path), file) in &self.files {
+            for (kind, (line, count)) in &file.foreign {
+                kinds.entry(kind).or_insert((path, *line, 0)).2 += count;
+            }
+        }
+        kinds.into_iter().map(|(kind, (path, line, count))| {
+            let objects = if count == 1 { "object" } else { "objects" };
+            let message = format!("the mesh does not use {kind} ({count} {objects})");
+            Diagnostic::new(Severity::Info, path, line, message)
+        })
     }
 
     /// What changes for the World when one file turns from `before` into `after`, which is noted; that file is not in
@@ -153,7 +171,7 @@ impl Files {
 impl File {
     /// Takes over what was read; what was refused or cannot be read stays as it was before.
     fn read(parsed: Parsed, before: &Self) -> Self {
-        let mut file = Self { diagnostics: parsed.diagnostics, ..Self::default() };
+        let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
             if let Some((_, loser)) = file.objects.insert(Arc::clone(&key), (object, origin.clone())) {
@@ -162,9 +180,9 @@ impl File {
         }
         for (key, kept) in &before.objects {
             if (parsed.unreadable || parsed.refused.contains(&**key)) && !file.objects.contains_key(key) {
-                let message = "what was read of it before stays in effect";
+                let message = "the last valid version stays in effect";
                 let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
-                file.diagnostics.push(diagnostic.object(key).remedy("mend the errors of this file"));
+                file.diagnostics.push(diagnostic.object(key).remedy("correct the errors of this file"));
                 file.objects.insert(Arc::clone(key), kept.clone());
             }
         }
@@ -241,7 +259,12 @@ mod tests {
         let refused = format!("{}---\n{}", rule("r", "http://a"), rule("s", "c"));
         let (world, files) = play(&[(0, "x", Some(good.clone())), (0, "x", Some(refused))]);
         assert_eq!(hosts(&world), ["a", "c"]);
-        assert!(files.diagnostics().iter().any(|said| said.message.contains("stays in effect")));
+        assert!(
+            files
+                .diagnostics()
+                .iter()
+                .any(|said| said.message.contains("the last valid version stays in effect"))
+        );
 
         let unreadable = format!("{}---\nkind: [", rule("r", "c"));
         let (world, _) = play(&[(0, "x", Some(good.clone())), (0, "x", Some(unreadable))]);
@@ -249,6 +272,28 @@ mod tests {
 
         let (world, _) = play(&[(0, "x", Some(good)), (0, "x", Some(rule("s", "b")))]);
         assert_eq!(hosts(&world), ["b"], "what was taken out is gone");
+    }
+
+    #[test]
+    fn kinds_of_others_are_counted_in_one_line() {
+        let role = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: a}\n";
+        let (_, files) = play(&[(0, "x", Some(role.repeat(2))), (0, "y", Some(role.to_owned()))]);
+        let said: Vec<_> = files.diagnostics().iter().map(ToString::to_string).collect();
+        assert_eq!(said, ["x:2: info: the mesh does not use Role of rbac.authorization.k8s.io (3 objects)"]);
+    }
+
+    #[test]
+    fn a_misspelt_group_or_kind_leaves_the_good_object() {
+        let good = rule("r", "a");
+        for (right, wrong) in
+            [("networking.istio.io", "networking.istio.com"), ("DestinationRule", "DestinationRul")]
+        {
+            let (world, files) =
+                play(&[(0, "x", Some(good.clone())), (0, "x", Some(good.replace(right, wrong)))]);
+            assert_eq!(hosts(&world), ["a"]);
+            let said = files.diagnostics();
+            assert!(said.iter().any(|said| said.severity == Severity::Error), "{said:?}");
+        }
     }
 
     #[test]

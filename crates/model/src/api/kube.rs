@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use k8s_openapi::{
-    api::{apps::v1 as apps, core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
-};
+use chrono::DateTime;
 
-use super::{Labels, Meta, Outside, Typed, destination_rule::WorkloadSelector};
+use super::{
+    Kind, Labels, Meta, Outside, Typed,
+    manifest::{self, IntOrText, ObjectMeta, PodSpec, WorkloadSpec},
+};
 
 /// The namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -121,19 +121,15 @@ pub struct ContainerPort {
     pub tcp: bool,
 }
 
-/// What the mesh needs of a Deployment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Deployment {
-    /// How many pods.
-    pub replicas: u32,
-    /// Its pods.
-    pub selector: WorkloadSelector,
-    /// Labels of the pods.
+/// What the mesh needs of a kind that makes Pods: Deployment, StatefulSet, Job, ...
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// The kind.
+    pub kind: Kind,
+    /// Labels of the Pods.
     pub labels: Labels,
-    /// Their service account.
+    /// Their service account, `default` if unset.
     pub service_account: String,
-    /// Their ports.
-    pub ports: Vec<ContainerPort>,
 }
 
 /// What the mesh needs of a Node.
@@ -208,7 +204,7 @@ impl Protocol {
 
     /// What a service port speaks. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the
     /// port's name, then the numbers of protocols where the server speaks first, which cannot be found out.
-    fn of(port: &core::ServicePort) -> Self {
+    fn of(port: &manifest::ServicePort) -> Self {
         if port.protocol.as_deref().is_some_and(|protocol| protocol != "TCP") {
             return Self::Udp;
         }
@@ -296,45 +292,47 @@ pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
         name: from.name.unwrap_or_default(),
         labels: Arc::new(from.labels.unwrap_or_default()),
         annotations,
-        created: from.creation_timestamp.map(|time| time.0.as_second()),
+        created: from
+            .creation_timestamp
+            .and_then(|time| Some(DateTime::parse_from_rfc3339(&time).ok()?.timestamp())),
     }
 }
 
-pub(crate) fn node(from: core::Node) -> Typed<Node> {
+pub(crate) fn node(from: manifest::Bare) -> Typed<Node> {
     let meta = meta(from.metadata, false);
     let locality = Locality::from_labels(&meta.labels);
     Typed { meta, spec: Node { locality } }
 }
 
-pub(crate) fn service(from: core::Service) -> Typed<Service> {
+pub(crate) fn service(from: manifest::Service) -> Typed<Service> {
     let spec = from.spec.unwrap_or_default();
-    let mut addresses = spec.cluster_ips.unwrap_or_default();
+    let mut addresses = spec.cluster_ips;
     if addresses.is_empty() {
         addresses.extend(spec.cluster_ip);
     }
-    let ports = spec.ports.unwrap_or_default().iter().filter_map(service_port).collect();
-    let external = spec.type_.as_deref() == Some("ExternalName");
+    let ports = spec.ports.iter().filter_map(service_port).collect();
+    let external = spec.kind.as_deref() == Some("ExternalName");
     Typed {
         meta: meta(from.metadata, true),
         spec: Service {
             headless: addresses.iter().any(|address| address == "None"),
             cluster_ips: addresses.iter().filter_map(|address| address.parse().ok()).collect(),
             external_name: spec.external_name.filter(|_| external),
-            selector: spec.selector.unwrap_or_default(),
+            selector: spec.selector,
             ports,
-            publish_not_ready: spec.publish_not_ready_addresses.unwrap_or_default(),
+            publish_not_ready: spec.publish_not_ready_addresses,
             outside: None,
         },
     }
 }
 
-fn service_port(from: &core::ServicePort) -> Option<ServicePort> {
+fn service_port(from: &manifest::ServicePort) -> Option<ServicePort> {
     let port = u16::try_from(from.port).ok()?;
     let target = match &from.target_port {
-        Some(IntOrString::Int(0)) | None => TargetPort::Number(port),
-        Some(IntOrString::Int(number)) => TargetPort::Number(u16::try_from(*number).ok()?),
+        Some(IntOrText::Int(0)) | None => TargetPort::Number(port),
+        Some(IntOrText::Int(number)) => TargetPort::Number(u16::try_from(*number).ok()?),
         // A quoted number is one, as Kubernetes has it.
-        Some(IntOrString::String(name)) => {
+        Some(IntOrText::Text(name)) => {
             name.parse().map_or_else(|_| TargetPort::Name(name.clone()), TargetPort::Number)
         }
     };
@@ -346,8 +344,8 @@ fn service_port(from: &core::ServicePort) -> Option<ServicePort> {
     })
 }
 
-pub(crate) fn pod(from: core::Pod) -> Typed<Pod> {
-    let owner = from.metadata.owner_references.iter().flatten().find(|owner| owner.controller != Some(false));
+pub(crate) fn pod(from: manifest::Pod) -> Typed<Pod> {
+    let owner = from.metadata.owner_references.iter().find(|owner| owner.controller != Some(false));
     let workload = match owner {
         Some(owner) => workload_of(&owner.kind, &owner.name, from.metadata.labels.as_ref()),
         None => Workload { kind: "Pod".into(), name: from.metadata.name.clone().unwrap_or_default() },
@@ -355,24 +353,24 @@ pub(crate) fn pod(from: core::Pod) -> Typed<Pod> {
     let going = from.metadata.deletion_timestamp.is_some();
     let uid = from.metadata.uid.clone().unwrap_or_default();
     let meta = meta(from.metadata, true);
-    let (spec, status) = (from.spec.unwrap_or_default(), from.status.unwrap_or_default());
+    let (spec, status) = (from.spec, from.status);
     let mut ips: Vec<IpAddr> = status.pod_ip.iter().filter_map(|ip| ip.parse().ok()).collect();
-    for ip in status.pod_ips.iter().flatten().filter_map(|entry| entry.ip.parse().ok()) {
+    for ip in status.pod_ips.iter().filter_map(|entry| entry.ip.parse().ok()) {
         if !ips.contains(&ip) {
             ips.push(ip);
         }
     }
     let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    let ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+    let ready = status.conditions.iter().any(|c| c.kind == "Ready" && c.status == "True");
     let spec = Pod {
         ips,
         ready: ready && !going && !ended,
         gone: going || ended,
         ended,
         uid,
-        host_network: spec.host_network.unwrap_or_default(),
+        host_network: spec.host_network,
         ports: container_ports(&spec),
-        node: spec.node_name.unwrap_or_default(),
+        node: spec.node_name,
         service_account: account(spec.service_account_name, spec.service_account),
         workload,
     };
@@ -393,11 +391,10 @@ fn account(name: Option<String>, old: Option<String>) -> String {
     name.or(old).filter(|name| !name.is_empty()).unwrap_or_else(|| "default".to_owned())
 }
 
-fn container_ports(spec: &core::PodSpec) -> Vec<ContainerPort> {
+fn container_ports(spec: &PodSpec) -> Vec<ContainerPort> {
     // A native sidecar is an init container that goes on; its ports count too.
-    let sidecars =
-        spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
-    let ports = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+    let sidecars = spec.init_containers.iter().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let ports = spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports);
     ports
         .filter_map(|port| {
             Some(ContainerPort {
@@ -409,31 +406,27 @@ fn container_ports(spec: &core::PodSpec) -> Vec<ContainerPort> {
         .collect()
 }
 
-pub(crate) fn deployment(from: apps::Deployment) -> Typed<Deployment> {
-    let spec = from.spec;
-    let template = spec.template.spec.unwrap_or_default();
+pub(crate) fn template(kind: Kind, metadata: ObjectMeta, spec: WorkloadSpec) -> Typed<Template> {
+    let pods = spec.template;
     Typed {
-        meta: meta(from.metadata, true),
-        spec: Deployment {
-            replicas: spec.replicas.and_then(|count| u32::try_from(count).ok()).unwrap_or(1),
-            selector: WorkloadSelector { match_labels: spec.selector.match_labels.unwrap_or_default() },
-            labels: spec.template.metadata.and_then(|meta| meta.labels).unwrap_or_default(),
-            ports: container_ports(&template),
-            service_account: account(template.service_account_name, template.service_account),
+        meta: meta(metadata, true),
+        spec: Template {
+            kind,
+            labels: pods.metadata.labels.unwrap_or_default(),
+            service_account: account(pods.spec.service_account_name, pods.spec.service_account),
         },
     }
 }
 
-pub(crate) fn endpoint_slice(from: discovery::EndpointSlice) -> Typed<EndpointSlice> {
+pub(crate) fn endpoint_slice(from: manifest::EndpointSlice) -> Typed<EndpointSlice> {
     let meta = meta(from.metadata, true);
     let service = meta.labels.get("kubernetes.io/service-name").cloned().unwrap_or_default();
     let ports = from
         .ports
-        .unwrap_or_default()
         .into_iter()
         .filter_map(|port| Some((port.name.unwrap_or_default(), u16::try_from(port.port?).ok()?)));
-    let endpoints = from.endpoints.into_iter().flatten().filter_map(|endpoint| {
-        let conditions = endpoint.conditions.unwrap_or_default();
+    let endpoints = from.endpoints.into_iter().filter_map(|endpoint| {
+        let conditions = endpoint.conditions;
         Some(SliceEndpoint {
             ip: endpoint.addresses.first()?.parse().ok()?,
             // Kubernetes: a missing condition is to be read as ready.
@@ -454,8 +447,8 @@ pub(crate) fn endpoint_slice(from: discovery::EndpointSlice) -> Typed<EndpointSl
 mod tests {
     use super::*;
 
-    fn port(name: &str, number: i32, app_protocol: Option<&str>) -> core::ServicePort {
-        core::ServicePort {
+    fn port(name: &str, number: i32, app_protocol: Option<&str>) -> manifest::ServicePort {
+        manifest::ServicePort {
             name: Some(name.into()),
             port: number,
             app_protocol: app_protocol.map(Into::into),
@@ -478,7 +471,7 @@ mod tests {
         ] {
             assert_eq!(Protocol::of(&given), expected, "{given:?}");
         }
-        let udp = core::ServicePort { protocol: Some("UDP".into()), ..port("http", 1, None) };
+        let udp = manifest::ServicePort { protocol: Some("UDP".into()), ..port("http", 1, None) };
         assert_eq!(Protocol::of(&udp), Protocol::Udp);
     }
 

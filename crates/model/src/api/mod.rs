@@ -5,6 +5,7 @@
 
 pub mod destination_rule;
 pub mod kube;
+pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod security;
 pub mod service_entry;
@@ -14,7 +15,7 @@ pub mod virtual_service;
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
-pub use kube::{Deployment, EndpointSlice, Node, Pod, Protocol, Service, ServicePort};
+pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Template};
 pub use mesh_config::MeshConfig;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
 pub use service_entry::{Address, Outside, Resolution, ServiceEntry};
@@ -42,8 +43,20 @@ pub enum Kind {
     ServiceAccount,
     /// `v1` Pod.
     Pod,
+    /// `v1` Secret; only checked.
+    Secret,
     /// `apps/v1` Deployment.
     Deployment,
+    /// `apps/v1` StatefulSet.
+    StatefulSet,
+    /// `apps/v1` DaemonSet.
+    DaemonSet,
+    /// `apps/v1` ReplicaSet.
+    ReplicaSet,
+    /// `batch/v1` Job.
+    Job,
+    /// `batch/v1` CronJob.
+    CronJob,
     /// `discovery.k8s.io/v1` EndpointSlice.
     EndpointSlice,
     /// `v1` ConfigMap; only the mesh configuration is looked at.
@@ -69,7 +82,13 @@ impl Kind {
             Self::Service => "Service",
             Self::ServiceAccount => "ServiceAccount",
             Self::Pod => "Pod",
+            Self::Secret => "Secret",
             Self::Deployment => "Deployment",
+            Self::StatefulSet => "StatefulSet",
+            Self::DaemonSet => "DaemonSet",
+            Self::ReplicaSet => "ReplicaSet",
+            Self::Job => "Job",
+            Self::CronJob => "CronJob",
             Self::EndpointSlice => "EndpointSlice",
             Self::ConfigMap => "ConfigMap",
             Self::VirtualService => "VirtualService",
@@ -77,6 +96,14 @@ impl Kind {
             Self::ServiceEntry => "ServiceEntry",
             Self::PeerAuthentication => "PeerAuthentication",
             Self::AuthorizationPolicy => "AuthorizationPolicy",
+        }
+    }
+
+    /// Where a kind that makes Pods names their service account.
+    pub(crate) const fn account_field(self) -> &'static str {
+        match self {
+            Self::CronJob => "spec.jobTemplate.spec.template.spec.serviceAccountName",
+            _ => "spec.template.spec.serviceAccountName",
         }
     }
 
@@ -150,8 +177,10 @@ pub enum Object {
     ServiceAccount(Arc<Typed<()>>),
     /// A Pod.
     Pod(Arc<Typed<Pod>>),
-    /// A Deployment.
-    Deployment(Arc<Typed<Deployment>>),
+    /// A Secret, without what it holds.
+    Secret(Arc<Typed<()>>),
+    /// A kind that makes Pods.
+    Template(Arc<Typed<Template>>),
     /// An EndpointSlice.
     EndpointSlice(Arc<Typed<EndpointSlice>>),
     /// The mesh configuration, if this is the ConfigMap that holds it.
@@ -177,7 +206,8 @@ impl Object {
             Self::Service(_) => Kind::Service,
             Self::ServiceAccount(_) => Kind::ServiceAccount,
             Self::Pod(_) => Kind::Pod,
-            Self::Deployment(_) => Kind::Deployment,
+            Self::Secret(_) => Kind::Secret,
+            Self::Template(object) => object.spec.kind,
             Self::EndpointSlice(_) => Kind::EndpointSlice,
             Self::ConfigMap(_) => Kind::ConfigMap,
             Self::VirtualService(_) => Kind::VirtualService,
@@ -191,11 +221,11 @@ impl Object {
     /// Its name, namespace and labels.
     pub fn meta(&self) -> &Meta {
         match self {
-            Self::Namespace(object) | Self::ServiceAccount(object) => &object.meta,
+            Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => &object.meta,
             Self::Node(object) => &object.meta,
             Self::Service(object) => &object.meta,
             Self::Pod(object) => &object.meta,
-            Self::Deployment(object) => &object.meta,
+            Self::Template(object) => &object.meta,
             Self::EndpointSlice(object) => &object.meta,
             Self::ConfigMap(object) => &object.meta,
             Self::VirtualService(object) => &object.meta,
@@ -209,11 +239,13 @@ impl Object {
     /// Its name, namespace and labels, while nobody else keeps it.
     pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
         Some(match self {
-            Self::Namespace(object) | Self::ServiceAccount(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => {
+                &mut Arc::get_mut(object)?.meta
+            }
             Self::Node(object) => &mut Arc::get_mut(object)?.meta,
             Self::Service(object) => &mut Arc::get_mut(object)?.meta,
             Self::Pod(object) => &mut Arc::get_mut(object)?.meta,
-            Self::Deployment(object) => &mut Arc::get_mut(object)?.meta,
+            Self::Template(object) => &mut Arc::get_mut(object)?.meta,
             Self::EndpointSlice(object) => &mut Arc::get_mut(object)?.meta,
             Self::ConfigMap(object) => &mut Arc::get_mut(object)?.meta,
             Self::VirtualService(object) => &mut Arc::get_mut(object)?.meta,

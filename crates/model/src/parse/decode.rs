@@ -4,7 +4,6 @@
 use std::{cell::RefCell, fmt};
 
 use serde::{
-    Deserialize,
     de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Unexpected, Visitor},
     forward_to_deserialize_any,
 };
@@ -48,13 +47,7 @@ pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
     loop {
         let unknown = RefCell::new(Vec::new());
         let tree = rest.as_ref().unwrap_or(node);
-        match T::deserialize(Reader {
-            node: tree,
-            line: tree.line,
-            path: None,
-            unknown: &unknown,
-            any_text: false,
-        }) {
+        match T::deserialize(Reader { node: tree, line: tree.line, path: None, unknown: &unknown }) {
             Ok(value) => {
                 let value = errors.is_empty().then_some(value);
                 return Decoded { value, errors, unknown: unknown.into_inner() };
@@ -157,22 +150,8 @@ impl de::Error for Failure {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        let expected = plain_words(&expected.to_string());
-        let remedy = match (&found, expected.as_str()) {
-            (Unexpected::Str(text), "a whole number" | "a number") if text.parse::<f64>().is_ok() => {
-                "remove the quotes".to_owned()
-            }
-            (
-                Unexpected::Signed(_) | Unexpected::Unsigned(_) | Unexpected::Float(_) | Unexpected::Bool(_),
-                "text",
-            ) => "put it in quotes".to_owned(),
-            (_, "a list") => "begin each item with `- `".to_owned(),
-            (Unexpected::Str(_), "a mapping") => {
-                "give `name: value`; is a colon missing, or the file cut off?".to_owned()
-            }
-            _ => String::new(),
-        };
-        Self::new(format!("expected {expected}, found {}", found_words(&found)), remedy)
+        let (message, remedy) = mismatch_words(&found, &plain_words(&expected.to_string()));
+        Self::new(message, remedy)
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -183,9 +162,8 @@ impl de::Error for Failure {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        let message = format!("{variant:?} is not one of {}", expected.join(", "));
-        let nearest = nearest(variant, expected);
-        Self::new(message, nearest.map(|known| format!("did you mean {known}?")).unwrap_or_default())
+        let (message, remedy) = not_one_of(variant, expected);
+        Self::new(message, remedy)
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
@@ -198,6 +176,45 @@ impl de::Error for Failure {
     }
 }
 
+/// What to say of a value of another type than expected.
+pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
+    let found = match &node.value {
+        Value::Null => Unexpected::Unit,
+        Value::Bool(truth) => Unexpected::Bool(*truth),
+        Value::Int(number) => match i64::try_from(*number) {
+            Ok(number) => Unexpected::Signed(number),
+            Err(_) => Unexpected::Float(*number as f64),
+        },
+        Value::Float(number) => Unexpected::Float(*number),
+        Value::Text(text, _) => Unexpected::Str(text),
+        Value::List(_) => Unexpected::Seq,
+        Value::Map(_) => Unexpected::Map,
+    };
+    mismatch_words(&found, expected)
+}
+
+fn mismatch_words(found: &Unexpected<'_>, expected: &str) -> (String, String) {
+    let remedy = match (found, expected) {
+        (Unexpected::Str(text), "a whole number" | "a number") if text.parse::<f64>().is_ok() => {
+            "remove the quotes"
+        }
+        (
+            Unexpected::Signed(_) | Unexpected::Unsigned(_) | Unexpected::Float(_) | Unexpected::Bool(_),
+            "text",
+        ) => "put it in quotes",
+        (_, "a list") => "begin each item with `- `",
+        (Unexpected::Str(_), "a mapping") => "give `name: value`; is a colon missing, or the file cut off?",
+        _ => "",
+    };
+    (format!("expected {expected}, found {}", found_words(found)), remedy.to_owned())
+}
+
+/// What to say of a word that is none of those known.
+pub(super) fn not_one_of(word: &str, known: &[&str]) -> (String, String) {
+    let remedy = nearest(word, known).map(|known| format!("did you mean {known}?"));
+    (format!("{word:?} is not one of {}", known.join(", ")), remedy.unwrap_or_default())
+}
+
 fn plain_words(expected: &str) -> String {
     match expected {
         "i32" | "i64" | "u32" | "u64" | "u16" | "i8" | "u8" => "a whole number",
@@ -208,8 +225,6 @@ fn plain_words(expected: &str) -> String {
         "a map" => "a mapping",
         _ if expected.starts_with("struct ") => "a mapping",
         _ if expected.starts_with("enum ") || expected.starts_with("variant of enum") => "one of its names",
-        // k8s-openapi says the type's name; all that are not values are mappings.
-        _ if expected.starts_with(|c: char| c.is_ascii_uppercase()) && !expected.contains(' ') => "a mapping",
         other => other,
     }
     .to_owned()
@@ -229,7 +244,7 @@ fn found_words(found: &Unexpected<'_>) -> String {
     }
 }
 
-fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
+pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
     let message = format!("there is no field {field:?} here");
     let remedy = match nearest(field, known) {
         Some(near) => format!("did you mean {near}?"),
@@ -255,8 +270,6 @@ struct Reader<'a> {
     line: u32,
     path: Option<&'a Path<'a>>,
     unknown: &'a RefCell<Vec<Finding>>,
-    /// Numbers count as text (`cpu: 1`).
-    any_text: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -287,8 +300,6 @@ impl<'a> Reader<'a> {
         match &self.node.value {
             // As the API server has it: `label:` is the empty text.
             Value::Null => visitor.visit_str("").map_err(|failure| self.fail(failure)),
-            Value::Int(number) if self.any_text => visitor.visit_string(number.to_string()),
-            Value::Float(number) if self.any_text => visitor.visit_string(number.to_string()),
             _ => self.visit(visitor),
         }
     }
@@ -318,11 +329,10 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
-        name: &'static str,
+        _name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Failure> {
-        let reader = Self { any_text: name == "Quantity", ..self };
-        visitor.visit_newtype_struct(reader).map_err(|failure| self.fail(failure))
+        visitor.visit_newtype_struct(self).map_err(|failure| self.fail(failure))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -413,17 +423,6 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
         let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
         let reader = Reader { node: &entry.value, line: entry.line, path: Some(&path), ..self.reader };
         seed.deserialize(reader).map_err(|failure| reader.fail(failure))
-    }
-}
-
-/// Reads anything and forgets it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(from = "de::IgnoredAny")]
-pub(crate) struct Anything;
-
-impl From<de::IgnoredAny> for Anything {
-    fn from(_: de::IgnoredAny) -> Self {
-        Self
     }
 }
 

@@ -1,18 +1,35 @@
 //! Which kinds there are, which of them we act on, and what to say about the others.
 
+use strsim::damerau_levenshtein as distance;
+
 use super::decode::nearest;
 use crate::{api::Kind, diagnostic::Severity};
 
 /// What a document is.
+#[derive(Debug)]
 pub(super) enum Known {
     /// A kind we act on.
     Kind(Kind),
-    /// Another: how bad that is, what to say, what to do.
-    Other(Severity, String, String),
+    /// Another of a group we know, or something like it.
+    Other {
+        /// How bad that is.
+        severity: Severity,
+        message: String,
+        remedy: String,
+        /// The kind that was probably meant.
+        meant: Option<Kind>,
+    },
+    /// A kind of others, which means nothing to the mesh: the kind and its group.
+    Foreign(String),
 }
 
-/// API groups of the mesh, and the versions Istio serves of them.
-const MESH_GROUPS: &[(&str, &[&str])] = &[
+/// API groups, and the versions that are served of them.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("", &["v1"]),
+    ("apps", &["v1"]),
+    ("batch", &["v1"]),
+    ("discovery.k8s.io", &["v1"]),
+    ("networking.k8s.io", &["v1"]),
     ("networking.istio.io", &["v1", "v1beta1", "v1alpha3"]),
     ("security.istio.io", &["v1", "v1beta1"]),
     ("telemetry.istio.io", &["v1", "v1alpha1"]),
@@ -29,7 +46,13 @@ const SUPPORTED: &[(&str, Kind)] = &[
     ("", Kind::ServiceAccount),
     ("", Kind::Pod),
     ("", Kind::ConfigMap),
+    ("", Kind::Secret),
     ("apps", Kind::Deployment),
+    ("apps", Kind::StatefulSet),
+    ("apps", Kind::DaemonSet),
+    ("apps", Kind::ReplicaSet),
+    ("batch", Kind::Job),
+    ("batch", Kind::CronJob),
     ("discovery.k8s.io", Kind::EndpointSlice),
     ("networking.istio.io", Kind::VirtualService),
     ("networking.istio.io", Kind::DestinationRule),
@@ -62,10 +85,42 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
             "ListenerSet",
         ],
     ),
-    // Kubernetes' own that make Pods: the mesh takes the Pods, wherever they come from.
-    ("apps", &["StatefulSet", "DaemonSet", "ReplicaSet"]),
     ("networking.k8s.io", &["Ingress"]),
     ("", &["Endpoints"]),
+];
+
+/// Kinds of Kubernetes' groups that mean nothing to a mesh.
+const NEUTRAL: &[(&str, &[&str])] = &[
+    (
+        "",
+        &[
+            "Binding",
+            "ComponentStatus",
+            "Event",
+            "LimitRange",
+            "PersistentVolume",
+            "PersistentVolumeClaim",
+            "PodTemplate",
+            "ReplicationController",
+            "ResourceQuota",
+        ],
+    ),
+    ("apps", &["ControllerRevision"]),
+    ("networking.k8s.io", &["IPAddress", "IngressClass", "NetworkPolicy", "ServiceCIDR"]),
+    ("install.istio.io", &["IstioOperator"]),
+];
+
+/// Domains of groups of others that have kinds of the same names as ours: Knative's Service, Linkerd's AuthorizationPolicy.
+const NAMESAKES: &[&str] = &[
+    "knative.dev",
+    "linkerd.io",
+    "volcano.sh",
+    "traefik.io",
+    "cilium.io",
+    "getambassador.io",
+    "solo.io",
+    "cnrm.cloud.google.com",
+    "crossplane.io",
 ];
 
 /// Settings of the mesh configuration that concern how Istio is installed and run, or other things that do not change
@@ -81,41 +136,138 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "extensionProviders",
 ];
 
+/// Typing errors in a word of ours that is meant: at most so many letters differ.
+const TYPOS: usize = 2;
+
 /// Tells what a document is by its `apiVersion` and `kind`.
-pub(super) fn classify(version: &str, kind: &str) -> Known {
-    let (group, version) = version.split_once('/').unwrap_or(("", version));
-    if let Some((_, known)) = SUPPORTED.iter().find(|(g, k)| *g == group && k.as_str() == kind) {
-        return check_version(group, version, kind).unwrap_or(Known::Kind(*known));
+pub(super) fn classify(api_version: &str, kind: &str) -> Known {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    match GROUPS.iter().find(|(known, _)| *known == group) {
+        Some((_, versions)) => of_group(group, versions, version, kind),
+        None => of_unknown_group(group, version, kind),
     }
-    let unsupported = UNSUPPORTED.iter().find(|(g, _)| *g == group).map_or(&[][..], |(_, kinds)| *kinds);
-    if unsupported.contains(&kind) {
-        return Known::Other(
-            Severity::Warning,
-            format!("{kind} is not supported yet and has no effect"),
-            what_instead(kind).to_owned(),
-        );
-    }
-    if let Some((right, _)) = SUPPORTED.iter().find(|(_, k)| k.as_str() == kind).filter(|(g, _)| *g != group)
-    {
-        return wrong_group(group, version, kind, right);
-    }
-    if MESH_GROUPS.iter().any(|(g, _)| *g == group) {
-        let supported = SUPPORTED.iter().filter(|(g, _)| *g == group).map(|(_, kind)| kind.as_str());
-        let all: Vec<&str> = supported.chain(unsupported.iter().copied()).collect();
-        let remedy = match nearest(kind, &all) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("it may be one of {}", all.join(", ")),
-        };
-        return Known::Other(Severity::Error, format!("{group} has no kind {kind}"), remedy);
-    }
-    let core: Vec<&str> = SUPPORTED.iter().map(|(_, kind)| kind.as_str()).collect();
-    match nearest(kind, &core) {
-        // `Service` and `Servcie`, but not `Service` and `ServiceMonitor`.
-        Some(near) if near.len().abs_diff(kind.len()) < 2 && kind_is_typo(kind, near) => {
-            Known::Other(Severity::Error, format!("there is no kind {kind}"), format!("did you mean {near}?"))
+}
+
+fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known {
+    let supported = supported(group, kind);
+    if kinds(group).any(|known| known == kind) {
+        if !versions.contains(&version) {
+            let right = api_version(group);
+            return error(
+                format!("{kind} has no version {version:?}"),
+                format!("write apiVersion: {right}"),
+                supported,
+            );
         }
-        _ => Known::Other(Severity::Info, format!("{kind} means nothing to the mesh"), String::new()),
+        if let Some(kind) = supported {
+            return Known::Kind(kind);
+        }
+        if of(UNSUPPORTED, group).contains(&kind) {
+            return Known::Other {
+                severity: Severity::Warning,
+                message: format!("{kind} is not supported yet and has no effect"),
+                remedy: what_instead(kind).to_owned(),
+                meant: None,
+            };
+        }
+        return Known::Foreign(if group.is_empty() { kind.to_owned() } else { format!("{kind} of {group}") });
     }
+    if let Some(right) = group_of(kind) {
+        return misplaced(&full(group, version), kind, right);
+    }
+    let all: Vec<&str> = kinds(group).collect();
+    let message = if group.is_empty() {
+        format!("there is no kind {kind}")
+    } else {
+        format!("{group} has no kind {kind}")
+    };
+    match nearest(kind, &all) {
+        Some(near) => error(message, format!("did you mean {near}?"), self::supported(group, near)),
+        None => match nearest_anywhere(kind) {
+            Some((right, near)) => {
+                let remedy = format!("did you mean {near} of apiVersion {}?", api_version(right));
+                error(message, remedy, self::supported(right, near))
+            }
+            None => error(message, format!("it may be one of {}", all.join(", ")), None),
+        },
+    }
+}
+
+/// A group that is neither Kubernetes' nor of the mesh: misspelt, or of others.
+fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
+    if NAMESAKES.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))) {
+        return Known::Foreign(format!("{kind} of {group}"));
+    }
+    let near = GROUPS.iter().map(|(known, _)| *known).filter(|known| !known.is_empty());
+    let near = near.min_by_key(|known| distance(known, group)).filter(|known| {
+        let letters = distance(known, group);
+        // A short word is near to many others.
+        letters <= TYPOS && (group.len() > 8 || kinds(known).any(|of| distance(of, kind) <= TYPOS))
+    });
+    let owner = group_of(kind);
+    // A kind of ours may stand in two groups: the near one is meant then.
+    let right = near.filter(|near| kinds(near).any(|known| known == kind)).or(owner);
+    if let Some(right) = right {
+        return misplaced(&full(group, version), kind, right);
+    }
+    if let Some(near) = near {
+        let remedy = format!("did you mean {near}?");
+        let all: Vec<&str> = kinds(near).collect();
+        let meant = nearest(kind, &all).and_then(|kind| supported(near, kind));
+        return error(format!("there is no API group {group:?}"), remedy, meant);
+    }
+    match nearest_anywhere(kind).filter(|(_, near)| near.len() >= 8) {
+        Some((right, near)) => {
+            let remedy = format!("did you mean {near} of apiVersion {}?", api_version(right));
+            error(format!("{group} is no API group of the mesh"), remedy, supported(right, near))
+        }
+        None => Known::Foreign(format!("{kind} of {group}")),
+    }
+}
+
+fn error(message: String, remedy: String, meant: Option<Kind>) -> Known {
+    Known::Other { severity: Severity::Error, message, remedy, meant }
+}
+
+fn misplaced(api: &str, kind: &str, right: &str) -> Known {
+    let remedy = format!("write apiVersion: {}", api_version(right));
+    error(format!("{kind} does not belong to apiVersion {api}"), remedy, supported(right, kind))
+}
+
+fn of<'a>(table: &[(&str, &'a [&'a str])], group: &str) -> &'a [&'a str] {
+    table.iter().find(|(known, _)| *known == group).map_or(&[], |(_, kinds)| kinds)
+}
+
+/// All kinds of a group.
+fn kinds(group: &str) -> impl Iterator<Item = &'static str> {
+    let supported = SUPPORTED.iter().filter(move |(of, _)| *of == group).map(|(_, kind)| kind.as_str());
+    supported.chain(of(UNSUPPORTED, group).iter().copied()).chain(of(NEUTRAL, group).iter().copied())
+}
+
+fn supported(group: &str, kind: &str) -> Option<Kind> {
+    SUPPORTED.iter().find(|(of, known)| *of == group && known.as_str() == kind).map(|(_, kind)| *kind)
+}
+
+/// The group that has a kind, which we act on if there are several.
+fn group_of(kind: &str) -> Option<&'static str> {
+    let groups = || GROUPS.iter().map(|(group, _)| *group).filter(|group| kinds(group).any(|of| of == kind));
+    groups().find(|group| supported(group, kind).is_some()).or_else(|| groups().next())
+}
+
+/// The kind of any group that was probably meant.
+fn nearest_anywhere(kind: &str) -> Option<(&'static str, &'static str)> {
+    let all = GROUPS.iter().flat_map(|(group, _)| kinds(group).map(|known| (*group, known)));
+    all.filter(|(_, known)| distance(known, kind) <= TYPOS).min_by_key(|(_, known)| distance(known, kind))
+}
+
+fn full(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+}
+
+/// What stands as `apiVersion` for the newest version of a group.
+fn api_version(group: &str) -> String {
+    let version = GROUPS.iter().find(|(known, _)| *known == group).map_or("v1", |(_, versions)| versions[0]);
+    full(group, version)
 }
 
 /// What to say about a setting of the mesh configuration that we do not know; `None`: nothing.
@@ -124,51 +276,8 @@ pub(super) fn mesh_setting(path: &str) -> Option<String> {
     (!HARMLESS_SETTINGS.contains(&top)).then(|| "this setting is not supported and has no effect".to_owned())
 }
 
-fn kind_is_typo(kind: &str, near: &str) -> bool {
-    strsim::damerau_levenshtein(kind, near) <= 2
-}
-
-fn check_version(group: &str, version: &str, kind: &str) -> Option<Known> {
-    let versions = match MESH_GROUPS.iter().find(|(g, _)| *g == group) {
-        Some((_, versions)) => versions,
-        None => &["v1"][..],
-    };
-    (!versions.contains(&version)).then(|| {
-        let right =
-            if group.is_empty() { versions[0].to_owned() } else { format!("{group}/{}", versions[0]) };
-        Known::Other(
-            Severity::Error,
-            format!("{kind} has no version {version:?}"),
-            format!("write apiVersion: {right}"),
-        )
-    })
-}
-
-fn wrong_group(group: &str, version: &str, kind: &str, right: &str) -> Known {
-    // Other people's kinds of the same name, such as Knative's Service, are none of our business.
-    let ours =
-        group.is_empty() || MESH_GROUPS.iter().any(|(g, _)| *g == group) || group.ends_with("istio.io");
-    if !ours && !matches!(group, "extensions" | "apps" | "core") {
-        return Known::Other(
-            Severity::Info,
-            format!("{kind} of {group} means nothing to the mesh"),
-            String::new(),
-        );
-    }
-    let full = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    let right = if right.is_empty() { "v1".to_owned() } else { format!("{right}/v1") };
-    Known::Other(
-        Severity::Error,
-        format!("{kind} does not belong to apiVersion {full}"),
-        format!("write apiVersion: {right}"),
-    )
-}
-
 fn what_instead(kind: &str) -> &'static str {
     match kind {
-        "StatefulSet" | "DaemonSet" | "ReplicaSet" => {
-            "on a cluster its Pods are taken as they are; without one, use a Deployment"
-        }
         "Endpoints" => "use an EndpointSlice",
         "Sidecar" => "proxies get what they use anyway",
         _ => "",
@@ -182,7 +291,11 @@ mod tests {
     fn said(version: &str, kind: &str) -> String {
         match classify(version, kind) {
             Known::Kind(kind) => kind.to_string(),
-            Known::Other(severity, message, remedy) => format!("{severity}: {message}; {remedy}"),
+            Known::Other { severity, message, remedy, meant } => {
+                let meant = meant.map_or(String::new(), |kind| format!(" ({kind})"));
+                format!("{severity}: {message}; {remedy}{meant}")
+            }
+            Known::Foreign(kind) => format!("foreign: {kind}"),
         }
     }
 
@@ -195,35 +308,69 @@ mod tests {
             (
                 "networking.istio.io/v2",
                 "VirtualService",
-                "error: VirtualService has no version \"v2\"; write apiVersion: networking.istio.io/v1",
+                "error: VirtualService has no version \"v2\"; write apiVersion: networking.istio.io/v1 (VirtualService)",
             ),
             (
                 "networking.istio.io/v1",
                 "VirtualServce",
-                "error: networking.istio.io has no kind VirtualServce; did you mean VirtualService?",
+                "error: networking.istio.io has no kind VirtualServce; did you mean VirtualService? (VirtualService)",
             ),
             (
                 "networking.istio.io/v1",
                 "PeerAuthentication",
-                "error: PeerAuthentication does not belong to apiVersion networking.istio.io/v1; write apiVersion: security.istio.io/v1",
+                "error: PeerAuthentication does not belong to apiVersion networking.istio.io/v1; write apiVersion: security.istio.io/v1 (PeerAuthentication)",
             ),
-            ("v1", "Servcie", "error: there is no kind Servcie; did you mean Service?"),
+            ("v1", "Servcie", "error: there is no kind Servcie; did you mean Service? (Service)"),
             (
                 "v1",
                 "Deployment",
-                "error: Deployment does not belong to apiVersion v1; write apiVersion: apps/v1",
+                "error: Deployment does not belong to apiVersion v1; write apiVersion: apps/v1 (Deployment)",
             ),
             (
-                "serving.knative.dev/v1",
-                "Service",
-                "info: Service of serving.knative.dev means nothing to the mesh; ",
+                "security.istio.o/v1",
+                "PeerAuthentication",
+                "error: PeerAuthentication does not belong to apiVersion security.istio.o/v1; write apiVersion: security.istio.io/v1 (PeerAuthentication)",
             ),
-            ("v1", "Secret", "info: Secret means nothing to the mesh; "),
+            (
+                "networking.istio.com/v1",
+                "VirtualService",
+                "error: VirtualService does not belong to apiVersion networking.istio.com/v1; write apiVersion: networking.istio.io/v1 (VirtualService)",
+            ),
+            (
+                "security.isto.io/v1",
+                "AuthorizationPolcy",
+                "error: there is no API group \"security.isto.io\"; did you mean security.istio.io? (AuthorizationPolicy)",
+            ),
+            (
+                "example.com/v1",
+                "DestinationRules",
+                "error: example.com is no API group of the mesh; did you mean DestinationRule of apiVersion networking.istio.io/v1? (DestinationRule)",
+            ),
+            (
+                "app/v1",
+                "Deployment",
+                "error: Deployment does not belong to apiVersion app/v1; write apiVersion: apps/v1 (Deployment)",
+            ),
+            (
+                "extensions/v1beta1",
+                "Ingress",
+                "error: Ingress does not belong to apiVersion extensions/v1beta1; write apiVersion: networking.k8s.io/v1",
+            ),
+            ("serving.knative.dev/v1", "Service", "foreign: Service of serving.knative.dev"),
+            (
+                "policy.linkerd.io/v1",
+                "AuthorizationPolicy",
+                "foreign: AuthorizationPolicy of policy.linkerd.io",
+            ),
+            ("v1", "PersistentVolumeClaim", "foreign: PersistentVolumeClaim"),
+            ("rbac.authorization.k8s.io/v1", "Role", "foreign: Role of rbac.authorization.k8s.io"),
             (
                 "monitoring.coreos.com/v1",
                 "ServiceMonitor",
-                "info: ServiceMonitor means nothing to the mesh; ",
+                "foreign: ServiceMonitor of monitoring.coreos.com",
             ),
+            ("policy/v1", "PodDisruptionBudget", "foreign: PodDisruptionBudget of policy"),
+            ("autoscaling/v2", "HorizontalPodAutoscaler", "foreign: HorizontalPodAutoscaler of autoscaling"),
             (
                 "networking.istio.io/v1",
                 "Gateway",

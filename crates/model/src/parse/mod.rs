@@ -5,22 +5,21 @@
 
 mod decode;
 mod kinds;
+mod schema;
 
 use crate::{
     api::{
         AuthorizationPolicy, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
-        PeerAuthentication, ServiceEntry, Typed, VirtualService, kube, mesh_config,
+        PeerAuthentication, ServiceEntry, Typed, VirtualService, kube,
+        manifest::{self, Anything, ObjectMeta},
+        mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
-    validate,
+    validate::{self, Findings},
     world::{Lines, Origin},
 };
 pub(crate) use decode::nearest;
-use decode::{Anything, Decoded, decode, path_text};
-use k8s_openapi::{
-    api::{apps::v1 as apps, core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use decode::{Decoded, decode, path_text};
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
 use skysail_yaml::{Document, Node, Value, documents, join};
@@ -40,21 +39,52 @@ pub struct Parsed {
     pub refused: BTreeSet<ObjectKey>,
     /// Something stands there that could not be made out at all.
     pub unreadable: bool,
+    /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
+    pub foreign: BTreeMap<String, (u32, usize)>,
+}
+
+/// The objects of a text as they are written.
+#[derive(Debug, Default)]
+pub struct Manifests {
+    /// The objects that can be applied, as JSON.
+    pub objects: Vec<(ObjectKey, serde_json::Value)>,
+    /// The objects that were refused, as far as they could be made out.
+    pub refused: BTreeSet<ObjectKey>,
+    /// Something stands there that could not be made out at all.
+    pub unreadable: bool,
+    /// How many objects of each kind stand there, of all kinds.
+    pub kinds: BTreeMap<String, usize>,
 }
 
 /// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
 pub fn parse(text: &str, file: &str) -> Parsed {
-    let mut reading = Reading { file: file.into(), parsed: Parsed::default(), labels: HashSet::new() };
+    let mut parsed = read(text, file, false).parsed;
+    parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+    parsed
+}
+
+/// Reads objects from YAML or JSON, and keeps of each what is written. Objects that [`parse`](fn@parse) refuses are refused.
+pub fn manifests(text: &str) -> Manifests {
+    let Reading { parsed: Parsed { refused, unreadable, .. }, written, kinds, .. } = read(text, "", true);
+    Manifests { objects: written, refused, unreadable, kinds }
+}
+
+fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
+    let mut reading = Reading { file: file.into(), keeps_written, ..Reading::default() };
     for document in documents(text) {
         reading.document(document);
     }
-    reading.parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
-    reading.parsed
+    reading
 }
 
+#[derive(Default)]
 struct Reading {
     file: Arc<str>,
     parsed: Parsed,
+    keeps_written: bool,
+    written: Vec<(ObjectKey, serde_json::Value)>,
+    /// How many objects of each kind were seen.
+    kinds: BTreeMap<String, usize>,
     /// Labels that were read: all pods of a workload have the same.
     labels: HashSet<Arc<Labels>>,
 }
@@ -123,32 +153,51 @@ impl Reading {
                 return self.report(diagnostic.remedy(format!("add {field}")), root);
             }
         }
+        *self.kinds.entry(kind.to_owned()).or_default() += 1;
         match kinds::classify(version, kind) {
             Known::Kind(kind) => self.object(root, kind),
-            Known::Other(severity, message, remedy) => {
+            Known::Other { severity, message, remedy, .. } => {
                 let diagnostic = Diagnostic::new(severity, &self.file, root.line, message);
                 self.report(diagnostic.remedy(remedy), root);
+            }
+            Known::Foreign(kind) => {
+                self.parsed.foreign.entry(kind).or_insert((root.line, 0)).1 += 1;
             }
         }
     }
 
     fn object(&mut self, node: &Node, kind: Kind) {
         match kind {
-            Kind::Namespace => self.kube(node, |object: core::Namespace| {
+            Kind::Namespace => self.kube(node, "Namespace", |object: manifest::Bare, _| {
                 Object::Namespace(Arc::new(Typed { meta: kube::meta(object.metadata, false), spec: () }))
             }),
-            Kind::ServiceAccount => self.kube(node, |object: core::ServiceAccount| {
+            Kind::ServiceAccount => self.kube(node, "ServiceAccount", |object: manifest::Bare, _| {
                 Object::ServiceAccount(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
             }),
-            Kind::Node => self.kube(node, |object| Object::Node(Arc::new(kube::node(object)))),
-            Kind::Service => self.service(node),
-            Kind::Pod => self.kube(node, |object| Object::Pod(Arc::new(kube::pod(object)))),
-            Kind::Deployment => {
-                self.kube(node, |object: apps::Deployment| {
-                    Object::Deployment(Arc::new(kube::deployment(object)))
+            Kind::Secret => self.kube(node, "Secret", |object: manifest::Bare, _| {
+                Object::Secret(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
+            }),
+            Kind::Node => self.kube(node, "Node", |object, _| Object::Node(Arc::new(kube::node(object)))),
+            Kind::Service => self.kube(node, "Service", |object, findings| {
+                validate::service(&object, findings);
+                Object::Service(Arc::new(kube::service(object)))
+            }),
+            Kind::Pod => self.kube(node, "Pod", |object: manifest::Pod, findings| {
+                validate::pod(&object.spec, findings);
+                Object::Pod(Arc::new(kube::pod(object)))
+            }),
+            Kind::Deployment | Kind::StatefulSet | Kind::DaemonSet | Kind::ReplicaSet | Kind::Job => {
+                self.kube(node, kind.as_str(), |object: manifest::Workload, findings| {
+                    validate::workload(kind, &object.spec, "spec", findings);
+                    Object::Template(Arc::new(kube::template(kind, object.metadata, object.spec)))
                 });
             }
-            Kind::EndpointSlice => self.kube(node, |object: discovery::EndpointSlice| {
+            Kind::CronJob => self.kube(node, "CronJob", |object: manifest::CronJob, findings| {
+                let spec = object.spec.job_template.spec;
+                validate::workload(kind, &spec, "spec.jobTemplate.spec", findings);
+                Object::Template(Arc::new(kube::template(kind, object.metadata, spec)))
+            }),
+            Kind::EndpointSlice => self.kube(node, "EndpointSlice", |object, _| {
                 Object::EndpointSlice(Arc::new(kube::endpoint_slice(object)))
             }),
             Kind::ConfigMap => self.config_map(node),
@@ -180,21 +229,29 @@ impl Reading {
         }
     }
 
-    /// A Kubernetes object: unknown fields are the API server's business, so they are only pointed out.
-    fn kube<T: DeserializeOwned>(&mut self, node: &Node, convert: impl FnOnce(T) -> Object) {
-        let decoded = decode(node);
-        if let Some(value) = self.take(node, decoded, Severity::Warning) {
-            let object = convert(value);
-            self.finish(node, object, Vec::new());
+    /// A Kubernetes object: what the API server refuses is refused, and fields that it does not know are pointed out.
+    fn kube<T: DeserializeOwned>(
+        &mut self,
+        node: &Node,
+        of: &'static str,
+        convert: impl FnOnce(T, &mut Findings) -> Object,
+    ) {
+        if let Some(value) = self.manifest(node, of) {
+            let mut findings = Findings::default();
+            let object = convert(value, &mut findings);
+            self.finish(node, object, findings.done());
         }
     }
 
-    fn service(&mut self, node: &Node) {
-        let decoded: Decoded<core::Service> = decode(node);
-        if let Some(service) = self.take(node, decoded, Severity::Warning) {
-            let findings = validate::service(&service);
-            self.finish(node, Object::Service(Arc::new(kube::service(service))), findings);
+    /// Reads an object of one of Kubernetes' types. `None` if it is refused.
+    fn manifest<T: DeserializeOwned>(&mut self, node: &Node, of: &'static str) -> Option<T> {
+        let schema::Checked { mut errors, unknown, .. } = schema::check(node, of);
+        let mut value = None;
+        if errors.is_empty() {
+            let decoded = decode(node);
+            (value, errors) = (decoded.value, decoded.errors);
         }
+        self.take(node, Decoded { value, errors, unknown }, Severity::Warning)
     }
 
     /// An Istio object: a field nobody knows is an error, as it is for `kubectl apply`.
@@ -217,12 +274,11 @@ impl Reading {
 
     /// The mesh configuration is YAML within a text; its lines are the file's where the text is a block (`|`).
     fn config_map(&mut self, node: &Node) {
-        let decoded: Decoded<core::ConfigMap> = decode(node);
-        let Some(mut map) = self.take(node, decoded, Severity::Warning) else { return };
-        let text = map.data.as_mut().and_then(|data| data.remove(mesh_config::KEY));
+        let Some(mut map): Option<manifest::ConfigMap> = self.manifest(node, "ConfigMap") else { return };
+        let text = map.data.remove(mesh_config::KEY);
         let mut object = Typed { meta: kube::meta(map.metadata, true), spec: None };
         if object.meta.namespace == mesh_config::NAMESPACE && object.meta.name == mesh_config::NAME {
-            self.networks(node, map.data.as_ref());
+            self.networks(node, &map.data);
             match self.mesh_config(node, &text.unwrap_or_default()) {
                 Some(mesh) => object.spec = Some(mesh),
                 None => return,
@@ -232,8 +288,8 @@ impl Reading {
     }
 
     /// Several networks are not supported; one without a name is.
-    fn networks(&mut self, node: &Node, data: Option<&BTreeMap<String, String>>) {
-        let text = data.and_then(|data| data.get("meshNetworks")).map_or("", String::as_str);
+    fn networks(&mut self, node: &Node, data: &Labels) {
+        let text = data.get("meshNetworks").map_or("", String::as_str);
         let mut networks =
             documents(text).filter_map(|document| document.root.ok()?.get("networks").cloned());
         if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
@@ -303,8 +359,7 @@ impl Reading {
     fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::unsupported(object.kind(), node));
-        let origin =
-            Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, object.kind()) };
+        let origin = Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, &object) };
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
         for finding in findings {
             let line = find_line(node, &finding.field);
@@ -313,6 +368,9 @@ impl Reading {
         }
         if !refused {
             self.share_labels(&mut object);
+            if self.keeps_written {
+                self.written.push((object.key(), node.to_json()));
+            }
             self.parsed.objects.push((object, origin));
         }
     }
@@ -340,11 +398,12 @@ impl Reading {
     }
 }
 
-/// Which object this is, if it is of a kind we act on and has a name.
+/// Which object this is, or was probably meant to be, if it is of a kind we act on and has a name.
 fn key_of(root: &Node) -> Option<ObjectKey> {
     let text = |node: &Node, field: &str| node.get(field).and_then(Node::text).map(ToOwned::to_owned);
-    let Known::Kind(kind) = kinds::classify(&text(root, "apiVersion")?, &text(root, "kind")?) else {
-        return None;
+    let kind = match kinds::classify(&text(root, "apiVersion")?, &text(root, "kind")?) {
+        Known::Kind(kind) | Known::Other { meant: Some(kind), .. } => kind,
+        Known::Other { meant: None, .. } | Known::Foreign(_) => return None,
     };
     let meta = root.get("metadata")?;
     let namespace = text(meta, "namespace").unwrap_or_else(|| kube::DEFAULT_NAMESPACE.to_owned());
@@ -354,10 +413,10 @@ fn key_of(root: &Node) -> Option<ObjectKey> {
 
 /// Names an object that may be broken: `VirtualService default/reviews`.
 fn describe(root: &Node) -> String {
-    if let Some(key) = key_of(root) {
+    let Some(kind) = root.get("kind").and_then(Node::text) else { return String::new() };
+    if let Some(key) = key_of(root).filter(|key| key.kind.as_str() == kind) {
         return key.to_string();
     }
-    let Some(kind) = root.get("kind").and_then(Node::text) else { return String::new() };
     let meta = |field: &str| root.get("metadata").and_then(|meta| meta.get(field)).and_then(Node::text);
     let name = meta("name").unwrap_or("(unnamed)");
     match meta("namespace") {
@@ -366,10 +425,14 @@ fn describe(root: &Node) -> String {
     }
 }
 
-/// The lines of all fields, for the kinds that are checked against others later.
-fn lines_of(node: &Node, kind: Kind) -> Option<Arc<Lines>> {
+/// The lines of the fields that are checked against others later: all of some kinds.
+fn lines_of(node: &Node, object: &Object) -> Option<Arc<Lines>> {
+    if let Object::Template(template) = object {
+        let field = template.spec.kind.account_field();
+        return Some(Arc::new(Lines::from([(field.to_owned(), find_line(node, field))])));
+    }
     let checked = matches!(
-        kind,
+        object.kind(),
         Kind::Service
             | Kind::VirtualService
             | Kind::DestinationRule

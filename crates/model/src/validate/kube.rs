@@ -1,9 +1,12 @@
 //! Kubernetes' objects, as far as the mesh stands on them; for the rest the API server is there.
 
-use k8s_openapi::{api::core::v1::Service, apimachinery::pkg::util::intstr::IntOrString};
+use skysail_yaml::join;
 
-use super::{Finding, Findings, is_label_text, port};
-use crate::api::{Kind, Meta};
+use super::{Finding, Findings, is_dns_name, is_label_text, port};
+use crate::api::{
+    Kind, Labels, Meta,
+    manifest::{IntOrText, Service, ServicePort},
+};
 
 /// Checks name and namespace.
 pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
@@ -24,35 +27,57 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         let message = format!("{:?} is not a namespace", meta.namespace);
         findings.error("metadata.namespace", message, "use lower-case letters, digits and '-'");
     }
+    labels(&meta.labels, "metadata.labels", &mut findings);
     findings.done()
 }
 
+/// Checks keys and values of labels. Source: Kubernetes, "Labels and Selectors", syntax and character set.
+pub(super) fn labels(labels: &Labels, field: &str, findings: &mut Findings) {
+    let good = |text: &str| {
+        let end = |byte: u8| byte.is_ascii_alphanumeric();
+        let bytes = text.as_bytes();
+        bytes.len() <= 63
+            && bytes.iter().all(|byte| end(*byte) || b"-_.".contains(byte))
+            && bytes.first().is_none_or(|byte| end(*byte))
+            && bytes.last().is_none_or(|byte| end(*byte))
+    };
+    let remedy = "use at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends";
+    for (key, value) in labels {
+        let field = join(field, key);
+        let (prefix, name) =
+            key.rsplit_once('/').map_or((None, &**key), |(prefix, name)| (Some(prefix), name));
+        if name.is_empty() || !good(name) || prefix.is_some_and(|prefix| !is_dns_name(prefix)) {
+            findings.error(&field, format!("{key:?} is not a label's key"), remedy);
+        }
+        if !good(value) {
+            findings.error(&field, format!("{value:?} is not a label's value"), remedy);
+        }
+    }
+}
+
 /// Checks a Service.
-pub(crate) fn service(service: &Service) -> Vec<Finding> {
-    let mut findings = Findings::default();
+pub(crate) fn service(service: &Service, findings: &mut Findings) {
     let Some(spec) = &service.spec else {
         findings.error("spec", "is missing", "add ports and a selector");
-        return findings.done();
+        return;
     };
-    let ports = spec.ports.as_deref().unwrap_or_default();
-    let external = spec.type_.as_deref() == Some("ExternalName");
+    let ports = &spec.ports;
+    let external = spec.kind.as_deref() == Some("ExternalName");
     let headless = spec.cluster_ip.as_deref() == Some("None");
     if ports.is_empty() && !external && !headless {
         findings.error("spec.ports", "is missing", "a service needs at least one port");
     }
     for (index, one) in ports.iter().enumerate() {
         let field = format!("spec.ports[{index}]");
-        port(u32::try_from(one.port).unwrap_or_default(), &format!("{field}.port"), &mut findings);
-        if let Some(IntOrString::Int(target)) = one.target_port {
-            port(u32::try_from(target).unwrap_or_default(), &format!("{field}.targetPort"), &mut findings);
+        port(u32::try_from(one.port).unwrap_or_default(), &format!("{field}.port"), findings);
+        if let Some(IntOrText::Int(target)) = one.target_port {
+            port(u32::try_from(target).unwrap_or_default(), &format!("{field}.targetPort"), findings);
         }
         let name = one.name.as_deref().unwrap_or_default();
         if name.is_empty() && ports.len() > 1 {
             findings.error(format!("{field}.name"), "is missing", "with several ports, each needs a name");
         }
-        let protocol = |port: &k8s_openapi::api::core::v1::ServicePort| {
-            port.protocol.clone().unwrap_or_else(|| "TCP".to_owned())
-        };
+        let protocol = |port: &ServicePort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
         for (earlier, other) in ports[..index].iter().enumerate() {
             if other.port == one.port && protocol(other) == protocol(one) {
                 let message = format!("port {} stands twice, first in ports[{earlier}]", one.port);
@@ -67,7 +92,7 @@ pub(crate) fn service(service: &Service) -> Vec<Finding> {
             }
         }
     }
-    let addresses = spec.cluster_ip.iter().chain(spec.cluster_ips.iter().flatten());
+    let addresses = spec.cluster_ip.iter().chain(&spec.cluster_ips);
     for address in addresses.filter(|text| !matches!(text.as_str(), "" | "None")) {
         if address.parse::<std::net::IpAddr>().is_err() {
             findings.error(
@@ -77,5 +102,4 @@ pub(crate) fn service(service: &Service) -> Vec<Finding> {
             );
         }
     }
-    findings.done()
 }

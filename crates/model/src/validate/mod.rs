@@ -6,6 +6,7 @@
 mod ca_certificates;
 mod destination_rule;
 mod kube;
+mod pods;
 mod security;
 mod service_entry;
 mod unsupported;
@@ -13,6 +14,7 @@ mod virtual_service;
 
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};
+pub(crate) use pods::{pod, workload};
 pub(crate) use security::{authorization_policy, peer_authentication};
 pub(crate) use service_entry::service_entry;
 pub(crate) use unsupported::{condition_unsupported, unsupported};

@@ -18,10 +18,11 @@ mod store;
 mod touched;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
+pub(crate) use check::label_text;
 pub use endpoints::Endpoint;
 pub use hosts::{fqdn, host_matches};
 pub use identify::OtherAccount;
@@ -32,8 +33,8 @@ pub use store::{Lines, Origin};
 pub use touched::Touched;
 
 use crate::api::{
-    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Typed, VirtualService,
+    AuthorizationPolicy, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object, ObjectKey,
+    PeerAuthentication, Pod, Service, ServiceEntry, Template, Typed, VirtualService,
     destination_rule::{LoadBalancer, LocalityLb},
     kube::Locality,
     mesh_config, selects,
@@ -55,7 +56,8 @@ pub struct World {
     services: Store<Service>,
     service_accounts: Store<()>,
     pods: Store<Pod>,
-    deployments: Store<Deployment>,
+    /// Of each kind that makes Pods.
+    templates: BTreeMap<Kind, Store<Template>>,
     slices: Store<EndpointSlice>,
     virtual_services: Store<VirtualService>,
     destination_rules: Store<DestinationRule>,
@@ -113,7 +115,11 @@ impl World {
             Object::Node(object) => self.nodes.insert(object, origin),
             Object::Service(object) => self.services.insert(object, origin),
             Object::ServiceAccount(object) => self.service_accounts.insert(object, origin),
-            Object::Deployment(object) => self.deployments.insert(object, origin),
+            Object::Template(object) => {
+                self.templates.entry(object.spec.kind).or_default().insert(object, origin)
+            }
+            // Only its own form is checked.
+            Object::Secret(_) => false,
             Object::PeerAuthentication(object) => self.peer_authentications.insert(object, origin),
             Object::AuthorizationPolicy(object) => self.authorization_policies.insert(object, origin),
             Object::ConfigMap(object) => self.apply_config_map(object, origin),
@@ -164,7 +170,15 @@ impl World {
             Kind::Service => self.services.remove(namespace, name),
             Kind::ServiceAccount => self.service_accounts.remove(namespace, name),
             Kind::Pod => self.pods.remove(namespace, name),
-            Kind::Deployment => self.deployments.remove(namespace, name),
+            Kind::Secret => false,
+            kind @ (Kind::Deployment
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicaSet
+            | Kind::Job
+            | Kind::CronJob) => {
+                self.templates.get_mut(&kind).is_some_and(|templates| templates.remove(namespace, name))
+            }
             Kind::EndpointSlice => self.slices.remove(namespace, name),
             Kind::ConfigMap => is_mesh_config(namespace, name) && self.mesh.take().is_some(),
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
@@ -233,9 +247,9 @@ impl World {
         self.pods.iter().map(|entry| &entry.object)
     }
 
-    /// All deployments, by namespace and name.
-    pub fn deployments(&self) -> impl Iterator<Item = &Arc<Typed<Deployment>>> {
-        self.deployments.iter().map(|entry| &entry.object)
+    /// All that makes pods, by kind, namespace and name.
+    pub fn templates(&self) -> impl Iterator<Item = &Arc<Typed<Template>>> {
+        self.templates.values().flat_map(Store::iter).map(|entry| &entry.object)
     }
 
     /// One pod.

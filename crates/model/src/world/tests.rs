@@ -43,7 +43,7 @@ spec:
 fn pod(name: &str, ip: &str, more_labels: &str, ready: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: svc, labels: {{app: a{more_labels}}}}}\n\
-         spec: {{nodeName: n, serviceAccountName: sa-{name}, containers: [{{name: c, ports: [{{name: web, containerPort: 8080}}]}}]}}\n\
+         spec: {{nodeName: n, serviceAccountName: sa-{name}, containers: [{{name: c, image: c, ports: [{{name: web, containerPort: 8080}}]}}]}}\n\
          status: {{podIP: {ip}, conditions: [{{type: Ready, status: \"{ready}\"}}]}}\n"
     )
 }

@@ -80,7 +80,14 @@ impl World {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         match key.kind {
             // Only warnings depend on them.
-            Kind::ServiceAccount | Kind::Deployment => Touched::nothing(),
+            Kind::ServiceAccount
+            | Kind::Secret
+            | Kind::Deployment
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicaSet
+            | Kind::Job
+            | Kind::CronJob => Touched::nothing(),
             Kind::Namespace | Kind::Node | Kind::ConfigMap | Kind::PeerAuthentication => {
                 Touched::everything()
             }

@@ -5,6 +5,7 @@ mod entries;
 mod policies;
 mod rules;
 mod services;
+mod workloads;
 
 use super::{World, store::Entry};
 use crate::{
@@ -19,6 +20,7 @@ impl World {
         report.virtual_services();
         report.destination_rules();
         report.services();
+        report.service_accounts();
         report.service_entries();
         report.peer_authentications();
         report.authorization_policies();
@@ -68,7 +70,7 @@ impl Report<'_> {
     }
 }
 
-/// The labels of all workloads of a namespace, or of all, that a selector takes: Pods, and templates of Deployments, so
+/// The labels of all workloads of a namespace, or of all, that a selector takes: Pods, and templates of what makes Pods, so
 /// that configuration can be checked where nothing runs.
 fn workloads<'a>(
     world: &'a World,
@@ -80,12 +82,12 @@ fn workloads<'a>(
     let few = indexed.into_iter().flat_map(move |namespace| world.pods_selected(namespace, selector));
     let all = world.pods().filter(move |pod| indexed.is_none() && within(&pod.meta.namespace));
     let pods = few.chain(all).filter(|pod| !pod.spec.gone).map(|pod| &*pod.meta.labels);
-    let deployments = world.deployments().filter(move |deployment| within(&deployment.meta.namespace));
-    let labels = pods.chain(deployments.map(|deployment| &deployment.spec.labels));
+    let templates = world.templates().filter(move |template| within(&template.meta.namespace));
+    let labels = pods.chain(templates.map(|template| &template.spec.labels));
     labels.filter(move |labels| selects(selector, labels))
 }
 
 /// `app: a, version: v1`.
-fn label_text(labels: &Labels) -> String {
+pub(crate) fn label_text(labels: &Labels) -> String {
     labels.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>().join(", ")
 }

@@ -104,7 +104,7 @@ impl Report<'_> {
         namespace: Option<&str>,
     ) {
         let Some(selector) = selector.filter(|selector| !selector.match_labels.is_empty()) else { return };
-        let any = self.world.pods().next().is_some() || self.world.deployments().next().is_some();
+        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         if any && workloads(self.world, namespace, &selector.match_labels).next().is_none() {
             let wanted = label_text(&selector.match_labels);
             let place =

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{About, Report};
+use super::{About, Report, label_text, workloads};
 use crate::{
     api::{Kind, Protocol, Service, kube::TargetPort},
     diagnostic::Severity,
@@ -43,6 +43,15 @@ impl Report<'_> {
         let service = &about.entry.object;
         if service.spec.selector.is_empty() {
             return;
+        }
+        let namespace = about.namespace();
+        let taken = workloads(self.world, Some(namespace), &service.spec.selector).next().is_some();
+        // Where workloads are known at all, and not only rules.
+        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        if any && !taken {
+            let wanted = label_text(&service.spec.selector);
+            let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
+            self.say(about, Severity::Warning, "spec.selector", message, "check labels and namespace");
         }
         for (index, port) in service.spec.ports.iter().enumerate() {
             let TargetPort::Name(name) = &port.target else { continue };

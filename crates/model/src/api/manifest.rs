@@ -1,0 +1,295 @@
+//! The fields of Kubernetes' objects that the mesh reads, as they stand in a manifest.
+//!
+//! What an object may hold besides is checked by `parse::schema` and not kept.
+
+use serde::Deserialize;
+
+use super::Labels;
+
+/// `metadata`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ObjectMeta {
+    pub(crate) name: Option<String>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) labels: Option<Labels>,
+    pub(crate) annotations: Option<Labels>,
+    pub(crate) creation_timestamp: Option<String>,
+    pub(crate) deletion_timestamp: Option<String>,
+    pub(crate) uid: Option<String>,
+    pub(crate) owner_references: Vec<OwnerReference>,
+}
+
+/// What made an object.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct OwnerReference {
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) controller: Option<bool>,
+}
+
+/// A kind of which only the metadata are read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Bare {
+    pub(crate) metadata: ObjectMeta,
+}
+
+/// `v1` ConfigMap.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConfigMap {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) data: Labels,
+}
+
+/// `v1` Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Service {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: Option<ServiceSpec>,
+}
+
+/// `spec` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceSpec {
+    #[serde(rename = "clusterIP")]
+    pub(crate) cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    pub(crate) cluster_ips: Vec<String>,
+    pub(crate) external_name: Option<String>,
+    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) publish_not_ready_addresses: bool,
+    pub(crate) selector: Labels,
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServicePort {
+    pub(crate) app_protocol: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) port: i32,
+    pub(crate) protocol: Option<String>,
+    pub(crate) target_port: Option<IntOrText>,
+}
+
+/// A number or a name.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum IntOrText {
+    Int(i32),
+    Text(String),
+}
+
+/// `v1` Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pod {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: PodSpec,
+    pub(crate) status: PodStatus,
+}
+
+/// `spec` of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodSpec {
+    pub(crate) containers: Vec<Container>,
+    pub(crate) init_containers: Vec<Container>,
+    pub(crate) host_network: bool,
+    pub(crate) node_name: String,
+    pub(crate) restart_policy: Option<String>,
+    pub(crate) service_account: Option<String>,
+    pub(crate) service_account_name: Option<String>,
+    pub(crate) volumes: Vec<Named>,
+}
+
+/// A container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Container {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) ports: Vec<ContainerPort>,
+    pub(crate) restart_policy: Option<String>,
+    pub(crate) liveness_probe: Option<Probe>,
+    pub(crate) readiness_probe: Option<Probe>,
+    pub(crate) startup_probe: Option<Probe>,
+    pub(crate) volume_mounts: Vec<Named>,
+}
+
+/// A port of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ContainerPort {
+    pub(crate) container_port: i64,
+    pub(crate) name: Option<String>,
+    pub(crate) protocol: Option<String>,
+}
+
+/// A probe: which action it has, and its port.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Probe {
+    pub(crate) exec: Option<Anything>,
+    pub(crate) grpc: Option<Anything>,
+    pub(crate) http_get: Option<ProbeTarget>,
+    pub(crate) tcp_socket: Option<ProbeTarget>,
+}
+
+/// Where a probe goes.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct ProbeTarget {
+    pub(crate) port: IntOrText,
+}
+
+/// Something of which only the name is read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+}
+
+/// `status` of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodStatus {
+    pub(crate) conditions: Vec<Condition>,
+    pub(crate) phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pub(crate) pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pub(crate) pod_ips: Vec<PodIp>,
+}
+
+/// A condition of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Condition {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) status: String,
+}
+
+/// An address of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodIp {
+    pub(crate) ip: String,
+}
+
+/// A kind that makes Pods: Deployment, StatefulSet, DaemonSet, ReplicaSet, Job.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Workload {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: WorkloadSpec,
+}
+
+/// `spec` of a kind that makes Pods.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WorkloadSpec {
+    pub(crate) replicas: Option<i64>,
+    pub(crate) selector: Option<LabelSelector>,
+    pub(crate) template: PodTemplate,
+}
+
+/// `batch/v1` CronJob.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct CronJob {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: CronJobSpec,
+}
+
+/// `spec` of a CronJob.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct CronJobSpec {
+    pub(crate) job_template: JobTemplate,
+}
+
+/// The Jobs of a CronJob.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct JobTemplate {
+    pub(crate) spec: WorkloadSpec,
+}
+
+/// Which Pods belong to a workload.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct LabelSelector {
+    pub(crate) match_labels: Labels,
+    pub(crate) match_expressions: Vec<Anything>,
+}
+
+/// The Pods of a workload.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodTemplate {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: PodSpec,
+}
+
+/// `discovery.k8s.io/v1` EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointSlice {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) ports: Vec<EndpointPort>,
+    pub(crate) endpoints: Vec<Endpoint>,
+}
+
+/// A port of an EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointPort {
+    pub(crate) name: Option<String>,
+    pub(crate) port: Option<i32>,
+}
+
+/// An endpoint of an EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Endpoint {
+    pub(crate) addresses: Vec<String>,
+    pub(crate) conditions: EndpointConditions,
+    pub(crate) node_name: Option<String>,
+    pub(crate) target_ref: Option<ObjectReference>,
+    pub(crate) zone: Option<String>,
+}
+
+/// Whether an endpoint takes traffic.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointConditions {
+    pub(crate) ready: Option<bool>,
+    pub(crate) terminating: Option<bool>,
+}
+
+/// Another object.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ObjectReference {
+    pub(crate) kind: Option<String>,
+    pub(crate) name: Option<String>,
+}
+
+/// Any value; nothing of it is kept.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "serde::de::IgnoredAny")]
+pub(crate) struct Anything;
+
+impl From<serde::de::IgnoredAny> for Anything {
+    fn from(_: serde::de::IgnoredAny) -> Self {
+        Self
+    }
+}

@@ -1,0 +1,176 @@
+//! Kubernetes' types, by which objects are checked as the API server does it.
+//!
+//! `kubernetes.txt` has them, generated from the API server's OpenAPI document. A field that is missing or of another type refuses the
+//! object; a field that does not exist is only reported, since the API server takes such an object, too.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use chrono::DateTime;
+use skysail_yaml::{Entry, Node, Value};
+
+use super::decode::{Finding, Segment, mismatch, not_one_of, unknown_words};
+
+static TEXT: &str = include_str!("kubernetes.txt");
+
+/// The fields of each type.
+static TYPES: LazyLock<HashMap<&str, Vec<Field>>> = LazyLock::new(|| {
+    let mut types = HashMap::new();
+    let mut name = "";
+    for line in TEXT.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match line.strip_prefix("  ").and_then(|line| line.split_once(' ')) {
+            None => name = line,
+            Some((field, of)) => {
+                let (field, required) = field.strip_suffix('!').map_or((field, false), |field| (field, true));
+                let fields: &mut Vec<Field> = types.entry(name).or_default();
+                fields.push(Field { name: field, required, of });
+            }
+        }
+    }
+    types
+});
+
+/// A field of a type.
+struct Field {
+    name: &'static str,
+    required: bool,
+    /// The type of its value, in the notation of `kubernetes.txt`.
+    of: &'static str,
+}
+
+/// What a check found.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// What refuses the object.
+    pub(super) errors: Vec<Finding>,
+    /// Fields that do not exist.
+    pub(super) unknown: Vec<Finding>,
+    path: Vec<Segment>,
+}
+
+/// Checks an object against one of Kubernetes' types.
+pub(super) fn check(node: &Node, of: &'static str) -> Checked {
+    let mut checked = Checked::default();
+    checked.value(node, node.line, of);
+    checked
+}
+
+impl Checked {
+    fn value(&mut self, node: &Node, line: u32, of: &'static str) {
+        if let Some(words) = of.strip_prefix('=') {
+            return self.word(node, line, words);
+        }
+        if let Some(item) = inner(of, '[', ']') {
+            let Value::List(nodes) = &node.value else { return self.refuse(node, line, "a list") };
+            for (index, node) in nodes.iter().enumerate() {
+                self.within(Segment::Index(index), |checked| checked.value(node, node.line, item));
+            }
+            return;
+        }
+        if let Some(item) = inner(of, '{', '}') {
+            let Value::Map(entries) = &node.value else { return self.refuse(node, line, "a mapping") };
+            for entry in entries.iter().filter(|entry| entry.value.value != Value::Null) {
+                self.entry(entry, item);
+            }
+            return;
+        }
+        let (fits, expected) = match of {
+            "any" => (true, ""),
+            "text" => (matches!(node.value, Value::Text(..)), "text"),
+            "bool" => (matches!(node.value, Value::Bool(_)), "true or false"),
+            "int" => (matches!(node.value, Value::Int(_)), "a whole number"),
+            "number" => (matches!(node.value, Value::Int(_) | Value::Float(_)), "a number"),
+            "int-or-text" => {
+                (matches!(node.value, Value::Int(_) | Value::Text(..)), "a whole number or text")
+            }
+            "quantity" => (
+                matches!(node.value, Value::Int(_) | Value::Float(_) | Value::Text(..)),
+                "a quantity such as 500m or 64Mi",
+            ),
+            "time" => (
+                node.text().is_some_and(|text| DateTime::parse_from_rfc3339(text).is_ok()),
+                "a time such as \"2026-01-31T12:00:00Z\"",
+            ),
+            _ => return self.fields(node, line, of),
+        };
+        if !fits {
+            self.refuse(node, line, expected);
+        }
+    }
+
+    fn word(&mut self, node: &Node, line: u32, words: &'static str) {
+        let Some(text) = node.text() else { return self.refuse(node, line, "text") };
+        let known: Vec<&str> = words.split('|').collect();
+        // The API server takes the empty text for no value.
+        if !text.is_empty() && !known.contains(&text) {
+            let (message, remedy) = not_one_of(text, &known);
+            self.error(line, message, remedy);
+        }
+    }
+
+    fn fields(&mut self, node: &Node, line: u32, of: &'static str) {
+        let Value::Map(entries) = &node.value else { return self.refuse(node, line, "a mapping") };
+        let fields = TYPES.get(of).map_or(&[][..], Vec::as_slice);
+        for entry in entries {
+            let Some(field) = fields.iter().find(|field| field.name == entry.key) else {
+                let known: Vec<&str> = fields.iter().map(|field| field.name).collect();
+                let (message, remedy) = unknown_words(&entry.key, &known);
+                let mut path = self.path.clone();
+                path.push(Segment::Key(entry.key.clone()));
+                self.unknown.push(Finding { path, line: entry.line, message, remedy });
+                continue;
+            };
+            // A field without a value is as good as none.
+            if entry.value.value != Value::Null {
+                self.entry(entry, field.of);
+            }
+        }
+        for field in fields.iter().filter(|field| field.required) {
+            if node.get(field.name).is_none_or(|node| node.value == Value::Null) {
+                let name = field.name;
+                self.within(Segment::Key(name.to_owned()), |checked| {
+                    checked.error(line, "is missing".to_owned(), format!("add {name}"));
+                });
+            }
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry, of: &'static str) {
+        self.within(Segment::Key(entry.key.clone()), |checked| checked.value(&entry.value, entry.line, of));
+    }
+
+    fn within(&mut self, segment: Segment, check: impl FnOnce(&mut Self)) {
+        self.path.push(segment);
+        check(self);
+        self.path.pop();
+    }
+
+    fn refuse(&mut self, node: &Node, line: u32, expected: &str) {
+        let (message, remedy) = mismatch(node, expected);
+        self.error(line, message, remedy);
+    }
+
+    fn error(&mut self, line: u32, message: String, remedy: String) {
+        self.errors.push(Finding { path: self.path.clone(), line, message, remedy });
+    }
+}
+
+/// What stands between two brackets.
+fn inner(of: &'static str, open: char, close: char) -> Option<&'static str> {
+    of.strip_prefix(open)?.strip_suffix(close)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_that_a_field_names_exists() {
+        let plain = ["any", "text", "bool", "int", "number", "int-or-text", "quantity", "time"];
+        assert!(TYPES.len() > 100);
+        for field in TYPES.values().flatten() {
+            let of = field.of.trim_matches(['[', ']', '{', '}']);
+            let is_known = plain.contains(&of) || of.starts_with('=') || TEXT.lines().any(|line| line == of);
+            assert!(is_known, "{}: {}", field.name, field.of);
+        }
+    }
+}

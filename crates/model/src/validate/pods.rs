@@ -1,0 +1,188 @@
+//! Pods and what makes them, as the API server has them; and what it takes, but cannot work.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Findings, is_label_text, kube::labels, port};
+use crate::api::{
+    Kind,
+    manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
+    selects,
+};
+
+/// Checks the specification of a workload, which stands at `at`.
+pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut Findings) {
+    if spec.replicas.is_some_and(|replicas| replicas < 0) {
+        findings.error(format!("{at}.replicas"), "is negative", "give 0 or more");
+    }
+    if let Some(selector) = spec.selector.as_ref().filter(|_| kind != Kind::Job && kind != Kind::CronJob) {
+        let field = format!("{at}.selector");
+        if selector.match_labels.is_empty() && selector.match_expressions.is_empty() {
+            findings.error(field, "is empty", "give matchLabels that the template's labels have");
+        } else if !selects(
+            &selector.match_labels,
+            spec.template.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()),
+        ) {
+            let labels = crate::world::label_text(&selector.match_labels);
+            let message = format!("the template's labels do not match the selector ({labels})");
+            let field = format!("{at}.template.metadata.labels");
+            findings.error(field, message, "give the template every label of the selector");
+        }
+    }
+    template(kind, &spec.template, &format!("{at}.template"), findings);
+}
+
+fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Findings) {
+    if let Some(found) = &template.metadata.labels {
+        labels(found, &format!("{at}.metadata.labels"), findings);
+    }
+    let allowed: &[&str] = match kind {
+        Kind::Job | Kind::CronJob => &["OnFailure", "Never"],
+        _ => &["Always"],
+    };
+    let policy = template.spec.restart_policy.as_deref().unwrap_or("Always");
+    if !allowed.contains(&policy) {
+        let message = format!("a {kind} cannot have {policy:?}");
+        let remedy = format!("write restartPolicy: {}", allowed.join(" or "));
+        findings.error(format!("{at}.spec.restartPolicy"), message, remedy);
+    }
+    pod_spec(&template.spec, kind, &format!("{at}.spec"), findings);
+}
+
+/// Checks the specification of a Pod.
+pub(crate) fn pod(spec: &PodSpec, findings: &mut Findings) {
+    pod_spec(spec, Kind::Pod, "spec", findings);
+}
+
+fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
+    if spec.containers.is_empty() {
+        findings.error(format!("{at}.containers"), "is empty", "a pod needs at least one container");
+    }
+    let volumes = names(spec.volumes.iter().map(|volume| &*volume.name), &format!("{at}.volumes"), findings);
+    let mut containers = BTreeSet::new();
+    // The containers that have a port, by number and protocol: those of a pod share its address.
+    let mut listening = BTreeMap::new();
+    for (list, all) in [("initContainers", &spec.init_containers), ("containers", &spec.containers)] {
+        for (index, one) in all.iter().enumerate() {
+            let at = format!("{at}.{list}[{index}]");
+            container(one, &at, findings);
+            if !containers.insert(&*one.name) {
+                let message = format!("{:?} is also the name of another container", one.name);
+                findings.error(format!("{at}.name"), message, "give each container its own name");
+            }
+            for (mount, named) in one.volume_mounts.iter().enumerate() {
+                // Those of a StatefulSet may come from its volumeClaimTemplates.
+                if kind != Kind::StatefulSet && !volumes.contains(&*named.name) {
+                    let field = format!("{at}.volumeMounts[{mount}].name");
+                    let message = format!("the pod has no volume {:?}", named.name);
+                    findings.error(field, message, "add it to volumes, or correct the name");
+                }
+            }
+            // The others have ended when those start.
+            if list == "containers" || one.restart_policy.as_deref() == Some("Always") {
+                shared_ports(one, &at, &mut listening, findings);
+            }
+        }
+    }
+}
+
+fn container(container: &Container, at: &str, findings: &mut Findings) {
+    if !is_label_text(&container.name, false) {
+        let message = format!("{:?} is not a name", container.name);
+        findings.error(format!("{at}.name"), message, "use lower-case letters, digits and '-'");
+    }
+    if container.image.is_empty() {
+        findings.error(format!("{at}.image"), "is missing", "add image");
+    }
+    let mut ports = BTreeSet::new();
+    for (index, one) in container.ports.iter().enumerate() {
+        let at = format!("{at}.ports[{index}]");
+        port(u32::try_from(one.container_port).unwrap_or_default(), &format!("{at}.containerPort"), findings);
+        let Some(name) = one.name.as_deref().filter(|name| !name.is_empty()) else { continue };
+        if !is_port_name(name) {
+            let remedy = "use at most 15 lower-case letters, digits and '-', one letter among them";
+            findings.error(format!("{at}.name"), format!("{name:?} is not the name of a port"), remedy);
+        } else if !ports.insert(name) {
+            let message = format!("{name:?} is also the name of another port of the container");
+            findings.error(format!("{at}.name"), message, "give each port its own name");
+        }
+    }
+    let probes = [
+        ("livenessProbe", &container.liveness_probe),
+        ("readinessProbe", &container.readiness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    for (field, found) in probes {
+        if let Some(found) = found {
+            probe(found, container, &format!("{at}.{field}"), findings);
+        }
+    }
+}
+
+/// A service name as IANA registers them, RFC 6335, section 5.1.
+fn is_port_name(name: &str) -> bool {
+    name.len() <= 15
+        && is_label_text(name, false)
+        && !name.contains("--")
+        && name.bytes().any(|byte| byte.is_ascii_lowercase())
+}
+
+fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings) {
+    let targets = [("httpGet", &probe.http_get), ("tcpSocket", &probe.tcp_socket)];
+    let actions = targets.iter().filter(|(_, target)| target.is_some()).count()
+        + usize::from(probe.exec.is_some())
+        + usize::from(probe.grpc.is_some());
+    if actions != 1 {
+        let message = if actions == 0 { "says nothing to probe" } else { "has more than one kind of probe" };
+        findings.error(at, message, "give one of httpGet, tcpSocket, grpc and exec");
+    }
+    for (name, target) in targets {
+        let field = format!("{at}.{name}.port");
+        match target.as_ref().map(|target| &target.port) {
+            Some(IntOrText::Int(number)) => {
+                port(u32::try_from(*number).unwrap_or_default(), &field, findings);
+            }
+            Some(IntOrText::Text(name)) if name.parse::<u16>().is_err() => {
+                if !container.ports.iter().any(|port| port.name.as_ref() == Some(name)) {
+                    let message = format!("the container has no port named {name:?}, so it is never ready");
+                    findings.warning(field, message, "name the port, or use its number");
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Says which containers of a pod cannot listen, because another one has the port.
+fn shared_ports<'a>(
+    container: &'a Container,
+    at: &str,
+    listening: &mut BTreeMap<(i64, &'a str), &'a str>,
+    findings: &mut Findings,
+) {
+    for (index, port) in container.ports.iter().enumerate() {
+        let key = (port.container_port, port.protocol.as_deref().unwrap_or("TCP"));
+        if let Some(other) = listening.insert(key, &container.name).filter(|other| *other != container.name) {
+            let message = format!(
+                "container {other:?} of the pod has port {} as well: one of them cannot listen",
+                key.0
+            );
+            let field = format!("{at}.ports[{index}].containerPort");
+            findings.warning(field, message, "give each container of a pod its own ports");
+        }
+    }
+}
+
+/// Names that must differ.
+fn names<'a>(names: impl Iterator<Item = &'a str>, at: &str, findings: &mut Findings) -> BTreeSet<&'a str> {
+    let mut known = BTreeSet::new();
+    for (index, name) in names.enumerate() {
+        if !known.insert(name) {
+            findings.error(
+                format!("{at}[{index}].name"),
+                format!("{name:?} stands twice"),
+                "remove one of them",
+            );
+        }
+    }
+    known
+}

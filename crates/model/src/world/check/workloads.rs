@@ -1,0 +1,30 @@
+//! Workloads: service accounts that are not there.
+
+use super::{About, Report};
+use crate::{api::Template, diagnostic::Severity, world::store::Entry};
+
+/// Kubernetes makes it in every namespace.
+const DEFAULT_ACCOUNT: &str = "default";
+
+impl Report<'_> {
+    /// A cluster starts no pod whose service account does not exist.
+    pub(super) fn service_accounts(&mut self) {
+        let world = self.world;
+        for entry in world.templates.values().flat_map(|templates| templates.iter()) {
+            let (namespace, account) = (&entry.object.meta.namespace, &entry.object.spec.service_account);
+            if account != DEFAULT_ACCOUNT && world.service_accounts.get(namespace, account).is_none() {
+                self.account_missing(entry, account);
+            }
+        }
+    }
+
+    fn account_missing(&mut self, entry: &Entry<Template>, account: &str) {
+        let kind = entry.object.spec.kind;
+        let message = format!(
+            "there is no ServiceAccount {account:?} in namespace {}, and a cluster starts no pod without it",
+            entry.object.meta.namespace
+        );
+        let remedy = "add a ServiceAccount of this name, or correct the name";
+        self.say(&About { entry, kind }, Severity::Warning, kind.account_field(), message, remedy);
+    }
+}
