@@ -5,7 +5,7 @@
 //! cargo run -p skysail-model --example kubernetes_schema -- 1.34 core.json apps.json batch.json discovery.json
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, error::Error, fs};
 
 use serde_json::{Map, Value};
 
@@ -27,13 +27,12 @@ const ROOTS: [&str; 14] = [
     "io.k8s.api.discovery.v1.EndpointSlice",
 ];
 
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let version = arguments.next().unwrap_or_default();
     let mut schemas = Map::new();
     for file in arguments {
-        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
-        let document: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let document: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
         schemas.extend(document["components"]["schemas"].as_object().cloned().unwrap_or_default());
     }
     let mut types = BTreeMap::new();
@@ -45,6 +44,7 @@ fn main() {
     for (name, fields) in types {
         println!("{name}\n{fields}");
     }
+    Ok(())
 }
 
 /// Adds a type and all that its fields refer to.

@@ -9,6 +9,7 @@ mod dns;
 pub mod echo;
 pub mod enter;
 mod error;
+mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod http;

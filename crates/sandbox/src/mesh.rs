@@ -16,9 +16,10 @@ use std::{
 
 use nix::net::if_::if_nametoindex;
 use skysail_core::names::CONTROL_ADMIN_PORT;
+use skysail_source::{FileChange, Folders};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep},
+    time::sleep,
 };
 
 use replicas::{Farewell, Member, Stage};
@@ -26,9 +27,10 @@ use replicas::{Farewell, Member, Stage};
 use crate::{
     dns::{self, Outside, Table},
     error::{Context as _, Error},
+    files::{Files, News},
     http, isolate, links,
     netlink::Socket,
-    objects::{Objects, Reader, Workload},
+    objects::{Objects, Workload},
     plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
     pod::{Event, Order},
     process::{self, Outcome},
@@ -39,7 +41,7 @@ use crate::{
     token::Issuer,
 };
 
-/// Files are looked at this often.
+/// How often to see whether a file that is gone counts as gone.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What a mesh tells while it runs.
@@ -64,6 +66,7 @@ pub struct Started {
 
 struct Mesh {
     settings: Settings,
+    files: Files,
     objects: Objects,
     pods: BTreeMap<(String, String), Member>,
     addresses: VirtualAddresses,
@@ -105,9 +108,13 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let generated = settings.folder.join("generated");
     fs::create_dir_all(&generated).context(format!("making {}", generated.display()))?;
     fs::write(settings.folder.join("token-key.pem"), issuer.public_key()).context("writing the token key")?;
-    let mut reader = Reader::new(settings.config.clone());
     let shown: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
-    reader.read().context(format!("reading {}", shown.join(", ")))?;
+    let what = format!("reading {}", shown.join(", "));
+    let mut folders = Folders::new(&settings.config).context(&what)?;
+    let mut files = Files::default();
+    for change in folders.look() {
+        files.take(News::of(change));
+    }
 
     let (tell, told) = mpsc::unbounded_channel();
     let (farewells, over) = mpsc::unbounded_channel();
@@ -115,7 +122,8 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let (reports, reported) = mpsc::unbounded_channel();
     let (state, watched) = watch::channel(State::default());
     let mut mesh = Mesh {
-        objects: reader.objects(),
+        objects: files.objects(),
+        files,
         pods: BTreeMap::new(),
         addresses: VirtualAddresses::default(),
         names: Table::default(),
@@ -146,20 +154,35 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     });
     mesh.publish();
     let control = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
-    tokio::spawn(mesh.run(reader, News { told, over, asked }));
+    let (changes, changed) = mpsc::unbounded_channel();
+    let failing = mesh.reports.clone();
+    tokio::spawn(async move {
+        // Files are read and parsed in a thread of their own: the mesh goes on meanwhile.
+        let parse = move |found: Vec<FileChange>| {
+            for change in found {
+                let _ = changes.send(News::of(change));
+            }
+        };
+        if let Err(error) = folders.watch(parse).await {
+            let what = "following the configuration".to_owned();
+            let _ = failing.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
+        }
+    });
+    tokio::spawn(mesh.run(Inputs { told, over, asked, changed }));
     Ok(Started { state: watched, reports: reported, control })
 }
 
 /// What the mesh hears, but for the control plane.
-struct News {
+struct Inputs {
     told: mpsc::UnboundedReceiver<((String, String), Event)>,
     over: mpsc::UnboundedReceiver<Farewell>,
     asked: mpsc::Receiver<Outside>,
+    changed: mpsc::UnboundedReceiver<News>,
 }
 
 impl Mesh {
-    async fn run(mut self, mut reader: Reader, news: News) {
-        let News { mut told, mut over, mut asked } = news;
+    async fn run(mut self, inputs: Inputs) {
+        let Inputs { mut told, mut over, mut asked, mut changed } = inputs;
         let (control_tell, mut control_told) = mpsc::unbounded_channel();
         let (_running, stop) = watch::channel(None);
         if let Some(control) = programs::control(&self.settings) {
@@ -173,7 +196,6 @@ impl Mesh {
             self.wait_for_control(&mut control_told).await;
         }
         self.settle();
-        let mut last = Instant::now();
         loop {
             tokio::select! {
                 Some((key, event)) = told.recv() => {
@@ -186,12 +208,18 @@ impl Mesh {
                 Some(outcome) = control_told.recv() => self.hear_control(outcome),
                 Some(farewell) = over.recv() => self.hear_farewell(&farewell),
                 Some(question) = asked.recv() => self.hear_question(&question),
-                () = sleep(LOOK.saturating_sub(last.elapsed())) => {
-                    last = Instant::now();
-                    match reader.read() {
-                        Ok(true) => self.objects = reader.objects(),
-                        Ok(false) => {}
-                        Err(error) => self.note(format!("cannot read the configuration: {error}")),
+                Some(news) = changed.recv() => {
+                    let mut is_other = self.files.take(news);
+                    while let Ok(news) = changed.try_recv() {
+                        is_other |= self.files.take(news);
+                    }
+                    if is_other {
+                        self.objects = self.files.objects();
+                    }
+                }
+                () = sleep(LOOK), if self.files.are_going() => {
+                    if self.files.forget() {
+                        self.objects = self.files.objects();
                     }
                 }
             }
@@ -265,9 +293,12 @@ impl Mesh {
 
     /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.
     fn settle(&mut self) {
-        for note in self.objects.notes.clone() {
-            self.note(note);
+        let mut notes: Vec<String> = self.files.notes().cloned().collect();
+        if self.settings.control.is_empty() {
+            // Nobody else reports them.
+            notes.extend(self.files.diagnostics().map(|found| found.to_string()));
         }
+        notes.into_iter().for_each(|note| self.note(note));
         self.end_removed();
         let workloads: Vec<Workload> = self.objects.workloads.values().cloned().collect();
         for workload in workloads {

@@ -7,10 +7,14 @@ use std::{
     path::PathBuf,
 };
 
+use skysail_model::Severity;
+use skysail_source::Folders;
+
 use crate::{
     containers::repository,
     error::{Context as _, Error},
-    objects::{Objects, Reader},
+    files::{Files, News},
+    objects::Objects,
     plan::Pod,
 };
 
@@ -31,12 +35,14 @@ impl Survey {
     pub fn read(config: &[PathBuf]) -> Result<Self, Error> {
         let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
         let shown = shown.join(", ");
-        let mut reader = Reader::new(config.to_vec());
-        reader.read().context(format!("reading {shown}"))?;
-        let objects = reader.objects();
+        let mut folders = Folders::new(config).context(format!("reading {shown}"))?;
+        let mut files = Files::default();
+        for change in folders.look() {
+            files.take(News::of(change));
+        }
+        let objects = files.objects();
         if objects.workloads.values().all(|workload| workload.replicas == 0) {
-            let (files, kinds) = reader.kinds();
-            return Err(Error::Refused(nothing_to_run(&shown, files, &kinds, &objects)));
+            return Err(Error::Refused(nothing_to_run(&shown, &files, &objects)));
         }
         Ok(Self::of(&objects))
     }
@@ -83,22 +89,24 @@ impl Survey {
 }
 
 /// What was looked for, what was found, and why none of it will do.
-fn nothing_to_run(place: &str, files: usize, kinds: &BTreeMap<String, usize>, objects: &Objects) -> String {
-    let found = if files == 0 {
+fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
+    let kinds = files.kinds();
+    let found = if files.len() == 0 {
         "there is no *.yaml, *.yml or *.json file".to_owned()
     } else {
         let count =
             |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
         let objects = list(kinds.iter().map(|(kind, number)| format!("{number} {kind}")));
         let objects = if kinds.is_empty() { "no object".to_owned() } else { objects };
-        format!("{} with {objects}", count(files, "file"))
+        format!("{} with {objects}", count(files.len(), "file"))
     };
     let wanted = if objects.workloads.is_empty() {
         "a Deployment, StatefulSet, DaemonSet, ReplicaSet or Pod is needed"
     } else {
         "all have `replicas: 0`"
     };
-    let notes: String = objects.notes.iter().map(|note| format!("\n{note}")).collect();
+    let errors = files.diagnostics().filter(|found| found.severity == Severity::Error);
+    let notes: String = errors.map(|error| format!("\n{error}")).collect();
     format!("no workloads in {place}: {found}; {wanted}{notes}")
 }
 
@@ -119,7 +127,7 @@ mod tests {
     }
 
     const DEPLOYMENT: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  \
-                              replicas: 1\n  template:\n    metadata: {labels: {}}\n    \
+                              replicas: 1\n  selector: {matchLabels: {app: web}}\n  template:\n    metadata: {labels: {app: web}}\n    \
                               spec: {containers: [{name: web, image: acme/shop:2}]}\n";
 
     #[test]
@@ -136,7 +144,8 @@ mod tests {
 
     #[test]
     fn a_workload_without_a_sidecar_takes_no_envoy() {
-        let text = DEPLOYMENT.replace("labels: {}", "labels: {sidecar.istio.io/inject: 'false'}");
+        let text =
+            DEPLOYMENT.replace("labels: {app: web}", "labels: {app: web, sidecar.istio.io/inject: 'false'}");
         let error = survey(&text).unwrap().has_sidecar("shop/web").unwrap_err().to_string();
         assert!(error.contains("no sidecar"), "{error}");
     }

@@ -54,6 +54,8 @@ pub struct Manifests {
     pub unreadable: bool,
     /// How many objects of each kind stand there, of all kinds.
     pub kinds: BTreeMap<String, usize>,
+    /// What is wrong with the text.
+    pub diagnostics: Vec<Diagnostic>,
 }
 
 /// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
@@ -64,9 +66,10 @@ pub fn parse(text: &str, file: &str) -> Parsed {
 }
 
 /// Reads objects from YAML or JSON, and keeps of each what is written. Objects that [`parse`](fn@parse) refuses are refused.
-pub fn manifests(text: &str) -> Manifests {
-    let Reading { parsed: Parsed { refused, unreadable, .. }, written, kinds, .. } = read(text, "", true);
-    Manifests { objects: written, refused, unreadable, kinds }
+pub fn manifests(text: &str, file: &str) -> Manifests {
+    let Reading { parsed, written, kinds, .. } = read(text, file, true);
+    let Parsed { refused, unreadable, diagnostics, .. } = parsed;
+    Manifests { objects: written, refused, unreadable, kinds, diagnostics }
 }
 
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
@@ -146,6 +149,8 @@ impl Reading {
                 root,
             );
         }
+        let counted = if kind.is_empty() { "object without kind" } else { kind };
+        *self.kinds.entry(counted.to_owned()).or_default() += 1;
         for field in ["apiVersion", "kind"] {
             if text(field).is_empty() {
                 let diagnostic =
@@ -153,7 +158,6 @@ impl Reading {
                 return self.report(diagnostic.remedy(format!("add {field}")), root);
             }
         }
-        *self.kinds.entry(kind.to_owned()).or_default() += 1;
         match kinds::classify(version, kind) {
             Known::Kind(kind) => self.object(root, kind),
             Known::Other { severity, message, remedy, .. } => {

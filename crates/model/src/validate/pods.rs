@@ -141,15 +141,17 @@ fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings
             Some(IntOrText::Int(number)) => {
                 port(u32::try_from(*number).unwrap_or_default(), &field, findings);
             }
-            Some(IntOrText::Text(name)) if name.parse::<u16>().is_err() => {
-                if !container.ports.iter().any(|port| port.name.as_ref() == Some(name)) {
-                    let message = format!("the container has no port named {name:?}, so it is never ready");
-                    findings.warning(field, message, "name the port, or use its number");
-                }
+            Some(IntOrText::Text(name)) if name.parse::<u16>().is_err() && !has_port(container, name) => {
+                let message = format!("the container has no port named {name:?}, so it is never ready");
+                findings.warning(field, message, "name the port, or use its number");
             }
             _ => {}
         }
     }
+}
+
+fn has_port(container: &Container, name: &str) -> bool {
+    container.ports.iter().any(|port| port.name.as_deref() == Some(name))
 }
 
 /// Says which containers of a pod cannot listen, because another one has the port.

@@ -1,0 +1,252 @@
+//! The files of a mesh and the objects in them that pods need.
+//!
+//! The control plane reads the same files by the same rules and reports what is wrong with them. An object that is refused here keeps its
+//! last valid version, as it does there, and so does everything in a file that cannot be read.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use skysail_model::{Diagnostic, Manifests, ObjectKey, Severity, manifests};
+use skysail_source::{FileChange, FileState};
+
+use crate::objects::{Item, Objects};
+
+/// A file that is empty or gone counts as such after this time, since its pods end then: editors and copy tools remove a file before
+/// they write it again.
+const GONE_AFTER: Duration = Duration::from_secs(1);
+
+/// What was read in the files.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    /// By folder and path.
+    files: BTreeMap<Place, File>,
+    /// Files that are empty or gone, since when.
+    going: BTreeMap<Place, Instant>,
+    /// Files that cannot be read, with the reason.
+    unreadable: BTreeMap<Place, String>,
+}
+
+/// The folder's number and the file's path.
+type Place = (usize, String);
+
+/// What a file holds.
+#[derive(Debug, Default)]
+pub(crate) struct File {
+    objects: BTreeMap<ObjectKey, Item>,
+    manifests: Manifests,
+    /// Objects that the model accepts and that cannot be run, with the reason.
+    notes: Vec<String>,
+}
+
+/// A change of a file, parsed.
+#[derive(Debug)]
+pub(crate) struct News {
+    place: Place,
+    state: Result<Option<File>, String>,
+}
+
+impl News {
+    /// Parses the text of a changed file, which takes seconds where it is large.
+    pub(crate) fn of(change: FileChange) -> Self {
+        let FileChange { layer, path, state } = change;
+        let state = match state {
+            FileState::Text(text) => Ok(Some(File::read(&text, &path))),
+            FileState::Gone => Ok(None),
+            FileState::Unreadable(reason) => Err(reason),
+        };
+        Self { place: (layer, path), state }
+    }
+}
+
+impl File {
+    fn read(text: &str, path: &str) -> Self {
+        let mut file = Self { manifests: manifests(text, path), ..Self::default() };
+        for (key, object) in std::mem::take(&mut file.manifests.objects) {
+            match Item::read(&key, &object) {
+                Ok(Some(item)) => _ = file.objects.insert(key, item),
+                Ok(None) => {}
+                Err(problem) => {
+                    file.notes.push(format!("{path}: {key}: {problem}"));
+                    file.manifests.refused.insert(key);
+                }
+            }
+        }
+        file
+    }
+
+    fn is_empty(&self) -> bool {
+        self.manifests.kinds.is_empty() && !self.manifests.unreadable
+    }
+
+    /// Takes over from before what is refused now.
+    fn keep(&mut self, before: Self) {
+        for (key, item) in before.objects {
+            if self.manifests.unreadable || self.manifests.refused.contains(&key) {
+                self.objects.entry(key).or_insert(item);
+            }
+        }
+    }
+}
+
+impl Files {
+    /// Takes a change. Returns whether the objects may differ.
+    pub(crate) fn take(&mut self, news: News) -> bool {
+        let News { place, state } = news;
+        self.unreadable.remove(&place);
+        match state {
+            // What was read of it before stays.
+            Err(reason) => {
+                self.unreadable.insert(place, reason);
+                false
+            }
+            Ok(file) if file.as_ref().is_none_or(File::is_empty) && self.files.contains_key(&place) => {
+                self.going.entry(place).or_insert_with(Instant::now);
+                false
+            }
+            Ok(None) => false,
+            Ok(Some(mut file)) => {
+                self.going.remove(&place);
+                if let Some(before) = self.files.remove(&place) {
+                    file.keep(before);
+                }
+                self.files.insert(place, file);
+                true
+            }
+        }
+    }
+
+    /// Forgets files that are empty or gone for long enough. Returns whether there were some.
+    pub(crate) fn forget(&mut self) -> bool {
+        let (gone, going) = std::mem::take(&mut self.going)
+            .into_iter()
+            .partition::<BTreeMap<_, _>, _>(|(_, since)| since.elapsed() >= GONE_AFTER);
+        self.going = going;
+        gone.keys().for_each(|place| _ = self.files.remove(place));
+        !gone.is_empty()
+    }
+
+    /// Whether a file is to be forgotten soon.
+    pub(crate) fn are_going(&self) -> bool {
+        !self.going.is_empty()
+    }
+
+    /// The objects of all files; of those with the same key the last one.
+    pub(crate) fn objects(&self) -> Objects {
+        let mut objects = Objects::default();
+        for (key, item) in self.files.values().flat_map(|file| &file.objects) {
+            objects.add(key, item);
+        }
+        objects
+    }
+
+    /// Objects that cannot be run.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = &String> {
+        self.files.values().flat_map(|file| &file.notes)
+    }
+
+    /// What is wrong with the files.
+    pub(crate) fn diagnostics(&self) -> impl Iterator<Item = Diagnostic> {
+        let unreadable = self.unreadable.iter().map(|((_, path), reason)| {
+            Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
+        });
+        let found = self.files.values().flat_map(|file| &file.manifests.diagnostics).cloned();
+        unreadable.chain(found)
+    }
+
+    /// How many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// How many objects of each kind there are, of use to pods or not.
+    pub(crate) fn kinds(&self) -> BTreeMap<String, usize> {
+        let mut kinds = BTreeMap::new();
+        for (kind, count) in self.files.values().flat_map(|file| &file.manifests.kinds) {
+            *kinds.entry(kind.clone()).or_default() += count;
+        }
+        kinds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: n}\nspec:\n  replicas: 2\n  selector: {matchLabels: {app: a}}\n  template:\n    metadata: {labels: {app: a}}\n    spec: {containers: [{name: a, image: x, ports: [{name: http, containerPort: 80}]}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec: {selector: {app: a}, ports: [{port: 80, targetPort: http}]}\n";
+
+    fn text(text: &str) -> News {
+        let state = FileState::Text(text.to_owned());
+        News::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state })
+    }
+
+    fn gone() -> News {
+        News::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Gone })
+    }
+
+    fn good() -> (Files, Objects) {
+        let mut files = Files::default();
+        assert!(files.take(text(GOOD)));
+        let objects = files.objects();
+        (files, objects)
+    }
+
+    #[test]
+    fn a_broken_file_keeps_its_last_valid_objects() {
+        let (mut files, objects) = good();
+        let workload = &objects.workloads.values().next().unwrap();
+        assert_eq!((workload.replicas, workload.template.metadata.labels.as_ref().unwrap().len()), (2, 1));
+        let service = objects.services.values().next().unwrap();
+        let target = service.spec.ports[0].target_port.as_ref().unwrap();
+        assert_eq!(target.resolve(&workload.template.spec.containers), Some(80));
+        for broken in [
+            &GOOD[..GOOD.len() - 5],
+            &GOOD.replace("containers:", "containres:").replace("ports: [{port", "port: [{port"),
+            &GOOD.replace("replicas: 2", "replicas: two").replace("apiVersion: v1", "apiVersion: v2"),
+        ] {
+            files.take(text(broken));
+            assert_eq!(files.objects(), objects, "{broken}");
+            assert!(files.diagnostics().next().is_some());
+        }
+        files.take(News::of(FileChange {
+            layer: 0,
+            path: "a.yaml".to_owned(),
+            state: FileState::Unreadable("a symbolic link to nothing".to_owned()),
+        }));
+        assert_eq!(files.objects(), objects);
+    }
+
+    #[test]
+    fn a_file_that_is_empty_or_gone_for_a_moment_keeps_its_objects() {
+        let (mut files, objects) = good();
+        for moment in [text(""), gone()] {
+            assert!(!files.take(moment));
+            assert!(!files.forget());
+            assert_eq!(files.objects(), objects);
+            files.take(text(&GOOD.replace("replicas: 2", "replicas: 3")));
+            assert_eq!(files.objects().workloads.values().next().unwrap().replicas, 3);
+            files.take(text(GOOD));
+        }
+        files.take(gone());
+        while !files.forget() {
+            std::thread::yield_now();
+        }
+        assert_eq!(files.objects(), Objects::default());
+    }
+
+    #[test]
+    fn names_that_lead_out_of_folders_are_refused() {
+        for (good, bad) in [
+            ("name: a, namespace", "name: ../../a, namespace"),
+            ("namespace: n", "namespace: .."),
+            ("namespace: n", "namespace: /tmp"),
+            ("containers: [{name: a", "containers: [{name: a/../b"),
+            ("containers: [{name: a", "containers: [{name: ''"),
+        ] {
+            let mut files = Files::default();
+            files.take(text(&GOOD.replacen(good, bad, 1)));
+            assert!(files.objects().workloads.is_empty(), "{bad}");
+        }
+    }
+}
