@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, fmt};
 
-use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
 /// Aliases may not blow a document up beyond this many nodes.
 const MAX_NODES: usize = 1_000_000;
@@ -214,7 +214,7 @@ enum Items {
     Map(Vec<Entry>, Option<(String, u32)>),
 }
 
-fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, SyntaxError> {
+fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<Step, SyntaxError> {
     let (event, span) = match parser.next_event() {
         None => return Ok(Step::End),
         Some(Err(error)) => return Err(tree.syntax(&error)),
@@ -222,7 +222,7 @@ fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, 
     };
     let line = tree.before + u32::try_from(span.start.line()).unwrap_or(u32::MAX);
     match event {
-        Event::DocumentStart(_) => tree.start = line,
+        Event::DocumentStart(..) => tree.start = line,
         Event::DocumentEnd => return Ok(Step::Document),
         Event::Scalar(text, style, anchor, _) => {
             let value = match style {
@@ -231,8 +231,8 @@ fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, 
             };
             tree.close(Node { line, value }, anchor)?;
         }
-        Event::SequenceStart(anchor, _) => tree.open(line, anchor, Items::List(Vec::new()))?,
-        Event::MappingStart(anchor, _) => tree.open(line, anchor, Items::Map(Vec::new(), None))?,
+        Event::SequenceStart(_, anchor, _) => tree.open(line, anchor, Items::List(Vec::new()))?,
+        Event::MappingStart(_, anchor, _) => tree.open(line, anchor, Items::Map(Vec::new(), None))?,
         Event::SequenceEnd | Event::MappingEnd => {
             if let Some(done) = tree.open.pop() {
                 let value = match done.items {
@@ -254,7 +254,7 @@ fn step(parser: &mut Parser<'_, StrInput<'_>>, tree: &mut Tree) -> Result<Step, 
             tree.nodes += count(&node);
             tree.close(node, 0)?;
         }
-        Event::Nothing | Event::StreamStart | Event::StreamEnd => {}
+        _ => {}
     }
     Ok(Step::Going)
 }
@@ -474,6 +474,13 @@ mod tests {
         assert_eq!(value("inf"), Value::Text("inf".into(), false));
         assert_eq!(value("10s"), Value::Text("10s".into(), false));
         assert_eq!(value("-"), Value::Text("-".into(), false));
+    }
+
+    #[test]
+    fn flow_collections_may_be_indented_less_than_the_block_around_them() {
+        let text = "a:\n  - b: {\n  c: 1,\n d: [\n2\n]\n}\n";
+        let root = documents(text).next().unwrap().root.unwrap();
+        assert_eq!(root.to_json(), serde_json::json!({"a": [{"b": {"c": 1, "d": [2]}}]}));
     }
 
     #[test]
