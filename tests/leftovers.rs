@@ -63,9 +63,9 @@ fn orphans_that_end_are_gone() {
         status["pods"].as_array().unwrap().iter().find(|pod| pod["workload"] == "front").unwrap().clone()
     };
     assert!(inside(&format!("kill -KILL {}", front()["programs"][0]["process"])).status.success());
-    eventually("the program is started again", || match front()["restarts"].as_u64() {
-        Some(1) => Ok(()),
-        count => Err(format!("{count:?} restarts")),
+    eventually("the program is started again and ready", || match front() {
+        pod if pod["restarts"] == 1 && pod["ready"] == true => Ok(()),
+        pod => Err(pod.to_string()),
     });
     assert!(mesh.interrupt().status.success());
 }

@@ -188,7 +188,7 @@ pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<u8> {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&view::status(&mesh))?)?,
         view::Output::Text => stdio::print(view::pods(&mesh))?,
     }
-    Ok(exit::of(mesh.pods.iter().all(|pod| pod.ready.is_ok())))
+    Ok(exit::of(mesh.pods.iter().all(PodState::is_well)))
 }
 
 pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {

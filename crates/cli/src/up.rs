@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     fs,
     io::IsTerminal as _,
+    num::NonZeroU32,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use skysail_core::{shutdown, stdio};
 use skysail_sandbox::{
-    Settings, Survey, isolate,
+    Capacity, Settings, Survey, isolate,
     mesh::{self, Report, Started},
     progress::{self, Progress},
     rundir::{self, PodState, State},
@@ -56,9 +57,15 @@ pub(crate) struct Args {
     /// How to print the result; with json, it is one document at the end, and progress goes to standard error.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+    /// Run the `command` of containers whose image no --image names, with this machine's programs and files.
+    #[arg(long)]
+    run_commands: bool,
+    /// How many pods may run, whatever this machine can carry by its memory and limits; 1000 at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    max_pods: Option<u16>,
     /// Worker threads of every sidecar.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    concurrency: u32,
+    #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN)]
+    concurrency: NonZeroU32,
     /// How long the workloads get to become ready; after that, the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     ready_within: Duration,
@@ -91,6 +98,7 @@ struct Inside {
 /// The table is drawn anew this often on a terminal, and printed this often elsewhere.
 const REDRAW: Duration = Duration::from_secs(1);
 const PRINT: Duration = Duration::from_secs(10);
+const LOOK_PER_POD: Duration = Duration::from_millis(20);
 /// How often to ask, once all pods are ready, whether the sidecars know it, and after how long to go on regardless.
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
@@ -144,6 +152,8 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let survey = Survey::read(&config)?;
     args.envoys.iter().try_for_each(|(workload, _)| survey.has_sidecar(workload))?;
     args.images.iter().try_for_each(|(image, _)| survey.has_image(image))?;
+    let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
+    survey.fits(&capacity)?;
     let name = match args.name {
         Some(name) => name,
         None => mesh_name(&config[0]),
@@ -163,6 +173,8 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         stand_in: own(&["workload", "echo"]),
         control: if args.plain { Vec::new() } else { own(&["control"]) },
         proxy: if args.plain { Vec::new() } else { own(&["proxy"]) },
+        runs_commands: args.run_commands,
+        max_pods: capacity.pods,
         concurrency: args.concurrency,
         envoys: args.envoys.into_iter().collect(),
         control_arguments: args.control_arguments,
@@ -250,7 +262,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     show.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
     let folder = settings.folder.clone();
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
-    let mut tick = tokio::time::interval(REDRAW);
+    let mut tick = tokio::time::Instant::now();
     let mut confirm = tokio::time::interval(CONFIRM);
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
@@ -269,7 +281,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
                 let now = state.borrow().clone();
                 show.confirm(&now, control, &folder).await?;
             }
-            _ = tick.tick() => {
+            () = tokio::time::sleep_until(tick) => {
                 let now = state.borrow().clone();
                 show.tick(&now, control).await?;
                 show.late |= show.ready.is_none() && show.started.elapsed() > ready_within;
@@ -277,15 +289,24 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
                 if since.zip(time).is_some_and(|(since, time)| since.elapsed() >= time) {
                     return show.finish(&now);
                 }
+                tick = next_tick(&now);
             }
             signal = &mut terminate => {
                 signal?;
                 let now = state.borrow().clone();
                 show.line("ending")?;
+                // What happened since the last look counts, too.
+                show.collect(&now, control).await?;
                 return show.finish(&now);
             }
         }
     }
+}
+
+/// When to look at the sidecars again: large meshes are looked at more rarely, as each look costs time for every pod.
+fn next_tick(state: &State) -> tokio::time::Instant {
+    let pods = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
+    tokio::time::Instant::now() + REDRAW.max(LOOK_PER_POD * pods)
 }
 
 impl Told {
@@ -303,7 +324,8 @@ impl Told {
             self.ready = false;
         }
         self.pods = now;
-        let problems: Vec<&String> = pods.iter().filter_map(|pod| pod.ready.as_ref().err()).collect();
+        let problems = pods.iter().filter(|pod| !pod.is_well()).filter_map(|pod| pod.ready.as_ref().err());
+        let problems: Vec<&String> = problems.collect();
         match problems.first() {
             None if !self.ready && !pods.is_empty() => {
                 (self.ready, self.begun) = (true, true);
@@ -340,7 +362,8 @@ impl Show {
                 self.workloads.insert(name, told);
             }
         }
-        let all = !state.pods.is_empty() && state.pods.iter().all(|pod| pod.ready.is_ok());
+        let all =
+            !state.pods.is_empty() && state.pods.iter().all(PodState::is_well) && state.refused.is_empty();
         self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
         self.settled = 0;
         if all && self.plain {
@@ -382,6 +405,15 @@ impl Show {
 
     /// Looks at the sidecars and the control plane, and draws the table.
     async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
+        self.collect(state, control).await?;
+        if self.output == Output::Text && self.ready.is_some() {
+            self.draw()?;
+        }
+        Ok(())
+    }
+
+    /// Asks the control plane what is wrong with the configuration, and all sidecars for their metrics.
+    async fn collect(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         if self.plain {
             return Ok(());
         }
@@ -411,9 +443,6 @@ impl Show {
             // Calls made before every sidecar knew every endpoint say nothing about the mesh.
             self.traffic.forget();
             self.counting = Some(Instant::now());
-        }
-        if self.output == Output::Text && self.ready.is_some() {
-            self.draw()?;
         }
         Ok(())
     }
@@ -499,7 +528,8 @@ impl Show {
         if self.late {
             problems.push("not all workloads were ready in time".to_owned());
         }
-        for pod in &state.pods {
+        problems.extend(state.refused.iter().cloned());
+        for pod in state.pods.iter().filter(|pod| !pod.is_well()) {
             if let Err(problem) = &pod.ready {
                 problems.push(format!("{}/{} is not ready: {problem}", pod.namespace, pod.name));
             }

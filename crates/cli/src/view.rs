@@ -3,7 +3,7 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets::NOTHING};
 use serde::Serialize;
-use skysail_sandbox::rundir::{PodState, ProgramState, State};
+use skysail_sandbox::rundir::{Phase, PodState, ProgramState, State};
 
 use crate::traffic::Edge;
 
@@ -42,6 +42,7 @@ pub(crate) struct Pod<'a> {
     service_account: &'a str,
     address: &'a str,
     sidecar: bool,
+    phase: Phase,
     ready: bool,
     reason: Option<&'a str>,
     restarts: u32,
@@ -57,6 +58,7 @@ impl<'a> From<&'a PodState> for Pod<'a> {
             service_account: &pod.account,
             address: &pod.address,
             sidecar: pod.sidecar,
+            phase: pod.phase,
             ready: pod.ready.is_ok(),
             reason: pod.ready.as_ref().err().map(String::as_str),
             restarts: pod.restarts,
@@ -74,7 +76,11 @@ pub(crate) fn status(mesh: &State) -> Status<'_> {
 pub(crate) fn pods(mesh: &State) -> String {
     let mut table = table(&["NAMESPACE", "POD", "IP", "SIDECAR", "RESTARTS", "READY"]);
     for pod in &mesh.pods {
-        let ready = pod.ready.as_ref().map_or_else(|problem| format!("no: {problem}"), |()| "yes".to_owned());
+        let ready = match (&pod.ready, pod.phase) {
+            (_, Phase::Succeeded) => "completed".to_owned(),
+            (Err(problem), _) => format!("no: {problem}"),
+            (Ok(()), _) => "yes".to_owned(),
+        };
         let sidecar = if pod.sidecar { "yes" } else { "no" };
         table.add_row([&pod.namespace, &pod.name, &pod.address, sidecar, &pod.restarts.to_string(), &ready]);
     }
@@ -156,7 +162,7 @@ mod tests {
             "pods": [{
                 "namespace": "shop", "name": "web-x", "kind": "Deployment", "workload": "web",
                 "service_account": "default", "address": "10.244.0.2", "sidecar": false,
-                "ready": false, "reason": "starting", "restarts": 0,
+                "phase": "Running", "ready": false, "reason": "starting", "restarts": 0,
                 "programs": [{ "name": "proxy", "process": 7 }],
             }],
         });

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     objects::{Container, Labels, Objects, Variable},
     plan::Pod,
-    process::Program,
+    process::{Program, Restart},
     unsupported,
 };
 
@@ -21,6 +21,17 @@ pub(crate) struct Images<'a> {
     pub(crate) known: &'a BTreeMap<String, Vec<String>>,
     /// What stands in for all others.
     pub(crate) stand_in: &'a [String],
+    /// Containers of all others that have a command run it with this machine's programs.
+    pub(crate) runs_commands: bool,
+}
+
+/// What a container is for, which says what stands in for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It serves as long as the pod lives.
+    Serves,
+    /// It does its work and ends: of a Job, or before the others start.
+    Ends,
 }
 
 /// The program for a container, and what users should know about it.
@@ -30,6 +41,7 @@ pub(crate) fn program(
     ports: &BTreeSet<u16>,
     objects: &Objects,
     images: Images<'_>,
+    (role, restart): (Role, Restart),
     logs: &Path,
 ) -> (Program, Vec<String>) {
     let mut notes = Vec::new();
@@ -42,9 +54,17 @@ pub(crate) fn program(
         unsupported::of_container(container).into_iter().for_each(&mut note);
         let args = container.args.iter().map(|argument| expand(argument, &environment));
         program.iter().cloned().chain(args).collect()
+    } else if images.runs_commands && !container.command.is_empty() {
+        unsupported::of_container(container).into_iter().for_each(&mut note);
+        let words = container.command.iter().chain(&container.args);
+        words.map(|word| expand(word, &environment)).collect()
+    } else if role == Role::Ends {
+        note(format!("image {} is not known here: it counts as done{}", container.image, hint(container)));
+        images.stand_in.iter().cloned().chain(["--done".to_owned()]).collect()
     } else {
         let what = if ports.is_empty() { "an idle process" } else { "an echo server" };
-        note(format!("image {} is not known here: {what} stands in", container.image));
+        let image = &container.image;
+        note(format!("image {image} is not known here: {what} stands in{}", hint(container)));
         let identity = [
             ("SKYSAIL_ECHO_POD", pod.name.clone()),
             ("SKYSAIL_ECHO_NAMESPACE", pod.namespace.clone()),
@@ -56,12 +76,17 @@ pub(crate) fn program(
         images.stand_in.iter().cloned().chain(listen).collect()
     };
     let log = logs.join(format!("{}.log", container.name));
-    (Program { name: container.name.clone(), command, environment, log }, notes)
+    (Program { name: container.name.clone(), command, environment, log, restart }, notes)
 }
 
-/// Whether a program stands for the image.
-pub(crate) fn is_known(images: Images<'_>, image: &str) -> bool {
-    find(images, image).is_some()
+/// How to have the container's own command run.
+fn hint(container: &Container) -> &'static str {
+    if container.command.is_empty() { "" } else { " (--run-commands runs its `command` on this machine)" }
+}
+
+/// Whether a stand-in runs for the container.
+pub(crate) fn is_stand_in(images: Images<'_>, container: &Container) -> bool {
+    find(images, &container.image).is_none() && (!images.runs_commands || container.command.is_empty())
 }
 
 fn find<'a>(images: Images<'a>, image: &str) -> Option<&'a Vec<String>> {
@@ -202,6 +227,8 @@ mod tests {
             namespace: "n".to_owned(),
             name: "p".to_owned(),
             replicas: 1,
+            parallelism: 1,
+            backoff_limit: 6,
             template: Default::default(),
             hash: String::new(),
         };

@@ -27,6 +27,9 @@ pub struct Args {
     /// A port to listen on; may be given several times. Without any, it only waits.
     #[arg(long = "port", value_name = "PORT")]
     ports: Vec<u16>,
+    /// End at once and successfully, as what stands in for a job.
+    #[arg(long, conflicts_with = "ports")]
+    done: bool,
     /// The pod's name, reported in every answer.
     #[arg(long, env = "SKYSAIL_ECHO_POD", default_value = "")]
     pod: String,
@@ -51,6 +54,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(3600);
 /// # Errors
 /// When a port cannot be had.
 pub fn run(args: Args) -> io::Result<()> {
+    if args.done {
+        return Ok(());
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args))
 }

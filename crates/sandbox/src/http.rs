@@ -60,7 +60,9 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
     if call.http2 {
         let request = http2_request(call).map_err(|error| wrong(error.to_string()))?;
         let body = call.body.clone().unwrap_or_default();
-        return limited(limit, async { http2(connect(find.await?, None).await?, request, body).await }).await;
+        let exchange = async { http2(connect(find.await?, None).await?, request, body.into()).await };
+        let answer = limited(limit, exchange).await?;
+        return Ok((answer.status, String::from_utf8_lossy(&answer.body).into_owned()));
     }
     let mut request = format!("{} {path} HTTP/1.1\r\nconnection: close\r\n", call.method);
     if !call.headers.iter().any(|line| line.to_ascii_lowercase().starts_with("host:")) {
@@ -90,8 +92,14 @@ fn http2_request(call: &Call) -> Result<Request<()>, http::Error> {
     fields.into_iter().fold(request, |request, (name, value)| request.header(name, value.trim())).body(())
 }
 
+/// An answer of HTTP/2.
+struct Answer {
+    status: u16,
+    body: Vec<u8>,
+}
+
 /// Sends a request and reads the whole answer.
-async fn http2(stream: TcpStream, request: Request<()>, body: String) -> io::Result<(u16, String)> {
+async fn http2(stream: TcpStream, request: Request<()>, body: Bytes) -> io::Result<Answer> {
     let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
     // It ends with what is sent and received here, and its errors show there.
     let driver = tokio::spawn(connection);
@@ -99,21 +107,47 @@ async fn http2(stream: TcpStream, request: Request<()>, body: String) -> io::Res
         let mut requests = requests.ready().await?;
         let (answer, mut sending) = requests.send_request(request, body.is_empty())?;
         if !body.is_empty() {
-            sending.send_data(Bytes::from(body), true)?;
+            sending.send_data(body, true)?;
         }
         let answer = answer.await?;
         let (status, mut incoming) = (answer.status().as_u16(), answer.into_body());
-        let mut text = Vec::new();
+        let mut body = Vec::new();
         while let Some(piece) = incoming.data().await {
             let piece = piece?;
             incoming.flow_control().release_capacity(piece.len())?;
-            text.extend_from_slice(&piece);
+            body.extend_from_slice(&piece);
         }
-        Ok((status, String::from_utf8_lossy(&text).into_owned()))
+        Ok(Answer { status, body })
     };
     let result = exchange.await.map_err(|error: h2::Error| io::Error::other(error));
     driver.abort();
     result
+}
+
+/// Asks a gRPC server whether a service is healthy. Source: `grpc.health.v1.Health/Check`.
+pub(crate) async fn grpc_health(
+    to: SocketAddr,
+    from: Ipv4Addr,
+    service: &str,
+    limit: Duration,
+) -> io::Result<bool> {
+    // HealthCheckRequest { string service = 1; }, with its length before it and no compression.
+    let length = u8::try_from(service.len()).ok().filter(|length| *length < 0x80);
+    let length = length.ok_or_else(|| io::Error::other("the service's name is longer than 127 bytes"))?;
+    let message = [&[0x0a, length], service.as_bytes()].concat();
+    let frame = [&[0, 0, 0, 0, length + 2], &*message].concat();
+    let exchange = async {
+        let stream = connect(to, Some(from)).await?;
+        let request = Request::post(format!("http://{to}/grpc.health.v1.Health/Check"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .map_err(io::Error::other)?;
+        let answer = http2(stream, request, frame.into()).await?;
+        // HealthCheckResponse { ServingStatus status = 1; }, of which SERVING is 1.
+        Ok(answer.status == 200 && answer.body == [0, 0, 0, 0, 2, 0x08, 1])
+    };
+    limited(limit, exchange).await
 }
 
 /// Asks for a page and returns the status and the body.

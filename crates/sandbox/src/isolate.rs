@@ -25,7 +25,11 @@ use nix::{
     },
     unistd::{Pid, Uid, getgid, getuid},
 };
-use tokio::signal::unix::{SignalKind, signal};
+use skysail_core::stdio;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     error::{Context as _, Error},
@@ -35,6 +39,8 @@ use crate::{
 
 /// An orphan that has ended is in nobody's way for so long.
 const REAP: Duration = Duration::from_millis(500);
+/// A mesh that is told to end is killed after this time.
+const ENDING: Duration = Duration::from_secs(8);
 
 /// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code.
 ///
@@ -88,12 +94,22 @@ async fn attend(arguments: &[OsString]) -> Result<u8, Error> {
             let _ = kill(Pid::from_raw(id), signal);
         }
     };
+    let mut until: Option<Instant> = None;
     let status = loop {
-        tokio::select! {
+        let signal = tokio::select! {
             status = child.wait() => break status.context("waiting for the mesh")?,
-            _ = interrupted.recv() => pass_on(Signal::SIGINT),
-            _ = terminated.recv() => pass_on(Signal::SIGTERM),
-            _ = hung_up.recv() => pass_on(Signal::SIGTERM),
+            _ = interrupted.recv() => Signal::SIGINT,
+            _ = terminated.recv() => Signal::SIGTERM,
+            _ = hung_up.recv() => Signal::SIGTERM,
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                stdio::tell(format!("the mesh has not ended within {ENDING:?} and is killed"));
+                until = None;
+                Signal::SIGKILL
+            }
+        };
+        pass_on(signal);
+        if signal != Signal::SIGKILL {
+            until.get_or_insert_with(|| Instant::now() + ENDING);
         }
     };
     drop(held);

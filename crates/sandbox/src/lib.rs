@@ -4,6 +4,7 @@
 //! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
 //! unknown images. What Istio's objects mean is the control plane's business and unknown here.
 
+mod capacity;
 mod containers;
 mod dns;
 pub mod echo;
@@ -24,12 +25,14 @@ mod pod;
 mod process;
 mod programs;
 pub mod progress;
+mod readiness;
 mod rules;
 pub mod rundir;
 mod survey;
 mod token;
 mod unsupported;
 
+pub use capacity::Capacity;
 pub use error::Error;
 pub use programs::Settings;
 pub use survey::Survey;

@@ -19,7 +19,7 @@ use skysail_core::names::CONTROL_ADMIN_PORT;
 use skysail_source::{FileChange, Folders};
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 
 use replicas::{Farewell, Member, Stage};
@@ -33,14 +33,16 @@ use crate::{
     objects::{Objects, Workload},
     plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
     pod::{Event, Order},
-    process::{self, Outcome},
+    process::{self, Ended, Outcome, last_line},
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
     rules::{self, Exceptions, Rules, VirtualPort},
-    rundir::{self, PodState, ProgramState, State},
+    rundir::{self, Phase, PodState, ProgramState, State},
     token::Issuer,
 };
 
+/// The exit code of a program that cannot run as it is told to: clap's for wrong usage, and `skysail`'s for what cannot be done.
+const USAGE: i32 = 2;
 /// How often to see whether a file that is gone counts as gone.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -85,6 +87,8 @@ struct Mesh {
     noted: BTreeSet<String>,
     /// Workloads that asked for names beyond the mesh.
     looked_outside: BTreeSet<String>,
+    /// Why some workloads have fewer pods than they ask for.
+    refused: Vec<String>,
     control_process: Option<u32>,
     tell: mpsc::UnboundedSender<((String, String), Event)>,
     reports: mpsc::UnboundedSender<Report>,
@@ -137,6 +141,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
         looked_outside: BTreeSet::new(),
+        refused: Vec::new(),
         control_process: None,
         tell,
         reports,
@@ -197,8 +202,11 @@ impl Mesh {
         }
         self.settle();
         loop {
+            let settled = Instant::now();
             tokio::select! {
                 Some((key, event)) = told.recv() => {
+                    // What follows from an event is written for all pods at once.
+                    sleep_until(settled + self.pace()).await;
                     self.hear(&key, event);
                     // Many pods start at once; their news is worked off in one go.
                     while let Ok((key, event)) = told.try_recv() {
@@ -217,6 +225,8 @@ impl Mesh {
                         self.objects = self.files.objects();
                     }
                 }
+                // Pods that take long to start no longer keep others from starting.
+                () = sleep(LOOK), if self.starting() > 0 => {}
                 () = sleep(LOOK), if self.files.are_going() => {
                     if self.files.forget() {
                         self.objects = self.files.objects();
@@ -225,6 +235,11 @@ impl Mesh {
             }
             self.settle();
         }
+    }
+
+    /// So long the mesh gathers events before it acts on them: what follows costs time for every pod.
+    fn pace(&self) -> Duration {
+        Duration::from_micros(250) * u32::try_from(self.pods.len()).unwrap_or(u32::MAX)
     }
 
     async fn wait_for_control(&mut self, told: &mut mpsc::UnboundedReceiver<Outcome>) {
@@ -245,10 +260,13 @@ impl Mesh {
     fn hear_control(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Started(id) => self.control_process = Some(id),
-            Outcome::Ended(how) => {
+            Outcome::Ended(Ended { how, code, .. }) => {
                 self.control_process = None;
                 let log = self.settings.folder.join("logs/control.log");
-                let line = last_line(&log);
+                if code == Some(USAGE) {
+                    return self.fail("the control plane cannot start".to_owned(), &log);
+                }
+                let line = last_line(&log).unwrap_or_else(|| format!("nothing in {}", log.display()));
                 self.say(format!("the control plane ended ({how}) and is started again: {line}"));
             }
         }
@@ -259,7 +277,11 @@ impl Mesh {
         let state = &mut member.state;
         match event {
             Event::Made(handles) => state.handles = Some(handles),
-            Event::Ready(ready) => state.ready = ready,
+            Event::Ready(_) if state.phase != Phase::Running => {}
+            Event::Ready(ready) => {
+                member.has_started |= ready.is_ok();
+                state.ready = ready;
+            }
             Event::Started(program, id) => {
                 match state.programs.iter_mut().find(|known| known.name == program) {
                     Some(known) => {
@@ -269,18 +291,36 @@ impl Mesh {
                     None => state.programs.push(ProgramState { name: program, process: Some(id) }),
                 }
             }
-            Event::Ended(program, how) => {
+            Event::Ended(program, ended) => {
                 if let Some(known) = state.programs.iter_mut().find(|known| known.name == program) {
                     known.process = None;
                 }
-                let line = last_line(&state.logs.join(format!("{program}.log")));
-                let text =
-                    format!("{}/{}: {program} ended ({how}) and is started again: {line}", key.0, key.1);
-                member.failures.push_back(text.clone());
-                // The first failures say it all; a program that never runs must not fill the screen.
-                if member.failures.len() <= 3 {
-                    self.say(text);
+                let Ended { how, code, again, .. } = ended;
+                let log = state.logs.join(format!("{program}.log"));
+                if program == "proxy" && code == Some(USAGE) {
+                    // It will be the same next time, and with all others.
+                    let what = format!("the sidecar of {}/{} cannot start", key.0, key.1);
+                    self.fail(what, &log);
+                } else if let Some(pause) = again {
+                    member.failures += 1;
+                    member.has_started = true;
+                    let line = last_line(&log).unwrap_or_else(|| format!("nothing in {}", log.display()));
+                    // The first failures say it all; a program that never runs must not fill the screen.
+                    if member.failures <= 3 {
+                        let pause = pause.as_secs_f64();
+                        self.say(format!(
+                            "{}/{}: {program} ended ({how}) and is started again in {pause:.1} s: {line}",
+                            key.0, key.1
+                        ));
+                    }
                 }
+            }
+            Event::Completed(result) => {
+                member.has_started = true;
+                state.phase = if result.is_ok() { Phase::Succeeded } else { Phase::Failed };
+                state.ready = Err(result.clone().err().unwrap_or_else(|| "completed".to_owned()));
+                let text = result.map_or_else(|reason| reason, |()| "completed".to_owned());
+                self.say(format!("{}/{}: {text}", key.0, key.1));
             }
             Event::Failed(error) => {
                 let _ = self.reports.send(Report::Failed(error));
@@ -300,10 +340,12 @@ impl Mesh {
         }
         notes.into_iter().for_each(|note| self.note(note));
         self.end_removed();
+        self.refused.clear();
         let workloads: Vec<Workload> = self.objects.workloads.values().cloned().collect();
         for workload in workloads {
             self.settle_workload(&workload);
         }
+        self.refused.clone().into_iter().for_each(|note| self.note(note));
         self.publish();
         self.begin_farewell();
     }
@@ -332,11 +374,12 @@ impl Mesh {
     fn publish(&mut self) {
         let pods: Vec<(&Pod, bool)> =
             (self.pods.values()).map(|member| (&member.pod, member.serves())).collect();
+        let objects = self.pods.values().map(|member| member.pod.object(member.state.phase, member.serves()));
+        let pod_objects = documents(objects);
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
-        let pod_objects = documents(pods.iter().map(|(pod, ready)| pod.object(*ready)));
         // Where the user gave the address, the user's own object stands, and complaints name the user's file.
         let service_objects = documents(addresses.iter().filter_map(|(key, address)| {
             let service = services.get(key).filter(|service| service.own_address().is_none())?;
@@ -365,6 +408,7 @@ impl Mesh {
             process: self.process,
             control: self.control_process,
             pods: pods.map(|member| member.state.clone()).collect(),
+            refused: self.refused.clone(),
         };
         let text = serde_json::to_string_pretty(&state).unwrap_or_default();
         self.write("state.json", text);
@@ -387,6 +431,13 @@ impl Mesh {
         }
     }
 
+    /// Ends the mesh with what a program has written.
+    fn fail(&self, what: String, log: &Path) {
+        let written = fs::read_to_string(log).unwrap_or_default();
+        let text = format!("{what}:\n{}", written.trim());
+        let _ = self.reports.send(Report::Failed(Error::Refused(text)));
+    }
+
     /// Says something once.
     fn note(&mut self, text: String) {
         if self.noted.insert(text.clone()) {
@@ -402,13 +453,6 @@ impl Mesh {
 /// Objects as a stream of YAML documents, each of which is JSON.
 fn documents(objects: impl Iterator<Item = serde_json::Value>) -> String {
     objects.map(|object| format!("---\n{object}\n")).collect()
-}
-
-/// What a program said last: mostly why it ended.
-fn last_line(log: &Path) -> String {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let line = text.lines().rev().find(|line| !line.trim().is_empty());
-    line.map_or_else(|| format!("nothing in {}", log.display()), str::to_owned)
 }
 
 /// Asks a pod's sidecar for its metrics.

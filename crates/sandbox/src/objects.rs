@@ -32,6 +32,10 @@ pub(crate) struct Workload {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) replicas: u32,
+    /// So many of a Job's pods run at once.
+    pub(crate) parallelism: u32,
+    /// So often a Job's pod may fail.
+    pub(crate) backoff_limit: u32,
     pub(crate) template: Template,
     /// Changes when the template does.
     pub(crate) hash: String,
@@ -59,11 +63,12 @@ pub(crate) struct Metadata {
 pub(crate) struct PodSpec {
     pub(crate) service_account_name: Option<String>,
     pub(crate) containers: Vec<Container>,
-    pub(crate) init_containers: Vec<Value>,
+    pub(crate) init_containers: Vec<Container>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
     pub(crate) host_network: bool,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+    pub(crate) restart_policy: Option<String>,
     /// What is not used here; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
@@ -80,6 +85,7 @@ pub(crate) struct Container {
     pub(crate) env_from: Vec<Value>,
     pub(crate) ports: Vec<ContainerPort>,
     pub(crate) readiness_probe: Option<Probe>,
+    pub(crate) restart_policy: Option<String>,
     /// What is not used here; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
@@ -106,6 +112,8 @@ pub(crate) struct ContainerPort {
 pub(crate) struct Probe {
     pub(crate) http_get: Option<ProbeTarget>,
     pub(crate) tcp_socket: Option<ProbeTarget>,
+    pub(crate) grpc: Option<GrpcTarget>,
+    pub(crate) exec: Option<Exec>,
     pub(crate) period_seconds: Option<u64>,
     pub(crate) timeout_seconds: Option<u64>,
     pub(crate) failure_threshold: Option<u32>,
@@ -118,6 +126,21 @@ pub(crate) struct ProbeTarget {
     pub(crate) port: Port,
     #[serde(default)]
     pub(crate) scheme: Option<String>,
+}
+
+/// A gRPC server's health service.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct GrpcTarget {
+    pub(crate) port: u16,
+    #[serde(default)]
+    pub(crate) service: Option<String>,
+}
+
+/// A command that succeeds or not.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Exec {
+    pub(crate) command: Vec<String>,
 }
 
 impl ProbeTarget {
@@ -178,7 +201,7 @@ impl Port {
 /// An object that pods need, as far as they need it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Item {
-    Workload(Workload),
+    Workload(Box<Workload>),
     Service(Service),
     /// The labels of a namespace.
     Namespace(Labels),
@@ -193,9 +216,12 @@ impl Item {
             Kind::Namespace => Self::Namespace(field(&object["metadata"], "labels")?),
             Kind::ConfigMap | Kind::Secret => Self::Values(texts(object)?),
             Kind::Service => Self::Service(Service { spec: field(object, "spec")?, object: object.clone() }),
-            Kind::Pod | Kind::Deployment | Kind::StatefulSet | Kind::DaemonSet | Kind::ReplicaSet => {
-                Self::Workload(workload(object, key)?)
-            }
+            Kind::Pod
+            | Kind::Deployment
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicaSet
+            | Kind::Job => Self::Workload(Box::new(workload(object, key)?)),
             _ => return Ok(None),
         }))
     }
@@ -206,7 +232,7 @@ impl Objects {
     pub(crate) fn add(&mut self, key: &ObjectKey, item: &Item) {
         let (kind, namespace, name) = (key.kind.to_string(), key.namespace.clone(), key.name.clone());
         match item.clone() {
-            Item::Workload(workload) => _ = self.workloads.insert((namespace, kind, name), workload),
+            Item::Workload(workload) => _ = self.workloads.insert((namespace, kind, name), *workload),
             Item::Service(service) => _ = self.services.insert((namespace, name), service),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(texts) => _ = self.values.insert((kind, namespace, name), texts),
@@ -230,19 +256,25 @@ fn texts(document: &Value) -> Result<Labels, String> {
 fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
     let source = if key.kind == Kind::Pod { object } else { &object["spec"]["template"] };
     let template = Template { metadata: field(source, "metadata")?, spec: field(source, "spec")? };
-    let replicas = match &object["spec"]["replicas"] {
-        _ if matches!(key.kind, Kind::Pod | Kind::DaemonSet) => 1,
-        Value::Null => 1,
+    let number = |name: &str, default: u32| match &object["spec"][name] {
+        Value::Null => Ok(default),
         number => number
             .as_u64()
             .and_then(|number| u32::try_from(number).ok())
-            .ok_or_else(|| format!("spec.replicas: {number} is not a number of pods"))?,
+            .ok_or_else(|| format!("spec.{name}: {number} is not a number of pods")),
+    };
+    let replicas = match key.kind {
+        Kind::Pod | Kind::DaemonSet => 1,
+        Kind::Job => number("completions", number("parallelism", 1)?)?,
+        _ => number("replicas", 1)?,
     };
     Ok(Workload {
         kind: key.kind.to_string(),
         namespace: key.namespace.clone(),
         name: key.name.clone(),
         replicas,
+        parallelism: number("parallelism", 1)?,
+        backoff_limit: number("backoffLimit", 6)?,
         template,
         hash: letters(fnv(source.to_string().as_bytes()), 10),
     })

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
+    num::NonZeroU32,
 };
 
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ use crate::{
     dns::{Answer, DOMAIN, Names},
     objects::{Container, ContainerPort, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
     rules::VirtualPort,
+    rundir::Phase,
 };
 
 /// Pods get addresses here; the bridge has the first.
@@ -40,6 +42,8 @@ pub(crate) struct Pod {
     pub(crate) account: String,
     pub(crate) spec: PodSpec,
     pub(crate) sidecar: bool,
+    /// So often a Job's pod may fail.
+    pub(crate) backoff_limit: u32,
 }
 
 impl Pod {
@@ -79,6 +83,7 @@ impl Pod {
             account: spec.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
             spec,
             sidecar,
+            backoff_limit: workload.backoff_limit,
         }
     }
 
@@ -88,7 +93,7 @@ impl Pod {
     }
 
     /// The Pod object that a cluster would hold.
-    pub(crate) fn object(&self, ready: bool) -> Value {
+    pub(crate) fn object(&self, phase: Phase, ready: bool) -> Value {
         let owner = match self.kind.as_str() {
             "Pod" => None,
             "Deployment" => Some(("ReplicaSet", format!("{}-{}", self.workload, self.hash))),
@@ -116,7 +121,7 @@ impl Pod {
         json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec,
             "status": {
-                "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "phase": phase, "podIP": address, "podIPs": [{ "ip": address }],
                 "hostIP": BRIDGE.to_string(),
                 "conditions": [{ "type": "Ready", "status": status }],
             },
@@ -124,7 +129,7 @@ impl Pod {
     }
 
     /// How the sidecar introduces itself to the control plane: Envoy's `Node` with Istio's metadata.
-    pub(crate) fn node(&self, concurrency: u32) -> Value {
+    pub(crate) fn node(&self, concurrency: NonZeroU32) -> Value {
         let Self { name, namespace, address, workload, .. } = self;
         let ports =
             self.spec.containers.iter().flat_map(|container| &container.ports).map(port_object).collect();
@@ -371,6 +376,8 @@ mod tests {
             namespace: "default".to_owned(),
             name: "a-v1".to_owned(),
             replicas: 1,
+            parallelism: 1,
+            backoff_limit: 6,
             template: Template {
                 metadata: Metadata { labels: Some(labels), ..Metadata::default() },
                 spec: serde_json::from_value(spec).unwrap(),
@@ -434,12 +441,15 @@ mod tests {
     #[test]
     fn a_pod_object_says_what_a_cluster_would() {
         let pod = pod(&[("app", "a"), ("version", "v1")], [10, 244, 0, 2]);
-        let object = pod.object(true);
+        let object = pod.object(Phase::Running, true);
         assert_eq!(object["status"]["podIP"], "10.244.0.2");
         assert_eq!(object["metadata"]["ownerReferences"][0]["name"], "a-v1-hash");
         assert_eq!(object["metadata"]["labels"][TLS_MODE.0], "istio");
-        assert_eq!(pod.node(1)["id"], "sidecar~10.244.0.2~a-v1-hash-x.default~default.svc.cluster.local");
-        assert!(!pod.node(1)["metadata"]["POD_PORTS"].as_str().unwrap().contains("null"));
+        assert_eq!(
+            pod.node(NonZeroU32::MIN)["id"],
+            "sidecar~10.244.0.2~a-v1-hash-x.default~default.svc.cluster.local"
+        );
+        assert!(!pod.node(NonZeroU32::MIN)["metadata"]["POD_PORTS"].as_str().unwrap().contains("null"));
         assert_eq!(pod.field("metadata.labels['version']").as_deref(), Some("v1"));
         assert_eq!(pod.field("spec.nothing"), None);
     }

@@ -7,7 +7,7 @@
 use std::{
     fs::{self, File},
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::Ipv4Addr,
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,10 +28,11 @@ use tokio::{
 
 use crate::{
     error::{Context as _, Error},
-    http, links,
+    links,
     netlink::Socket,
     nftables,
-    process::{self, Outcome, Program},
+    process::{self, Ended, Finish, Outcome, Program},
+    readiness::{self, Check, Life, Lives, Probe, Watched},
     rules::Rules,
     token::{self, Issuer},
 };
@@ -53,27 +54,19 @@ pub(crate) struct Blueprint {
     pub(crate) issuer: Issuer,
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
-    pub(crate) programs: Vec<Program>,
-    pub(crate) probes: Vec<Check>,
+    /// Programs that run to their end, one after the other, before the containers start.
+    pub(crate) init: Vec<Program>,
+    pub(crate) containers: Vec<Containerized>,
 }
 
-/// How to find out whether a container is ready.
+/// A container of a pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Check {
-    pub(crate) port: u16,
-    /// A page to ask for; without one it is enough that the port accepts.
-    pub(crate) path: Option<String>,
-    pub(crate) period: Duration,
-    pub(crate) limit: Duration,
-    /// So many failures in a row make it not ready.
-    pub(crate) failures: u32,
-}
-
-impl Default for Check {
-    fn default() -> Self {
-        let second = Duration::from_secs(1);
-        Self { port: 0, path: None, period: second, limit: second, failures: 3 }
-    }
+pub(crate) struct Containerized {
+    pub(crate) program: Program,
+    /// How to see that it is ready; without one it is when it runs.
+    pub(crate) check: Option<Check>,
+    /// Its ports, for messages: `8080 (http)`.
+    pub(crate) ports: Vec<String>,
 }
 
 /// What the mesh tells a pod.
@@ -94,8 +87,10 @@ pub(crate) enum Event {
     Ready(Result<(), String>),
     /// A program started under this number.
     Started(String, u32),
-    /// A program ended and is started again.
-    Ended(String, String),
+    /// A program ended.
+    Ended(String, Ended),
+    /// All of its containers have ended for good; if one of them failed, which and how.
+    Completed(Result<(), String>),
     /// The pod could not be made or kept.
     Failed(Error),
     /// It is over.
@@ -118,12 +113,12 @@ pub(crate) struct Running {
 
 type Tell = mpsc::UnboundedSender<((String, String), Event)>;
 
-/// Readiness is asked for this often until it is there.
-const IMPATIENT: Duration = Duration::from_millis(100);
 /// The sidecar gets this long to end: more than the 5 s in which it finishes what it has in hand.
 const SIDECAR_GRACE: Duration = Duration::from_secs(8);
-/// Connections from here are not intercepted; see [`crate::rules`].
-const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+/// How often to see whether a sidecar that starts is ready.
+const SIDECAR_LOOK: Duration = Duration::from_millis(50);
+/// How often a ready sidecar is probed, as by Istio's injection.
+const SIDECAR_PERIOD: Duration = Duration::from_secs(15);
 
 impl Running {
     /// Starts a pod. What becomes of it arrives at `tell` under its name.
@@ -243,27 +238,27 @@ async fn supervise(
 ) {
     let (stop_programs, programs_stopped) = watch::channel(None);
     let (stop_sidecar, sidecar_stopped) = watch::channel(None);
-    let report = |program: &Program, outcome| {
-        say(match outcome {
-            Outcome::Started(id) => Event::Started(program.name.clone(), id),
-            Outcome::Ended(how) => Event::Ended(program.name.clone(), how),
-        });
-    };
-    let run = |program, stopped| process::keep(program, stopped, move |outcome| report(program, outcome));
-    let programs = pod.programs.iter().map(|program| run(program, programs_stopped.clone()));
+    let watched = watched(pod);
+    let lives = Lives::new(watched.len());
     let mut stopped_early = programs_stopped.clone();
     let workload = async {
-        // As with Istio's sidecars of today: what the workload does first already finds a way out.
-        tokio::select! {
-            () = sidecar_ready(pod) => { join_all(programs).await; }
-            _ = stopped_early.wait_for(Option::is_some) => {}
-        }
+        // As with Istio's native sidecars: what the workload does first already finds a way out.
+        let starts = tokio::select! {
+            () = sidecar_ready(&watched, &lives) => true,
+            _ = stopped_early.wait_for(Option::is_some) => false,
+        };
+        let finish = if starts { run_containers(pod, &programs_stopped, &lives, say).await } else { None };
         // Only when the workload has answered its last request may the sidecar go.
         stop_sidecar.send_replace(Some(SIDECAR_GRACE));
+        if let Some(result) = finish {
+            say(Event::Completed(result));
+            let _ = programs_stopped.clone().wait_for(Option::is_some).await;
+        }
     };
     let sidecar = async {
         if let Some(sidecar) = &pod.sidecar {
-            run(sidecar, sidecar_stopped).await;
+            let report = |outcome| tell_outcome(sidecar, &[], Some((&lives, 0)), say, outcome);
+            process::keep(sidecar, sidecar_stopped, report).await;
         }
     };
     let obey = async {
@@ -280,13 +275,98 @@ async fn supervise(
             }
         }
     };
-    let lives = async { tokio::join!(workload, sidecar) };
+    let readiness = readiness::watch(pod.address, &watched, &lives, |state| say(Event::Ready(state)));
     tokio::select! {
-        _ = lives => {}
-        () = watch_readiness(pod, say) => {}
+        _ = async { tokio::join!(workload, sidecar) } => {}
+        () = readiness => {}
         () = renew_token(pod) => {}
         () = async { obey.await; std::future::pending().await } => {}
     }
+}
+
+/// What must run for the pod to be ready: the sidecar first, and every container.
+fn watched(pod: &Blueprint) -> Vec<Watched> {
+    let sidecar = pod.sidecar.iter().map(|_| (String::from("sidecar"), Some(sidecar_check())));
+    let containers =
+        pod.containers.iter().map(|one| (format!("container {}", one.program.name), one.check.clone()));
+    let all = sidecar.chain(containers).enumerate();
+    all.map(|(program, (name, check))| Watched { program, name, check }).collect()
+}
+
+/// Runs the init containers and then the containers. `None` when they were stopped, and else whether all succeeded.
+async fn run_containers(
+    pod: &Blueprint,
+    stopped: &watch::Receiver<Option<Duration>>,
+    lives: &Lives,
+    say: &impl Fn(Event),
+) -> Option<Result<(), String>> {
+    let first = usize::from(pod.sidecar.is_some());
+    for program in &pod.init {
+        for container in 0..pod.containers.len() {
+            lives.set(first + container, Life::Waiting(format!("waits for init container {}", program.name)));
+        }
+        let report = |outcome| tell_outcome(program, &[], Some((lives, first)), say, outcome);
+        match process::keep(program, stopped.clone(), report).await {
+            Finish::Stopped => return None,
+            Finish::Succeeded => {}
+            Finish::Failed => {
+                let reason = format!("init container {} has failed: {}", program.name, program.last_line());
+                return Some(Err(reason));
+            }
+        }
+    }
+    let run = async |(index, one): (usize, &Containerized)| {
+        let report =
+            |outcome| tell_outcome(&one.program, &one.ports, Some((lives, first + index)), say, outcome);
+        process::keep(&one.program, stopped.clone(), report).await
+    };
+    let finishes = join_all(pod.containers.iter().enumerate().map(run)).await;
+    let mut failed = finishes.iter().zip(&pod.containers).filter(|(finish, _)| **finish == Finish::Failed);
+    if finishes.contains(&Finish::Stopped) {
+        return None;
+    }
+    Some(failed.next().map_or(Ok(()), |(_, one)| {
+        Err(format!("container {} has failed: {}", one.program.name, one.program.last_line()))
+    }))
+}
+
+/// Passes on what happened to a program, and notes how it does.
+fn tell_outcome(
+    program: &Program,
+    ports: &[String],
+    life: Option<(&Lives, usize)>,
+    say: &impl Fn(Event),
+    outcome: Outcome,
+) {
+    let now = match &outcome {
+        Outcome::Started(_) => Life::Running(Instant::now(), None),
+        Outcome::Ended(ended) if ended.code == Some(0) && ended.again.is_none() => Life::Done,
+        Outcome::Ended(ended) => Life::Crashed(crash(ended, &program.last_line(), ports)),
+    };
+    if let Some((lives, index)) = life {
+        lives.set(index, now);
+    }
+    say(match outcome {
+        Outcome::Started(id) => Event::Started(program.name.clone(), id),
+        Outcome::Ended(ended) => Event::Ended(program.name.clone(), ended),
+    });
+}
+
+/// Why a container is not ready that has ended, in Kubernetes' words.
+fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
+    let word = match (ended.code, ended.crashes) {
+        (Some(0), ..=1) => "Completed",
+        (_, ..=1) => "Error",
+        _ => "CrashLoopBackOff",
+    };
+    let taken = ["ddress already in use", "EADDRINUSE", "address in use"];
+    let ports = match ports {
+        [_, ..] if taken.iter().any(|text| last_line.contains(text)) => {
+            format!(" (its ports: {}; the containers of a pod share one address)", ports.join(", "))
+        }
+        _ => String::new(),
+    };
+    format!("{word}: {}: {last_line}{ports}", ended.how)
 }
 
 async fn renew_token(pod: &Blueprint) {
@@ -298,72 +378,42 @@ async fn renew_token(pod: &Blueprint) {
     }
 }
 
-/// Tells of every change of the pod's readiness, for ever.
-async fn watch_readiness(pod: &Blueprint, say: &impl Fn(Event)) {
-    let sidecar = sidecar_check(pod);
-    let checks: Vec<(&str, &Check)> = sidecar
-        .iter()
-        .map(|check| ("sidecar", check))
-        .chain(pod.probes.iter().map(|c| ("workload", c)))
-        .collect();
-    let mut failed = vec![0; checks.len()];
-    let mut told: Option<Result<(), String>> = None;
-    loop {
-        let started = Instant::now();
-        let mut state = Ok(());
-        let ready = told == Some(Ok(()));
-        for ((who, check), failed) in checks.iter().zip(&mut failed) {
-            match attempt(pod.address, check).await {
-                Ok(()) => *failed = 0,
-                Err(problem) => {
-                    *failed += 1;
-                    if !ready || *failed >= check.failures {
-                        state = state.and(Err(format!("{who}: port {}: {problem}", check.port)));
-                    }
-                }
-            }
-        }
-        if told.as_ref() != Some(&state) {
-            say(Event::Ready(state.clone()));
-            told = Some(state.clone());
-        }
-        let period = checks.iter().map(|(_, check)| check.period).min().unwrap_or(Duration::from_secs(1));
-        let pause = if state.is_ok() { period } else { IMPATIENT };
-        tokio::time::sleep_until(started + pause.max(IMPATIENT)).await;
-    }
-}
-
-fn sidecar_check(pod: &Blueprint) -> Option<Check> {
-    pod.sidecar.as_ref().map(|_| Check {
-        port: HEALTH_PORT,
-        path: Some("/healthz/ready".to_owned()),
-        period: Duration::from_secs(1),
+fn sidecar_check() -> Check {
+    Check {
+        probe: Probe::Get(HEALTH_PORT, "/healthz/ready".to_owned()),
+        period: Some(SIDECAR_PERIOD),
         limit: Duration::from_secs(3),
-        failures: 3,
-    })
+        failures: 4,
+    }
 }
 
 /// Waits until the sidecar is ready, if there is one.
-async fn sidecar_ready(pod: &Blueprint) {
-    let Some(check) = sidecar_check(pod) else { return };
-    while attempt(pod.address, &check).await.is_err() {
-        tokio::time::sleep(IMPATIENT).await;
+async fn sidecar_ready(watched: &[Watched], lives: &Lives) {
+    let Some(sidecar) = watched.iter().find(|one| one.name == "sidecar") else { return };
+    while !lives.is_ready(sidecar.program) {
+        tokio::time::sleep(SIDECAR_LOOK).await;
     }
 }
 
-async fn attempt(address: Ipv4Addr, check: &Check) -> Result<(), String> {
-    let to = SocketAddr::new(IpAddr::V4(address), check.port);
-    let Some(path) = &check.path else {
-        let connecting = tokio::time::timeout(check.limit, http::connect(to, Some(PROBES_FROM)));
-        return match connecting.await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no answer".to_owned()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_is_named_as_in_kubernetes_and_with_the_port() {
+        let ended = |code, crashes| Ended {
+            how: format!("exit status: {code}"),
+            code: Some(code),
+            crashes,
+            again: Some(Duration::ZERO),
         };
-    };
-    match http::get_from(to, Some(PROBES_FROM), path, check.limit).await {
-        Ok((200..=399, _)) => Ok(()),
-        Ok((status, _)) => Err(format!("{path} answers {status}")),
-        Err(error) => Err(format!("{path}: {error}")),
+        let ports = ["8080 (http)".to_owned()];
+        assert_eq!(crash(&ended(1, 1), "no such file", &ports), "Error: exit status: 1: no such file");
+        assert_eq!(crash(&ended(0, 2), "bye", &ports), "CrashLoopBackOff: exit status: 0: bye");
+        assert_eq!(
+            crash(&ended(1, 3), "Error: Address already in use (os error 98)", &ports),
+            "CrashLoopBackOff: exit status: 1: Error: Address already in use (os error 98) (its ports: 8080 (http); \
+             the containers of a pod share one address)"
+        );
     }
 }

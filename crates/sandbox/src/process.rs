@@ -3,8 +3,8 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
-    io,
-    path::PathBuf,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -29,6 +29,17 @@ pub(crate) struct Program {
     pub(crate) environment: BTreeMap<String, String>,
     /// Gets its standard output and error.
     pub(crate) log: PathBuf,
+    /// When it is started again.
+    pub(crate) restart: Restart,
+}
+
+/// When a program that has ended is started again: a pod's `restartPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restart {
+    Always,
+    /// When it has failed, so many times at most.
+    OnFailure(u32),
+    Never,
 }
 
 /// Something that happened to a program.
@@ -36,8 +47,50 @@ pub(crate) struct Program {
 pub(crate) enum Outcome {
     /// It runs, under this process number.
     Started(u32),
-    /// It could not be started, or has ended; it is started again.
-    Ended(String),
+    /// It could not be started, or has ended.
+    Ended(Ended),
+}
+
+/// How a program ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    /// For people: `exit status: 1`.
+    pub(crate) how: String,
+    /// The exit code, if it ended by itself.
+    pub(crate) code: Option<i32>,
+    /// How often in a row it has failed soon after its start.
+    pub(crate) crashes: u32,
+    /// After this time it is started again; `None`: never.
+    pub(crate) again: Option<Duration>,
+}
+
+/// Why a program is not kept running any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// It was stopped.
+    Stopped,
+    /// It has done its work.
+    Succeeded,
+    /// It has failed, and is not started again.
+    Failed,
+}
+
+impl Program {
+    /// What it wrote last: mostly why it ended.
+    pub(crate) fn last_line(&self) -> String {
+        last_line(&self.log).unwrap_or_else(|| format!("nothing in {}", self.log.display()))
+    }
+}
+
+/// The last line of a log that says something.
+pub(crate) fn last_line(log: &Path) -> Option<String> {
+    let mut file = File::open(log).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).ok()?;
+    let text = String::from_utf8_lossy(&tail);
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// What all programs get from the environment of `skysail up`.
@@ -46,16 +99,19 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// A program that ran this long is no longer counted as failing.
 const SETTLED: Duration = Duration::from_secs(10);
+/// So much of a log is looked at for its last line, in bytes.
+const TAIL: u64 = 8 << 10;
 
-/// Keeps a program running until `stop` holds the time it gets for ending by itself.
+/// Keeps a program running until it has done its work, or `stop` holds the time it gets for ending by itself.
 ///
 /// It is started in the namespaces of the calling thread.
 pub(crate) async fn keep(
     program: &Program,
     mut stop: watch::Receiver<Option<Duration>>,
     report: impl Fn(Outcome),
-) {
+) -> Finish {
     let mut pause = FIRST_PAUSE;
+    let (mut failures, mut crashes) = (0, 0);
     loop {
         let started = Instant::now();
         let ended = match spawn(program) {
@@ -65,20 +121,35 @@ pub(crate) async fn keep(
                 tokio::select! {
                     status = child.wait() => {
                         end_group(group);
-                        status.map_or_else(|error| error.to_string(), |s| s.to_string())
+                        status.map(|status| (status.to_string(), status.code())).unwrap_or_else(|e| (e.to_string(), None))
                     }
-                    grace = stopping(&mut stop) => return end(child, grace).await,
+                    grace = stopping(&mut stop) => {
+                        end(child, grace).await;
+                        return Finish::Stopped;
+                    }
                 }
             }
-            Err(error) => format!("cannot start {}: {error}", program.command.join(" ")),
+            Err(error) => (format!("cannot start {}: {error}", program.command.join(" ")), None),
         };
+        let (how, code) = ended;
         if started.elapsed() > SETTLED {
-            pause = FIRST_PAUSE;
+            (pause, crashes) = (FIRST_PAUSE, 0);
         }
-        report(Outcome::Ended(ended));
+        let has_succeeded = code == Some(0);
+        failures += u32::from(!has_succeeded);
+        crashes += 1;
+        let goes_on = match program.restart {
+            Restart::Always => true,
+            Restart::OnFailure(limit) => !has_succeeded && failures <= limit,
+            Restart::Never => false,
+        };
+        report(Outcome::Ended(Ended { how, code, crashes, again: goes_on.then_some(pause) }));
+        if !goes_on {
+            return if has_succeeded { Finish::Succeeded } else { Finish::Failed };
+        }
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
-            _ = stopping(&mut stop) => return,
+            _ = stopping(&mut stop) => return Finish::Stopped,
         }
     }
 }
@@ -152,6 +223,7 @@ mod tests {
             command: ["/bin/sh", "-c", "echo $GREETING; exit 3"].map(str::to_owned).to_vec(),
             environment: BTreeMap::from([("GREETING".to_owned(), "hello".to_owned())]),
             log: folder.path().join("logs/p.log"),
+            restart: Restart::Always,
         };
         let (stop, stopped) = watch::channel(None);
         let (told, mut outcomes) = mpsc::unbounded_channel();
@@ -161,11 +233,36 @@ mod tests {
         });
         for _ in 0..2 {
             assert!(matches!(outcomes.recv().await, Some(Outcome::Started(_))));
-            let Some(Outcome::Ended(how)) = outcomes.recv().await else { panic!("it ends") };
-            assert!(how.contains('3'), "{how}");
+            let Some(Outcome::Ended(ended)) = outcomes.recv().await else { panic!("it ends") };
+            assert_eq!((ended.code, ended.again.is_some()), (Some(3), true), "{ended:?}");
         }
         stop.send_replace(Some(Duration::ZERO));
-        keeping.await.unwrap();
+        assert_eq!(keeping.await.unwrap(), Finish::Stopped);
+        assert_eq!(program.last_line(), "hello");
         assert!(std::fs::read_to_string(&program.log).unwrap().starts_with("hello\nhello\n"));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_has_done_its_work_or_failed_too_often_stays_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = async |command: &str, restart| {
+            let program = Program {
+                name: "p".to_owned(),
+                command: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
+                environment: BTreeMap::new(),
+                log: folder.path().join("p.log"),
+                restart,
+            };
+            let starts = std::cell::Cell::new(0);
+            let (_stop, stopped) = watch::channel(None);
+            let finish = keep(&program, stopped, |outcome| {
+                starts.set(starts.get() + u32::from(matches!(outcome, Outcome::Started(_))));
+            })
+            .await;
+            (finish, starts.get())
+        };
+        assert_eq!(run("exit 0", Restart::OnFailure(1)).await, (Finish::Succeeded, 1));
+        assert_eq!(run("exit 1", Restart::OnFailure(1)).await, (Finish::Failed, 2));
+        assert_eq!(run("exit 1", Restart::Never).await, (Finish::Failed, 1));
     }
 }

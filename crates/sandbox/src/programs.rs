@@ -1,8 +1,9 @@
 //! Which programs a mesh runs: the control plane, and in each pod the sidecar and one for every container.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,12 +12,13 @@ use serde::{Deserialize, Serialize};
 use skysail_core::names::DISCOVERY_TLS_PORT;
 
 use crate::{
-    containers::{self, Images},
+    containers::{self, Images, Role},
     error::{Context as _, Error},
-    objects::{Objects, Probe},
+    objects::{self, Container, Objects},
     plan::{BRIDGE, Pod},
-    pod::Check,
-    process::Program,
+    pod::Containerized,
+    process::{Program, Restart},
+    readiness::{Check, Probe},
     rundir, unsupported,
 };
 
@@ -40,8 +42,12 @@ pub struct Settings {
     pub control: Vec<String>,
     /// The sidecar's program; pods have none if it is empty.
     pub proxy: Vec<String>,
+    /// Whether containers of other images run their own `command` with this machine's programs.
+    pub runs_commands: bool,
+    /// So many pods run at most.
+    pub max_pods: usize,
     /// Worker threads of a sidecar.
-    pub concurrency: u32,
+    pub concurrency: NonZeroU32,
     /// Workloads (`NAMESPACE/NAME`) that have an Envoy in the sidecar's place, and its program.
     pub envoys: BTreeMap<String, PathBuf>,
     /// Further arguments for the control plane.
@@ -67,7 +73,13 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     command.extend(["--dns-server".to_owned(), BRIDGE.to_string()]);
     command.extend(settings.control_arguments.iter().cloned());
     let log = folder.join("logs/control.log");
-    Some(Program { name: "control plane".to_owned(), command, environment: BTreeMap::new(), log })
+    Some(Program {
+        name: "control plane".to_owned(),
+        command,
+        environment: BTreeMap::new(),
+        log,
+        restart: Restart::Always,
+    })
 }
 
 /// A pod's sidecar, and the file that says to it who it is.
@@ -99,43 +111,104 @@ pub(crate) fn sidecar(
         command.extend(["--envoy".to_owned(), text(envoy)]);
     }
     let log = logs.join("proxy.log");
-    Ok(Some(Program { name: "proxy".to_owned(), command, environment: BTreeMap::new(), log }))
+    let name = "proxy".to_owned();
+    Ok(Some(Program { name, command, environment: BTreeMap::new(), log, restart: Restart::Always }))
 }
 
-/// The programs for a pod's containers, how to see that they are ready, and what users should know.
-pub(crate) fn containers(
-    settings: &Settings,
-    objects: &Objects,
-    pod: &Pod,
-    logs: &Path,
-) -> (Vec<Program>, Vec<Check>, Vec<String>) {
-    let (mut programs, mut checks, mut notes) = (Vec::new(), Vec::new(), unsupported::of_pod(&pod.spec));
-    let images = Images { known: &settings.images, stand_in: &settings.stand_in };
-    for container in &pod.spec.containers {
-        let ports = pod.ports(container, objects);
-        let (program, said) = containers::program(container, pod, &ports, objects, images, logs);
-        programs.push(program);
-        notes.extend(said);
-        let stand_in = !containers::is_known(images, &container.image);
-        // Without a probe that can be made here, a container is ready when its first port accepts.
-        let probe = container.readiness_probe.as_ref().and_then(|probe| check(probe, pod, stand_in));
-        checks.extend(probe.or_else(|| ports.first().map(|port| Check { port: *port, ..Check::default() })));
+/// The programs of a pod.
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    /// Those that run to their end first, one after the other.
+    pub(crate) init: Vec<Program>,
+    pub(crate) containers: Vec<Containerized>,
+    /// What users should know.
+    pub(crate) notes: Vec<String>,
+}
+
+/// The programs for a pod's containers.
+pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs: &Path) -> Programs {
+    let mut programs = Programs { notes: unsupported::of_pod(&pod.spec), ..Programs::default() };
+    let Settings { images, stand_in, runs_commands, .. } = settings;
+    let images = Images { known: images, stand_in, runs_commands: *runs_commands };
+    let restart = restart(pod);
+    // An init container that is always started again is a sidecar: it goes on beside the others.
+    let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
+    for container in pod.spec.init_containers.iter().filter(|container| !is_sidecar(container)) {
+        let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
+        let what = (Role::Ends, restart);
+        let (program, said) =
+            containers::program(container, pod, &BTreeSet::new(), objects, images, what, logs);
+        programs.init.push(program);
+        programs.notes.extend(said);
     }
-    (programs, checks, notes)
+    let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
+    for container in sidecars.chain(&pod.spec.containers) {
+        let ports = pod.ports(container, objects);
+        let role = if pod.kind == "Job" { Role::Ends } else { Role::Serves };
+        let restart = if is_sidecar(container) { Restart::Always } else { restart };
+        let (program, said) =
+            containers::program(container, pod, &ports, objects, images, (role, restart), logs);
+        programs.notes.extend(said);
+        let is_stand_in = containers::is_stand_in(images, container);
+        // Without a probe that can be made here, a container is ready when its first port accepts.
+        let probe = container.readiness_probe.as_ref();
+        let check = probe.and_then(|probe| check(probe, pod, is_stand_in, &program.environment));
+        let check = match role {
+            Role::Serves => check.or_else(|| ports.first().map(|port| Check::accepts(*port))),
+            Role::Ends => None,
+        };
+        let named = container.ports.iter().map(|port| match &port.name {
+            Some(name) => format!("{} ({name})", port.container_port),
+            None => port.container_port.to_string(),
+        });
+        programs.containers.push(Containerized { program, check, ports: named.collect() });
+    }
+    programs
 }
 
-/// How to check a container by its probe. Stand-ins have no pages of their own, and HTTPS is not spoken, so there the
+/// When the programs of a pod are started again.
+fn restart(pod: &Pod) -> Restart {
+    match (pod.kind.as_str(), pod.spec.restart_policy.as_deref()) {
+        ("Job", _) => Restart::OnFailure(pod.backoff_limit),
+        (_, Some("OnFailure")) => Restart::OnFailure(u32::MAX),
+        (_, Some("Never")) => Restart::Never,
+        _ => Restart::Always,
+    }
+}
+
+/// How often a container is probed that says nothing of it, and how long an answer may take. Source: Kubernetes' defaults.
+const PERIOD: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// How to check a container by its probe. Stand-ins have no pages and commands of their own, and HTTPS is not spoken, so there the
 /// port must do.
-fn check(probe: &Probe, pod: &Pod, stand_in: bool) -> Option<Check> {
-    let target = probe.http_get.as_ref().or(probe.tcp_socket.as_ref())?;
-    let path = probe.http_get.as_ref().filter(|target| !stand_in && !target.is_https());
-    let default = Check::default();
+fn check(
+    probe: &objects::Probe,
+    pod: &Pod,
+    is_stand_in: bool,
+    environment: &BTreeMap<String, String>,
+) -> Option<Check> {
+    let objects::Probe { http_get, tcp_socket, grpc, exec, .. } = probe;
+    let what = if let Some(target) = http_get.as_ref().or(tcp_socket.as_ref()) {
+        let port = target.port.resolve(&pod.spec.containers)?;
+        match http_get.as_ref().filter(|target| !is_stand_in && !target.is_https()) {
+            Some(page) => Probe::Get(port, page.path.clone().unwrap_or_else(|| "/".to_owned())),
+            None => Probe::Connect(port),
+        }
+    } else if let Some(target) = grpc {
+        match is_stand_in {
+            true => Probe::Connect(target.port),
+            false => Probe::Grpc(target.port, target.service.clone().unwrap_or_default()),
+        }
+    } else {
+        let command = exec.as_ref().filter(|_| !is_stand_in)?.command.clone();
+        Probe::Exec(command, environment.clone())
+    };
     Some(Check {
-        port: target.port.resolve(&pod.spec.containers)?,
-        path: path.map(|target| target.path.clone().unwrap_or_else(|| "/".to_owned())),
-        period: probe.period_seconds.map_or(default.period, Duration::from_secs),
-        limit: probe.timeout_seconds.map_or(default.limit, Duration::from_secs),
-        failures: probe.failure_threshold.unwrap_or(default.failures),
+        probe: what,
+        period: Some(probe.period_seconds.map_or(PERIOD, Duration::from_secs)),
+        limit: probe.timeout_seconds.map_or(LIMIT, Duration::from_secs),
+        failures: probe.failure_threshold.unwrap_or(3),
     })
 }
 

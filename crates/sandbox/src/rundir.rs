@@ -32,6 +32,9 @@ pub struct State {
     pub control: Option<u32>,
     /// Its pods.
     pub pods: Vec<PodState>,
+    /// Why some workloads have fewer pods than they ask for.
+    #[serde(default)]
+    pub refused: Vec<String>,
 }
 
 /// One pod of a running mesh.
@@ -51,6 +54,9 @@ pub struct PodState {
     pub address: String,
     /// Whether it has a sidecar.
     pub sidecar: bool,
+    /// Whether its containers run.
+    #[serde(default)]
+    pub phase: Phase,
     /// Whether it is ready, and if not, why.
     pub ready: Result<(), String>,
     /// How often its programs have been started again.
@@ -60,6 +66,25 @@ pub struct PodState {
     /// Its programs.
     pub programs: Vec<ProgramState>,
     pub(crate) handles: Option<Handles>,
+}
+
+/// Whether a pod's containers run. Source: Kubernetes' `PodPhase`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// They run, or are to.
+    #[default]
+    Running,
+    /// All have done their work.
+    Succeeded,
+    /// All have ended, at least one of them with a failure.
+    Failed,
+}
+
+impl PodState {
+    /// Whether nothing is wrong with it: it is ready, or has done its work.
+    pub fn is_well(&self) -> bool {
+        self.ready.is_ok() || self.phase == Phase::Succeeded
+    }
 }
 
 /// One program of a pod.

@@ -11,10 +11,11 @@ use skysail_model::Severity;
 use skysail_source::Folders;
 
 use crate::{
+    capacity::Capacity,
     containers::repository,
     error::{Context as _, Error},
     files::{Files, News},
-    objects::Objects,
+    objects::{Objects, Workload},
     plan::Pod,
 };
 
@@ -25,6 +26,9 @@ pub struct Survey {
     workloads: BTreeMap<String, bool>,
     /// The images of all containers.
     images: BTreeSet<String>,
+    /// How many pods there are to be, and which workload asks for most.
+    pods: usize,
+    largest: String,
 }
 
 impl Survey {
@@ -54,7 +58,28 @@ impl Survey {
             *workloads.entry(format!("{}/{}", workload.namespace, workload.name)).or_default() |= pod.sidecar;
             images.extend(pod.spec.containers.into_iter().map(|container| container.image));
         }
-        Self { workloads, images }
+        let replicas = |workload: &&Workload| workload.replicas;
+        let pods = objects.workloads.values().map(|workload| workload.replicas as usize).sum();
+        let largest = objects.workloads.values().max_by_key(replicas).map_or_else(String::new, |workload| {
+            let Workload { kind, namespace, name, replicas, .. } = workload;
+            format!("{kind} {namespace}/{name} for {replicas}")
+        });
+        Self { workloads, images, pods, largest }
+    }
+
+    /// Whether the machine carries all pods.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn fits(&self, capacity: &Capacity) -> Result<(), Error> {
+        if self.pods <= capacity.pods {
+            return Ok(());
+        }
+        Err(Error::Refused(format!(
+            "the configuration asks for {} pods ({}), and this machine is to carry {capacity}: lower `replicas`, or \
+             allow more by --max-pods",
+            self.pods, self.largest
+        )))
     }
 
     /// Whether an Envoy can take the place of this workload's sidecar, which `--envoy` asks for.
@@ -140,6 +165,15 @@ mod tests {
         assert_eq!(error, "--envoy shop/wbe: there is no such workload; there are shop/web");
         let error = survey.has_image("acme/shop:1").unwrap_err().to_string();
         assert_eq!(error, "--image acme/shop:1: no container has this image; the images are acme/shop:2");
+    }
+
+    #[test]
+    fn more_pods_than_the_machine_carries_are_refused_with_the_reason() {
+        let survey = survey(&DEPLOYMENT.replace("replicas: 1", "replicas: 2000")).unwrap();
+        let error = survey.fits(&Capacity::of_machine(Some(500), false)).unwrap_err().to_string();
+        let expected = "the configuration asks for 2000 pods (Deployment shop/web for 2000), and this machine is to \
+                        carry 500 pods (--max-pods): lower `replicas`, or allow more by --max-pods";
+        assert_eq!(error, expected);
     }
 
     #[test]

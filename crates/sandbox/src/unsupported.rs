@@ -54,19 +54,9 @@ pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
     if spec.host_network {
         notes.push("hostNetwork has no meaning here: it gets a pod's network, and no sidecar".to_owned());
     }
-    if !spec.init_containers.is_empty() {
-        let names = spec.init_containers.iter().filter_map(|container| container["name"].as_str());
-        notes.push(format!(
-            "initContainers are not run here ({}): do what they do beforehand, or in the program itself",
-            names.collect::<Vec<_>>().join(", ")
-        ));
-    }
     for (field, value) in set(&spec.other, POD) {
         notes.push(match (field, value.as_str()) {
-            ("restartPolicy", Some("Always")) | ("dnsPolicy", Some("ClusterFirst")) => continue,
-            ("restartPolicy", _) => {
-                "restartPolicy is Always here: a program that ends is started again".to_owned()
-            }
+            ("dnsPolicy", Some("ClusterFirst")) => continue,
             ("dnsPolicy" | "dnsConfig", _) => format!("{field} has no effect: names are the mesh's alone"),
             ("hostAliases", _) => {
                 "hostAliases have no effect: names come from Services of the mesh".to_owned()
@@ -114,14 +104,7 @@ pub(crate) fn of_container(container: &Container) -> Vec<String> {
 
 fn of_probe(probe: &Probe) -> Option<String> {
     let by_https = probe.http_get.as_ref().is_some_and(|target| target.is_https());
-    match (probe.http_get.is_some() || probe.tcp_socket.is_some(), by_https) {
-        (true, false) => None,
-        (true, true) => Some("readinessProbe by HTTPS is not made: it is ready when its port accepts".to_owned()),
-        (false, _) => Some(
-            "readinessProbe is made by httpGet and tcpSocket only: it is ready when its first port accepts, and at once without one"
-                .to_owned(),
-        ),
-    }
+    by_https.then(|| "readinessProbe by HTTPS is not made: it is ready when its port accepts".to_owned())
 }
 
 /// The fields that say something and are not passed over.
@@ -155,12 +138,12 @@ mod tests {
         let spec: PodSpec = serde_json::from_value(json!({
             "serviceAccountName": "a", "nodeSelector": { "a": "b" }, "volumes": [{ "name": "v" }],
             "dnsPolicy": "ClusterFirst", "restartPolicy": "Never", "hostPID": false, "hostIPC": true,
-            "hostAliases": [{ "ip": "10.0.0.1" }], "initContainers": [{ "name": "first" }],
+            "hostAliases": [{ "ip": "10.0.0.1" }],
             "containers": [{
                 "name": "c", "image": "i", "resources": { "limits": {} }, "volumeDevices": [],
                 "volumeMounts": [{ "name": "v", "mountPath": "/data" }, { "name": "w", "mountPath": "/etc/w" }],
                 "livenessProbe": { "exec": {} }, "startupProbe": { "exec": {} }, "lifecycle": { "preStop": {} },
-                "readinessProbe": { "exec": { "command": ["x"] } },
+                "readinessProbe": { "httpGet": { "port": 80, "scheme": "HTTPS" } },
             }],
         }))
         .unwrap();
@@ -170,7 +153,7 @@ mod tests {
                 assert!(notes.iter().any(|note| note.contains(word)), "{word}: {notes:#?}");
             }
         };
-        named(&of_pod(&spec), &["(first)", "restartPolicy", "hostIPC", "hostAliases"]);
+        named(&of_pod(&spec), &["hostIPC", "hostAliases"]);
         let container = &spec.containers[0];
         named(
             &of_container(container),
@@ -184,6 +167,7 @@ mod tests {
         assert_eq!(said(json!({ "httpGet": { "path": "/", "port": 80 } })), None);
         assert_eq!(said(json!({ "tcpSocket": { "port": "http" } })), None);
         assert!(said(json!({ "httpGet": { "port": 80, "scheme": "HTTPS" } })).unwrap().contains("HTTPS"));
-        assert!(said(json!({ "grpc": { "port": 80 } })).is_some());
+        assert_eq!(said(json!({ "grpc": { "port": 80 } })), None);
+        assert_eq!(said(json!({ "exec": { "command": ["true"] } })), None);
     }
 }

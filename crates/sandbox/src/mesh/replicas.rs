@@ -4,14 +4,14 @@
 //! its time for what it has in hand.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     net::Ipv4Addr,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use skysail_core::names::CONTROL_ADMIN_PORT;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Mesh, Report};
 use crate::{
@@ -20,10 +20,10 @@ use crate::{
     objects::{Workload, fnv, letters},
     plan::{BRIDGE, POD_NETWORK, Pod},
     pod::{Blueprint, Order, Running},
-    programs::{self, MARK},
+    programs::{self, MARK, Programs},
     progress,
     rules::{self, Exceptions, Rules},
-    rundir::PodState,
+    rundir::{Phase, PodState},
 };
 
 /// So long a pod that is to go waits for everybody to know it.
@@ -32,8 +32,10 @@ const FAREWELL: Duration = Duration::from_secs(10);
 const RULES_LOOK: Duration = Duration::from_millis(10);
 /// Kubernetes' terminationGracePeriodSeconds.
 const GRACE: u64 = 30;
-/// A bridge takes 1,023 links (linux/br_private.h).
-const MOST_PODS: usize = 1000;
+/// A pod that is neither ready nor has failed after this time no longer keeps others from starting.
+const STARTING: Duration = Duration::from_secs(5);
+/// So many pods start at once for each of the machine's processors.
+const STARTS_PER_CPU: usize = 4;
 
 /// A pod and how it does.
 pub(super) struct Member {
@@ -43,7 +45,12 @@ pub(super) struct Member {
     pub(super) running: Running,
     pub(super) state: PodState,
     pub(super) stage: Stage,
-    pub(super) failures: VecDeque<String>,
+    /// Since when it is there.
+    pub(super) begun: Instant,
+    /// It was ready once, or has failed: it takes no more of the machine than others.
+    pub(super) has_started: bool,
+    /// How often one of its programs has ended.
+    pub(super) failures: u32,
 }
 
 /// Where a pod is on its way out.
@@ -94,7 +101,28 @@ impl Mesh {
         }
         current.truncate(wanted);
         let ready = current.iter().filter(|member| member.state.ready.is_ok()).count();
-        for _ in current.len()..wanted {
+        let running = current.iter().filter(|member| member.state.phase == Phase::Running).count();
+        let missing = match workload.kind.as_str() {
+            "Job" => (wanted - current.len()).min((workload.parallelism as usize).saturating_sub(running)),
+            _ => wanted - current.len(),
+        };
+        for started in 0..missing {
+            if self.pods.len() >= self.settings.max_pods {
+                self.refused.push(format!(
+                    "{} {}/{}: {} of {wanted} pods are not started: this machine is to carry {} pods; \
+                     lower `replicas`, or allow more by --max-pods",
+                    workload.kind,
+                    workload.namespace,
+                    workload.name,
+                    missing - started,
+                    self.settings.max_pods
+                ));
+                break;
+            }
+            // The others start when those that start now have done so.
+            if self.starting() >= most_starting() {
+                break;
+            }
             // A pod with a fixed name must be gone before the next of that name can be.
             let Some(name) = self.free_name(workload) else { break };
             if let Err(error) = self.make(workload, name) {
@@ -102,12 +130,17 @@ impl Mesh {
                 return;
             }
         }
-        let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet");
+        let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet" | "Job");
         if ready >= wanted || fixed {
             for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
                 member.leave();
             }
         }
+    }
+
+    /// How many pods are about to start.
+    pub(super) fn starting(&self) -> usize {
+        self.pods.values().filter(|member| !member.has_started && member.begun.elapsed() < STARTING).count()
     }
 
     fn free_name(&self, workload: &Workload) -> Option<String> {
@@ -139,9 +172,6 @@ impl Mesh {
     }
 
     fn make(&mut self, workload: &Workload, name: String) -> Result<(), Error> {
-        if self.pods.len() >= MOST_PODS {
-            return Err(Error::Refused(format!("one mesh runs at most {MOST_PODS} pods")));
-        }
         let address = self.free_address();
         let mut pod = Pod::new(workload, name, address, &self.objects.namespaces);
         pod.sidecar &= !self.settings.proxy.is_empty();
@@ -149,7 +179,8 @@ impl Mesh {
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
         let (exceptions, problems) = Exceptions::read(&pod.annotations);
-        let (programs, probes, notes) = programs::containers(&self.settings, &self.objects, &pod, &logs);
+        let Programs { init, containers, notes } =
+            programs::containers(&self.settings, &self.objects, &pod, &logs);
         for note in problems.into_iter().chain(notes) {
             self.note(format!("{}: {note}", pod.about()));
         }
@@ -167,8 +198,8 @@ impl Mesh {
             issuer: self.issuer.clone(),
             rules: self.with_services(&pod, rules),
             sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
-            programs,
-            probes,
+            init,
+            containers,
             folder,
         };
         let state = PodState {
@@ -179,6 +210,7 @@ impl Mesh {
             account: pod.account.clone(),
             address: address.to_string(),
             sidecar: pod.sidecar,
+            phase: Phase::Running,
             ready: Err("starting".to_owned()),
             restarts: 0,
             logs,
@@ -192,7 +224,9 @@ impl Mesh {
             running,
             state,
             stage: Stage::Wanted,
-            failures: VecDeque::new(),
+            begun: Instant::now(),
+            has_started: false,
+            failures: 0,
         };
         self.pods.insert(key, member);
         Ok(())
@@ -265,6 +299,11 @@ impl Member {
         };
         (ordinal.unwrap_or_default(), self.state.ready.is_err(), self.number)
     }
+}
+
+/// How many pods may start at once: more only wait for each other.
+fn most_starting() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from) * STARTS_PER_CPU
 }
 
 /// Waits until no order of packet rules is outstanding.

@@ -1,0 +1,97 @@
+//! How many pods a machine can carry.
+
+use std::{fmt, fs};
+
+use nix::sys::resource::{Resource, getrlimit};
+
+/// A bridge takes 1,023 links (linux/br_private.h).
+const MOST: usize = 1000;
+/// What a pod takes of the machine's memory: a sidecar and a stand-in. Measured; see docs/performance.md.
+const MEMORY: u64 = 16 << 20;
+/// The same without a sidecar.
+const MEMORY_PLAIN: u64 = 8 << 20;
+/// This share of the memory that is free is left alone.
+const SPARED: u64 = 5;
+/// What a pod takes of the files that the mesh's process may have open: three namespaces, a runtime, pipes and probes.
+const FILES: u64 = 16;
+/// What the mesh itself takes of them.
+const OWN_FILES: u64 = 256;
+/// Threads and processes of a pod: its own, a sidecar's, a container's.
+const TASKS: u64 = 8;
+
+/// How many pods may run.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    /// So many.
+    pub pods: usize,
+    /// What limits them.
+    limit: String,
+}
+
+impl Capacity {
+    /// What this machine can carry, or as many as somebody allows.
+    pub fn of_machine(allowed: Option<usize>, is_plain: bool) -> Self {
+        if let Some(pods) = allowed {
+            return Self { pods: pods.min(MOST), limit: "--max-pods".to_owned() };
+        }
+        let mut capacity = Self { pods: MOST, limit: "a bridge takes no more links".to_owned() };
+        let each = if is_plain { MEMORY_PLAIN } else { MEMORY };
+        if let Some(free) = free_memory() {
+            let usable = free - free / SPARED;
+            capacity.at_most(usable / each, format!("{} MB of memory are free", free >> 20));
+        }
+        // The limit that a process may set for itself.
+        if let Ok((_, files)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            let pods = files.saturating_sub(OWN_FILES) / FILES;
+            capacity.at_most(pods, format!("a process may have {files} files open (ulimit -Hn)"));
+        }
+        if let Some(tasks) = most_tasks() {
+            capacity.at_most(tasks / TASKS, format!("{tasks} processes and threads are allowed (pids.max)"));
+        }
+        capacity
+    }
+
+    fn at_most(&mut self, pods: u64, limit: String) {
+        let pods = usize::try_from(pods).unwrap_or(usize::MAX);
+        if pods < self.pods {
+            *self = Self { pods, limit };
+        }
+    }
+}
+
+impl fmt::Display for Capacity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pods ({})", self.pods, self.limit)
+    }
+}
+
+/// Bytes that can be had without swapping; of the control group if it has fewer.
+fn free_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let machine = line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10;
+    let number = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok();
+    let group = number("memory.max")
+        .zip(number("memory.current"))
+        .map(|(max, now): (u64, u64)| max.saturating_sub(now));
+    Some(group.map_or(machine, |group| group.min(machine)))
+}
+
+fn most_tasks() -> Option<u64> {
+    fs::read_to_string("/sys/fs/cgroup/pids.max").ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scarcest_limits_and_is_named() {
+        let mut capacity = Capacity { pods: MOST, limit: "a".to_owned() };
+        capacity.at_most(20, "b".to_owned());
+        capacity.at_most(30, "c".to_owned());
+        assert_eq!(capacity.to_string(), "20 pods (b)");
+        assert_eq!(Capacity::of_machine(Some(5000), false).to_string(), "1000 pods (--max-pods)");
+        assert!((1..=MOST).contains(&Capacity::of_machine(None, false).pods));
+    }
+}

@@ -1,0 +1,110 @@
+//! Pods whose programs fail, and programs that cannot run at all: the mesh says so, with the reason.
+
+use serde_json::Value;
+use skysail_testkit::{Mesh, Setup, eventually};
+
+/// A mesh of one Deployment with these containers.
+fn deployment(containers: &str) -> Setup {
+    let text = format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web, namespace: shop}}\nspec:\n  selector: {{matchLabels: {{app: web}}}}\n  template:\n    metadata: {{labels: {{app: web}}}}\n    spec:\n      containers:\n{containers}"
+    );
+    Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text)
+}
+
+/// Waits until a pod of the workload is not ready for a reason that contains all of this.
+fn wait_reason(mesh: &Mesh, words: &[&str]) {
+    eventually("the reason is in the status", || {
+        // The mesh is about to start, so there may be no status yet.
+        let output = mesh.run(&["status", "--output", "json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let is_meant = |reason: &str| words.iter().all(|word| reason.contains(word));
+        let mut pods = status["pods"].as_array().into_iter().flatten();
+        match pods.any(|pod| pod["ready"] == false && pod["reason"].as_str().is_some_and(is_meant)) {
+            true => Ok(()),
+            false => Err(format!("{status}")),
+        }
+    });
+}
+
+#[test]
+fn containers_on_one_port_are_not_ready_and_the_port_is_named() {
+    let mesh = deployment(
+        "      - {name: web, image: acme/web, ports: [{name: http, containerPort: 8080}]}\n      - {name: twin, image: acme/twin, ports: [{name: http-twin, containerPort: 8080}]}\n",
+    )
+    .start();
+    wait_reason(&mesh, &["CrashLoopBackOff", "in use", "8080 (http"]);
+    let ended = mesh.interrupt();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("not healthy"), "{ended:?}");
+    // The object that the user wrote is named, not the Pod that was made from it.
+    assert!(!ended.stdout.contains("generated/"), "{ended:?}");
+}
+
+#[test]
+fn a_program_that_ends_is_started_again_and_its_last_words_are_the_reason() {
+    let mesh =
+        deployment("      - {name: web, image: acme/web, command: [sh, -c, 'echo no database; exit 7']}\n")
+            .with(&["--run-commands"])
+            .start();
+    wait_reason(&mesh, &["CrashLoopBackOff", "7", "no database"]);
+    assert_eq!(mesh.interrupt().status.code(), Some(1));
+}
+
+#[test]
+fn init_containers_run_first_and_jobs_complete() {
+    let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  completions: 2\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      initContainers:\n      - {name: prepare, image: busybox, command: [sh, -c, 'echo prepared']}\n      containers:\n      - {name: load, image: busybox, command: [sh, -c, 'echo loaded']}\n";
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--run-commands"]).ready();
+    eventually("both pods have completed", || {
+        let status = mesh.status();
+        let pods = status["pods"].as_array().unwrap();
+        match pods.iter().filter(|pod| pod["phase"] == "Succeeded").count() {
+            2 => Ok(()),
+            _ => Err(status.to_string()),
+        }
+    });
+    let logs = mesh.run(&["logs", "load"]);
+    let logs = String::from_utf8(logs.stdout).unwrap();
+    let (prepared, loaded) = (logs.find("prepared"), logs.find("loaded"));
+    assert!(prepared.is_some() && loaded.is_some(), "{logs}");
+    assert!(mesh.interrupt().status.success());
+}
+
+#[test]
+fn a_job_that_fails_too_often_has_failed() {
+    let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  backoffLimit: 1\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      containers:\n      - {name: load, image: busybox, command: [sh, -c, 'echo broken; exit 3']}\n";
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--run-commands"]).start();
+    wait_reason(&mesh, &["container load has failed", "broken"]);
+    assert_eq!(mesh.interrupt().status.code(), Some(1));
+}
+
+#[test]
+fn what_cannot_start_is_told_once_with_the_real_message() {
+    let web = "      - {name: web, image: acme/web}\n";
+    for (arguments, message) in [
+        (["--control-arg=--nonsense"], "unexpected argument '--nonsense'"),
+        (["--concurrency=0"], "--concurrency"),
+    ] {
+        let ended = deployment(web).with(&arguments).start().ended();
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        assert_eq!(ended.stderr.matches(message).count(), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn more_pods_than_allowed_are_refused_before_and_while_the_mesh_runs() {
+    let web = "      - {name: web, image: acme/web}\n";
+    let mesh = deployment(web).with(&["--max-pods=2"]).ready();
+    mesh.edit("mesh.yaml", "spec:\n  selector", "spec:\n  replicas: 5\n  selector");
+    mesh.wait_said("3 of 5 pods are not started");
+    eventually("as many run as are allowed", || match mesh.pods("web") {
+        (2, 2) => Ok(()),
+        counts => Err(format!("{counts:?}")),
+    });
+    assert_eq!(mesh.interrupt().status.code(), Some(1));
+    let ended = deployment(web).with(&["--max-pods=0"]).start().ended();
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  replicas: 5\n  selector: {matchLabels: {app: web}}\n  template:\n    metadata: {labels: {app: web}}\n    spec: {containers: [{name: web, image: acme/web}]}\n";
+    let ended = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--max-pods=2"]).start().ended();
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("asks for 5 pods (Deployment shop/web for 5)"), "{ended:?}");
+}
