@@ -188,3 +188,30 @@ fn a_service_comes_and_goes_with_its_file() {
         assert_eq!(mesh.pods("warehouse"), (0, 0));
     }
 }
+
+/// Each edit that takes effect is confirmed with what it has an effect on, and a policy that goes with what it leaves open.
+#[test]
+fn an_edit_that_took_effect_is_told_and_what_a_deleted_policy_opens() {
+    let mesh = shop();
+    mesh.edit("mesh.yaml", "weight: 100", "weight: 99");
+    mesh.edit("mesh.yaml", "weight: 0", "weight: 1");
+    mesh.wait("the edit is told", |said| {
+        let told = |line: &&str| {
+            line.starts_with("applied    VirtualService shop/")
+                && line.contains("mesh.yaml): requests to stock.")
+        };
+        said.lines().find(told).map(|_| ()).ok_or_else(|| said.to_owned())
+    });
+    let policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: closed, namespace: shop}\nspec: {action: DENY, rules: [{to: [{operation: {paths: [/admin]}}]}]}\n";
+    mesh.put("policy.yaml", policy);
+    mesh.wait_status("front", "http://stock.shop/admin", &[], 403);
+    fs::remove_file(mesh.config().join("policy.yaml")).unwrap();
+    mesh.wait_status("front", "http://stock.shop/admin", &[], 200);
+    mesh.wait("the policy that is gone is told", |said| {
+        let told = |line: &&str| {
+            line.starts_with("deleted    AuthorizationPolicy shop/closed")
+                && line.ends_with("only this policy denied are accepted now")
+        };
+        said.lines().find(told).map(|_| ()).ok_or_else(|| said.to_owned())
+    });
+}

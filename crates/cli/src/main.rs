@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod ca;
+mod changes;
 mod diagnostics;
 mod exit;
 mod load;

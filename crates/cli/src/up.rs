@@ -24,6 +24,7 @@ use skysail_sandbox::{
 use tokio::task::JoinSet;
 
 use crate::{
+    changes::Changes,
     diagnostics::{self, Diagnostic},
     exit,
     traffic::{Edge, Page, Traffic},
@@ -220,6 +221,7 @@ struct Show {
     /// Workloads with an Envoy in the sidecar's place.
     envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
+    changes: Changes,
     traffic: Traffic,
     /// Since when traffic counts.
     counting: Option<Instant>,
@@ -252,6 +254,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         workloads: BTreeMap::new(),
         envoys: settings.envoys.keys().cloned().collect(),
         findings: Vec::new(),
+        changes: Changes::default(),
         traffic: Traffic::default(),
         counting: None,
         drawn: 0,
@@ -426,6 +429,9 @@ impl Show {
                 self.line("the configuration is in order again")?;
             }
             self.findings = findings;
+        }
+        for line in self.changes.ask(control).await {
+            self.line(&line)?;
         }
         let mut asking = JoinSet::new();
         for pod in state.pods.iter().filter(|pod| pod.sidecar).cloned() {

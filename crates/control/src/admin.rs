@@ -32,13 +32,14 @@ pub(crate) struct Pages {
 }
 
 /// The pages below `/debug`.
-const DEBUG: [&str; 6] = ["ca", "config_errors", "config_files", "dns", "syncz", "used"];
+const DEBUG: [&str; 7] = ["ca", "config_changes", "config_errors", "config_files", "dns", "syncz", "used"];
 
 impl Pages {
     /// One of them as JSON; `list` names them. `None` if there is no such page.
     pub(crate) fn json(&self, name: &str) -> Option<serde_json::Result<String>> {
         Some(match name {
             "ca" => serde_json::to_string(&self.keeper.status()),
+            "config_changes" => serde_json::to_string(&self.publisher.changes()),
             "config_errors" => serde_json::to_string(&self.publisher.findings()),
             "config_files" => serde_json::to_string(&self.publisher.taken()),
             "dns" => serde_json::to_string(&self.names.status()),
@@ -52,6 +53,7 @@ impl Pages {
 
 const HELP: &str = "\
 /debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine or pod, replaces the root
+/debug/config_changes     the last changes of the configuration in force: number, time, file, object, action, what they have an effect on
 /debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
 /debug/config_files       files in force, with the fingerprints of their texts
 /debug/dns                names of endpoints: addresses, how long they hold, what went wrong

@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -61,7 +62,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let audit = audit(&args, &metrics)?;
     let names = Arc::new(Names::open(args.state_dir.as_deref()));
     let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
-    let mut folders = Folders::new(&args.config)?;
+    let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
+    let mut folders = Folders::new(&paths)?;
     // Nobody is let in before everything was read, or a restart would take resources away for a moment.
     publisher.apply(folders.look());
     if let Some(lookups) = lookups {
@@ -212,7 +214,8 @@ fn publisher(
         views: args.max_views,
         views_of_identity: args.max_views_per_identity,
     };
-    let settings = Settings { cluster_id: args.cluster_id.clone(), limits };
+    let generated = args.generated.as_ref().map(|_| args.config.len());
+    let settings = Settings { cluster_id: args.cluster_id.clone(), generated, limits };
     let publisher =
         Publisher::new(Arc::clone(metrics), settings, Compiler::default()).audited(Arc::clone(audit));
     if args.no_dns {

@@ -18,6 +18,10 @@ pub struct Args {
     /// replace those of an earlier one.
     #[arg(long = "config", value_name = "DIR", required = true)]
     pub config: Vec<PathBuf>,
+    /// A folder of objects that a program wrote from those of --config, and that complete them, watched. Messages about them name the
+    /// object in --config.
+    #[arg(long, value_name = "DIR")]
+    pub generated: Option<PathBuf>,
     /// The address to listen on.
     #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
     pub listen: IpAddr,

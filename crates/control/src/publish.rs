@@ -9,6 +9,7 @@
 //! pushes nothing. A compile that panics leaves its scope as it was (`compiler`). How many scopes there may be, and how long
 //! they are kept, is for `identities` to say.
 
+mod changes;
 mod compiler;
 mod identities;
 mod round;
@@ -23,7 +24,7 @@ use std::{
 };
 
 use skysail_model::{
-    Diagnostic, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, parse,
+    Diagnostic, Files, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, parse,
 };
 use skysail_source::{FileChange, FileState};
 use skysail_xds::{
@@ -34,16 +35,17 @@ use skysail_xds::{
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use self::{
+    changes::{Applied, Changes},
+    compiler::{Failure, Panicked, contain},
+    round::Opened,
+    state::{Entry, State},
+    status::{REFUSALS, SharedStatus, lock},
+};
 pub(crate) use self::{
     compiler::Compiler,
     identities::{Limit, Limits},
     status::{ClientStatus, TypeStatus},
-};
-use self::{
-    compiler::{Failure, Panicked, contain},
-    round::Opened,
-    state::{Applied, Entry, State},
-    status::{REFUSALS, SharedStatus, lock},
 };
 use crate::{
     audit::{Audit, Event as Audited, Text},
@@ -82,6 +84,8 @@ pub(crate) struct Publisher {
 pub(crate) struct Settings {
     /// The cluster of the pods that are known.
     pub(crate) cluster_id: String,
+    /// The layer of the files whose objects a program wrote; see [`Files::with_generated`].
+    pub(crate) generated: Option<usize>,
     pub(crate) limits: Limits,
 }
 
@@ -151,7 +155,8 @@ pub(crate) struct Connected {
 impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>, settings: Settings, compiler: Compiler) -> Self {
-        let state = State::default();
+        let files = settings.generated.map_or_else(Files::new, Files::with_generated);
+        let state = State::of(files);
         let platform = Arc::clone(&state.platform);
         Self {
             state: RwLock::new(state),
@@ -217,6 +222,9 @@ impl Publisher {
         }
         let (views, clients) = {
             let mut state = self.write();
+            if first.is_none() {
+                state.changes.note(applied);
+            }
             state.log_findings();
             (state.views.len(), state.clients.len())
         };
@@ -234,7 +242,7 @@ impl Publisher {
             self.audit.record(Audited::ConfigurationLoaded { files, changes: applied.len() });
             return;
         }
-        for (file, object, action) in applied {
+        for Applied { file, object, action, .. } in applied {
             let object = object.to_string();
             let (file, object) = (Text(file), Text(&object));
             self.audit.record(Audited::ConfigurationChanged { file, object, action });
@@ -448,6 +456,11 @@ impl Publisher {
     /// What is wrong with the configuration now.
     pub(crate) fn findings(&self) -> Vec<Diagnostic> {
         self.read().all_findings().into_iter().collect()
+    }
+
+    /// The last changes of the configuration that are in force.
+    pub(crate) fn changes(&self) -> Changes {
+        self.read().changes.clone()
     }
 
     /// Numbers for the metrics page.

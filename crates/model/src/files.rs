@@ -2,7 +2,8 @@
 //! broken.
 //!
 //! Files lie in layers; an object of a higher layer takes the place of a lower one's in silence. Within a layer the
-//! last in order of the files' names wins, as with `kubectl apply -f FOLDER`, and the others are reported. A new version of an object that is refused leaves the old one in
+//! last in order of the files' names wins, as with `kubectl apply -f FOLDER`, and the others are reported. One layer may complete the others:
+//! messages about its objects name the object that a person wrote. A new version of an object that is refused leaves the old one in
 //! place, and so does a document that cannot be read at all: the mesh goes on with the last good state.
 
 use std::{
@@ -23,6 +24,8 @@ pub struct Files {
     files: BTreeMap<Place, File>,
     /// Where each object stands, the one that counts last.
     places: BTreeMap<Arc<ObjectKey>, Vec<Place>>,
+    /// The layer whose objects a program wrote from those of lower layers.
+    generated: Option<usize>,
 }
 
 /// A file's layer and path.
@@ -61,6 +64,13 @@ impl Files {
         Self::default()
     }
 
+    /// No files yet. A program writes those of the layer `generated` from objects of lower layers, and completes these: Services with
+    /// their addresses, Pods of Deployments. Messages about such an object name the place where the object was written first, and
+    /// what is wrong with it by itself is reported there only.
+    pub fn with_generated(generated: usize) -> Self {
+        Self { generated: Some(generated), ..Self::default() }
+    }
+
     /// Takes a file's new text.
     pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
         self.take(layer, path, parse(text, path))
@@ -70,7 +80,10 @@ impl Files {
     pub fn take(&mut self, layer: usize, path: &str, parsed: Parsed) -> Vec<Change> {
         let place = (layer, Arc::from(path));
         let before = self.files.remove(&place).unwrap_or_default();
-        let after = File::read(parsed, &before);
+        let mut after = File::read(parsed, &before);
+        if self.generated == Some(layer) {
+            after.diagnostics.retain(|diagnostic| diagnostic.severity == Severity::Error);
+        }
         let changes = self.changes(&place, &before, &after);
         self.files.insert(place, after);
         changes
@@ -131,14 +144,20 @@ impl Files {
     }
 
     /// The object that counts for a key: the highest layer's, and the last file's there.
-    fn winner<'a>(&'a self, key: &ObjectKey, place: &Place, file: &'a File) -> Option<&'a (Object, Origin)> {
-        let mut others = self.places.get(key).into_iter().flatten();
-        let last = others.rfind(|other| *other != place);
-        let own = file.objects.get(key);
-        match last {
-            Some(last) if own.is_none() || last > place => self.files.get(last)?.objects.get(key),
-            _ => own,
-        }
+    fn winner<'a>(
+        &'a self,
+        key: &ObjectKey,
+        place: &Place,
+        file: &'a File,
+    ) -> Option<(&'a Object, &'a Origin)> {
+        let others = self.places.get(key).into_iter().flatten().filter(|other| *other != place);
+        let others = others.filter_map(|other| Some((other, self.files.get(other)?.objects.get(key)?)));
+        let own = file.objects.get(key).map(|own| (place, own));
+        let mut all: Vec<(&Place, &(Object, Origin))> = others.chain(own).collect();
+        all.sort_by_key(|(place, _)| *place);
+        let (place, (object, origin)) = all.pop()?;
+        let written = all.pop().filter(|_| self.generated == Some(place.0));
+        Some((object, written.map_or(origin, |(_, (_, written))| written)))
     }
 
     /// Notes whether an object stands in a file.
@@ -236,6 +255,30 @@ mod tests {
         assert_eq!(files.diagnostics(), []);
         let (world, _) = play(&[steps.as_slice(), &[(1, "y", None)]].concat());
         assert_eq!(hosts(&world), ["a"]);
+    }
+
+    #[test]
+    fn messages_about_generated_objects_name_the_object_as_written() {
+        let service = |address: &str| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec:\n  {address}\n  selector: {{app: a}}\n  ports:\n  - {{port: 80, typo: x}}\n"
+            )
+        };
+        let mut files = Files::with_generated(1);
+        files.set(0, "mine", &service("type: ClusterIP"));
+        let changes = files.set(1, "generated", &service("clusterIP: 10.96.0.1"));
+        let [Change::Apply(Object::Service(object), origin)] = &changes[..] else { panic!("{changes:?}") };
+        assert_eq!((object.spec.cluster_ips.len(), &*origin.file, origin.line), (1, "mine", 1));
+        let own = files.diagnostics();
+        assert_eq!(own.iter().map(|found| (&*found.file, found.line)).collect::<Vec<_>>(), [("mine", 8)]);
+        // Where nothing is generated, the higher layer counts and is named.
+        let mut files = Files::new();
+        files.set(0, "mine", &service("type: ClusterIP"));
+        let changes = files.set(1, "other", &service("clusterIP: 10.96.0.1"));
+        assert!(
+            matches!(&changes[..], [Change::Apply(_, origin)] if &*origin.file == "other"),
+            "{changes:?}"
+        );
     }
 
     #[test]

@@ -61,10 +61,10 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
         return None;
     }
     let mut command = control.clone();
-    // What is generated comes last: it completes what the user wrote.
-    for folder in config.iter().chain([&folder.join("generated")]) {
-        command.extend(["--config".to_owned(), text(folder)]);
+    for path in config {
+        command.extend(["--config".to_owned(), text(path)]);
     }
+    command.extend(["--generated".to_owned(), text(&folder.join("generated"))]);
     command.extend(["--listen".to_owned(), BRIDGE.to_string()]);
     command.extend(["--ca-dir".to_owned(), text(&folder.join("ca"))]);
     command.extend(["--state-dir".to_owned(), text(&folder.join("state"))]);

@@ -11,7 +11,7 @@ use std::{
 
 use skysail_core::fingerprint;
 use skysail_model::{
-    Change, Diagnostic, Files, ObjectKey, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
+    Change, Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
 };
 use skysail_source::{FileChange, FileState};
 use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::Resources as Watched};
@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 
 use super::{
     NewClient, Refused, Settings,
+    changes::{self, Applied, Changes},
     compiler::{Compiler, Panicked, contain},
     identities::{DeclaredViews, Identities, Limit},
     scope::Scope,
@@ -27,13 +28,12 @@ use super::{
 };
 use crate::platform::Platform;
 
-/// A change of the configuration that had an effect: the file, the object, and what was done to it.
-pub(super) type Applied = (String, ObjectKey, &'static str);
-
 #[derive(Default)]
 pub(super) struct State {
     pub(super) world: World,
     files: Files,
+    /// The last changes of the configuration that are in force.
+    pub(super) changes: Changes,
     pub(super) platform: Arc<Platform>,
     /// The files taken in, with the fingerprints of their texts.
     pub(super) taken: BTreeMap<String, u64>,
@@ -151,6 +151,10 @@ pub(super) enum Entry {
 }
 
 impl State {
+    pub(super) fn of(files: Files) -> Self {
+        Self { files, ..Self::default() }
+    }
+
     /// Takes changed files in, of which this was read; returns what changed the World.
     pub(super) fn apply_files(
         &mut self,
@@ -182,12 +186,14 @@ impl State {
             };
             for change in changes {
                 self.platform.note(&change);
-                let (object, action) = match &change {
-                    Change::Apply(object, _) => (object.key(), "applied"),
-                    Change::Delete(key) => (key.clone(), "deleted"),
+                let (file, object, action) = match &change {
+                    Change::Apply(object, origin) => (origin.file.to_string(), object.key(), "applied"),
+                    Change::Delete(key) => (path.clone(), key.clone(), "deleted"),
                 };
+                let is_described = self.loaded && applied.len() < changes::KEPT;
+                let effect = if is_described { self.world.effect(&change) } else { None };
                 if change.apply_to(&mut self.world) {
-                    applied.push((path.clone(), object, action));
+                    applied.push(Applied { file, object, action, effect });
                 }
             }
         }

@@ -183,7 +183,11 @@ struct Mesh {
 
 fn publisher(compiler: Compiler) -> Publisher {
     let limits = Limits { scopes: 20, of_identity: 6, views: 400, views_of_identity: 300 };
-    Publisher::new(Arc::default(), Settings { cluster_id: "Kubernetes".into(), limits }, compiler)
+    Publisher::new(
+        Arc::default(),
+        Settings { cluster_id: "Kubernetes".into(), generated: None, limits },
+        compiler,
+    )
 }
 
 impl Mesh {

@@ -8,6 +8,7 @@
 //! the object's kind and namespace, and the indexes of the kind.
 
 mod check;
+mod effect;
 mod endpoints;
 mod hosts;
 mod identify;
