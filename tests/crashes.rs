@@ -108,3 +108,15 @@ fn more_pods_than_allowed_are_refused_before_and_while_the_mesh_runs() {
     assert_eq!(ended.status.code(), Some(2), "{ended:?}");
     assert!(ended.stderr.contains("asks for 5 pods (Deployment shop/web for 5)"), "{ended:?}");
 }
+
+/// What happened after the last look at the sidecars counts for the verdict, too.
+#[test]
+fn failures_right_before_the_end_count() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml")).ready();
+    mesh.wait_status("front", "http://stock.shop/", &[], 200);
+    let answer = mesh.call("front", "http://stock.shop/status/503", &[]);
+    assert_eq!(answer.status, Some(503), "{answer:?}");
+    let ended = mesh.interrupt();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("shop/front -> shop/stock-v1: "), "{ended:?}");
+}

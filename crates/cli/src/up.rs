@@ -278,7 +278,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
             },
             _ = state.changed() => {
                 let now = state.borrow_and_update().clone();
-                show.readiness(&now)?;
+                show.readiness(&now, control).await?;
             }
             _ = confirm.tick(), if show.waiting.is_some() => {
                 let now = state.borrow().clone();
@@ -347,7 +347,7 @@ impl Told {
 
 impl Show {
     /// Tells of workloads that have become ready or have stopped being so, and of pods that came and went since.
-    fn readiness(&mut self, state: &State) -> anyhow::Result<()> {
+    async fn readiness(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         let mut pods: BTreeMap<String, Vec<&PodState>> = BTreeMap::new();
         for pod in &state.pods {
             pods.entry(format!("{}/{}", pod.namespace, pod.workload)).or_default().push(pod);
@@ -370,7 +370,7 @@ impl Show {
         self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
         self.settled = 0;
         if all && self.plain {
-            self.all_ready()?;
+            self.all_ready(state, control).await?;
         }
         Ok(())
     }
@@ -391,15 +391,17 @@ impl Show {
             self.line("warning: not every sidecar has taken its configuration")?;
         }
         if late || self.settled >= 2 {
-            self.all_ready()?;
+            self.all_ready(state, control).await?;
         }
         Ok(())
     }
 
-    fn all_ready(&mut self) -> anyhow::Result<()> {
+    async fn all_ready(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         self.waiting = None;
         if self.ready.is_none() {
             self.ready = Some(Instant::now());
+            // Traffic counts from here on, and not from the next look.
+            self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
             self.line(&format!("all {} workloads are ready after {time:.1} s", self.workloads.len()))?;
         }
