@@ -124,6 +124,11 @@ pub(crate) fn ticks() -> Ticks {
     ticks_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
+/// CPUs that /proc/stat counts, at least one.
+pub(crate) fn cores() -> usize {
+    cores_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
 /// Whether the kernel accounts CPU time by thread.
 pub(crate) fn available() -> bool {
     fs::metadata("/proc/self/schedstat").is_ok()
@@ -168,6 +173,11 @@ fn ticks_of(stat: &str) -> Ticks {
     Ticks { busy: all - at(3) - at(4), all, stolen: at(7) }
 }
 
+fn cores_of(stat: &str) -> usize {
+    // `cpu` is the sum of `cpu0`, `cpu1` and so on.
+    stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count().max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,6 +197,8 @@ mod tests {
         assert_eq!(kilobytes(status, "VmHWM:"), Some(6_508));
         let ticks = ticks_of("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n");
         assert_eq!(ticks, Ticks { busy: 81, all: 531, stolen: 8 });
+        assert_eq!(cores_of("cpu  3 4\ncpu0 1 2\ncpu11 2 2\nintr 7\n"), 2);
+        assert_eq!(cores_of(""), 1);
     }
 
     #[test]

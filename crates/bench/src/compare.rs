@@ -27,6 +27,7 @@ use crate::{
     load::{Idle, Load},
     peers::Peer,
     report::Machine,
+    results::{self, ResultFile},
     schedule::Schedule,
     stage::{self, Output, Turns, keep_first, minutes},
     topology::{self, Setup, Shape, Standing},
@@ -42,9 +43,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "EXPERIMENT,…", value_delimiter = ',', value_enum)]
     only: Vec<Experiment>,
 
-    /// Where the result goes, as JSON.
-    #[arg(long, value_name = "FILE", default_value = "skysail-bench-compare.json")]
-    result: PathBuf,
+    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
 
     /// Where a page with tables and plots goes; it needs nothing but itself.
     #[arg(long, value_name = "FILE")]
@@ -73,18 +74,18 @@ const REST: Duration = Duration::from_secs(2);
 /// Measures, writes the result file and prints the result. Says whether all of it was measured.
 pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     if let Some(html) = &args.html {
-        stage::check_writable("--html", html)?;
+        results::check_writable("--html", html)?;
     }
     if let Some(file) = &args.from {
         let mut comparison = read(file)?;
         comparison.summarize();
-        show(&args, &comparison)?;
+        show(&args, &comparison, file)?;
         return Ok(complete(&comparison));
     }
     keep_first(&mut args.only);
     let usual = [&Peer::ALL[..], &[Peer::Relay]].concat();
     let peers = args.turns.programs(&usual)?;
-    stage::check_writable("--result", &args.result)?;
+    let result = ResultFile::new(args.result.as_deref(), "compare")?;
     let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
     let (turns, skipped) = plan(&args.only, &names, args.turns.rounds);
     for one in &skipped {
@@ -104,9 +105,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     runtime.shutdown_background();
     drop(stage);
     comparison.summarize();
-    let json = serde_json::to_string_pretty(&comparison)?;
-    write(&args.result, &format!("{json}\n"))?;
-    show(&args, &comparison)?;
+    let (file, _) = result.write(&comparison)?;
+    show(&args, &comparison, &file)?;
     Ok(complete(&comparison))
 }
 
@@ -118,10 +118,6 @@ fn read(file: &Path) -> anyhow::Result<Comparison> {
         bail!("{} is no result of bench compare in format 1", file.display());
     }
     Ok(comparison)
-}
-
-fn write(file: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// All turns in the order in which they are taken, and those that cannot be.
@@ -296,20 +292,16 @@ fn commit() -> Option<String> {
     Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
 }
 
-/// Prints the result and writes the page.
-fn show(args: &Args, comparison: &Comparison) -> anyhow::Result<()> {
+/// Prints the result, which `file` holds, and writes the page.
+fn show(args: &Args, comparison: &Comparison, file: &Path) -> anyhow::Result<()> {
     if let Some(html) = &args.html {
-        write(html, &page::page(comparison))?;
+        fs::write(html, page::page(comparison))
+            .with_context(|| format!("cannot write {}", html.display()))?;
     }
     match args.turns.output {
         Output::Table => {
-            let file = args.from.as_ref().unwrap_or(&args.result);
             stdio::print(table::tables(comparison))?;
-            stdio::print(format_args!(
-                "Medians (min–max) of {} rounds; all of it in {}.",
-                comparison.settings.rounds,
-                file.display()
-            ))?;
+            stdio::print(format_args!("The result is in {}.", file.display()))?;
         }
         Output::Json => stdio::print(serde_json::to_string_pretty(comparison)?)?,
     }

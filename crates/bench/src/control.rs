@@ -11,17 +11,16 @@ mod learn;
 mod mesh;
 mod message;
 mod sidecar;
+mod table;
 
 use std::{
     ffi::OsString,
-    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
-use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use skysail_core::stdio;
@@ -35,10 +34,11 @@ pub(crate) use self::{
 };
 use self::{mesh::Change, message::Kind};
 use crate::{
-    accounting, certificates,
+    accounting, busy, certificates,
     child::{Running, Scheduling},
     clock, namespace,
     report::Machine,
+    results::ResultFile,
     stage::{self, Output, seconds},
     stream::Tls,
 };
@@ -135,9 +135,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Where the result goes, as JSON.
-    #[arg(long, value_name = "FILE", default_value = "skysail-bench-control.json")]
-    result: PathBuf,
+    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
 
     /// What is printed at the end.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
@@ -235,38 +235,46 @@ struct Spread {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
-    stage::check_writable("--result", &args.result)?;
+    let name = if args.hostile { "control-hostile" } else { "control" };
+    let file = ResultFile::new(args.result.as_deref(), name)?;
     let files = raise_files()?;
     let connections = u64::from(args.sidecars.div_ceil(args.streams));
     ensure!(
         connections + OTHER_FILES <= files,
         "{connections} connections need as many files, of which a process may have {files} here: put more sidecars on each with --streams"
     );
+    let busy = busy::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
         stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
     }
-    let machine = stage::machine(Some("not asked for"), &network);
+    let machine = stage::machine(Some("not asked for"), &network, Some(busy));
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if args.hostile {
         let report = runtime.block_on(hostile::measure(args, folder.path(), machine))?;
-        finish(args, &report, |report| report.table())?;
+        finish(args, file, &report, |report| report.table())?;
     } else {
         let report = runtime.block_on(measure(args, folder.path(), machine))?;
-        finish(args, &report, Report::table)?;
+        finish(args, file, &report, Report::table)?;
     }
     Ok(true)
 }
 
 /// Writes the result file and prints the result.
-fn finish<R: Serialize>(args: &Args, report: &R, table: impl Fn(&R) -> String) -> anyhow::Result<()> {
-    let json = serde_json::to_string_pretty(report)?;
-    fs::write(&args.result, format!("{json}\n"))
-        .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
+fn finish<R: Serialize>(
+    args: &Args,
+    file: ResultFile,
+    report: &R,
+    table: impl Fn(&R) -> String,
+) -> anyhow::Result<()> {
+    let (file, json) = file.write(report)?;
     match args.output {
-        Output::Table => stdio::print(table(report))?,
+        Output::Table => {
+            stdio::print(table(report))?;
+            stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
+        }
         Output::Json => stdio::print(json)?,
     }
     Ok(())
@@ -531,71 +539,6 @@ impl Spread {
             values.get(index).copied().unwrap_or_default() as f64 / 1e6
         };
         Self { p50: at(0.5), p99: at(0.99), last: at(1.0) }
-    }
-}
-
-impl Report {
-    fn table(&self) -> String {
-        let Self { settings, connect, .. } = self;
-        let mut rows = vec![
-            ("start to serving".to_owned(), format!("{:.2} s, {:.0} MB", self.start_seconds, self.idle_mb)),
-            (
-                format!("{} sidecars connected and configured", settings.sidecars),
-                format!("{:.0} a second; each after {}", connect.per_second, connect.ms.text()),
-            ),
-            (
-                "CPU for each".to_owned(),
-                format!("{:.2} ms (this driver: {:.2} ms)", connect.cpu_ms_each, connect.driver_cpu_ms_each),
-            ),
-            (
-                "sent to each".to_owned(),
-                format!("{:.1} kB, {:.0} resources", connect.kilobytes_each, connect.resources_each),
-            ),
-            (
-                "resident memory".to_owned(),
-                format!(
-                    "{:.0} MB (at most {:.0}; {:.1} kB a sidecar)",
-                    connect.resident_mb,
-                    connect.peak_mb,
-                    (connect.resident_mb - self.idle_mb) * 1e3 / f64::from(settings.sidecars)
-                ),
-            ),
-        ];
-        for told in &self.changes {
-            rows.push((
-                format!("{:?} changes, at {} sidecars", told.change, told.sidecars),
-                format!(
-                    "P50 {:.1} ms, P99 {:.1}, the last {:.1} (at most {:.1}); CPU {:.1} ms; {:.0} bytes to each",
-                    told.ms.p50,
-                    told.ms.p99,
-                    told.last_ms,
-                    told.ms.last,
-                    told.cpu_ms,
-                    told.bytes_each
-                ),
-            ));
-        }
-        if let Some(churn) = &self.churn {
-            rows.push((
-                format!("{} % go and come back", churn.percent),
-                format!(
-                    "{:.0} a second; CPU {:.2} ms each; each after {}; {} changes; MB by tenths: {}",
-                    churn.per_second,
-                    churn.cpu_ms_each,
-                    churn.ms.text(),
-                    churn.changes,
-                    churn.resident_mb.iter().map(|mb| format!("{mb:.0}")).collect::<Vec<_>>().join(" "),
-                ),
-            ));
-        }
-        rows.push(("resident memory once all have left".to_owned(), format!("{:.0} MB", self.left_mb)));
-        let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        table.set_header(["", "skysaild"]);
-        for (what, value) in rows {
-            table.add_row([what, value]);
-        }
-        table.to_string()
     }
 }
 

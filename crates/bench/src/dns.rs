@@ -14,18 +14,18 @@ use std::{
 };
 
 use anyhow::Context as _;
-use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use serde::Serialize;
 use serde_json::{Value, json};
 use skysail_core::stdio;
 
 use self::server::Questions;
 use crate::{
-    certificates,
+    busy, certificates,
     child::{Running, Scheduling},
     control::{self, Fleet, Form, Mesh, Plan, Server, Subscription, learn},
-    namespace, peers,
+    layout, namespace, peers,
     report::Machine,
+    results::ResultFile,
     stage::{self, Output, seconds},
 };
 
@@ -67,9 +67,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Where the result goes, as JSON.
-    #[arg(long, value_name = "FILE", default_value = "skysail-bench-dns.json")]
-    result: PathBuf,
+    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
 
     /// What is printed at the end.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
@@ -113,22 +113,24 @@ struct Asked {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
-    stage::check_writable("--result", &args.result)?;
+    let file = ResultFile::new(args.result.as_deref(), "dns")?;
     control::raise_files()?;
+    let busy = busy::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
         stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
     }
-    let machine = stage::machine(Some("not asked for"), &network);
+    let machine = stage::machine(Some("not asked for"), &network, Some(busy));
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, folder.path(), machine))?;
-    let json = serde_json::to_string_pretty(&report)?;
-    fs::write(&args.result, format!("{json}\n"))
-        .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
+    let (file, json) = file.write(&report)?;
     match args.output {
-        Output::Table => stdio::print(report.table())?,
+        Output::Table => {
+            stdio::print(report.table())?;
+            stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
+        }
         Output::Json => stdio::print(json)?,
     }
     Ok(true)
@@ -277,24 +279,48 @@ impl Asked {
 impl Report {
     fn table(&self) -> String {
         let Self { settings, skysail, .. } = self;
-        let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        table.set_header(["questions to DNS servers a second", "measured"]);
         let sidecars = settings.sidecars;
-        let mut row = |what: String, asked: &Asked, per_second: f64| {
+        let row = |what: String, asked: &Asked, per_second: f64| {
             let counted = format!("{} A and {} AAAA in {:.0} s", asked.v4, asked.v6, asked.seconds);
-            table.add_row([what, format!("{per_second:.1} ({counted})")]);
+            vec![what, format!("{per_second:.1} ({counted})")]
         };
-        row(format!("skysaild, for {sidecars} sidecars"), skysail, skysail.per_second);
+        let mut rows = vec![row(format!("skysaild, for {sidecars} sidecars"), skysail, skysail.per_second)];
         if let Some(envoy) = &self.envoy {
-            row("one Envoy".to_owned(), envoy, envoy.per_second);
+            rows.push(row("one Envoy".to_owned(), envoy, envoy.per_second));
         }
         if let Some(all) = self.envoys_per_second {
-            table.add_row([
+            rows.push(vec![
                 format!("the same times {sidecars}, as each asks for itself"),
                 format!("{all:.0}"),
             ]);
         }
-        table.to_string()
+        let head = ["questions to DNS servers a second", "measured"].map(str::to_owned);
+        layout::tables(2, &head, &rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_a_terminal() {
+        let asked = |v4| Asked { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
+        let report = Report {
+            format: 1,
+            benchmark: "dns",
+            version: "0",
+            started: 0,
+            machine: stage::machine(None, &Ok(()), None),
+            settings: Settings { sidecars: 10_000, names: 1_000, ttl: 5 },
+            skysail: asked(720_000),
+            envoy: Some(asked(7_200_000)),
+            envoys_per_second: Some(80_000_000.0),
+        };
+        let text = report.table();
+        layout::assert_fits(&text);
+        assert!(text.contains("| skysaild, for 10000 sidecars "), "{text}");
+        assert!(text.contains("| 400.0 (720000 A and 720000 AAAA in 3600 s) "), "{text}");
+        assert!(text.contains("| 80000000 "), "{text}");
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     load::{self, Traffic},
     peers::{self, Peer, Places},
     report::{Machine, Program},
+    results,
     stage::{self, Output, Stage, keep_first},
     topology::{Setup, Shape, Standing, Topology},
 };
@@ -170,7 +171,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     }
     let baseline = args.baseline.as_deref().map(read).transpose()?;
     if let Some(file) = &args.write_baseline {
-        stage::check_writable("--write-baseline", file)?;
+        results::check_writable("--write-baseline", file)?;
     }
     let mut stage = Stage::enter(false)?;
     stage.setup.under = command(&valgrind, &stage.setup.folder);
@@ -419,6 +420,7 @@ mod tests {
                 cpu: String::new(),
                 cpus: 1,
                 load: 0.0,
+                busy: None,
                 network: String::new(),
                 congestion_control: String::new(),
                 scheduling: String::new(),

@@ -4,18 +4,17 @@
 //! machine does in the meantime hits all alike.
 
 use std::{
-    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
 use skysail_core::{shutdown, stdio};
 
 use crate::{
     load::{Load, Traffic},
     peers::{Peer, Protocol},
     report::{Machine, Report, Run, Settings},
+    results::ResultFile,
     schedule::Schedule,
     stage::{self, Output, Turns, keep_first, minutes},
     topology::{self, Measurement, Setup, Shape, Topology},
@@ -47,9 +46,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
     workers: u32,
 
-    /// Where the result goes, as JSON.
-    #[arg(long, value_name = "FILE", default_value = "skysail-bench-latency.json")]
-    result: PathBuf,
+    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
 }
 
 /// One turn to take.
@@ -68,7 +67,7 @@ const OVERHEAD: Duration = Duration::from_millis(1_300);
 pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     keep_first(&mut args.connections);
     let peers = args.turns.programs(&Peer::ALL)?;
-    stage::check_writable("--result", &args.result)?;
+    let file = ResultFile::new(args.result.as_deref(), "latency")?;
     let stage = args.turns.stage()?;
     let mut report = new_report(&args, &peers, stage.machine.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -79,7 +78,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
         }
     })?;
     drop(stage);
-    finish(&args, report)
+    finish(&args, file, report)
 }
 
 async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs: &mut Vec<Run>) {
@@ -203,19 +202,13 @@ fn new_report(args: &Args, peers: &[(Peer, PathBuf)], machine: Machine) -> Repor
 }
 
 /// Writes and prints the result, and says whether it is complete.
-fn finish(args: &Args, mut report: Report) -> anyhow::Result<bool> {
+fn finish(args: &Args, file: ResultFile, mut report: Report) -> anyhow::Result<bool> {
     report.summarize();
-    let json = serde_json::to_string_pretty(&report)?;
-    fs::write(&args.result, format!("{json}\n"))
-        .with_context(|| format!("cannot write the result to {}", args.result.display()))?;
+    let (file, json) = file.write(&report)?;
     match args.turns.output {
         Output::Table => {
             stdio::print(report.tables())?;
-            let file = args.result.display();
-            stdio::print(format_args!(
-                "Medians (min–max) of {} rounds; all of it in {file}.",
-                args.turns.rounds
-            ))?;
+            stdio::print(format_args!("The result is in {}.", file.display()))?;
         }
         Output::Json => stdio::print(json)?,
     }

@@ -17,6 +17,7 @@ mod sign;
 mod stage;
 
 mod report;
+mod results;
 mod topology;
 
 mod load;
@@ -25,6 +26,7 @@ mod relay;
 mod serve;
 
 mod accounting;
+mod busy;
 mod callgrind;
 mod certificates;
 mod child;
@@ -32,6 +34,7 @@ mod clock;
 mod cpus;
 mod envoy;
 mod http1;
+mod layout;
 mod namespace;
 mod schedule;
 mod stream;

@@ -5,10 +5,9 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use serde::{Deserialize, Serialize};
 
-use crate::topology::Measurement;
+use crate::{busy::Busy, layout, topology::Measurement};
 
 /// The result file. Its form is described in `docs/benchmarks.md`.
 #[derive(Debug, Serialize)]
@@ -37,6 +36,9 @@ pub(crate) struct Machine {
     pub(crate) cpus: usize,
     /// Load average at the start.
     pub(crate) load: f64,
+    /// Other processes before the first turn; absent where they do not matter and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) busy: Option<Busy>,
     /// `own namespace`, or why not.
     pub(crate) network: String,
     pub(crate) congestion_control: String,
@@ -180,7 +182,7 @@ impl Report {
             .collect()
     }
 
-    /// Tables for people, in Markdown.
+    /// Tables for people, in Markdown, and what is to be known to read them.
     pub(crate) fn tables(&self) -> String {
         let mut text = String::new();
         for topology in &self.settings.topologies {
@@ -190,24 +192,33 @@ impl Report {
                 let _ = write!(text, "### {topology}\n\n{}\n\n", table(&rows));
             }
         }
-        for one in &self.comparisons {
-            let mut parts = Vec::new();
-            for (name, what) in [
-                ("cpu_proxies_us_per_request", "CPU"),
-                ("rss_proxies_kb", "RSS"),
-                ("added_p50_us", "added P50"),
-            ] {
-                parts.extend(one.ratios.get(name).map(|ratio| format!("{what} {}", cell(ratio, 1.0, 2))));
-            }
-            let Comparison { topology, connections, peer, other, .. } = one;
-            let _ = writeln!(
-                text,
-                "{peer} / {other}, {topology}, {connections} connections: {}",
-                parts.join(", ")
-            );
+        if !self.comparisons.is_empty() {
+            let _ = write!(text, "### ratios\n\n{}\n\n", ratios(&self.comparisons));
+        }
+        for line in self.legend() {
+            let _ = writeln!(text, "{}", layout::paragraph(&line));
         }
         text
     }
+
+    fn legend(&self) -> Vec<String> {
+        let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned()];
+        if let Some(Comparison { peer, other, .. }) = self.comparisons.first() {
+            lines.push(format!(
+                "{peer} / {other}: {peer}'s figure divided by {other}'s of the same round; 0.50 is half as much. \
+                 \"-\": a figure is missing, or {other}'s is not above 0."
+            ));
+        }
+        lines
+    }
+}
+
+/// Explains figures and the column `failed`, for all tables with rounds.
+pub(crate) fn legend(rounds: u32) -> String {
+    format!(
+        "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed. A turn fails \
+         if a process ends or more than 1 % of its requests fail; the figures leave it out."
+    )
 }
 
 /// What a turn's figures are called in summaries.
@@ -260,41 +271,65 @@ pub(crate) fn spread(mut values: Vec<f64>) -> Option<Spread> {
 
 const COLUMNS: [(&str, &str, f64, usize); 13] = [
     ("P50 µs", "latency_p50_us", 1.0, 0),
-    ("P90", "latency_p90_us", 1.0, 0),
-    ("P99", "latency_p99_us", 1.0, 0),
-    ("P99.9", "latency_p99_9_us", 1.0, 0),
-    ("added P50", "added_p50_us", 1.0, 0),
-    ("added P99", "added_p99_us", 1.0, 0),
-    ("CPU µs/request, proxies", "cpu_proxies_us_per_request", 1.0, 1),
-    ("of it user", "cpu_user_proxies_us_per_request", 1.0, 1),
-    ("CPU, client + server", "cpu_ends_us_per_request", 1.0, 1),
-    ("RSS MB, client's proxy", "rss_client_proxy_kb", 1024.0, 1),
-    ("RSS MB, server's proxy", "rss_server_proxy_kb", 1024.0, 1),
-    ("PSS MB, server's proxy", "pss_server_proxy_kb", 1024.0, 1),
+    ("P90 µs", "latency_p90_us", 1.0, 0),
+    ("P99 µs", "latency_p99_us", 1.0, 0),
+    ("P99.9 µs", "latency_p99_9_us", 1.0, 0),
+    ("added P50 µs", "added_p50_us", 1.0, 0),
+    ("added P99 µs", "added_p99_us", 1.0, 0),
+    ("proxies CPU µs", "cpu_proxies_us_per_request", 1.0, 1),
+    ("user µs", "cpu_user_proxies_us_per_request", 1.0, 1),
+    ("ends CPU µs", "cpu_ends_us_per_request", 1.0, 1),
+    ("client RSS MB", "rss_client_proxy_kb", 1024.0, 1),
+    ("server RSS MB", "rss_server_proxy_kb", 1024.0, 1),
+    ("server PSS MB", "pss_server_proxy_kb", 1024.0, 1),
     ("others' CPUs", "other_cpus", 1.0, 2),
 ];
 
-fn table(rows: &[&Row]) -> Table {
+const COSTS: &str = "CPU: for a request; proxies: of all proxies, user: the part in user space, ends: client and server. RSS, PSS: \
+    memory of the client's and of the server's proxy. added: over the baseline of the same round.";
+
+fn table(rows: &[&Row]) -> String {
     let columns: Vec<_> = COLUMNS
         .iter()
         .filter(|(_, name, ..)| rows.iter().any(|row| row.metrics.contains_key(*name)))
         .collect();
-    let mut table = Table::new();
-    table.load_style(ASCII_MARKDOWN);
     let titles = columns.iter().map(|(title, ..)| *title);
-    table.set_header(["connections", "peer"].into_iter().chain(titles).chain(["failed"]));
-    for row in rows {
+    let head = ["connections", "peer", "failed"].into_iter().chain(titles);
+    let line = |row: &&Row| {
         let cells = columns.iter().map(|(_, name, unit, digits)| {
             row.metrics.get(*name).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         });
-        let start = [row.connections.to_string(), row.peer.unwrap_or("-").to_owned()];
-        let failed = format!("{}/{}", row.failed, row.failed + row.rounds);
-        table.add_row(start.into_iter().chain(cells).chain([failed]));
-    }
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+        let start =
+            [row.connections.to_string(), row.peer.unwrap_or("-").to_owned(), failed(row.failed, row.rounds)];
+        start.into_iter().chain(cells).collect()
+    };
+    let head: Vec<String> = head.map(str::to_owned).collect();
+    layout::tables(2, &head, &rows.iter().map(line).collect::<Vec<_>>())
+}
+
+fn ratios(comparisons: &[Comparison]) -> String {
+    let columns = [
+        ("CPU", "cpu_proxies_us_per_request"),
+        ("RSS", "rss_proxies_kb"),
+        ("added P50", "added_p50_us"),
+        ("added P99", "added_p99_us"),
+    ];
+    let head = ["topology", "connections", "ratio"].into_iter().chain(columns.map(|(title, _)| title));
+    let line = |one: &Comparison| {
+        let start =
+            [one.topology.to_owned(), one.connections.to_string(), format!("{} / {}", one.peer, one.other)];
+        let ratio = |(_, name): (&str, &str)| {
+            one.ratios.get(name).map_or_else(|| "-".to_owned(), |ratio| cell(ratio, 1.0, 2))
+        };
+        start.into_iter().chain(columns.map(ratio)).collect()
+    };
+    let head: Vec<String> = head.map(str::to_owned).collect();
+    layout::tables(3, &head, &comparisons.iter().map(line).collect::<Vec<_>>())
+}
+
+/// Turns that failed of all turns, as in `0/3`.
+pub(crate) fn failed(failed: usize, rounds: usize) -> String {
+    format!("{failed}/{}", failed + rounds)
 }
 
 /// Median and range as text.

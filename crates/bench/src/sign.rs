@@ -10,6 +10,8 @@ use anyhow::{Context as _, anyhow};
 use skysail_core::{SpiffeId, names::TOKEN_AUDIENCE, stdio};
 use skysail_identity::{Authority, Csr, Issuer, KeyAndCsr, ServiceAccount, Verifier};
 
+use crate::busy;
+
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// The clock is looked at after so many.
 const BETWEEN_LOOKS: u32 = 16;
@@ -72,6 +74,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
         Some(threads) => threads.max(1),
         None => thread::available_parallelism().context("counting CPUs")?.get(),
     };
+    busy::observe();
     let length = Duration::from_secs(args.seconds.max(1));
     let setting = &Setting::new()?;
     let csr = setting.request()?;
@@ -104,5 +107,21 @@ fn rate(length: Duration, mut what: impl FnMut() -> anyhow::Result<()>) -> anyho
 }
 
 fn print(what: &str, rate: f64) -> anyhow::Result<()> {
-    Ok(stdio::print(format_args!("{what:40} {rate:8.0} a second, {:6.1} µs each", 1e6 / rate))?)
+    Ok(stdio::print(line(what, rate))?)
+}
+
+fn line(what: &str, rate: f64) -> String {
+    format!("{what:40} {rate:8.0} a second, {:6.1} µs each", 1e6 / rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_fit_a_terminal() {
+        let text = line("all of it, 1024 threads", 123_456.0);
+        crate::layout::assert_fits(&text);
+        assert_eq!(text, "all of it, 1024 threads                    123456 a second,    8.1 µs each");
+    }
 }

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::{
     accounting,
+    busy::{self, Busy},
     certificates::Certificates,
     child, namespace,
     peers::{Peer, Places},
@@ -80,7 +81,10 @@ impl Turns {
             accounting::available(),
             "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
         );
-        Stage::enter(!self.no_realtime)
+        let busy = busy::observe();
+        let mut stage = Stage::enter(!self.no_realtime)?;
+        stage.machine.busy = Some(busy);
+        Ok(stage)
     }
 }
 
@@ -119,12 +123,13 @@ impl Stage {
             realtime: scheduling.is_ok(),
             under: Vec::new(),
         };
-        Ok(Self { setup, machine: machine(scheduling.err().as_deref(), &network), _folder: folder })
+        let machine = machine(scheduling.err().as_deref(), &network, None);
+        Ok(Self { setup, machine, _folder: folder })
     }
 }
 
 /// What is known of the machine; `no_realtime` says why there is no real-time scheduling.
-pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>) -> Machine {
+pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>, busy: Option<Busy>) -> Machine {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = text("/proc/cpuinfo");
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -133,6 +138,7 @@ pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>) -> Ma
         cpu: cpu.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned()),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         load: text("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default(),
+        busy,
         network: match network {
             Ok(()) => "own namespace".to_owned(),
             Err(error) => format!("the machine's loopback: {error}"),
@@ -160,17 +166,6 @@ pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     let text = String::from_utf8_lossy(&text);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
     Program { file: program.display().to_string(), version: line.to_owned() }
-}
-
-/// Fails, naming the option, if a file cannot be written, which is found out without leaving anything behind.
-pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let checked = if file.exists() {
-        fs::OpenOptions::new().append(true).open(file).map(drop)
-    } else {
-        tempfile::tempfile_in(folder).map(drop)
-    };
-    checked.with_context(|| format!("{option} {}: it cannot be written", file.display()))
 }
 
 /// Drops what was given before: a turn is known by its settings.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -17,6 +17,15 @@ fn bench(folder: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
+/// The only file in the folder whose name begins so.
+fn the_file(folder: &Path, prefix: &str) -> PathBuf {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let named = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(prefix);
+    let files: Vec<PathBuf> = files.filter(named).collect();
+    let [file] = files.as_slice() else { panic!("{files:?}") };
+    file.clone()
+}
+
 #[test]
 fn half_a_second_of_baseline_gives_a_result_file_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
@@ -28,12 +37,14 @@ fn half_a_second_of_baseline_gives_a_result_file_and_nothing_else() {
     assert!(errors.contains("[2/2, 0 s left] round 1, 4 connections, baseline"), "{errors}");
 
     let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let written = std::fs::read(folder.path().join("skysail-bench-latency.json")).unwrap();
+    let written = std::fs::read(the_file(folder.path(), "skysail-bench-latency-")).unwrap();
     assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 
     assert_eq!(printed["benchmark"], "latency");
     assert_eq!(printed["interrupted"], false);
+    let busy = &printed["machine"]["busy"];
+    assert!(busy["cores"].as_f64().unwrap() <= busy["of"].as_f64().unwrap(), "{busy}");
     let runs = printed["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 2);
     for run in runs {
@@ -71,6 +82,21 @@ fn a_result_that_cannot_be_written_is_refused_before_anything_runs() {
 }
 
 #[test]
+fn an_earlier_result_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let earlier = folder.path().join("earlier.json");
+    std::fs::write(&earlier, "earlier").unwrap();
+    for benchmark in ["latency", "compare", "control", "dns"] {
+        let output = bench(folder.path(), &[benchmark, "--result", "earlier.json"]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("--result earlier.json: the file exists"), "{errors}");
+    }
+    assert_eq!(std::fs::read_to_string(&earlier).unwrap(), "earlier");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = "compare --peers skysail,relay --only pair,flat-out,http2,tcp,handshakes --rounds 1 --seconds 1 \
@@ -84,7 +110,8 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     );
 
     let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let written = std::fs::read(folder.path().join("skysail-bench-compare.json")).unwrap();
+    let result = the_file(folder.path(), "skysail-bench-compare-");
+    let written = std::fs::read(&result).unwrap();
     assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
     assert_eq!((&printed["benchmark"], &printed["interrupted"]), (&"compare".into(), &false.into()));
     let runs = printed["runs"].as_array().unwrap();
@@ -100,7 +127,7 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
     assert!(page.contains("<svg ") && page.contains("1,000 rps, 16 connections"));
 
-    let again = bench(folder.path(), &["compare", "--from", "skysail-bench-compare.json"]);
+    let again = bench(folder.path(), &["compare", "--from", result.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&again.stdout);
     assert!(again.status.success() && text.contains("### flat-out") && text.contains("× relay"), "{text}");
 }

@@ -2,13 +2,14 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
-
 use super::{
     experiments::Experiment,
-    result::{Comparison, Row, Shown},
+    result::{Comparison, Row, Shown, Skipped},
 };
-use crate::report::cell;
+use crate::{
+    layout,
+    report::{self, cell},
+};
 
 /// Title, metric, unit, digits. An experiment has the columns of which it has figures; the result file has more.
 const COLUMNS: [(&str, &str, f64, usize); 31] = [
@@ -20,27 +21,27 @@ const COLUMNS: [(&str, &str, f64, usize); 31] = [
     ("GB/s", "gb_per_second", 1.0, 2),
     ("GB per CPU second", "gb_per_cpu_second", 1.0, 2),
     ("CPU µs", "cpu_proxies_us_per_request", 1.0, 1),
-    ("of it user", "cpu_user_proxies_us_per_request", 1.0, 1),
-    ("kernel", "cpu_kernel_proxies_us_per_request", 1.0, 1),
+    ("user µs", "cpu_user_proxies_us_per_request", 1.0, 1),
+    ("kernel µs", "cpu_kernel_proxies_us_per_request", 1.0, 1),
     ("× relay", "ratio_to_relay", 1.0, 2),
     ("P50 µs", "latency_p50_us", 1.0, 0),
-    ("P99", "latency_p99_us", 1.0, 0),
-    ("any answer P50", "any_p50_us", 1.0, 0),
-    ("P99", "any_p99_us", 1.0, 0),
-    ("P99 before", "calm_p99_us", 1.0, 0),
+    ("P99 µs", "latency_p99_us", 1.0, 0),
+    ("any answer P50 µs", "any_p50_us", 1.0, 0),
+    ("any answer P99 µs", "any_p99_us", 1.0, 0),
+    ("P99 µs before", "calm_p99_us", 1.0, 0),
     ("recovery ms", "recovery_ms", 1.0, 0),
     ("connections", "surge_connections", 1.0, 0),
     ("most RSS MB", "rss_most_kb", 1_024.0, 1),
-    ("added P50", "added_p50_us", 1.0, 0),
-    ("added P99", "added_p99_us", 1.0, 0),
+    ("added P50 µs", "added_p50_us", 1.0, 0),
+    ("added P99 µs", "added_p99_us", 1.0, 0),
     ("resumed %", "resumed_percent", 1.0, 0),
     ("RSS MB", "rss_kb", 1_024.0, 1),
     ("PSS MB", "pss_kb", 1_024.0, 1),
     ("RSS MB, 1,000 idle", "rss_1000_kb", 1_024.0, 1),
-    ("bytes each", "bytes_per_connection_1000", 1.0, 0),
+    ("bytes each of 1,000", "bytes_per_connection_1000", 1.0, 0),
     ("RSS MB, 10,000 idle", "rss_10000_kb", 1_024.0, 1),
-    ("bytes each", "bytes_per_connection_10000", 1.0, 0),
-    ("RSS MB, server's proxy", "rss_server_proxy_kb", 1_024.0, 1),
+    ("bytes each of 10,000", "bytes_per_connection_10000", 1.0, 0),
+    ("server RSS MB", "rss_server_proxy_kb", 1_024.0, 1),
     ("others' CPUs", "other_cpus", 1.0, 2),
     (FIRST, "first_to_this", 1.0, 2),
 ];
@@ -63,18 +64,17 @@ pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<Cells> 
         .iter()
         .filter(|(_, name, ..)| rows.iter().any(|row| row.metrics.contains_key(*name)))
         .collect();
-    let first = comparison.settings.peers.first().map_or("", String::as_str);
-    let mut head = vec!["setting".to_owned(), "peer".to_owned()];
+    let first = first(comparison);
+    let mut head = ["setting", "peer", "failed"].map(str::to_owned).to_vec();
     head.extend(columns.iter().map(|(title, ..)| {
         if *title == FIRST { format!("{first} / this one") } else { (*title).to_owned() }
     }));
-    head.push("failed".to_owned());
     let line = |row: &&Row| {
-        let mut line = vec![row.setting.clone(), row.peer.clone().unwrap_or_else(|| "none".to_owned())];
+        let peer = row.peer.clone().unwrap_or_else(|| "none".to_owned());
+        let mut line = vec![row.setting.clone(), peer, report::failed(row.failed, row.rounds)];
         line.extend(columns.iter().map(|(_, name, unit, digits)| {
             row.metrics.get(*name).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         }));
-        line.push(format!("{}/{}", row.failed, row.failed + row.rounds));
         line
     };
     Some(Cells { head, rows: rows.iter().map(line).collect() })
@@ -85,24 +85,48 @@ pub(super) fn tables(comparison: &Comparison) -> String {
     let mut text = String::new();
     for experiment in &comparison.settings.experiments {
         let Some(Cells { head, rows }) = cells(comparison, experiment) else { continue };
-        let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        table.set_header(head);
-        table.add_rows(rows);
-        for column in table.column_iter_mut() {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let title = layout::paragraph(&format!("{}.", Experiment::title(experiment)));
         // Writing to a String cannot fail.
-        let _ = write!(text, "### {experiment}\n\n{}.\n\n{table}\n\n", Experiment::title(experiment));
+        let _ = write!(text, "### {experiment}\n\n{title}\n\n{}\n\n", layout::tables(2, &head, &rows));
+    }
+    for line in legend(comparison) {
+        let _ = writeln!(text, "{}", layout::paragraph(&line));
     }
     for skipped in &comparison.skipped {
-        let _ = writeln!(
-            text,
-            "{}, {}: without {}, since {}.",
-            skipped.experiment, skipped.setting, skipped.peer, skipped.reason
-        );
+        let Skipped { experiment, setting, peer, reason } = skipped;
+        let line = format!("{experiment}, {setting}: without {peer}, since {reason}.");
+        let _ = writeln!(text, "{}", layout::paragraph(&line));
     }
     text
+}
+
+/// Explains the figures and those columns whose title does not.
+fn legend(comparison: &Comparison) -> Vec<String> {
+    let has = |metric: &str| comparison.summary.iter().any(|row| row.metrics.contains_key(metric));
+    let mut lines = vec![report::legend(comparison.settings.rounds)];
+    if has("cpu_proxies_us_per_request") {
+        lines.push(
+            "CPU µs: of all proxies, for a request; in handshakes for a connection with its request, in tcp for a megabyte."
+                .to_owned(),
+        );
+    }
+    if has("ratio_to_relay") {
+        lines.push(
+            "× relay: this peer's CPU divided by the relay's of the same round; 2.00 is twice as much."
+                .to_owned(),
+        );
+    }
+    if has("first_to_this") {
+        let first = first(comparison);
+        lines.push(format!(
+            "{first} / this one: {first}'s CPU (in memory: RSS) divided by this peer's of the same round; 0.50 is half as much."
+        ));
+    }
+    lines
+}
+
+fn first(comparison: &Comparison) -> &str {
+    comparison.settings.peers.first().map_or("", String::as_str)
 }
 
 /// One turn in a line.

@@ -1,4 +1,7 @@
-use super::*;
+use std::collections::BTreeMap;
+
+use super::{result::Row, *};
+use crate::report::Spread;
 
 /// Two rounds as they were once, with one turn that failed.
 fn recorded() -> Comparison {
@@ -63,12 +66,48 @@ fn tables_have_the_columns_that_there_are_figures_for() {
     let text = table::tables(&recorded());
     let of = |experiment: &str| {
         let start = text.find(&format!("### {experiment}\n")).unwrap();
-        text[start..].split("###").nth(1).unwrap()
+        text[start..].split("###").nth(1).unwrap().split("\nFigures: ").next().unwrap()
     };
     assert!(of("pair").contains("added P50") && of("pair").contains("× relay"), "{text}");
     assert!(of("tcp").contains("GB per CPU second") && !of("tcp").contains("P50"), "{text}");
     assert!(of("memory").contains("RSS MB, 10,000 idle") && !of("memory").contains("CPU"), "{text}");
     assert!(text.contains("memory, one cluster: without relay, since the relay holds no"), "{text}");
+    for explained in
+        ["failed 0/2: 0 of 2 turns failed.", "× relay: this peer's CPU", "skysail / this one: skysail's CPU"]
+    {
+        assert!(text.contains(explained), "{explained}: {text}");
+    }
+}
+
+#[test]
+fn tables_fit_a_terminal_whatever_was_measured() {
+    let mut comparison = recorded();
+    comparison.settings.experiments =
+        Experiment::ALL.iter().map(|experiment| experiment.name().to_owned()).collect();
+    let long = Spread { median: 1_234_567.8, min: 1_000_000.0, max: 7_654_321.0 };
+    // Every experiment has all settings and all figures of any.
+    let metrics: BTreeMap<String, Spread> = comparison
+        .summary
+        .iter()
+        .flat_map(|row| row.metrics.keys().cloned())
+        .map(|name| (name, long))
+        .collect();
+    comparison.summary = SETTINGS
+        .iter()
+        .map(|setting| Row {
+            experiment: setting.experiment.name().to_owned(),
+            setting: setting.name.to_owned(),
+            peer: Some("haproxy".to_owned()),
+            rounds: 99,
+            failed: 99,
+            metrics: metrics.clone(),
+        })
+        .collect();
+    let text = table::tables(&comparison);
+    crate::layout::assert_fits(&text);
+    for experiment in Experiment::ALL {
+        assert!(text.contains(&format!("### {}\n", experiment.name())), "{text}");
+    }
 }
 
 #[test]

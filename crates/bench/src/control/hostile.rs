@@ -18,7 +18,6 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use serde::Serialize;
 use skysail_core::stdio;
 
@@ -29,7 +28,7 @@ use super::{
     mesh::{self, Change},
     message::Kind,
 };
-use crate::{certificates, clock, report::Machine, stage, stream::Tls};
+use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls};
 
 /// Between two changes of an endpoint.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(250);
@@ -196,22 +195,10 @@ fn told(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
 
 impl Report {
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        table.set_header([
-            "attack",
-            "MB before",
-            "at most",
-            "after",
-            "cores",
-            "sent MB",
-            "read MB",
-            "connections",
-            "endpoint at an honest sidecar, ms",
-        ]);
-        for one in &self.attacks {
-            let honest = one.failed.clone().unwrap_or_else(|| one.honest_ms.text());
-            table.add_row([
+        let row = |one: &Outcome| {
+            let honest =
+                |value: f64| if one.failed.is_some() { "-".to_owned() } else { format!("{value:.1}") };
+            vec![
                 one.attack.to_string(),
                 format!("{:.0}", one.before_mb),
                 format!("{:.0}", one.peak_mb),
@@ -220,9 +207,79 @@ impl Report {
                 format!("{:.1}", one.sent_mb),
                 format!("{:.1}", one.read_mb),
                 one.connections.to_string(),
-                honest,
-            ]);
+                honest(one.honest_ms.p50),
+                honest(one.honest_ms.p99),
+                honest(one.honest_ms.last),
+            ]
+        };
+        let rows: Vec<_> = self.attacks.iter().map(row).collect();
+        let mut text = format!(
+            "{}\n\n{}",
+            layout::tables(1, &COLUMNS.map(str::to_owned), &rows),
+            layout::paragraph(LEGEND)
+        );
+        for one in &self.attacks {
+            if let Some(error) = &one.failed {
+                let line = format!("{}: the honest sidecar got no further: {error}", one.attack);
+                text.push('\n');
+                text.push_str(&layout::paragraph(&line));
+            }
         }
-        table.to_string()
+        text
+    }
+}
+
+const COLUMNS: [&str; 11] = [
+    "attack",
+    "MB before",
+    "at most",
+    "after",
+    "cores",
+    "sent MB",
+    "read MB",
+    "connections",
+    "honest P50 ms",
+    "honest P99 ms",
+    "honest last ms",
+];
+const LEGEND: &str = "MB: resident memory of the control plane. cores: its CPU time. sent, read, connections: of the \
+    attacker. honest: from the change of an endpoint until an honest sidecar has it.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_a_terminal() {
+        let outcome = |attack| Outcome {
+            attack,
+            before_mb: 12_345.0,
+            peak_mb: 65_536.0,
+            after_mb: 12_345.0,
+            cpus: 63.99,
+            sent_mb: 123_456.7,
+            read_mb: 123_456.7,
+            connections: 12_345_678,
+            honest_ms: Spread { p50: 12_345.6, p99: 29_999.9, last: 29_999.9 },
+            failed: None,
+        };
+        let mut attacks: Vec<_> = Attack::all().into_iter().map(outcome).collect();
+        attacks[0].failed = Some(format!("the control plane ended: {}", "x ".repeat(200)));
+        let report = Report {
+            format: 1,
+            benchmark: "control-hostile",
+            version: "0",
+            started: 0,
+            machine: stage::machine(None, &Ok(()), None),
+            services: 60_000,
+            connections: 1_000,
+            seconds: 3_600.0,
+            tls: true,
+            attacks,
+        };
+        let text = report.table();
+        layout::assert_fits(&text);
+        assert!(text.contains("honest P50 ms") && text.contains(" 12345678 |"), "{text}");
+        assert!(text.contains("got no further: the control plane ended: x x"), "{text}");
     }
 }

@@ -44,6 +44,7 @@ fn report(runs: Vec<Run>) -> Report {
         cpu: "x".to_owned(),
         cpus: 2,
         load: 0.0,
+        busy: None,
         network: "own namespace".to_owned(),
         congestion_control: "reno".to_owned(),
         scheduling: "SCHED_RR".to_owned(),
@@ -116,10 +117,32 @@ fn peers_are_compared_within_rounds_and_failures_counted() {
     assert_eq!((envoy.rounds, envoy.failed), (2, 1));
     let text = report.tables();
     assert!(text.contains(" 1/3 |"), "{text}");
+    let ratio = text.lines().find(|line| line.contains("| skysail / envoy |")).unwrap();
+    assert!(ratio.contains("| 0.50 (0.40–0.60) | 1.00 |"), "{text}");
+    assert!(text.contains("failed 0/3: 0 of 3 turns failed."), "{text}");
     assert!(
-        text.contains("skysail / envoy, both-sidecars, 16 connections: CPU 0.50 (0.40–0.60), RSS 1.00"),
+        text.contains("skysail / envoy: skysail's figure divided by envoy's of the same round"),
         "{text}"
     );
+}
+
+#[test]
+fn tables_fit_a_terminal_with_all_peers_and_long_figures() {
+    let mut runs = Vec::new();
+    for round in 1..=3 {
+        // A slow machine: each figure has a range of three numbers with seven digits.
+        let factor = f64::from(round);
+        runs.push(run(round, None, 1_234_567.8 * factor, 0.0));
+        for peer in ["skysail", "envoy", "haproxy", "nginx"] {
+            runs.push(run(round, Some(peer), 1_876_543.2 * factor, 98_765.4 * factor));
+        }
+    }
+    let text = report(runs).tables();
+    crate::layout::assert_fits(&text);
+    for column in ["P99.9 µs", "added P99 µs", "proxies CPU µs", "server PSS MB", "others' CPUs"] {
+        assert!(text.contains(column), "{column}: {text}");
+    }
+    assert!(text.contains("| skysail / haproxy |"), "{text}");
 }
 
 #[test]

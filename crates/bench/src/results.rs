@@ -1,0 +1,138 @@
+//! Result files: where they are written, and that none replaces an earlier one.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::stage;
+
+/// Files with the same name apart from a number, after which writing is given up.
+const MOST: u32 = 1_000;
+
+/// The file of a result that is to be written.
+pub(crate) struct ResultFile {
+    path: PathBuf,
+}
+
+impl ResultFile {
+    /// Takes the file of `--result`, or `skysail-bench-NAME-TIME.json` in the current directory.
+    ///
+    /// # Errors
+    /// When the file exists or cannot be written. Nothing is created.
+    pub(crate) fn new(given: Option<&Path>, benchmark: &str) -> anyhow::Result<Self> {
+        let Some(path) = given else {
+            let path = PathBuf::from(default_name(benchmark, stage::now()));
+            check_writable("the result file", &path)?;
+            return Ok(Self { path });
+        };
+        if path.is_file() {
+            bail!(
+                "--result {}: the file exists, and an earlier result is not overwritten; name another file, or leave --result \
+                 out for a name with the time",
+                path.display()
+            );
+        }
+        check_writable("--result", path)?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Writes the result as JSON, and returns the file and the text. If a file of that name has appeared since, a number is
+    /// added.
+    pub(crate) fn write(self, result: &impl Serialize) -> anyhow::Result<(PathBuf, String)> {
+        let json = serde_json::to_string_pretty(result)?;
+        let (path, mut file) = create(&self.path)
+            .with_context(|| format!("cannot write the result to {}", self.path.display()))?;
+        file.write_all(format!("{json}\n").as_bytes())
+            .with_context(|| format!("cannot write the result to {}", path.display()))?;
+        Ok((path, json))
+    }
+}
+
+/// `skysail-bench-latency-20261125-005211.json`, in UTC.
+fn default_name(benchmark: &str, now: u64) -> String {
+    let now = i64::try_from(now).ok().and_then(|now| OffsetDateTime::from_unix_timestamp(now).ok());
+    let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (year, month, day) = now.to_calendar_date();
+    let (hour, minute, second) = now.to_hms();
+    format!(
+        "skysail-bench-{benchmark}-{year:04}{:02}{day:02}-{hour:02}{minute:02}{second:02}.json",
+        u8::from(month)
+    )
+}
+
+/// Creates the file, or one with a number if it exists. What is no regular file, such as a pipe, is opened as it is.
+fn create(path: &Path) -> io::Result<(PathBuf, File)> {
+    if path.exists() && !path.is_file() {
+        return Ok((path.to_owned(), OpenOptions::new().write(true).open(path)?));
+    }
+    let (stem, extension) = (path.file_stem().unwrap_or_default(), path.extension());
+    for number in 1..=MOST {
+        let mut name = stem.to_owned();
+        if number > 1 {
+            name.push(format!("-{number}"));
+        }
+        if let Some(extension) = extension {
+            name.push(".");
+            name.push(extension);
+        }
+        let path = path.with_file_name(name);
+        match File::create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return Ok((path, made?)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Fails, naming the option, if a file cannot be written. Leaves nothing behind.
+pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let checked = if file.exists() {
+        fs::OpenOptions::new().append(true).open(file).map(drop)
+    } else {
+        tempfile::tempfile_in(folder).map(drop)
+    };
+    checked.with_context(|| format!("{option} {}: it cannot be written", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_names_carry_the_time() {
+        assert_eq!(default_name("dns", 1_795_567_931), "skysail-bench-dns-20261125-005211.json");
+        assert_eq!(default_name("dns", u64::MAX), "skysail-bench-dns-19700101-000000.json");
+    }
+
+    #[test]
+    fn an_earlier_result_is_refused_at_the_start_and_kept_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        let first = ResultFile::new(Some(&path), "dns").unwrap();
+        let second = ResultFile::new(Some(&path), "dns").unwrap();
+        assert_eq!(first.write(&1).unwrap(), (path.clone(), "1".to_owned()));
+        assert_eq!(second.write(&2).unwrap().0, folder.path().join("x-2.json"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n");
+        let error = ResultFile::new(Some(&path), "dns").err().unwrap().to_string();
+        assert!(
+            error.contains("x.json: the file exists, and an earlier result is not overwritten"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_device_takes_any_number_of_results() {
+        let path = Path::new("/dev/null");
+        for _ in 0..2 {
+            let (written, _) = ResultFile::new(Some(path), "dns").unwrap().write(&1).unwrap();
+            assert_eq!(written, path);
+        }
+    }
+}
