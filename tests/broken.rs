@@ -8,7 +8,7 @@ use skysail_testkit::{Mesh, Setup};
 
 const STOCK: &str = "http://stock.shop/";
 
-/// Some of the model's corpus, where each file has beside it what is said of it.
+/// Some of the mistakes of `tests/mistakes`, where each file has its messages beside it.
 const CORPUS: [&str; 10] = [
     "bad-regex",
     "clashing-ports",
@@ -28,7 +28,7 @@ fn the_mesh_goes_on_whatever_is_dropped_into_its_folder() {
     mesh.wait_status("front", STOCK, &[], 200);
     let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300", "--count", "x-version"]);
     load.wait_more(50);
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/broken");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mistakes");
     for name in CORPUS {
         let file = format!("{name}.yaml");
         mesh.put(&file, &fs::read_to_string(corpus.join(&file)).unwrap());

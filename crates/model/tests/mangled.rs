@@ -11,7 +11,7 @@ use skysail_model::{World, parse};
 fn seeds() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files: Vec<_> =
-        fs::read_dir(root.join("tests/broken")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        fs::read_dir(root.join("../../tests/mistakes")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.push(root.join("../../tests/istiod/o-virtualservice-features/10-virtualservices.yaml"));
     files.push(root.join("../../tests/istiod/n-destinationrule-policies/10-destinationrules.yaml"));
     files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
