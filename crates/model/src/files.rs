@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    api::{Object, ObjectKey},
+    api::{Kind, Object, ObjectKey},
     diagnostic::{Diagnostic, Severity},
     parse::{Parsed, parse},
     world::{Origin, World},
@@ -37,6 +37,8 @@ struct File {
     diagnostics: Vec<Diagnostic>,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
     foreign: BTreeMap<String, (u32, usize)>,
+    /// Objects that were refused, and the lines of their first errors.
+    refused: BTreeMap<ObjectKey, u32>,
 }
 
 /// What a changed file means for the World.
@@ -105,7 +107,7 @@ impl Files {
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
         let mut diagnostics: Vec<Diagnostic> =
-            of_files.chain(self.duplicates()).chain(self.foreign()).collect();
+            of_files.chain(self.duplicates()).chain(self.foreign()).chain(self.unprotected()).collect();
         diagnostics.sort();
         diagnostics
     }
@@ -122,6 +124,20 @@ impl Files {
             let objects = if count == 1 { "object" } else { "objects" };
             let message = format!("the mesh does not use {kind} ({count} {objects})");
             Diagnostic::new(Severity::Info, path, line, message)
+        })
+    }
+
+    /// Policies of which no version is in effect, so that what they restrict is open.
+    fn unprotected(&self) -> impl Iterator<Item = Diagnostic> {
+        let refused = self
+            .files
+            .iter()
+            .flat_map(|((_, path), file)| file.refused.iter().map(move |(key, line)| (path, key, *line)));
+        let open = refused.filter(|(_, key, _)| is_policy(key.kind) && !self.places.contains_key(*key));
+        open.map(|(path, key, line)| {
+            let message = "no version of this policy is in effect, so it restricts no request";
+            let diagnostic = Diagnostic::new(Severity::Warning, path, line, message);
+            diagnostic.object(key).remedy("fix the errors of this object")
         })
     }
 
@@ -190,7 +206,12 @@ impl Files {
 impl File {
     /// Takes over what was read; what was refused or cannot be read stays as it was before.
     fn read(parsed: Parsed, before: &Self) -> Self {
-        let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
+        let mut file = Self {
+            diagnostics: parsed.diagnostics,
+            foreign: parsed.foreign,
+            refused: parsed.refused,
+            ..Self::default()
+        };
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
             if let Some((_, loser)) = file.objects.insert(Arc::clone(&key), (object, origin.clone())) {
@@ -198,7 +219,7 @@ impl File {
             }
         }
         for (key, kept) in &before.objects {
-            if (parsed.unreadable || parsed.refused.contains(&**key)) && !file.objects.contains_key(key) {
+            if (parsed.unreadable || file.refused.contains_key(&**key)) && !file.objects.contains_key(key) {
                 let message = "the last valid version stays in effect";
                 let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
                 file.diagnostics.push(diagnostic.object(key).remedy("correct the errors of this file"));
@@ -207,6 +228,11 @@ impl File {
         }
         file
     }
+}
+
+/// True for kinds that restrict who may send requests.
+fn is_policy(kind: Kind) -> bool {
+    matches!(kind, Kind::PeerAuthentication | Kind::AuthorizationPolicy)
 }
 
 fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Diagnostic {
@@ -315,6 +341,22 @@ mod tests {
 
         let (world, _) = play(&[(0, "x", Some(good)), (0, "x", Some(rule("s", "b")))]);
         assert_eq!(hosts(&world), ["b"], "what was taken out is gone");
+    }
+
+    #[test]
+    fn a_refused_policy_without_a_valid_version_is_reported_as_open() {
+        let policy = |mode: &str| {
+            format!(
+                "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: p}}\nspec: {{mtls: {{mode: {mode}}}}}\n"
+            )
+        };
+        let open = |steps: &[(usize, &str, Option<String>)]| {
+            let (_, files) = play(steps);
+            files.diagnostics().iter().any(|said| said.message.contains("restricts no request"))
+        };
+        assert!(open(&[(0, "x", Some(policy("STRIKT")))]));
+        assert!(!open(&[(0, "x", Some(policy("STRICT"))), (0, "x", Some(policy("STRIKT")))]));
+        assert!(!open(&[(0, "x", Some(policy("STRIKT"))), (1, "y", Some(policy("STRICT")))]));
     }
 
     #[test]

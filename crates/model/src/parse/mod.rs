@@ -35,8 +35,8 @@ pub struct Parsed {
     pub objects: Vec<(Object, Origin)>,
     /// What is wrong with it.
     pub diagnostics: Vec<Diagnostic>,
-    /// The objects that were refused, as far as they could be made out.
-    pub refused: BTreeSet<ObjectKey>,
+    /// The objects that were refused, as far as they could be made out, and the lines of their first errors.
+    pub refused: BTreeMap<ObjectKey, u32>,
     /// Something stands there that could not be made out at all.
     pub unreadable: bool,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
@@ -69,6 +69,7 @@ pub fn parse(text: &str, file: &str) -> Parsed {
 pub fn manifests(text: &str, file: &str) -> Manifests {
     let Reading { parsed, written, kinds, .. } = read(text, file, true);
     let Parsed { refused, unreadable, diagnostics, .. } = parsed;
+    let refused = refused.into_keys().collect();
     Manifests { objects: written, refused, unreadable, kinds, diagnostics }
 }
 
@@ -362,6 +363,7 @@ impl Reading {
     /// Reports what validation found, and takes the object unless that refuses it.
     fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
         findings.extend(validate::meta(object.kind(), object.meta()));
+        findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
         let origin = Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, &object) };
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
@@ -392,9 +394,7 @@ impl Reading {
         diagnostic.object = describe(node);
         if diagnostic.severity == Severity::Error {
             match key_of(node) {
-                Some(key) => {
-                    self.parsed.refused.insert(key);
-                }
+                Some(key) => _ = self.parsed.refused.entry(key).or_insert(diagnostic.line),
                 None => self.parsed.unreadable = true,
             }
         }

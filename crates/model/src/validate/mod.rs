@@ -15,7 +15,7 @@ mod virtual_service;
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};
 pub(crate) use pods::{pod, workload};
-pub(crate) use security::{authorization_policy, peer_authentication};
+pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::service_entry;
 pub(crate) use unsupported::{condition_unsupported, unsupported};
 pub(crate) use virtual_service::{GRPC_STATUS, virtual_service};
@@ -55,6 +55,15 @@ impl Findings {
         remedy: impl Into<String>,
     ) {
         self.push(Severity::Warning, field.into(), message.into(), remedy.into());
+    }
+
+    pub(crate) fn info(
+        &mut self,
+        field: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(Severity::Info, field.into(), message.into(), remedy.into());
     }
 
     fn push(&mut self, severity: Severity, field: String, message: String, remedy: String) {

@@ -1,11 +1,17 @@
 //! PeerAuthentication and AuthorizationPolicy.
 
+use skysail_core::SpiffeId;
+use skysail_yaml::{Node, Value, join};
+
 use super::{Finding, Findings};
 use crate::api::{
-    AuthorizationPolicy, PeerAuthentication,
+    AuthorizationPolicy, Kind, MtlsMode, PeerAuthentication,
     destination_rule::WorkloadSelector,
     security::{Action, Condition, Operation, Rule, Source},
 };
+
+/// The methods of RFC 9110 and RFC 5789.
+const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
 /// Attributes a `when` may name; those that end in `[` take a name in brackets.
 const CONDITIONS: &[&str] = &[
@@ -39,6 +45,14 @@ pub(crate) fn peer_authentication(spec: &PeerAuthentication) -> Vec<Finding> {
             remedy,
         );
     }
+    let no_mode = spec.mtls.is_none_or(|mtls| mtls.mode == MtlsMode::Unset);
+    if no_mode && spec.port_level_mtls.is_empty() {
+        findings.warning(
+            "spec.mtls.mode",
+            "is not set, so the policy has no effect",
+            "set mode, such as STRICT",
+        );
+    }
     for number in spec.port_level_mtls.keys() {
         port_text(number, &format!("spec.portLevelMtls.{number}"), &mut findings);
     }
@@ -70,13 +84,59 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
             "add `- {}` to deny everything",
         );
     }
+    if spec.action == Action::Allow && spec.rules.is_empty() && !attached {
+        let message = "has no rules: requests that no other ALLOW policy matches are denied";
+        findings.info("spec.rules", message, "add `- {}` to allow every request");
+    }
     for (index, one) in spec.rules.iter().enumerate() {
+        if spec.action == Action::Allow && *one == Rule::default() {
+            let message = "matches every request, so the policy allows every client";
+            findings.warning(format!("spec.rules[{index}]"), message, "add from, to or when to limit it");
+        }
         rule(one, spec.action, &format!("spec.rules[{index}]"), &mut findings);
     }
     findings.done()
 }
 
+/// Reports fields of a policy that stand without a value. They would count as absent, and the policy would match more than it
+/// says: every client for `from:`, every workload of the namespace for `selector:`.
+pub(crate) fn empty_fields(kind: Kind, root: &Node) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if matches!(kind, Kind::PeerAuthentication | Kind::AuthorizationPolicy)
+        && let Some(spec) = root.get("spec")
+    {
+        empty_fields_of(spec, "spec", &mut findings);
+    }
+    findings.done()
+}
+
+fn empty_fields_of(node: &Node, at: &str, findings: &mut Findings) {
+    match &node.value {
+        Value::Map(entries) => {
+            for entry in entries {
+                let field = join(at, &entry.key);
+                let is_empty_list = matches!(&entry.value.value, Value::List(items) if items.is_empty());
+                if entry.value.value == Value::Null || is_empty_list && field != "spec.rules" {
+                    let message = "has no value, and without it the policy would match more";
+                    findings.error(&field, message, "give it a value, or remove the field");
+                }
+                empty_fields_of(&entry.value, &field, findings);
+            }
+        }
+        Value::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                empty_fields_of(item, &format!("{at}[{index}]"), findings);
+            }
+        }
+        _ => {}
+    }
+}
+
 fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
+    if selector.is_some_and(|selector| selector.match_labels.is_empty()) {
+        let message = "is empty, so the policy holds for every workload of the namespace";
+        findings.warning("spec.selector", message, "add matchLabels, or remove the selector");
+    }
     for (key, value) in selector.iter().flat_map(|selector| &selector.match_labels) {
         let field = skysail_yaml::join("spec.selector.matchLabels", key);
         if key.is_empty() || value.contains('*') || key.contains('*') {
@@ -122,15 +182,8 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
         }
     }
     for (list, name) in [(&source.principals, "principals"), (&source.not_principals, "notPrincipals")] {
-        for (index, principal) in list.iter().enumerate() {
-            if let Some(bare) = principal.strip_prefix("spiffe://") {
-                let remedy = format!("write {bare:?}, without spiffe://");
-                findings.warning(
-                    format!("{field}.{name}[{index}]"),
-                    "never matches: principals have no scheme",
-                    remedy,
-                );
-            }
+        for (index, value) in list.iter().enumerate() {
+            principal(value, &format!("{field}.{name}[{index}]"), findings);
         }
     }
     for (list, name) in [
@@ -151,6 +204,10 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
         (&source.not_request_principals, "notRequestPrincipals"),
         (&source.namespaces, "namespaces"),
         (&source.not_namespaces, "notNamespaces"),
+        (&source.service_accounts, "serviceAccounts"),
+        (&source.not_service_accounts, "notServiceAccounts"),
+        (&source.trust_domains, "trustDomains"),
+        (&source.not_trust_domains, "notTrustDomains"),
     ];
     no_empty_values(&lists, field, findings);
 }
@@ -170,15 +227,14 @@ fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
         }
     }
     for (list, name) in [(&operation.methods, "methods"), (&operation.not_methods, "notMethods")] {
-        for (index, method) in
-            list.iter().enumerate().filter(|(_, m)| m.bytes().any(|b| b.is_ascii_lowercase()))
-        {
-            let message = format!("{method:?} never matches: methods are upper case");
-            findings.warning(
-                format!("{field}.{name}[{index}]"),
-                message,
-                format!("write {}", method.to_uppercase()),
-            );
+        for (index, one) in list.iter().enumerate() {
+            method(one, &format!("{field}.{name}[{index}]"), findings);
+        }
+    }
+    for (list, name) in [(&operation.hosts, "hosts"), (&operation.not_hosts, "notHosts")] {
+        for (index, host) in list.iter().enumerate().filter(|(_, host)| host.contains('/')) {
+            let message = format!("{host:?} never matches: a host has no scheme and no path");
+            findings.warning(format!("{field}.{name}[{index}]"), message, "write the host name alone");
         }
     }
     let lists = [
@@ -190,6 +246,38 @@ fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
         (&operation.not_paths, "notPaths"),
     ];
     no_empty_values(&lists, field, findings);
+}
+
+/// A principal that no peer can have never matches, and a DENY rule with it denies nothing.
+fn principal(value: &str, field: &str, findings: &mut Findings) {
+    if let Some(bare) = value.strip_prefix("spiffe://") {
+        let message = "never matches: principals have no scheme";
+        return findings.warning(field, message, format!("write {bare:?}, without spiffe://"));
+    }
+    let open = value.starts_with('*') || value.ends_with('*');
+    let inner = value.strip_prefix('*').or_else(|| value.strip_suffix('*')).unwrap_or(value);
+    if inner.contains('*') {
+        let message =
+            format!("{value:?} never matches: only the first or the last character can be the wildcard *");
+        findings.warning(field, message, "use namespaces or serviceAccounts, or list the principals");
+    } else if !open && !value.is_empty() && format!("spiffe://{value}").parse::<SpiffeId>().is_err() {
+        let message = format!("{value:?} never matches: it is not a principal");
+        findings.warning(field, message, "write TRUST_DOMAIN/ns/NAMESPACE/sa/SERVICE_ACCOUNT");
+    }
+}
+
+fn method(method: &str, field: &str, findings: &mut Findings) {
+    let upper = method.to_uppercase();
+    if upper != method {
+        let message = format!("{method:?} never matches: methods are upper case");
+        findings.warning(field, message, format!("write {upper}"));
+    } else if !METHODS.contains(&method) && !method.contains('*') {
+        let near = METHODS.iter().find(|known| strsim::damerau_levenshtein(known, method) == 1);
+        if let Some(near) = near {
+            let message = format!("{method:?} is not a method of HTTP");
+            findings.warning(field, message, format!("did you mean {near}?"));
+        }
+    }
 }
 
 fn no_empty_values(lists: &[(&Vec<String>, &str)], field: &str, findings: &mut Findings) {
@@ -216,9 +304,15 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
     }
     let inner = path.strip_prefix('*').unwrap_or(path);
     let inner = inner.strip_suffix('*').unwrap_or(inner);
-    if inner.contains('*') || (path.len() > 1 && path.starts_with('*') && path.ends_with('*')) {
+    if inner.contains(".*") || inner.ends_with('.') && path.ends_with('*') || path.contains(['^', '$', '|']) {
+        let message = format!("{path:?} looks like a regular expression, and is compared as text");
+        findings.warning(field, message, "write an exact path, PREFIX* or *SUFFIX");
+    } else if inner.contains('*') || (path.len() > 1 && path.starts_with('*') && path.ends_with('*')) {
         let message = format!("in {path:?} the * is taken as it stands");
         findings.warning(field, message, "* has a meaning only as the first or the last character");
+    } else if path.contains('?') {
+        let message = format!("{path:?} never matches: a path has no query");
+        findings.warning(field, message, "remove the part from ? on");
     } else if !path.is_empty() && !path.starts_with(['/', '*']) {
         findings.warning(
             field,

@@ -1,13 +1,38 @@
 //! PeerAuthentication and AuthorizationPolicy: policies that hold for nothing, or that others push aside.
 
+use std::collections::BTreeSet;
+
+use skysail_core::SpiffeId;
+use skysail_yaml::join;
+
 use super::{About, Report, label_text, workloads};
 use crate::{
     api::{
-        AuthorizationPolicy, Kind, PeerAuthentication, destination_rule::WorkloadSelector, security::Action,
+        AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
+        destination_rule::WorkloadSelector, kube::TargetPort, security::Action, selects,
     },
     diagnostic::Severity,
+    parse::nearest,
     world::policy::is_wide,
 };
+
+/// The ports that a policy names, with their fields.
+fn ports(spec: &AuthorizationPolicy) -> impl Iterator<Item = (String, u16)> {
+    let rules = spec.rules.iter().enumerate();
+    let operations = rules.flat_map(|(rule, of)| {
+        let to = of.to.iter().enumerate();
+        to.map(move |(index, to)| (format!("spec.rules[{rule}].to[{index}].operation"), &to.operation))
+    });
+    operations.flat_map(|(at, operation)| {
+        let lists = [(&operation.ports, "ports"), (&operation.not_ports, "notPorts")];
+        lists.into_iter().flat_map(move |(list, name)| {
+            let at = at.clone();
+            let numbered = list.iter().enumerate();
+            numbered
+                .filter_map(move |(index, port)| Some((format!("{at}.{name}[{index}]"), port.parse().ok()?)))
+        })
+    })
+}
 
 impl Report<'_> {
     pub(super) fn peer_authentications(&mut self) {
@@ -22,7 +47,11 @@ impl Report<'_> {
                 continue;
             }
             self.rival(&about);
-            self.selects_nothing(&about, selector, Some(about.namespace()));
+            let namespace = (about.namespace() != root).then(|| about.namespace());
+            self.selects_nothing(&about, selector, namespace);
+            let ports = entry.object.spec.port_level_mtls.keys();
+            let ports = ports.filter_map(|port| Some((join("spec.portLevelMtls", port), port.parse().ok()?)));
+            self.service_ports(&about, selector, ports);
         }
     }
 
@@ -57,43 +86,169 @@ impl Report<'_> {
             }
             let namespace = (about.namespace() != root).then(|| about.namespace());
             self.selects_nothing(&about, spec.selector.as_ref(), namespace);
-            self.accounts(&about, spec);
+            self.sources(&about, spec);
+            self.service_ports(&about, spec.selector.as_ref(), ports(spec));
         }
     }
 
-    /// Names of service accounts that no workload has: in an ALLOW, the one spelled right stays locked out.
-    fn accounts(&mut self, about: &About<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
-        if spec.action == Action::Audit || self.world.pods.iter().next().is_none() {
+    /// Namespaces, service accounts and trust domains that do not exist: an ALLOW rule with one admits no client, a DENY rule
+    /// keeps none out. Silent while no workload is known.
+    fn sources(&mut self, about: &About<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
+        if spec.action == Action::Audit || !self.any_workload() {
             return;
         }
-        let trust_domain = &self.world.mesh().trust_domain;
         for (rule_index, rule) in spec.rules.iter().enumerate() {
             for (index, from) in rule.from.iter().enumerate() {
-                for (at, principal) in from.source.principals.iter().enumerate() {
-                    let whole = format!("spiffe://{principal}");
-                    let Ok(id) = whole.parse::<skysail_core::SpiffeId>() else { continue };
-                    if principal.contains('*') || id.trust_domain != *trust_domain {
-                        continue;
+                let at = format!("spec.rules[{rule_index}].from[{index}].source");
+                let source = &from.source;
+                self.principals(about, &source.principals, &format!("{at}.principals"));
+                self.principals(about, &source.not_principals, &format!("{at}.notPrincipals"));
+                for (list, name) in [
+                    (&source.service_accounts, "serviceAccounts"),
+                    (&source.not_service_accounts, "notServiceAccounts"),
+                ] {
+                    for (index, account) in list.iter().enumerate() {
+                        let (namespace, name_of) =
+                            account.split_once('/').unwrap_or((about.namespace(), account));
+                        self.account(about, namespace, name_of, format!("{at}.{name}[{index}]"));
                     }
-                    let declared =
-                        self.world.service_accounts.get(&id.namespace, &id.service_account).is_some();
-                    let used = self.world.pods.in_namespace(&id.namespace);
-                    let mut used = used.map(|entry| &entry.object.spec.service_account);
-                    if !declared && !used.any(|account| *account == id.service_account) {
-                        let field = format!("spec.rules[{rule_index}].from[{index}].source.principals[{at}]");
-                        let message =
-                            format!("there is no ServiceAccount {}/{}", id.namespace, id.service_account);
-                        self.say(
-                            about,
-                            Severity::Warning,
-                            field,
-                            message,
-                            "check the name and the namespace",
-                        );
+                }
+                for (list, name) in
+                    [(&source.namespaces, "namespaces"), (&source.not_namespaces, "notNamespaces")]
+                {
+                    for (index, namespace) in list.iter().enumerate() {
+                        self.namespace(about, namespace, format!("{at}.{name}[{index}]"));
+                    }
+                }
+                for (list, name) in
+                    [(&source.trust_domains, "trustDomains"), (&source.not_trust_domains, "notTrustDomains")]
+                {
+                    for (index, domain) in list.iter().enumerate() {
+                        self.trust_domain(about, domain, format!("{at}.{name}[{index}]"));
                     }
                 }
             }
         }
+    }
+
+    fn principals(&mut self, about: &About<'_, AuthorizationPolicy>, list: &[String], at: &str) {
+        for (index, principal) in list.iter().enumerate().filter(|(_, principal)| !principal.contains('*')) {
+            let Ok(id) = format!("spiffe://{principal}").parse::<SpiffeId>() else { continue };
+            let field = format!("{at}[{index}]");
+            if self.is_own(&id.trust_domain) {
+                self.account(about, &id.namespace, &id.service_account, field);
+            } else {
+                self.trust_domain(about, &id.trust_domain, field);
+            }
+        }
+    }
+
+    /// True for a trust domain whose service accounts are those of this mesh. `cluster.local` always means the mesh's own.
+    fn is_own(&self, trust_domain: &str) -> bool {
+        let mesh = self.world.mesh();
+        trust_domain == mesh.trust_domain || trust_domain == crate::world::DOMAIN
+    }
+
+    fn trust_domain(&mut self, about: &About<'_, AuthorizationPolicy>, domain: &str, field: String) {
+        let accepted = self.world.mesh().trust_domains().any(|known| known == domain);
+        if !accepted && !domain.contains('*') && !self.is_own(domain) {
+            let message =
+                format!("no client of trust domain {domain:?} is accepted, so no request matches this value");
+            let remedy = "correct the name, or add it to trustDomainAliases of the mesh configuration";
+            self.say(about, Severity::Warning, field, message, remedy);
+        }
+    }
+
+    fn account(
+        &mut self,
+        about: &About<'_, AuthorizationPolicy>,
+        namespace: &str,
+        name: &str,
+        field: String,
+    ) {
+        let declared = self.world.service_accounts.get(namespace, name).is_some();
+        let mut pods = self.world.pods.in_namespace(namespace);
+        let in_use = pods.any(|entry| entry.object.spec.service_account == name)
+            || self.world.templates().any(|template| {
+                template.meta.namespace == namespace && template.spec.service_account == name
+            });
+        if !declared && !in_use {
+            let message = format!("there is no ServiceAccount {namespace}/{name}");
+            self.say(about, Severity::Warning, field, message, "check the name and the namespace");
+        }
+    }
+
+    fn namespace(&mut self, about: &About<'_, AuthorizationPolicy>, name: &str, field: String) {
+        if name.contains('*') || self.world.namespace(name).is_some() {
+            return;
+        }
+        let pods = self.world.pods().map(|pod| &pod.meta.namespace);
+        let templates = self.world.templates().map(|template| &template.meta.namespace);
+        let accounts = self.world.service_accounts.iter().map(|entry| &entry.object.meta.namespace);
+        let known: BTreeSet<&str> = pods.chain(templates).chain(accounts).map(String::as_str).collect();
+        if known.contains(name) {
+            return;
+        }
+        let known: Vec<&str> = known.into_iter().collect();
+        let remedy = nearest(name, &known)
+            .map_or_else(|| "check the name".to_owned(), |near| format!("did you mean {near}?"));
+        let message = format!("no workload runs in namespace {name}, so no request matches this value");
+        self.say(about, Severity::Warning, field, message, remedy);
+    }
+
+    /// Ports are those of the workload; the port of a Service that leads to another one matches no connection.
+    fn service_ports<T>(
+        &mut self,
+        about: &About<'_, T>,
+        selector: Option<&WorkloadSelector>,
+        ports: impl Iterator<Item = (String, u16)>,
+    ) {
+        let namespace = about.namespace();
+        let empty = Labels::new();
+        let selector = selector.map_or(&empty, |selector| &selector.match_labels);
+        let selected: Vec<&Labels> = workloads(self.world, Some(namespace), selector).collect();
+        let services: Vec<_> = self
+            .world
+            .services
+            .in_namespace(namespace)
+            .filter(|entry| {
+                let of = &entry.object.spec.selector;
+                !of.is_empty() && selected.iter().any(|labels| selects(of, labels))
+            })
+            .collect();
+        for (field, number) in ports {
+            let all = || {
+                services
+                    .iter()
+                    .flat_map(|entry| entry.object.spec.ports.iter().map(move |port| (entry, port)))
+            };
+            // A name may stand for the number.
+            let leads_here =
+                |port: &ServicePort| !matches!(port.target, TargetPort::Number(target) if target != number);
+            if all().any(|(_, port)| leads_here(port)) {
+                continue;
+            }
+            let Some((service, TargetPort::Number(target))) =
+                all().find(|(_, port)| port.port == number).map(|(entry, port)| (entry, &port.target))
+            else {
+                continue;
+            };
+            let message = format!(
+                "{number} is a port of Service {}, not of its workloads, so no connection matches this value",
+                service.object.meta.name
+            );
+            self.say(
+                about,
+                Severity::Warning,
+                field,
+                message,
+                format!("write the workload's port, {target}"),
+            );
+        }
+    }
+
+    fn any_workload(&self) -> bool {
+        self.world.pods().next().is_some() || self.world.templates().next().is_some()
     }
 
     /// A selector that no workload has. Silent while there are no workloads at all.
@@ -103,20 +258,21 @@ impl Report<'_> {
         selector: Option<&WorkloadSelector>,
         namespace: Option<&str>,
     ) {
-        let Some(selector) = selector.filter(|selector| !selector.match_labels.is_empty()) else { return };
-        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
-        if any && workloads(self.world, namespace, &selector.match_labels).next().is_none() {
-            let wanted = label_text(&selector.match_labels);
-            let place =
-                namespace.map_or_else(|| "the mesh".to_owned(), |namespace| format!("namespace {namespace}"));
-            let message = format!("no workload of {place} has {wanted}, so the policy has no effect");
-            self.say(
-                about,
-                Severity::Warning,
-                "spec.selector.matchLabels",
-                message,
-                "check labels and namespace",
-            );
+        let empty = Labels::new();
+        let labels = selector.map_or(&empty, |selector| &selector.match_labels);
+        if !self.any_workload() || workloads(self.world, namespace, labels).next().is_some() {
+            return;
+        }
+        let place =
+            namespace.map_or_else(|| "the mesh".to_owned(), |namespace| format!("namespace {namespace}"));
+        if labels.is_empty() {
+            let message = format!("no workload runs in {place}, so the policy has no effect");
+            self.say(about, Severity::Warning, "metadata.namespace", message, "check the namespace");
+        } else {
+            let message =
+                format!("no workload of {place} has {}, so the policy has no effect", label_text(labels));
+            let field = "spec.selector.matchLabels";
+            self.say(about, Severity::Warning, field, message, "check labels and namespace");
         }
     }
 }
