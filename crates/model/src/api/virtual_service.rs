@@ -106,8 +106,8 @@ pub struct HttpMatch {
 pub struct HttpDestination {
     /// Service, subset, port.
     pub destination: Destination,
-    /// Its share; shares need not add up to 100. A single destination takes all.
-    pub weight: i32,
+    /// Its share, 0 if unset; shares need not add up to 100. A single destination takes all.
+    pub weight: Option<i32>,
     /// Header changes for this destination.
     pub headers: Option<Headers>,
 }

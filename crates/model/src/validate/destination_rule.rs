@@ -28,6 +28,10 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
             let message = format!("{:?} stands twice", subset.name);
             findings.error(format!("{field}.name"), message, "give each subset its own name");
         }
+        if subset.labels.is_empty() {
+            let message = "is missing, so the subset has every endpoint of the host";
+            findings.warning(format!("{field}.labels"), message, "add the labels of the subset's pods");
+        }
         if let Some(policy) = &subset.traffic_policy {
             traffic_policy(policy, &format!("{field}.trafficPolicy"), &mut findings);
         }

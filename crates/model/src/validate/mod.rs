@@ -9,6 +9,7 @@ mod kube;
 mod pods;
 mod security;
 mod service_entry;
+mod shadowed;
 mod unsupported;
 mod virtual_service;
 

@@ -1,6 +1,8 @@
 //! VirtualService.
 
-use super::{Finding, Findings, export_to, header_name, host, percent, port, positive, regex, string_match};
+use super::{
+    Finding, Findings, export_to, header_name, host, percent, port, positive, regex, shadowed, string_match,
+};
 use crate::api::{
     Duration, StringMatch, VirtualService,
     virtual_service::{
@@ -61,7 +63,7 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
     for (index, route) in spec.http.iter().enumerate() {
         http_route(route, &format!("spec.http[{index}]"), &mut findings);
     }
-    shadowed_rules(&spec.http, &mut findings);
+    shadowed::rules(&spec.http, &mut findings);
     for (index, route) in spec.tls.iter().enumerate() {
         let field = format!("spec.tls[{index}]");
         if route.matches.is_empty() {
@@ -136,6 +138,9 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
         http_fault(fault, &at("fault"), findings);
     }
     headers(route.headers.as_ref(), &at("headers"), findings);
+    for (index, origin) in route.cors_policy.iter().flat_map(|cors| &cors.allow_origins).enumerate() {
+        string_match(origin, &at(&format!("corsPolicy.allowOrigins[{index}]")), false, findings);
+    }
     for (index, mirror) in route.mirrors.iter().enumerate() {
         destination(&mirror.destination, &at(&format!("mirrors[{index}].destination")), findings);
         if let Some(share) = &mirror.percentage {
@@ -221,11 +226,29 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     if let Some(number) = matched.port {
         port(number, &at("port"), findings);
     }
-    if let Some(StringMatch::Exact(path) | StringMatch::Prefix(path)) = &matched.uri
-        && !path.starts_with('/')
+    if let Some(uri) = &matched.uri {
+        path(uri, &at("uri"), findings);
+    }
+    if let Some(StringMatch::Exact(method)) = &matched.method
+        && *method != method.to_uppercase()
     {
+        let message = format!("{method:?} never matches: methods are upper case");
+        findings.warning(at("method"), message, format!("write {}", method.to_uppercase()));
+    }
+}
+
+/// Paths that no request has.
+fn path(uri: &StringMatch, field: &str, findings: &mut Findings) {
+    let (StringMatch::Exact(path) | StringMatch::Prefix(path)) = uri else { return };
+    if !path.starts_with('/') {
         let message = format!("{path:?} never matches: paths begin with /");
-        findings.warning(at("uri"), message, format!("write /{path}"));
+        findings.warning(field, message, format!("write /{path}"));
+    } else if path.contains('?') {
+        let message = format!("{path:?} never matches: the query is not part of uri");
+        findings.warning(field, message, "match on queryParams");
+    } else if path.contains('*') {
+        let message = format!("in {path:?} the * is an ordinary character, not a wildcard");
+        findings.warning(field, message, "use prefix without *, or regex");
     }
 }
 
@@ -235,7 +258,15 @@ fn destinations(list: &[HttpDestination], field: &str, findings: &mut Findings) 
         destination(&target.destination, &format!("{field}.destination"), findings);
         headers(target.headers.as_ref(), &format!("{field}.headers"), findings);
     }
-    weights(list.iter().map(|target| target.weight), field, findings);
+    if list.iter().any(|target| target.weight.is_some()) {
+        for (index, _) in
+            list.iter().enumerate().filter(|(_, target)| target.weight.is_none() && list.len() > 1)
+        {
+            let message = "is missing beside destinations with a weight, so this one gets no requests";
+            findings.warning(format!("{field}.route[{index}].weight"), message, "give it a weight");
+        }
+    }
+    weights(list.iter().map(|target| target.weight.unwrap_or_default()), field, findings);
 }
 
 fn l4_destinations(list: &[L4Destination], field: &str, findings: &mut Findings) {
@@ -491,25 +522,4 @@ fn changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) 
 
 fn is_authority(name: &str) -> bool {
     name.eq_ignore_ascii_case(":authority") || name.eq_ignore_ascii_case("host")
-}
-
-/// A rule that takes everything makes those after it useless.
-fn shadowed_rules(rules: &[HttpRoute], findings: &mut Findings) {
-    let all = |rule: &HttpRoute| rule.matches.is_empty() || rule.matches.iter().any(takes_all);
-    if let Some(first) = rules.iter().position(all).filter(|first| first + 1 < rules.len()) {
-        let message = format!("is never reached: http[{first}] takes every request");
-        findings.warning(
-            format!("spec.http[{}]", first + 1),
-            message,
-            "put it before that one, or remove it",
-        );
-    }
-}
-
-fn takes_all(matched: &HttpMatch) -> bool {
-    let any_path = matches!(&matched.uri, Some(StringMatch::Prefix(path)) if path == "/");
-    let without_path =
-        HttpMatch { uri: None, name: String::new(), stat_prefix: String::new(), ..matched.clone() };
-    (any_path || matched.uri.is_none())
-        && without_path == HttpMatch { ignore_uri_case: matched.ignore_uri_case, ..HttpMatch::default() }
 }

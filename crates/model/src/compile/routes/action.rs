@@ -125,7 +125,7 @@ fn clusters(port: &Port<'_>, to: &[HttpDestination]) -> Option<ClusterSpecifier>
         return Some(ClusterSpecifier::Cluster(cluster(port, &only.destination)));
     }
     let weighted = to.iter().filter_map(|to| {
-        let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
+        let weight = u32::try_from(to.weight?).ok().filter(|weight| *weight > 0)?;
         Some(weighted_cluster(port, to, weight))
     });
     let clusters: Vec<_> = weighted.collect();

@@ -1,5 +1,7 @@
 //! VirtualServices and DestinationRules: hosts, subsets and ports that are not there, and rules that shadow others.
 
+use std::collections::BTreeSet;
+
 use super::{About, Report, label_text, workloads};
 use crate::{
     api::{
@@ -11,6 +13,7 @@ use crate::{
     diagnostic::Severity,
     parse::nearest,
     world::{
+        DOMAIN,
         hosts::{fqdn, host_matches},
         store::Entry,
     },
@@ -34,6 +37,7 @@ impl Report<'_> {
             }
             self.hosts(&about, spec);
             for (index, route) in spec.http.iter().enumerate() {
+                self.matches(&about, spec, &format!("spec.http[{index}]"), route);
                 for (field, destination) in destinations(route) {
                     self.destination(&about, &format!("spec.http[{index}].{field}"), destination);
                 }
@@ -57,7 +61,7 @@ impl Report<'_> {
             match self.world.service(&full) {
                 Some(service) if !spec.http.is_empty() => self.has_http(about, &field, service),
                 Some(_) => {}
-                None => self.half_named(about, &field, host),
+                None => self.no_service(about, &field, host, &full),
             }
         }
     }
@@ -73,12 +77,55 @@ impl Report<'_> {
         }
     }
 
-    /// `reviews.default`: Istio completes names without dots only.
-    fn half_named(&mut self, about: &About<'_, VirtualService>, field: &str, host: &str) {
-        let full = format!("{host}.svc.{}", crate::world::DOMAIN);
-        if self.world.service(&full).is_some() {
+    /// A name of a service that does not exist. Other names may be hosts that only the rule knows.
+    fn no_service(&mut self, about: &About<'_, VirtualService>, field: &str, host: &str, full: &str) {
+        let completed = format!("{host}.svc.{DOMAIN}");
+        if self.world.service(&completed).is_some() {
+            // `reviews.default`: Istio completes names without dots only.
             let message = format!("{host:?} means no service: only names without dots are completed");
-            self.say(about, Severity::Warning, field, message, format!("write {full}"));
+            self.say(about, Severity::Warning, field, message, format!("write {completed}"));
+        } else if full.ends_with(&format!(".svc.{DOMAIN}"))
+            && !full.starts_with('*')
+            && self.world.services().next().is_some()
+        {
+            let message = format!("there is no service {full}, so the rules hold for no service");
+            let remedy = self.service_remedy(host, about.namespace());
+            self.say(about, Severity::Warning, field, message, remedy);
+        }
+    }
+
+    /// Matches on a port that no host has, and on labels that no client has.
+    fn matches(
+        &mut self,
+        about: &About<'_, VirtualService>,
+        spec: &VirtualService,
+        at: &str,
+        route: &HttpRoute,
+    ) {
+        let hosts = spec.hosts.iter().map(|host| self.world.service(&fqdn(host, about.namespace())));
+        let Some(services) = hosts.collect::<Option<Vec<_>>>() else { return };
+        let ports: BTreeSet<u16> =
+            services.iter().flat_map(|service| service.spec.ports.iter().map(|port| port.port)).collect();
+        let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+        let any_workload = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        for (index, matched) in route.matches.iter().enumerate() {
+            let at = format!("{at}.match[{index}]");
+            if let Some(number) = matched.port.filter(|number| !ports.contains(&number.to_string())) {
+                let message = format!("the hosts have no port {number}, so this never matches");
+                let remedy = format!("use a port of the service: {}", ports.join(", "));
+                self.say(about, Severity::Warning, format!("{at}.port"), message, remedy);
+            }
+            let labels = &matched.source_labels;
+            if any_workload && workloads(self.world, None, labels).next().is_none() {
+                let message = format!("no workload has {}, so this never matches", label_text(labels));
+                self.say(
+                    about,
+                    Severity::Warning,
+                    format!("{at}.sourceLabels"),
+                    message,
+                    "check the clients' labels",
+                );
+            }
         }
     }
 
@@ -157,7 +204,8 @@ impl Report<'_> {
                 continue;
             };
             self.subsets(&about, spec, service);
-            self.plain_to_strict(&about, spec, service);
+            self.tls_mismatch(&about, spec, service);
+            self.port_settings(&about, spec, service);
         }
     }
 
@@ -184,35 +232,66 @@ impl Report<'_> {
         }
     }
 
-    /// Plain text to workloads that take mutual TLS only.
-    fn plain_to_strict(
+    /// Plain text to workloads that take mutual TLS only, and mutual TLS to those that take plain text only.
+    fn tls_mismatch(
         &mut self,
         about: &About<'_, DestinationRule>,
         spec: &DestinationRule,
         service: &Typed<Service>,
     ) {
         let tls = spec.traffic_policy.as_ref().and_then(|policy| policy.tls.as_ref());
-        if tls.is_none_or(|tls| !matches!(tls.mode, TlsMode::Disable | TlsMode::Simple)) {
-            return;
-        }
-        let strict = service.spec.ports.iter().any(|port| {
+        let (refused_by, message, remedy) = match tls.map(|tls| tls.mode) {
+            Some(TlsMode::Disable | TlsMode::Simple) => (
+                MtlsMode::Strict,
+                "turns mutual TLS off, but a PeerAuthentication says STRICT; every request fails",
+                "use ISTIO_MUTUAL, or leave tls out",
+            ),
+            Some(TlsMode::IstioMutual) => (
+                MtlsMode::Disable,
+                "turns mutual TLS on, but a PeerAuthentication says DISABLE; every request fails",
+                "leave tls out, or change the PeerAuthentication",
+            ),
+            _ => return,
+        };
+        let fails = service.spec.ports.iter().any(|port| {
             self.world.endpoints(service, port).iter().any(|endpoint| {
                 let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
                 pod.is_some_and(|pod| {
-                    self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port)
-                        == MtlsMode::Strict
+                    self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port) == refused_by
                 })
             })
         });
-        if strict {
-            let message = "turns mutual TLS off, but a PeerAuthentication says STRICT; every request fails";
-            self.say(
-                about,
-                Severity::Error,
-                "spec.trafficPolicy.tls.mode",
-                message,
-                "use ISTIO_MUTUAL, or leave tls out",
-            );
+        if fails {
+            self.say(about, Severity::Error, "spec.trafficPolicy.tls.mode", message, remedy);
+        }
+    }
+
+    /// Settings for ports that the service does not have.
+    fn port_settings(
+        &mut self,
+        about: &About<'_, DestinationRule>,
+        spec: &DestinationRule,
+        service: &Typed<Service>,
+    ) {
+        let of_subsets = spec.subsets.iter().enumerate().map(|(index, subset)| {
+            (format!("spec.subsets[{index}].trafficPolicy"), subset.traffic_policy.as_ref())
+        });
+        let policies = std::iter::once(("spec.trafficPolicy".to_owned(), spec.traffic_policy.as_ref()));
+        for (at, policy) in policies.chain(of_subsets) {
+            for (index, of) in policy.iter().flat_map(|policy| &policy.port_level_settings).enumerate() {
+                if service.spec.ports.iter().any(|port| u32::from(port.port) == of.port.number) {
+                    continue;
+                }
+                let ports: Vec<String> =
+                    service.spec.ports.iter().map(|port| port.port.to_string()).collect();
+                let message = format!(
+                    "Service {} has no port {}, so these settings have no effect",
+                    service.meta.name, of.port.number
+                );
+                let field = format!("{at}.portLevelSettings[{index}].port.number");
+                let remedy = format!("use a port of the service: {}", ports.join(", "));
+                self.say(about, Severity::Warning, field, message, remedy);
+            }
         }
     }
 }

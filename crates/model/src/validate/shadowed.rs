@@ -1,0 +1,69 @@
+//! Rules of a VirtualService that no request reaches, because earlier ones take all that they match.
+
+use super::Findings;
+use crate::api::{
+    StringMatch,
+    virtual_service::{HttpMatch, HttpRoute},
+};
+
+/// More comparisons than this are not worth their time; nobody reads so many rules.
+const MAX_RULES: usize = 200;
+
+/// Reports rules of which every match is covered by one of an earlier rule.
+pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
+    for (index, rule) in rules.iter().enumerate().take(MAX_RULES) {
+        let Some(first) = rules[..index].iter().position(|earlier| covers_rule(earlier, rule)) else {
+            continue;
+        };
+        let takes_all = covers_rule(&rules[first], &HttpRoute::default());
+        let what =
+            if takes_all { "takes every request" } else { "takes every request that this rule matches" };
+        let message = format!("is never reached: http[{first}] {what}");
+        findings.warning(format!("spec.http[{index}]"), message, "put it before that rule, or remove it");
+        if takes_all {
+            // The same holds for all that follow.
+            return;
+        }
+    }
+}
+
+/// True if a rule takes every request that another one matches. Only single matches are compared, so some cases are missed.
+fn covers_rule(earlier: &HttpRoute, later: &HttpRoute) -> bool {
+    let any = [HttpMatch::default()];
+    let earlier = if earlier.matches.is_empty() { &any[..] } else { &earlier.matches };
+    let later = if later.matches.is_empty() { &any[..] } else { &later.matches };
+    later.iter().all(|narrow| earlier.iter().any(|wide| covers(wide, narrow)))
+}
+
+/// True if every request that `narrow` matches is matched by `wide`.
+fn covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
+    fn same<T: PartialEq>(wide: Option<&T>, narrow: Option<&T>) -> bool {
+        wide.is_none() || wide == narrow
+    }
+    path_covers(wide, narrow)
+        && same(wide.scheme.as_ref(), narrow.scheme.as_ref())
+        && same(wide.method.as_ref(), narrow.method.as_ref())
+        && same(wide.authority.as_ref(), narrow.authority.as_ref())
+        && same(wide.port.as_ref(), narrow.port.as_ref())
+        && same(wide.source_namespace.as_ref(), narrow.source_namespace.as_ref())
+        && wide.headers.iter().all(|(name, value)| narrow.headers.get(name) == Some(value))
+        && wide.query_params.iter().all(|(name, value)| narrow.query_params.get(name) == Some(value))
+        && wide.source_labels.iter().all(|(name, value)| narrow.source_labels.get(name) == Some(value))
+        && wide.without_headers.iter().all(|(name, value)| narrow.without_headers.get(name) == Some(value))
+        && (wide.gateways.is_empty() || wide.gateways == narrow.gateways)
+}
+
+fn path_covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
+    let Some(path) = &wide.uri else { return true };
+    match (path, &narrow.uri) {
+        (StringMatch::Prefix(prefix), _) if prefix == "/" => true,
+        (_, None) => false,
+        (wide_path, Some(narrow_path)) if wide_path == narrow_path => {
+            wide.ignore_uri_case || !narrow.ignore_uri_case
+        }
+        (StringMatch::Prefix(prefix), Some(StringMatch::Prefix(path) | StringMatch::Exact(path))) => {
+            !wide.ignore_uri_case && !narrow.ignore_uri_case && path.starts_with(prefix.as_str())
+        }
+        _ => false,
+    }
+}
