@@ -3,7 +3,7 @@
 //! What stands here is what we act on; what Istio knows beyond it is named in a warning, so nothing is ignored in
 //! silence. Settings that only concern how Istio itself is installed and run are accepted without a word.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -19,6 +19,21 @@ pub const NAMESPACE: &str = "istio-system";
 pub const NAME: &str = "istio";
 /// The key in it.
 pub const KEY: &str = "mesh";
+/// The ConfigMap of [`NAMESPACE`] that holds the addresses allocated to hosts of ServiceEntries: an address by host.
+///
+/// `skysail up` writes it, as Istio's controller writes `status.addresses`: its DNS server and the sidecars have to agree.
+pub const ADDRESSES: &str = "skysail-addresses";
+
+/// What a ConfigMap means to the mesh.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConfigMap {
+    /// The mesh configuration.
+    Mesh(Box<MeshConfig>),
+    /// Addresses allocated to hosts of ServiceEntries.
+    Addresses(BTreeMap<String, IpAddr>),
+    /// Nothing.
+    Other,
+}
 
 /// Settings for the whole mesh.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

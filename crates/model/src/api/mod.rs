@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
 pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Template};
-pub use mesh_config::MeshConfig;
+pub use mesh_config::{ConfigMap, MeshConfig};
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
 pub use service_entry::{Address, Outside, Resolution, ServiceEntry};
 pub use value::{Duration, StringMatch};
@@ -59,7 +59,7 @@ pub enum Kind {
     CronJob,
     /// `discovery.k8s.io/v1` EndpointSlice.
     EndpointSlice,
-    /// `v1` ConfigMap; only the mesh configuration is looked at.
+    /// `v1` ConfigMap; only the mesh configuration and allocated addresses are looked at.
     ConfigMap,
     /// `networking.istio.io` VirtualService.
     VirtualService,
@@ -183,8 +183,8 @@ pub enum Object {
     Template(Arc<Typed<Template>>),
     /// An EndpointSlice.
     EndpointSlice(Arc<Typed<EndpointSlice>>),
-    /// The mesh configuration, if this is the ConfigMap that holds it.
-    ConfigMap(Arc<Typed<Option<MeshConfig>>>),
+    /// The mesh configuration, addresses of hosts, or neither.
+    ConfigMap(Arc<Typed<ConfigMap>>),
     /// A VirtualService.
     VirtualService(Arc<Typed<VirtualService>>),
     /// A DestinationRule.

@@ -9,7 +9,6 @@ use serde::Deserialize;
 
 use super::{
     Labels, Meta, Pod, Protocol, Service, ServicePort, Typed,
-    destination_rule::WorkloadSelector,
     kube::{Locality, TargetPort, Workload},
 };
 
@@ -38,12 +37,20 @@ pub struct ServiceEntry {
     pub resolution: Resolution,
     /// Its endpoints; without any, `DNS` looks up the host itself.
     pub endpoints: Vec<WorkloadEntry>,
-    /// WorkloadEntries and Pods as endpoints.
-    pub workload_selector: Option<WorkloadSelector>,
+    /// Pods of its namespace as endpoints.
+    pub workload_selector: Option<EntrySelector>,
     /// The namespaces that see it; empty: as the mesh says.
     pub export_to: Vec<String>,
     /// Who its servers may be.
     pub subject_alt_names: Vec<String>,
+}
+
+/// Which pods are endpoints of an entry. Source: `istio.networking.v1.WorkloadSelector`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EntrySelector {
+    /// All must match.
+    pub labels: Labels,
 }
 
 /// A port of an entry.
@@ -191,9 +198,23 @@ pub fn host_of(written: &str) -> String {
     written.trim_end_matches('.').to_ascii_lowercase()
 }
 
+impl ServiceEntry {
+    /// Whether an address may be allocated to a host of it. Source: Istio's automatic allocation of addresses.
+    pub fn is_allocatable(&self, host: &str) -> bool {
+        // With NONE the proxy connects to the address that the client asked for, which must be the real one.
+        self.addresses.is_empty() && self.resolution != Resolution::None && !host.starts_with('*')
+    }
+
+    /// The labels of the pods that are its endpoints; `None` if no pods are.
+    pub fn selector(&self) -> Option<&Labels> {
+        let selector = self.workload_selector.as_ref().filter(|_| self.resolution == Resolution::Static)?;
+        Some(&selector.labels).filter(|labels| !labels.is_empty())
+    }
+}
+
 impl Typed<ServiceEntry> {
-    /// The service that one of its hosts is.
-    pub fn service(&self, host: &str) -> Typed<Service> {
+    /// The service that one of its hosts is; `allocated` is the address allocated to the host.
+    pub fn service(&self, host: &str, allocated: Option<IpAddr>) -> Typed<Service> {
         let spec = &self.spec;
         let mut annotations = self.meta.annotations.clone();
         if !spec.export_to.is_empty() {
@@ -207,8 +228,10 @@ impl Typed<ServiceEntry> {
             endpoints: self.endpoints(host),
         };
         let meta = Meta { name: host.to_owned(), annotations, ..self.meta.clone() };
+        let own = spec.addresses.iter().filter_map(|address| address.parse().ok());
         let service = Service {
-            cluster_ips: spec.addresses.iter().filter_map(|address| address.parse().ok()).collect(),
+            cluster_ips: own.chain(allocated.filter(|_| spec.is_allocatable(host))).collect(),
+            selector: spec.selector().cloned().unwrap_or_default(),
             ports: spec.ports.iter().filter_map(EntryPort::service_port).collect(),
             outside: Some(Arc::new(outside)),
             ..Service::default()

@@ -9,7 +9,7 @@ mod schema;
 
 use crate::{
     api::{
-        AuthorizationPolicy, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
+        AuthorizationPolicy, ConfigMap, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
         PeerAuthentication, ServiceEntry, Typed, VirtualService, kube,
         manifest::{self, Anything, ObjectMeta},
         mesh_config,
@@ -280,16 +280,21 @@ impl Reading {
     /// The mesh configuration is YAML within a text; its lines are the file's where the text is a block (`|`).
     fn config_map(&mut self, node: &Node) {
         let Some(mut map): Option<manifest::ConfigMap> = self.manifest(node, "ConfigMap") else { return };
-        let text = map.data.remove(mesh_config::KEY);
-        let mut object = Typed { meta: kube::meta(map.metadata, true), spec: None };
-        if object.meta.namespace == mesh_config::NAMESPACE && object.meta.name == mesh_config::NAME {
-            self.networks(node, &map.data);
-            match self.mesh_config(node, &text.unwrap_or_default()) {
-                Some(mesh) => object.spec = Some(mesh),
-                None => return,
+        let meta = kube::meta(map.metadata, true);
+        let mut findings = Findings::default();
+        let spec = match (meta.namespace.as_str(), meta.name.as_str()) {
+            (mesh_config::NAMESPACE, mesh_config::NAME) => {
+                let text = map.data.remove(mesh_config::KEY).unwrap_or_default();
+                self.networks(node, &map.data);
+                let Some(mesh) = self.mesh_config(node, &text) else { return };
+                ConfigMap::Mesh(Box::new(mesh))
             }
-        }
-        self.finish(node, Object::ConfigMap(Arc::new(object)), Vec::new());
+            (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => {
+                ConfigMap::Addresses(validate::addresses(&map.data, &mut findings))
+            }
+            _ => ConfigMap::Other,
+        };
+        self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
     }
 
     /// Several networks are not supported; one without a name is.

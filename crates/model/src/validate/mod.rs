@@ -17,7 +17,7 @@ pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};
 pub(crate) use pods::{pod, workload};
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
-pub(crate) use service_entry::service_entry;
+pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use unsupported::{condition_unsupported, unsupported};
 pub(crate) use virtual_service::{GRPC_STATUS, virtual_service};
 

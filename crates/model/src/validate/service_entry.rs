@@ -1,7 +1,9 @@
 //! ServiceEntry.
 
+use std::{collections::BTreeMap, net::IpAddr};
+
 use super::{Finding, Findings, export_to, host, is_dns_name, port};
-use crate::api::{Address, Resolution, ServiceEntry, service_entry::WorkloadEntry};
+use crate::api::{Address, Labels, Resolution, ServiceEntry, service_entry::WorkloadEntry};
 
 /// Checks a ServiceEntry.
 pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
@@ -31,6 +33,21 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
         findings.error("spec.subjectAltNames", "is not supported yet", remedy);
     }
     findings.done()
+}
+
+/// Reads the addresses allocated to hosts.
+pub(crate) fn addresses(data: &Labels, findings: &mut Findings) -> BTreeMap<String, IpAddr> {
+    let mut addresses = BTreeMap::new();
+    for (host, text) in data {
+        match text.parse() {
+            Ok(address) => _ = addresses.insert(host.clone(), address),
+            Err(_) => {
+                let field = skysail_yaml::join("data", host);
+                findings.error(field, format!("{text:?} is not an address"), "write an IP address");
+            }
+        }
+    }
+    addresses
 }
 
 fn hosts(spec: &ServiceEntry, name: &str, field: &str, findings: &mut Findings) {
@@ -70,12 +87,6 @@ fn ports(spec: &ServiceEntry, findings: &mut Findings) {
         if before.iter().any(|other| other.name == of.name) {
             findings.error(format!("{field}.name"), "stands twice", "give each port its own name");
         }
-        let http = of.speaks().is_some_and(|protocol| protocol.is_http());
-        let addressed = spec.addresses.iter().any(|address| address.parse::<std::net::IpAddr>().is_ok());
-        if !http && !addressed && of.speaks().is_some() {
-            let message = "without an address only HTTP is told apart: connections to this port pass through";
-            findings.warning(field, message, "give the ServiceEntry addresses");
-        }
     }
 }
 
@@ -86,7 +97,11 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
             findings.error(field, "has no meaning with resolution NONE", "use STATIC or DNS");
         }
         Resolution::Static if count == 0 && spec.workload_selector.is_none() => {
-            findings.error(field, "is missing", "add endpoints, or use another resolution");
+            findings.error(
+                field,
+                "is missing",
+                "add endpoints or a workloadSelector, or use another resolution",
+            );
         }
         Resolution::DnsRoundRobin if count > 1 => {
             findings.error(field, "may be only one with DNS_ROUND_ROBIN", "use DNS, or keep one");
@@ -96,6 +111,19 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
             findings.error("spec.resolution", "DYNAMIC_DNS is not supported yet", remedy);
         }
         _ => {}
+    }
+    if let Some(selector) = &spec.workload_selector {
+        let field = "spec.workloadSelector";
+        if count > 0 {
+            findings.error(field, "cannot stand beside endpoints", "keep one of them");
+        }
+        if selector.labels.is_empty() {
+            let remedy = "name labels of the pods that are its endpoints";
+            findings.error(format!("{field}.labels"), "is missing", remedy);
+        }
+        if spec.resolution != Resolution::Static {
+            findings.warning(field, "has an effect with resolution STATIC only", "write resolution: STATIC");
+        }
     }
     for (index, endpoint) in spec.endpoints.iter().enumerate() {
         workload(spec, endpoint, &format!("{field}[{index}]"), findings);

@@ -31,7 +31,6 @@ const TABLE: &[Row] = &[
     (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, NO_EFFECT),
     (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
     (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
-    (Kind::ServiceEntry, "spec.workloadSelector", None, "the service has no endpoints"),
     (Kind::ServiceEntry, "spec.endpoints.network", None, "the endpoint is reached directly"),
     (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests its rules match are denied"),
     (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),

@@ -61,6 +61,7 @@ impl World {
     /// The endpoints of a service's port, by address; those not ready too.
     pub fn endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
         let mut endpoints = match (&service.spec.outside, self.slice_endpoints(service, port)) {
+            (Some(_), _) if !service.spec.selector.is_empty() => self.selected_endpoints(service, port),
             (Some(outside), _) => outside::endpoints(outside, port),
             (None, Some(endpoints)) => endpoints,
             (None, None) => self.selected_endpoints(service, port),

@@ -163,7 +163,7 @@ impl World {
 }
 
 /// True if something of namespace `owner` with this `exportTo` is seen in namespace `client`.
-fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client: &str) -> bool {
+pub fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client: &str) -> bool {
     let Some(first) = list.next() else { return true };
     std::iter::once(first).chain(list).any(|entry| match entry {
         "*" => true,

@@ -25,7 +25,7 @@ use std::{
 
 pub(crate) use check::label_text;
 pub use endpoints::Endpoint;
-pub use hosts::{fqdn, host_matches};
+pub use hosts::{exported, fqdn, host_matches};
 pub use identify::OtherAccount;
 use index::{HostIndex, LabelIndex, MultiMap};
 pub use outside::Resolved;
@@ -34,8 +34,8 @@ pub use store::{Lines, Origin};
 pub use touched::Touched;
 
 use crate::api::{
-    AuthorizationPolicy, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object, ObjectKey,
-    PeerAuthentication, Pod, Service, ServiceEntry, Template, Typed, VirtualService,
+    AuthorizationPolicy, ConfigMap, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
+    ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Template, Typed, VirtualService,
     destination_rule::{LoadBalancer, LocalityLb},
     kube::Locality,
     mesh_config, selects,
@@ -47,7 +47,7 @@ pub const DOMAIN: &str = "cluster.local";
 /// All objects of the mesh.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    mesh: Option<Entry<Option<MeshConfig>>>,
+    mesh: Option<Entry<ConfigMap>>,
     default_mesh: Arc<MeshConfig>,
     /// The roots of the mesh's own authority, PEM.
     roots: Arc<str>,
@@ -78,6 +78,8 @@ pub struct World {
     destination_rule_hosts: HostIndex,
     /// ServiceEntries by host.
     entry_hosts: MultiMap<String>,
+    /// Addresses allocated to hosts of ServiceEntries; `None` if nothing allocates any.
+    allocated: Option<Arc<BTreeMap<String, std::net::IpAddr>>>,
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
     /// What DNS says names are.
@@ -181,7 +183,11 @@ impl World {
                 self.templates.get_mut(&kind).is_some_and(|templates| templates.remove(namespace, name))
             }
             Kind::EndpointSlice => self.slices.remove(namespace, name),
-            Kind::ConfigMap => is_mesh_config(namespace, name) && self.mesh.take().is_some(),
+            Kind::ConfigMap => match (namespace, name) {
+                (mesh_config::NAMESPACE, mesh_config::NAME) => self.mesh.take().is_some(),
+                (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => self.allocate(None),
+                _ => false,
+            },
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
             Kind::DestinationRule => self.destination_rules.remove(namespace, name),
             Kind::ServiceEntry => self.take_entry_out(namespace, name),
@@ -200,7 +206,10 @@ impl World {
 
     /// The mesh configuration; Istio's defaults where none was given.
     pub fn mesh(&self) -> &MeshConfig {
-        self.mesh.as_ref().and_then(|entry| entry.object.spec.as_ref()).unwrap_or(&self.default_mesh)
+        match self.mesh.as_ref().map(|entry| &entry.object.spec) {
+            Some(ConfigMap::Mesh(mesh)) => mesh,
+            _ => &self.default_mesh,
+        }
     }
 
     /// The roots of the mesh's own authority, PEM; empty until they are known.
@@ -282,13 +291,16 @@ impl World {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
     }
 
-    fn apply_config_map(&mut self, object: Arc<Typed<Option<MeshConfig>>>, origin: Origin) -> bool {
-        if !is_mesh_config(&object.meta.namespace, &object.meta.name) {
-            return false;
+    fn apply_config_map(&mut self, object: Arc<Typed<ConfigMap>>, origin: Origin) -> bool {
+        match &object.spec {
+            ConfigMap::Mesh(_) => {
+                let changed = self.mesh.as_ref().is_none_or(|entry| entry.object.spec != object.spec);
+                self.mesh = Some(Entry { object, origin });
+                changed
+            }
+            ConfigMap::Addresses(addresses) => self.allocate(Some(addresses.clone())),
+            ConfigMap::Other => false,
         }
-        let changed = self.mesh.as_ref().is_none_or(|entry| entry.object.spec != object.spec);
-        self.mesh = Some(Entry { object, origin });
-        changed
     }
 
     fn index_pod(&mut self, pod: &Typed<Pod>) {
@@ -339,10 +351,6 @@ fn mesh_hosts(object: &Typed<VirtualService>) -> Vec<String> {
         return Vec::new();
     }
     object.spec.hosts.iter().map(|host| hosts::fqdn(host, &object.meta.namespace)).collect()
-}
-
-fn is_mesh_config(namespace: &str, name: &str) -> bool {
-    namespace == mesh_config::NAMESPACE && name == mesh_config::NAME
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl World {
             self.services.remove(namespace, host);
             return;
         };
-        let service = entry.object.service(host);
+        let service = entry.object.service(host, self.allocated(host));
         for name in service.spec.outside.iter().flat_map(|outside| outside.names()) {
             self.name_users.insert(Arc::clone(name), &service.meta);
         }
@@ -95,10 +95,42 @@ impl World {
         self.services.insert(Arc::new(service), origin);
     }
 
+    fn allocated(&self, host: &str) -> Option<IpAddr> {
+        self.allocated.as_ref()?.get(host).copied()
+    }
+
+    /// Takes in the addresses allocated to hosts; `None` if nothing allocates any. False if nothing changed.
+    pub(super) fn allocate(&mut self, now: Option<BTreeMap<String, IpAddr>>) -> bool {
+        let before = std::mem::replace(&mut self.allocated, now.map(Arc::new));
+        if before == self.allocated {
+            return false;
+        }
+        let known = before.iter().chain(&self.allocated).flat_map(|addresses| addresses.keys());
+        let mut hosts: BTreeSet<String> = known.cloned().collect();
+        hosts.retain(|host| {
+            before.as_ref().and_then(|before| before.get(host).copied()) != self.allocated(host)
+        });
+        for host in hosts {
+            let namespaces: BTreeSet<String> =
+                self.entry_hosts.get(&host).map(|(namespace, _)| namespace.clone()).collect();
+            namespaces.iter().for_each(|namespace| self.derive(namespace, &host));
+        }
+        true
+    }
+
+    /// Whether something allocates addresses to hosts that have none.
+    pub(super) fn allocates(&self) -> bool {
+        self.allocated.is_some()
+    }
+
     /// What depends on a ServiceEntry: its hosts, also those of other namespaces that it may take from them or give back.
     pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> Touched {
         let Some(entry) = self.service_entries.get(namespace, name) else { return Touched::default() };
         let mut touched = Touched { routes: true, names: true, ..Touched::default() };
+        if entry.object.spec.selector().is_some() {
+            // Those that it selects.
+            touched.workloads_in.insert(namespace.to_owned());
+        }
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
             for (namespace, _) in self.entry_hosts.get(&host) {
                 if let Some(service) = self.service_named(namespace, &host) {

@@ -198,6 +198,109 @@ fn hosts_are_completed_only_without_dots() {
     assert!(!host_matches("*.b", "b") && !host_matches("*.b", ".b") && !host_matches("a", "b"));
 }
 
+const ENTRY: &str = "---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: api, namespace: svc}
+spec:
+  hosts: [api.example.com]
+  ports: [{number: 443, name: tls, protocol: TLS, targetPort: 8443}]
+  resolution: STATIC
+  workloadSelector: {labels: {app: a}}
+";
+
+const ALLOCATION: &str = "---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: skysail-addresses, namespace: istio-system}
+data: {api.example.com: 240.240.0.1}
+";
+
+/// The addresses of a host, and what the World reports.
+fn addresses(world: &World, host: &str) -> (Vec<String>, String) {
+    let service = world.service(host).unwrap();
+    let addresses = service.spec.cluster_ips.iter().map(ToString::to_string).collect();
+    (addresses, world.validate().iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn hosts_without_addresses_have_those_allocated_to_them() {
+    let mut world = world(&[ENTRY, &pod("a", "10.244.0.2", "", "True")].concat());
+    let (found, said) = addresses(&world, "api.example.com");
+    assert!(found.is_empty() && said.contains("has no address to recognise"), "{found:?} {said}");
+    let allocate = |world: &mut World, text: &str| {
+        let parsed = crate::parse(text, "addresses.yaml");
+        parsed.objects.into_iter().map(|(object, origin)| world.apply(object, origin)).collect::<Vec<_>>()
+    };
+    assert_eq!(allocate(&mut world, ALLOCATION), [true]);
+    assert_eq!(allocate(&mut world, ALLOCATION), [false]);
+    assert_eq!(addresses(&world, "api.example.com"), (vec!["240.240.0.1".to_owned()], String::new()));
+    assert_eq!(allocate(&mut world, &ALLOCATION.replace("0.1", "0.2")), [true]);
+    assert_eq!(addresses(&world, "api.example.com").0, ["240.240.0.2"]);
+    // An entry that comes later, and one with addresses of its own.
+    allocate(&mut world, &ENTRY.replace("hosts:", "addresses: [240.0.0.9]\n  hosts:"));
+    assert_eq!(addresses(&world, "api.example.com").0, ["240.0.0.9"]);
+    allocate(&mut world, ENTRY);
+    assert_eq!(addresses(&world, "api.example.com").0, ["240.240.0.2"]);
+    let none =
+        ENTRY.replace("STATIC", "NONE").replace("workloadSelector: {labels: {app: a}}", "exportTo: ['*']");
+    allocate(&mut world, &none);
+    let (found, said) = addresses(&world, "api.example.com");
+    assert!(found.is_empty() && said.contains("has no address to recognise"), "{found:?} {said}");
+    allocate(&mut world, ENTRY);
+    let key = ObjectKey {
+        kind: Kind::ConfigMap,
+        namespace: "istio-system".into(),
+        name: "skysail-addresses".into(),
+    };
+    assert!(world.delete(&key));
+    assert!(addresses(&world, "api.example.com").0.is_empty());
+    let wrong = crate::parse(&ALLOCATION.replace("240.240.0.1", "x"), "addresses.yaml");
+    assert!(wrong.objects.is_empty());
+    assert!(wrong.diagnostics[0].to_string().contains("\"x\" is not an address"), "{:?}", wrong.diagnostics);
+}
+
+#[test]
+fn a_service_entry_selects_pods_of_its_namespace() {
+    let others = pod("b", "10.244.0.3", "", "True").replace("namespace: svc", "namespace: other");
+    let mut world = world(&[ENTRY, &pod("a", "10.244.0.2", "", "True"), &others].concat());
+    let endpoints = |world: &World| -> Vec<String> {
+        let service = world.service("api.example.com").unwrap();
+        let endpoints = world.endpoints(service, &service.spec.ports[0]).into_iter();
+        endpoints.map(|it| format!("{}:{} {}", it.address.ip().unwrap(), it.port, it.ready)).collect()
+    };
+    assert_eq!(endpoints(&world), ["10.244.0.2:8443 true"]);
+    world.take_touched();
+    for (object, origin) in crate::parse(&pod("a", "10.244.0.2", "", "False"), "test.yaml").objects {
+        world.apply(object, origin);
+    }
+    assert_eq!(endpoints(&world), ["10.244.0.2:8443 false"]);
+    let service = ("svc".to_owned(), "api.example.com".to_owned());
+    assert!(world.take_touched().services.contains(&service), "its endpoints are sent again");
+    for (object, origin) in crate::parse(&ENTRY.replace("app: a", "app: c"), "test.yaml").objects {
+        world.apply(object, origin);
+    }
+    assert!(endpoints(&world).is_empty());
+    assert!(world.take_touched().workloads_in.contains("svc"), "the inbound ports of its pods");
+    let said = addresses(&world, "api.example.com").1;
+    assert!(said.contains("no pod of namespace svc has app: c"), "{said}");
+    let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");
+    assert!(by_name.diagnostics[0].to_string().contains("has an effect with resolution STATIC only"));
+    world.apply(by_name.objects[0].0.clone(), by_name.objects[0].1.clone());
+    let service = world.service("api.example.com").unwrap();
+    let endpoints = world.endpoints(service, &service.spec.ports[0]);
+    assert!(endpoints[0].address.ip().is_none(), "the host itself: {endpoints:?}");
+    for (from, to, expected) in [
+        ("resolution:", "endpoints: [{address: 10.0.0.1}]\n  resolution:", "cannot stand beside endpoints"),
+        ("{labels: {app: a}}", "{matchLabels: {app: a}}", "matchLabels"),
+        ("{labels: {app: a}}", "{labels: {}}", "spec.workloadSelector.labels is missing"),
+    ] {
+        let parsed = crate::parse(&ENTRY.replace(from, to), "test.yaml");
+        let said: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(parsed.objects.is_empty() && said.replace(": is", " is").contains(expected), "{said}");
+    }
+}
+
 fn peer(name: &str, namespace: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\

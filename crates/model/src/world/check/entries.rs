@@ -1,8 +1,8 @@
-//! ServiceEntries: hosts that several have.
+//! ServiceEntries: hosts that several have, ports that no address tells apart, and selectors that take no pod.
 
-use super::{About, Report};
+use super::{About, Report, label_text, workloads};
 use crate::{
-    api::{Kind, service_entry::host_of},
+    api::{Kind, ServiceEntry, service_entry::host_of},
     diagnostic::Severity,
 };
 
@@ -22,6 +22,38 @@ impl Report<'_> {
                     self.say(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
                 }
             }
+            self.ports_without_address(&about);
+            self.selected_pods(&about);
+        }
+    }
+
+    /// Ports that are not HTTP: connections to them have no host, so only an address tells services apart.
+    fn ports_without_address(&mut self, about: &About<'_, ServiceEntry>) {
+        let spec = &about.entry.object.spec;
+        let addressed = spec.addresses.iter().any(|address| address.parse::<std::net::IpAddr>().is_ok());
+        let allocated = self.world.allocates() && spec.hosts.iter().all(|host| spec.is_allocatable(host));
+        if addressed || allocated {
+            return;
+        }
+        for (index, port) in spec.ports.iter().enumerate() {
+            if port.speaks().is_some_and(|protocol| !protocol.is_http()) {
+                let message = "has no address to recognise connections by: sidecars pass them on unchanged";
+                let field = format!("spec.ports[{index}]");
+                self.say(about, Severity::Warning, field, message, "set spec.addresses");
+            }
+        }
+    }
+
+    fn selected_pods(&mut self, about: &About<'_, ServiceEntry>) {
+        let Some(selector) = about.entry.object.spec.selector() else { return };
+        let namespace = about.namespace();
+        // Where workloads are known at all, and not only rules.
+        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        if any && workloads(self.world, Some(namespace), selector).next().is_none() {
+            let wanted = label_text(selector);
+            let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
+            let remedy = "check labels and namespace";
+            self.say(about, Severity::Warning, "spec.workloadSelector", message, remedy);
         }
     }
 }
