@@ -1,4 +1,4 @@
-//! The mesh's DNS server: the cluster's names, and no others.
+//! The mesh's DNS server: the cluster's names, hosts of ServiceEntries, and no others.
 //!
 //! Answers come from a table that the mesh replaces whole ([`Names`]). There is no network beyond the mesh, so what
 //! is not in the table does not exist (NXDOMAIN), whatever its domain: a program then gives up at once, and goes on
@@ -51,24 +51,32 @@ pub(crate) enum Answer {
 /// Fully qualified names in lower case, without the last dot.
 pub(crate) type Names = BTreeMap<String, Answer>;
 
+/// The hosts that a client sees beside the cluster's names, by its address: those of the ServiceEntries for its namespace.
+pub(crate) type Hosts = BTreeMap<Ipv4Addr, Arc<Names>>;
+
 /// The table, shared by the mesh that writes it and the server that reads it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table(Arc<RwLock<Names>>);
+pub(crate) struct Table(Arc<RwLock<(Names, Hosts)>>);
 
 impl Table {
     /// Replaces all names.
-    pub(crate) fn replace(&self, names: Names) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = names;
+    pub(crate) fn replace(&self, names: Names, hosts: Hosts) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = (names, hosts);
     }
 
     /// The reply to a message, cut short if it is longer than this; the client then asks again by TCP. What is no
     /// question gets none, or two servers could talk forever. With it, the name that does not exist, if that is so.
-    pub(crate) fn reply(&self, message: &[u8], longest: usize) -> Option<(Vec<u8>, Option<String>)> {
+    pub(crate) fn reply(
+        &self,
+        message: &[u8],
+        longest: usize,
+        asked_by: IpAddr,
+    ) -> Option<(Vec<u8>, Option<String>)> {
         let request = Message::from_vec(message).ok()?;
         if request.metadata.message_type != MessageType::Query {
             return None;
         }
-        let response = self.answer(&request);
+        let response = self.answer(&request, asked_by);
         let missing = response.metadata.response_code == ResponseCode::NXDomain;
         let missing = response.queries.first().filter(|_| missing).map(|query| plain(query.name()));
         let bytes = response.to_vec().ok()?;
@@ -76,7 +84,7 @@ impl Table {
         Some((bytes, missing))
     }
 
-    fn answer(&self, request: &Message) -> Message {
+    fn answer(&self, request: &Message, asked_by: IpAddr) -> Message {
         let mut response = Message::response(request.metadata.id, request.metadata.op_code);
         response.metadata.recursion_desired = request.metadata.recursion_desired;
         response.metadata.recursion_available = true;
@@ -89,7 +97,7 @@ impl Table {
             response.metadata.response_code = ResponseCode::NotImp;
             return response;
         }
-        let (code, records) = self.look_up(query.name(), query.query_type());
+        let (code, records) = self.look_up(query.name(), query.query_type(), asked_by);
         response.metadata.authoritative = true;
         response.metadata.response_code = code;
         response.add_answers(records);
@@ -97,12 +105,17 @@ impl Table {
     }
 
     /// The records for a name, by way of its aliases. The code is about the last of them (RFC 6604, section 2.1).
-    fn look_up(&self, name: &Name, kind: RecordType) -> (ResponseCode, Vec<Record>) {
-        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
+    fn look_up(&self, name: &Name, kind: RecordType, asked_by: IpAddr) -> (ResponseCode, Vec<Record>) {
+        let (names, hosts) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let hosts = match asked_by.to_canonical() {
+            IpAddr::V4(address) => hosts.get(&address),
+            IpAddr::V6(_) => None,
+        };
         let mut records = Vec::new();
         let mut name = name.clone();
         for _ in 0..LONGEST_CHAIN {
-            match names.get(&plain(&name)) {
+            let key = plain(&name);
+            match names.get(&key).or_else(|| hosts?.get(&key)) {
                 Some(Answer::Addresses(found)) => {
                     // There is no IPv6 here; an empty answer to AAAA says that the name exists all the same.
                     let wanted = matches!(kind, RecordType::A | RecordType::ANY);
@@ -142,7 +155,7 @@ struct Server {
 
 impl Server {
     fn reply(&self, message: &[u8], longest: usize, asked_by: IpAddr) -> Option<Vec<u8>> {
-        let (reply, missing) = self.table.reply(message, longest)?;
+        let (reply, missing) = self.table.reply(message, longest, asked_by)?;
         // Who looks up whose an address is (arpa) can do without the answer.
         let beyond = |name: &String| !in_domain(name, DOMAIN) && !in_domain(name, "arpa");
         if let Some(name) = missing.filter(beyond) {
@@ -213,21 +226,25 @@ mod tests {
     fn ask(table: &Table, name: &str, kind: RecordType) -> Message {
         let mut request = Message::query();
         request.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
-        table.answer(&request)
+        table.answer(&request, POD)
     }
 
     const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+    const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2));
 
     fn table() -> Table {
         let table = Table::default();
         let full = |name: &str| format!("{name}.default.svc.cluster.local");
-        table.replace(Names::from([
-            (full("a"), Answer::Addresses(vec![VIP])),
-            (full("b"), Answer::Alias(full("a"))),
-            (full("c"), Answer::Alias(full("b"))),
-            (full("away"), Answer::Alias("example.com".to_owned())),
-            (full("round"), Answer::Alias(full("round"))),
-        ]));
+        table.replace(
+            Names::from([
+                (full("a"), Answer::Addresses(vec![VIP])),
+                (full("b"), Answer::Alias(full("a"))),
+                (full("c"), Answer::Alias(full("b"))),
+                (full("away"), Answer::Alias("example.com".to_owned())),
+                (full("round"), Answer::Alias(full("round"))),
+            ]),
+            Hosts::new(),
+        );
         table
     }
 
@@ -261,6 +278,21 @@ mod tests {
     }
 
     #[test]
+    fn hosts_are_answered_to_the_pods_that_see_them() {
+        let table = Table::default();
+        let names = Names::from([("a.svc".to_owned(), Answer::Alias("api.example.com".to_owned()))]);
+        let hosts = Names::from([("api.example.com".to_owned(), Answer::Addresses(vec![VIP]))]);
+        let sees = Ipv4Addr::new(10, 244, 0, 2);
+        table.replace(names, Hosts::from([(sees, Arc::new(hosts))]));
+        let code = |name: &str, by: Ipv4Addr| {
+            table.look_up(&Name::from_ascii(name).unwrap(), RecordType::A, by.into()).0
+        };
+        assert_eq!(code("API.example.com.", sees), ResponseCode::NoError);
+        assert_eq!(code("a.svc.", sees), ResponseCode::NoError);
+        assert_eq!(code("api.example.com.", Ipv4Addr::new(10, 244, 0, 3)), ResponseCode::NXDomain);
+    }
+
+    #[test]
     fn questions_for_names_outside_are_told() {
         let (outside, mut told) = mpsc::channel(8);
         let server = Server { table: table(), outside };
@@ -280,15 +312,15 @@ mod tests {
     fn answers_are_not_answered_and_long_ones_are_cut() {
         let table = Table::default();
         let many = (0..100).map(|host| Ipv4Addr::new(10, 0, 0, host)).collect();
-        table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]));
+        table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]), Hosts::new());
         let mut message = Message::query();
         message.add_query(Query::query(Name::from_ascii("a.cluster.local.").unwrap(), RecordType::A));
         let question = message.to_vec().unwrap();
-        let cut = Message::from_vec(&table.reply(&question, LONGEST_UDP).unwrap().0).unwrap();
+        let cut = Message::from_vec(&table.reply(&question, LONGEST_UDP, POD).unwrap().0).unwrap();
         assert!(cut.metadata.truncation && cut.answers.is_empty());
-        let (whole, _) = table.reply(&question, usize::from(u16::MAX)).unwrap();
+        let (whole, _) = table.reply(&question, usize::from(u16::MAX), POD).unwrap();
         assert_eq!(Message::from_vec(&whole).unwrap().answers.len(), 100);
-        assert_eq!(table.reply(&whole, LONGEST_UDP), None);
-        assert_eq!(table.reply(b"", LONGEST_UDP), None);
+        assert_eq!(table.reply(&whole, LONGEST_UDP, POD), None);
+        assert_eq!(table.reply(b"", LONGEST_UDP, POD), None);
     }
 }

@@ -3,14 +3,15 @@
 
 use std::net::Ipv4Addr;
 
-use crate::dns::{Answer, Names, Table};
+use crate::dns::{Answer, Hosts, Names, Table};
 
 /// The DNS server's answer to a message, with two names in its table; `None` where it stays silent.
 pub fn dns(message: &[u8]) -> Option<Vec<u8>> {
     let table = Table::default();
-    table.replace(Names::from([
+    let names = Names::from([
         ("a.b.svc.cluster.local".to_owned(), Answer::Addresses(vec![Ipv4Addr::LOCALHOST; 3])),
         ("c.b.svc.cluster.local".to_owned(), Answer::Alias("a.b.svc.cluster.local".to_owned())),
-    ]));
-    table.reply(message, 512).map(|(reply, _)| reply)
+    ]);
+    table.replace(names, Hosts::new());
+    table.reply(message, 512, Ipv4Addr::LOCALHOST.into()).map(|(reply, _)| reply)
 }

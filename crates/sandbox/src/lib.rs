@@ -2,7 +2,7 @@
 //!
 //! [`isolate`] enters fresh namespaces, so that nothing of the host changes and all is gone at the end; [`mesh`]
 //! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
-//! unknown images. What Istio's objects mean is the control plane's business and unknown here.
+//! unknown images. What Istio's objects mean is the control plane's business; only hosts of ServiceEntries are read here, for DNS.
 
 mod capacity;
 mod containers;
@@ -10,6 +10,7 @@ mod dns;
 pub mod echo;
 pub mod enter;
 mod error;
+mod external;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

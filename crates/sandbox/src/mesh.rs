@@ -27,6 +27,7 @@ use replicas::{Farewell, Member, Stage};
 use crate::{
     dns::{self, Outside, Table},
     error::{Context as _, Error},
+    external::{self, Allocation},
     files::{Files, News},
     http, isolate, links,
     netlink::Socket,
@@ -72,6 +73,7 @@ struct Mesh {
     objects: Objects,
     pods: BTreeMap<(String, String), Member>,
     addresses: VirtualAddresses,
+    allocation: Allocation,
     names: Table,
     issuer: Issuer,
     bridge: u32,
@@ -130,6 +132,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         files,
         pods: BTreeMap::new(),
         addresses: VirtualAddresses::default(),
+        allocation: Allocation::default(),
         names: Table::default(),
         issuer,
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
@@ -350,15 +353,32 @@ impl Mesh {
         self.begin_farewell();
     }
 
-    /// Says once per workload that it looks for something beyond the mesh.
+    /// Reports once why a name beyond the cluster's domain has no answer.
     fn hear_question(&mut self, question: &Outside) {
-        let asks = |member: &&Member| IpAddr::V4(member.pod.address) == question.asked_by;
-        let Some(about) = self.pods.values().find(asks).map(|member| member.pod.about()) else { return };
+        let Outside { name, asked_by } = question;
+        if *asked_by == IpAddr::V4(BRIDGE) {
+            return self.hear_lookup(name);
+        }
+        let asks = |member: &&Member| IpAddr::V4(member.pod.address) == *asked_by;
+        let Some(pod) = self.pods.values().find(asks).map(|member| &member.pod) else { return };
+        let about = pod.about();
+        if let Some(obstacle) = external::obstacle(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
+            return self.note(format!("{about}: DNS has no answer for {obstacle}"));
+        }
         if self.looked_outside.insert(about.clone()) {
             self.say(format!(
-                "{about}: asks for {}, which does not exist: there is no network beyond the mesh; \
-                 a workload and a Service of the mesh can stand in for it",
-                question.name
+                "{about}: asks for {name}, which does not exist: there is no network beyond the mesh; \
+                 a pod and a ServiceEntry can stand in for it (docs/external-hosts.md)"
+            ));
+        }
+    }
+
+    /// Reports once that the control plane looks up a host in vain: its endpoints are beyond the mesh.
+    fn hear_lookup(&mut self, host: &str) {
+        if let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) {
+            self.note(format!(
+                "ServiceEntry {namespace}/{name}: {host} has no endpoints: there is no network beyond the mesh; \
+                 pods can stand in for it with resolution STATIC and a workloadSelector (docs/external-hosts.md)"
             ));
         }
     }
@@ -380,12 +400,15 @@ impl Mesh {
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
+        let allocated = self.allocation.assign(&self.objects.entries);
+        let hosts = external::hosts(&self.objects.entries, allocated, &pods);
         // Where the user gave the address, the user's own object stands, and complaints name the user's file.
-        let service_objects = documents(addresses.iter().filter_map(|(key, address)| {
+        let completed = addresses.iter().filter_map(|(key, address)| {
             let service = services.get(key).filter(|service| service.own_address().is_none())?;
             Some(service.completed(*address))
-        }));
-        self.names.replace(names);
+        });
+        let service_objects = documents(completed.chain([external::document(allocated)]));
+        self.names.replace(names, hosts);
         self.write(SERVICES, service_objects);
         self.write(PODS, pod_objects);
         if self.virtual_ports != virtual_ports {

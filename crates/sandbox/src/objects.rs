@@ -1,11 +1,13 @@
-//! What the user wrote, as far as pods need it: workloads, services, texts of ConfigMaps and Secrets, labels of namespaces.
+//! What the user wrote, as far as pods need it: workloads, services, hosts of ServiceEntries, texts of ConfigMaps and Secrets, labels of namespaces.
 
 use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
 use serde_json::Value;
-use skysail_model::{Kind, ObjectKey};
+use skysail_model::{Kind, ObjectKey, api::ServiceEntry};
+
+use crate::external::Entries;
 
 /// Labels or annotations.
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -19,6 +21,7 @@ pub(crate) struct Objects {
     /// By kind, namespace and name.
     pub(crate) workloads: BTreeMap<(String, String, String), Workload>,
     pub(crate) services: BTreeMap<Key, Service>,
+    pub(crate) entries: Entries,
     /// Labels by namespace.
     pub(crate) namespaces: BTreeMap<String, Labels>,
     /// The texts in ConfigMaps and Secrets, by kind, namespace and name.
@@ -203,6 +206,7 @@ impl Port {
 pub(crate) enum Item {
     Workload(Box<Workload>),
     Service(Service),
+    Entry(Box<ServiceEntry>),
     /// The labels of a namespace.
     Namespace(Labels),
     /// The texts of a ConfigMap or a Secret.
@@ -216,6 +220,7 @@ impl Item {
             Kind::Namespace => Self::Namespace(field(&object["metadata"], "labels")?),
             Kind::ConfigMap | Kind::Secret => Self::Values(texts(object)?),
             Kind::Service => Self::Service(Service { spec: field(object, "spec")?, object: object.clone() }),
+            Kind::ServiceEntry => Self::Entry(Box::new(field(object, "spec")?)),
             Kind::Pod
             | Kind::Deployment
             | Kind::StatefulSet
@@ -234,6 +239,7 @@ impl Objects {
         match item.clone() {
             Item::Workload(workload) => _ = self.workloads.insert((namespace, kind, name), *workload),
             Item::Service(service) => _ = self.services.insert((namespace, name), service),
+            Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(texts) => _ = self.values.insert((kind, namespace, name), texts),
         }

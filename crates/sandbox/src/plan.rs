@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     dns::{Answer, DOMAIN, Names},
+    external,
     objects::{Container, ContainerPort, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
     rules::VirtualPort,
     rundir::Phase,
@@ -189,7 +190,7 @@ impl Pod {
     }
 
     /// The ports a stand-in for the container should listen on: those it names, and if it names none, those that
-    /// services send to. TCP only.
+    /// services and ServiceEntries send to. TCP only.
     pub(crate) fn ports(&self, container: &Container, objects: &Objects) -> BTreeSet<u16> {
         let tcp = container.ports.iter().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
         let named: BTreeSet<u16> = tcp.map(|port| port.container_port).collect();
@@ -198,7 +199,9 @@ impl Pod {
         }
         let services = objects.services.iter();
         let services = services.filter(|((namespace, _), service)| self.selected_by(namespace, service));
-        services.flat_map(|(_, service)| &service.spec.ports).filter_map(|port| self.target(port)).collect()
+        let ports =
+            services.flat_map(|(_, service)| &service.spec.ports).filter_map(|port| self.target(port));
+        ports.chain(external::ports(&objects.entries, &self.namespace, &self.labels)).collect()
     }
 
     fn target(&self, port: &ServicePort) -> Option<u16> {
@@ -252,20 +255,25 @@ impl VirtualAddresses {
         }
         let mut taken: BTreeSet<Ipv4Addr> = self.0.values().copied().collect();
         for (key, _) in services.iter().filter(|(_, service)| service.is_virtual()) {
-            self.0.entry(key.clone()).or_insert_with(|| {
-                let start = fnv(format!("{}/{}", key.0, key.1).as_bytes()) as u16;
-                let candidates = (0..u16::MAX).map(|step| {
-                    let [c, d] = start.wrapping_add(step).to_be_bytes();
-                    Ipv4Addr::new(SERVICE_NETWORK[0], SERVICE_NETWORK[1], c, d)
-                });
-                let mut usable = candidates.filter(|address| ![0, 255].contains(&address.octets()[3]));
-                let free = usable.find(|address| !taken.contains(address)).unwrap_or(Ipv4Addr::UNSPECIFIED);
-                taken.insert(free);
-                free
-            });
+            let name = format!("{}/{}", key.0, key.1);
+            self.0.entry(key.clone()).or_insert_with(|| free_address(SERVICE_NETWORK, &name, &mut taken));
         }
         &self.0
     }
+}
+
+/// Takes a free address of a network that has these first two bytes; 0.0.0.0 if none is left. The search begins at a place that
+/// follows from the name.
+pub(crate) fn free_address([a, b]: [u8; 2], name: &str, taken: &mut BTreeSet<Ipv4Addr>) -> Ipv4Addr {
+    let start = fnv(name.as_bytes()) as u16;
+    let candidates = (0..u16::MAX).map(|step| {
+        let [c, d] = start.wrapping_add(step).to_be_bytes();
+        Ipv4Addr::new(a, b, c, d)
+    });
+    let mut usable = candidates.filter(|address| ![0, 255].contains(&address.octets()[3]));
+    let free = usable.find(|address| !taken.contains(address)).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    taken.insert(free);
+    free
 }
 
 impl Service {

@@ -1,0 +1,260 @@
+//! Hosts of ServiceEntries: the addresses that DNS answers and sidecars match on, and the pods that see them.
+//!
+//! A host without addresses gets one of 240.240.0.0/16, as Istio allocates them; the control plane reads the allocation as a ConfigMap.
+//! Only pods with a sidecar see these hosts, because only sidecars know where their addresses lead.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+use skysail_model::{
+    api::{
+        Protocol, Resolution, ServiceEntry, mesh_config, selects,
+        service_entry::{EntryPort, host_of},
+    },
+    world::{exported, host_matches},
+};
+
+use crate::{
+    dns::{Answer, Hosts, Names},
+    objects::{Key, Labels},
+    plan::{self, Pod},
+};
+
+/// The first two bytes of allocated addresses.
+const NETWORK: [u8; 2] = [240, 240];
+
+/// The ServiceEntries by namespace and name.
+pub(crate) type Entries = BTreeMap<Key, ServiceEntry>;
+
+/// The addresses of hosts whose entries have none: each host keeps the one that it got first.
+#[derive(Debug, Default)]
+pub(crate) struct Allocation(BTreeMap<String, Ipv4Addr>);
+
+impl Allocation {
+    /// Allocates an address to each host that needs one, and returns all of them.
+    pub(crate) fn assign(&mut self, entries: &Entries) -> &BTreeMap<String, Ipv4Addr> {
+        let hosts =
+            entries.values().flat_map(|entry| entry.hosts.iter().map(move |host| (entry, host_of(host))));
+        let hosts: BTreeSet<String> =
+            hosts.filter(|(entry, host)| entry.is_allocatable(host)).map(|(_, host)| host).collect();
+        self.0.retain(|host, _| hosts.contains(host));
+        let mut taken: BTreeSet<Ipv4Addr> = entries.values().flat_map(addresses).collect();
+        taken.extend(self.0.values());
+        for host in hosts {
+            self.0.entry(host.clone()).or_insert_with(|| plan::free_address(NETWORK, &host, &mut taken));
+        }
+        &self.0
+    }
+}
+
+/// The allocation as the control plane reads it.
+pub(crate) fn document(allocated: &BTreeMap<String, Ipv4Addr>) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": mesh_config::ADDRESSES, "namespace": mesh_config::NAMESPACE },
+        "data": allocated,
+    })
+}
+
+/// What DNS answers to each pod.
+pub(crate) fn hosts(
+    entries: &Entries,
+    allocated: &BTreeMap<String, Ipv4Addr>,
+    pods: &[(&Pod, bool)],
+) -> Hosts {
+    let mut by_namespace = BTreeMap::new();
+    let pods = pods.iter().map(|(pod, _)| pod).filter(|pod| pod.sidecar && !entries.is_empty());
+    pods.map(|pod| {
+        let namespace = pod.namespace.as_str();
+        let names = by_namespace.entry(namespace);
+        let names = names.or_insert_with(|| Arc::new(names_in(entries, allocated, namespace)));
+        (pod.address, Arc::clone(names))
+    })
+    .collect()
+}
+
+/// The names that DNS answers to pods of a namespace; of several entries with a host the namespace's own counts.
+fn names_in(entries: &Entries, allocated: &BTreeMap<String, Ipv4Addr>, namespace: &str) -> Names {
+    let mut names = Names::new();
+    let visible = entries.iter().filter(|((owner, _), entry)| is_visible(owner, entry, namespace));
+    let (own, others): (Vec<_>, Vec<_>) = visible.partition(|((owner, _), _)| owner == namespace);
+    for (_, entry) in own.into_iter().chain(others) {
+        for host in entry.hosts.iter().map(|host| host_of(host)).filter(|host| !host.starts_with('*')) {
+            let found: Vec<Ipv4Addr> = match allocated.get(&host).filter(|_| entry.is_allocatable(&host)) {
+                Some(address) => vec![*address],
+                None => addresses(entry).collect(),
+            };
+            if !found.is_empty() {
+                names.entry(host).or_insert(Answer::Addresses(found));
+            }
+        }
+    }
+    names
+}
+
+/// Why DNS does not answer a name that a ServiceEntry has; `None` if none has it.
+pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: bool) -> Option<String> {
+    let found = |pattern: &str, fits: &dyn Fn(&str, &str) -> bool| fits(&host_of(pattern), name);
+    let search = |fits: &dyn Fn(&str, &str) -> bool| {
+        entries.iter().find_map(|(key, entry)| {
+            let host = entry.hosts.iter().find(|host| found(host, fits))?;
+            Some((key, entry, host.as_str()))
+        })
+    };
+    let exact = search(&|host, name| host == name);
+    let ((owner, name), entry, host) = exact.or_else(|| search(&host_matches))?;
+    let what = format!("{host} of ServiceEntry {owner}/{name}");
+    Some(if host.starts_with('*') {
+        format!("{what}: a wildcard has no address; add the full name to spec.hosts")
+    } else if !sidecar {
+        format!("{what}: only pods with a sidecar can reach it")
+    } else if !is_visible(owner, entry, namespace) {
+        format!("{what}: spec.exportTo hides it from namespace {namespace}")
+    } else if !entry.addresses.is_empty() {
+        format!("{what}: spec.addresses has no single IPv4 address; add one, or remove the field")
+    } else if entry.resolution == Resolution::None {
+        format!(
+            "{what}: with resolution NONE no address is allocated; set spec.addresses, or resolution STATIC"
+        )
+    } else {
+        format!("{what}: its address is not known yet")
+    })
+}
+
+/// The entry that has this host and whose endpoint is looked up in DNS.
+pub(crate) fn looked_up<'a>(entries: &'a Entries, host: &str) -> Option<&'a Key> {
+    let looks_up = |entry: &ServiceEntry| entry.resolution.is_dns() && entry.endpoints.is_empty();
+    let has = |entry: &ServiceEntry| entry.hosts.iter().any(|known| host_of(known) == host);
+    entries.iter().find(|(_, entry)| looks_up(entry) && has(entry)).map(|(key, _)| key)
+}
+
+/// The TCP ports that entries send to pods with these labels.
+pub(crate) fn ports(entries: &Entries, namespace: &str, labels: &Labels) -> BTreeSet<u16> {
+    let selects = |entry: &&ServiceEntry| entry.selector().is_some_and(|selector| selects(selector, labels));
+    let entries = entries.iter().filter(|((owner, _), _)| owner == namespace).map(|(_, entry)| entry);
+    let ports = entries.filter(selects).flat_map(|entry| &entry.ports);
+    ports.filter(|port| port.speaks() != Some(Protocol::Udp)).filter_map(target).collect()
+}
+
+fn target(port: &EntryPort) -> Option<u16> {
+    let number = if port.target_port == 0 { port.number } else { port.target_port };
+    u16::try_from(number).ok()
+}
+
+/// The IPv4 addresses of an entry; pods have no others, and a block of addresses is not one.
+fn addresses(entry: &ServiceEntry) -> impl Iterator<Item = Ipv4Addr> {
+    entry.addresses.iter().filter_map(|text| match text.parse() {
+        Ok(IpAddr::V4(address)) => Some(address),
+        _ => None,
+    })
+}
+
+fn is_visible(owner: &str, entry: &ServiceEntry, namespace: &str) -> bool {
+    exported(entry.export_to.iter().map(String::as_str), owner, namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(specs: &[(&str, &str, Value)]) -> Entries {
+        let entry = |(namespace, name, spec): &(&str, &str, Value)| {
+            (((*namespace).to_owned(), (*name).to_owned()), serde_json::from_value(spec.clone()).unwrap())
+        };
+        specs.iter().map(entry).collect()
+    }
+
+    fn shop() -> Entries {
+        entries(&[
+            (
+                "a",
+                "api",
+                json!({ "hosts": ["API.example.com."], "resolution": "STATIC",
+                "ports": [{ "number": 80 }, { "number": 443, "targetPort": 8443 }, { "number": 53, "protocol": "UDP" }],
+                "workloadSelector": { "labels": { "app": "api" } } }),
+            ),
+            (
+                "a",
+                "block",
+                json!({ "hosts": ["block.example"], "addresses": ["10.1.0.0/16"], "resolution": "STATIC" }),
+            ),
+            ("a", "none", json!({ "hosts": ["none.example", "*.wild.example"], "resolution": "NONE" })),
+            (
+                "a",
+                "own",
+                json!({ "hosts": ["own.example"], "addresses": ["240.240.0.7", "fd00::1"], "exportTo": ["."] }),
+            ),
+            ("b", "own", json!({ "hosts": ["own.example"], "addresses": ["10.0.0.8"] })),
+        ])
+    }
+
+    #[test]
+    fn hosts_have_their_own_addresses_or_one_that_stays() {
+        let (entries, mut allocation) = (shop(), Allocation::default());
+        let allocated = allocation.assign(&entries).clone();
+        assert_eq!(allocated.keys().collect::<Vec<_>>(), ["api.example.com"]);
+        let address = allocated["api.example.com"];
+        assert_eq!(address.octets()[..2], NETWORK);
+        let only = |address: Ipv4Addr| Answer::Addresses(vec![address]);
+        let a = names_in(&entries, &allocated, "a");
+        assert_eq!(a.keys().collect::<Vec<_>>(), ["api.example.com", "own.example"]);
+        assert_eq!(
+            (&a["api.example.com"], &a["own.example"]),
+            (&only(address), &only([240, 240, 0, 7].into()))
+        );
+        assert_eq!(names_in(&entries, &allocated, "c")["own.example"], only([10, 0, 0, 8].into()));
+
+        let host = |n: usize| {
+            (
+                ("m".to_owned(), n.to_string()),
+                ServiceEntry {
+                    hosts: vec![format!("h{n}.example")],
+                    resolution: Resolution::Dns,
+                    ..ServiceEntry::default()
+                },
+            )
+        };
+        let many: Entries = entries.into_iter().chain((0..2000).map(host)).collect();
+        let all = allocation.assign(&many);
+        assert_eq!(all["api.example.com"], address);
+        let distinct: BTreeSet<&Ipv4Addr> = all.values().collect();
+        assert_eq!(distinct.len(), 2001);
+        assert!(!distinct.contains(&Ipv4Addr::new(240, 240, 0, 7)), "a user gave it away");
+    }
+
+    #[test]
+    fn names_without_an_answer_have_a_reason() {
+        let entries = shop();
+        for (name, namespace, sidecar, expected) in [
+            ("none.example", "a", true, "no address is allocated"),
+            ("x.wild.example", "a", true, "a wildcard has no address"),
+            ("block.example", "a", true, "no single IPv4 address"),
+            ("api.example.com", "a", false, "only pods with a sidecar"),
+        ] {
+            let found = obstacle(&entries, name, namespace, sidecar).unwrap();
+            assert!(found.contains(expected), "{name}: {found}");
+        }
+        let hidden: Entries = entries
+            .iter()
+            .filter(|((owner, _), _)| owner == "a")
+            .map(|(k, e)| (k.clone(), e.clone()))
+            .collect();
+        assert!(
+            obstacle(&hidden, "own.example", "b", true)
+                .unwrap()
+                .contains("exportTo hides it from namespace b")
+        );
+        assert_eq!(obstacle(&entries, "other.example", "a", true), None);
+    }
+
+    #[test]
+    fn stand_ins_listen_where_entries_send_to() {
+        let labels = Labels::from([("app".to_owned(), "api".to_owned())]);
+        assert_eq!(ports(&shop(), "a", &labels), BTreeSet::from([80, 8443]));
+        assert!(ports(&shop(), "b", &labels).is_empty());
+    }
+}
