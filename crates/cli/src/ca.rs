@@ -94,14 +94,14 @@ fn beside_control(verb: &str, which: &Which) -> anyhow::Result<u8> {
     let control = enter::control().to_string();
     let words = ["ca", verb, "--control", &control, "--output", output];
     let command: Vec<_> = std::iter::once(exe.into()).chain(words.map(OsString::from)).collect();
-    Ok(enter::beside_control(&mesh, &command)?)
+    Ok(enter::run(&mesh, enter::Place::Control, &command)?)
 }
 
 async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> {
     let url = format!("http://{control}{path}");
     // A POST without a length is none to some servers.
-    let body = (method == "POST").then(String::new);
-    let call = http::Call { method: method.to_owned(), url, headers: Vec::new(), body, http2: false };
+    let body = (method == "POST").then(Default::default);
+    let call = http::Call { method: method.to_owned(), url, body, ..http::Call::default() };
     let (status, body) = http::call(&call, ANSWER_WITHIN)
         .await
         .with_context(|| format!("asking the control plane at {control}; is it its admin address?"))?;

@@ -5,6 +5,7 @@
 
 mod ca;
 mod changes;
+mod call;
 mod diagnostics;
 mod exit;
 mod load;
@@ -36,7 +37,7 @@ enum Command {
     /// Run a command in a workload's network, inside a running mesh.
     Exec(pods::ExecArgs),
     /// Make an HTTP request from inside a workload of a running mesh.
-    Call(pods::CallArgs),
+    Call(call::Args),
     /// Print what a workload, its sidecar or the control plane wrote.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
@@ -73,8 +74,6 @@ enum Workload {
     /// Run one of the airline example's services, or its travellers.
     Airline(airline::Args),
     #[command(hide = true)]
-    Get(pods::Request),
-    #[command(hide = true)]
     Load(load::Args),
 }
 
@@ -94,7 +93,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Up(args) => up::outside(args),
         Command::UpInside(args) => up::inside(args),
         Command::Exec(args) => pods::exec(&args),
-        Command::Call(args) => pods::call(args),
+        Command::Call(args) => call::run(args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
         Command::Ca(args) => ca::run(args),
@@ -103,7 +102,6 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Workload(Workload::Airline(args)) => airline::run(args).map(done),
         Command::Bench(args) => skysail_bench::run(args).map(exit::of),
         Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(done)?),
-        Command::Workload(Workload::Get(request)) => pods::get(request),
         Command::Workload(Workload::Load(args)) => load::run(&args),
         Command::Completion { shell } => {
             let all = Cli::command();

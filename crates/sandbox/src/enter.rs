@@ -1,4 +1,4 @@
-//! Running a command inside a mesh that somebody else started: in a pod, or where the control plane is.
+//! Entering a running mesh from another process: a pod, or where the control plane is.
 
 use std::{
     ffi::OsString,
@@ -17,31 +17,47 @@ use crate::{
     rundir::{PodState, State},
 };
 
-/// Runs a command in a pod's namespaces and returns its exit code.
-///
-/// The process must have one thread only (the kernel wants that for user namespaces).
+/// A place inside a mesh.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// A pod.
+    Pod(&'a PodState),
+    /// The namespaces of the control plane, which is reached at [`control`].
+    Control,
+}
+
+/// Runs a command in the namespaces of a place and returns its exit code.
 ///
 /// # Errors
-/// When the pod is gone or the command cannot be started.
-pub fn run(mesh: &State, pod: &PodState, command: &[OsString]) -> Result<u8, Error> {
-    let handles = pod.handles.ok_or_else(|| Error::Refused(format!("pod {} is not there yet", pod.name)))?;
-    let file = |number: i32| format!("fd/{number}");
-    enter(
-        mesh,
-        [file(handles.net), file(handles.uts), file(handles.mnt)],
-        &format!("entering pod {}", pod.name),
-    )?;
+/// Those of [`enter`], and when the command cannot be started.
+pub fn run(mesh: &State, place: Place<'_>, command: &[OsString]) -> Result<u8, Error> {
+    let mut namespaces = vec![
+        ("ns/pid".to_owned(), CloneFlags::CLONE_NEWPID),
+        ("ns/ipc".to_owned(), CloneFlags::CLONE_NEWIPC),
+    ];
+    namespaces.extend(place.handles()?);
+    place.enter(mesh, namespaces)?;
     here(command)
 }
 
-/// Runs a command beside the control plane, at whose address [`control`] it is reached, and returns its exit code.
+/// Moves this process to a place: its network, its host name, its files.
+///
+/// The process must have one thread only (the kernel wants that for user namespaces). It may start threads afterwards,
+/// which a process could not that had entered the place's process numbers, too.
 ///
 /// # Errors
-/// As with [`run`].
-pub fn beside_control(mesh: &State, command: &[OsString]) -> Result<u8, Error> {
-    let file = |name: &str| format!("ns/{name}");
-    enter(mesh, ["net", "uts", "mnt"].map(file), &format!("entering mesh {}", mesh.name))?;
-    here(command)
+/// When the place is gone.
+pub fn enter(mesh: &State, place: Place<'_>) -> Result<(), Error> {
+    place.enter(mesh, place.handles()?.into())
+}
+
+/// Moves this process to the network of a place. Sockets that are open stay in the network they were made in.
+///
+/// # Errors
+/// As with [`enter`], which has the same condition.
+pub fn enter_network(mesh: &State, place: Place<'_>) -> Result<(), Error> {
+    let [net, ..] = place.handles()?;
+    place.enter(mesh, vec![net])
 }
 
 /// The control plane's address inside a mesh, for its admin pages.
@@ -49,36 +65,48 @@ pub fn control() -> SocketAddr {
     SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT))
 }
 
-/// Enters namespaces of a mesh; those of the network, the host's name and the mounts by their places under /proc.
-fn enter(mesh: &State, [net, uts, mnt]: [String; 3], entering: &str) -> Result<(), Error> {
-    let process = mesh.process;
-    let open = |name: &str| {
-        let path = format!("/proc/{process}/{name}");
-        File::open(&path).context(format!("opening {path} (has it ended?)"))
-    };
-    let user = open("ns/user")?;
-    // All are opened first: inside, /proc is another one.
-    let others = [
-        (open("ns/pid")?, CloneFlags::CLONE_NEWPID),
-        (open("ns/ipc")?, CloneFlags::CLONE_NEWIPC),
-        (open(&net)?, CloneFlags::CLONE_NEWNET),
-        (open(&uts)?, CloneFlags::CLONE_NEWUTS),
-        (open(&mnt)?, CloneFlags::CLONE_NEWNS),
-    ];
-    let here = std::env::current_dir().ok();
-    let own = fs::metadata("/proc/self/ns/user").context("looking at this process's namespaces")?;
-    let theirs = user.metadata().context("looking at the mesh's namespaces")?;
-    if (own.dev(), own.ino()) != (theirs.dev(), theirs.ino()) {
-        setns(&user, CloneFlags::CLONE_NEWUSER).context(entering)?;
+impl Place<'_> {
+    /// The namespaces of the network, the host's name and the mounts, by their files in the mesh's folder of /proc.
+    fn handles(self) -> Result<[(String, CloneFlags); 3], Error> {
+        let [net, uts, mnt] = match self {
+            Self::Pod(pod) => {
+                let not_yet = || Error::Refused(format!("pod {} is not there yet", pod.name));
+                let handles = pod.handles.ok_or_else(not_yet)?;
+                [handles.net, handles.uts, handles.mnt].map(|number| format!("fd/{number}"))
+            }
+            Self::Control => ["net", "uts", "mnt"].map(|name| format!("ns/{name}")),
+        };
+        Ok([(net, CloneFlags::CLONE_NEWNET), (uts, CloneFlags::CLONE_NEWUTS), (mnt, CloneFlags::CLONE_NEWNS)])
     }
-    for (file, kind) in others {
-        setns(file, kind).context(entering)?;
+
+    /// Enters namespaces, after the user namespace that owns them.
+    fn enter(self, mesh: &State, namespaces: Vec<(String, CloneFlags)>) -> Result<(), Error> {
+        let process = mesh.process;
+        let entering = match self {
+            Self::Pod(pod) => format!("entering pod {}", pod.name),
+            Self::Control => format!("entering mesh {}", mesh.name),
+        };
+        let open = |name: &str| {
+            let path = format!("/proc/{process}/{name}");
+            File::open(&path).context(format!("opening {path} (has it ended?)"))
+        };
+        let user = open("ns/user")?;
+        // All are opened first: inside, /proc is another one.
+        let opened = namespaces.iter().map(|(name, kind)| Ok((open(name)?, *kind)));
+        let opened = opened.collect::<Result<Vec<_>, Error>>()?;
+        let own = fs::metadata("/proc/self/ns/user").context("looking at this process's namespaces")?;
+        let theirs = user.metadata().context("looking at the mesh's namespaces")?;
+        if (own.dev(), own.ino()) != (theirs.dev(), theirs.ino()) {
+            setns(&user, CloneFlags::CLONE_NEWUSER).context(&entering)?;
+        }
+        let here = std::env::current_dir().ok();
+        opened.into_iter().try_for_each(|(file, kind)| setns(file, kind).context(&entering))?;
+        // Entering a mount namespace leads to its root.
+        if let Some(here) = here {
+            let _ = std::env::set_current_dir(here);
+        }
+        Ok(())
     }
-    // Entering a mount namespace leads to its root.
-    if let Some(here) = here {
-        let _ = std::env::set_current_dir(here);
-    }
-    Ok(())
 }
 
 /// Runs a command in the namespaces of this process.

@@ -1,4 +1,9 @@
-//! The least of HTTP that asking for a page takes: one request, one connection, the whole answer.
+//! A small HTTP client: one request, one connection. The response is handed on in pieces as it arrives, so its size
+//! costs no memory.
+
+mod health;
+mod http1;
+mod http2;
 
 use std::{
     io,
@@ -7,14 +12,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Uri};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpSocket, TcpStream},
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Uri,
+    header::{ACCEPT, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, USER_AGENT},
 };
+use tokio::net::{TcpSocket, TcpStream};
 
-/// No status page is larger than this.
-const LONGEST: u64 = 64 << 20;
+pub use health::{Health, grpc_health};
+
+/// Limit of a body that is collected in memory, in bytes.
+const LONGEST: usize = 64 << 20;
 
 /// Connects, from this address if one is given.
 pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Result<TcpStream> {
@@ -26,134 +33,85 @@ pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Resul
 }
 
 /// A request as people write it on a command line.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Call {
     /// `GET`, `POST`, …
     pub method: String,
-    /// `http://HOST[:PORT][/PATH]`.
+    /// `[http://]HOST[:PORT][/PATH]`.
     pub url: String,
-    /// `NAME: VALUE` lines.
+    /// `NAME: VALUE` lines. As with curl, `NAME:` leaves out a header that is sent by default, and `NAME;` sends an
+    /// empty one.
     pub headers: Vec<String>,
     /// The body.
-    pub body: Option<String>,
+    pub body: Option<Bytes>,
     /// HTTP/2, by prior knowledge (RFC 9113, section 3.3), rather than HTTP/1.1.
     pub http2: bool,
 }
 
-/// Makes a call and returns the status and the body.
+/// A step of an exchange. Heads are text with a line break after each line and an empty line at the end.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// The connection is open.
+    Connected(SocketAddr),
+    /// The head of the request, which is about to be sent.
+    Request(&'a [u8]),
+    /// The head of an interim response (1xx) or of the response.
+    Head(&'a [u8]),
+    /// A piece of the body.
+    Body(&'a [u8]),
+    /// The fields after the body.
+    Trailers(&'a [u8]),
+}
+
+/// Makes a call, hands each step to `on` and returns the status.
 ///
 /// # Errors
-/// When the URL or a header is none, the host is unknown, or no answer comes in time.
-pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
-    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-    let rest =
-        call.url.strip_prefix("http://").ok_or_else(|| wrong(format!("{}: not http://…", call.url)))?;
-    let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-    if let Some(line) = call.headers.iter().find(|line| line.contains(['\r', '\n']) || !line.contains(':')) {
-        return Err(wrong(format!("{line:?} is not a header: write NAME: VALUE")));
-    }
-    let place = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-    let find = async {
-        let to = tokio::net::lookup_host(&place).await?.find(SocketAddr::is_ipv4);
-        to.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{place} has no address")))
-    };
-    if call.http2 {
-        let request = http2_request(call).map_err(|error| wrong(error.to_string()))?;
-        let body = call.body.clone().unwrap_or_default();
-        let exchange = async { http2(connect(find.await?, None).await?, request, body.into()).await };
-        let answer = limited(limit, exchange).await?;
-        return Ok((answer.status, String::from_utf8_lossy(&answer.body).into_owned()));
-    }
-    let mut request = format!("{} {path} HTTP/1.1\r\nconnection: close\r\n", call.method);
-    if !call.headers.iter().any(|line| line.to_ascii_lowercase().starts_with("host:")) {
-        request.push_str(&format!("host: {host}\r\n"));
-    }
-    for line in &call.headers {
-        request.push_str(&format!("{line}\r\n"));
-    }
-    let body = call.body.as_deref().unwrap_or_default();
-    if call.body.is_some() {
-        request.push_str(&format!("content-length: {}\r\n", body.len()));
-    }
-    request.push_str("\r\n");
-    request.push_str(body);
-    limited(limit, async { exchange(connect(find.await?, None).await?, &request).await }).await
-}
-
-/// The head of a call; its `host` becomes the authority.
-fn http2_request(call: &Call) -> Result<Request<()>, http::Error> {
-    let fields = call.headers.iter().filter_map(|line| line.split_once(':'));
-    let (hosts, fields): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| name.eq_ignore_ascii_case("host"));
-    let mut uri = call.url.parse::<Uri>()?.into_parts();
-    if let Some((_, host)) = hosts.first() {
-        uri.authority = Some(host.trim().parse()?);
-    }
-    let request = Request::builder().method(call.method.as_str()).uri(Uri::from_parts(uri)?);
-    fields.into_iter().fold(request, |request, (name, value)| request.header(name, value.trim())).body(())
-}
-
-/// An answer of HTTP/2.
-struct Answer {
-    status: u16,
-    body: Vec<u8>,
-}
-
-/// Sends a request and reads the whole answer.
-async fn http2(stream: TcpStream, request: Request<()>, body: Bytes) -> io::Result<Answer> {
-    let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
-    // It ends with what is sent and received here, and its errors show there.
-    let driver = tokio::spawn(connection);
-    let exchange = async {
-        let mut requests = requests.ready().await?;
-        let (answer, mut sending) = requests.send_request(request, body.is_empty())?;
-        if !body.is_empty() {
-            sending.send_data(body, true)?;
-        }
-        let answer = answer.await?;
-        let (status, mut incoming) = (answer.status().as_u16(), answer.into_body());
-        let mut body = Vec::new();
-        while let Some(piece) = incoming.data().await {
-            let piece = piece?;
-            incoming.flow_control().release_capacity(piece.len())?;
-            body.extend_from_slice(&piece);
-        }
-        Ok(Answer { status, body })
-    };
-    let result = exchange.await.map_err(|error: h2::Error| io::Error::other(error));
-    driver.abort();
-    result
-}
-
-/// Asks a gRPC server whether a service is healthy. Source: `grpc.health.v1.Health/Check`.
-pub(crate) async fn grpc_health(
-    to: SocketAddr,
-    from: Ipv4Addr,
-    service: &str,
+/// `InvalidInput` when the URL or a header is none; else when the host is unknown, or no complete response comes in
+/// time, or when `on` fails.
+pub async fn exchange(
+    call: &Call,
     limit: Duration,
-) -> io::Result<bool> {
-    // HealthCheckRequest { string service = 1; }, with its length before it and no compression.
-    let length = u8::try_from(service.len()).ok().filter(|length| *length < 0x80);
-    let length = length.ok_or_else(|| io::Error::other("the service's name is longer than 127 bytes"))?;
-    let message = [&[0x0a, length], service.as_bytes()].concat();
-    let frame = [&[0, 0, 0, 0, length + 2], &*message].concat();
-    let exchange = async {
-        let stream = connect(to, Some(from)).await?;
-        let request = Request::post(format!("http://{to}/grpc.health.v1.Health/Check"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .map_err(io::Error::other)?;
-        let answer = http2(stream, request, frame.into()).await?;
-        // HealthCheckResponse { ServingStatus status = 1; }, of which SERVING is 1.
-        Ok(answer.status == 200 && answer.body == [0, 0, 0, 0, 2, 0x08, 1])
+    on: impl FnMut(Event<'_>) -> io::Result<()>,
+) -> io::Result<u16> {
+    exchange_from(call, None, limit, on).await
+}
+
+/// Like [`exchange`], from a given address.
+async fn exchange_from(
+    call: &Call,
+    from: Option<Ipv4Addr>,
+    limit: Duration,
+    mut on: impl FnMut(Event<'_>) -> io::Result<()>,
+) -> io::Result<u16> {
+    let request = request(call)?;
+    let body = call.body.clone().unwrap_or_default();
+    let work = async {
+        let to = address(request.uri()).await?;
+        let stream = connect(to, from).await?;
+        on(Event::Connected(to))?;
+        if call.http2 {
+            http2::exchange(stream, request, body, &mut on).await
+        } else {
+            http1::exchange(stream, &request, &body, &mut on).await
+        }
     };
-    limited(limit, exchange).await
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no complete response within {limit:?}")))
+    })
+}
+
+/// Makes a call and returns the status and the body as text.
+///
+/// # Errors
+/// Those of [`exchange`], and when the body is larger than 64 MiB.
+pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
+    collect(call, None, limit).await
 }
 
 /// Asks for a page and returns the status and the body.
 ///
 /// # Errors
-/// When there is no answer in time, or none that is HTTP.
+/// As with [`call`].
 pub async fn get(to: SocketAddr, path: &str, limit: Duration) -> io::Result<(u16, String)> {
     get_from(to, None, path, limit).await
 }
@@ -165,59 +123,165 @@ pub(crate) async fn get_from(
     path: &str,
     limit: Duration,
 ) -> io::Result<(u16, String)> {
-    let request =
-        format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nuser-agent: skysail\r\nconnection: close\r\n\r\n");
-    limited(limit, async { exchange(connect(to, from).await?, &request).await }).await
+    let call = Call { method: "GET".to_owned(), url: format!("http://{to}{path}"), ..Call::default() };
+    collect(&call, from, limit).await
 }
 
-async fn exchange(mut stream: TcpStream, request: &str) -> io::Result<(u16, String)> {
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(LONGEST).read_to_end(&mut answer).await?;
-    parse(&String::from_utf8_lossy(&answer))
-}
-
-async fn limited<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-fn parse(answer: &str) -> io::Result<(u16, String)> {
-    let not_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP");
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(not_http)?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(not_http)?;
-    let lower = head.to_ascii_lowercase();
-    let chunked =
-        lower.lines().any(|line| line.starts_with("transfer-encoding:") && line.contains("chunked"));
-    let body = if chunked { unchunk(body).ok_or_else(not_http)? } else { body.to_owned() };
-    Ok((status, body))
-}
-
-/// RFC 9112, section 7.1.
-fn unchunk(mut rest: &str) -> Option<String> {
-    let mut body = String::new();
-    loop {
-        let (size, after) = rest.split_once("\r\n")?;
-        let size = usize::from_str_radix(size.split(';').next()?.trim(), 16).ok()?;
-        if size == 0 {
-            return Some(body);
+async fn collect(call: &Call, from: Option<Ipv4Addr>, limit: Duration) -> io::Result<(u16, String)> {
+    let mut body = Vec::new();
+    let status = exchange_from(call, from, limit, |event| match event {
+        Event::Body(piece) if body.len() + piece.len() > LONGEST => {
+            Err(io::Error::other(format!("the body is larger than {} MiB", LONGEST >> 20)))
         }
-        body.push_str(after.get(..size)?);
-        rest = after.get(size..)?.strip_prefix("\r\n")?;
+        Event::Body(piece) => {
+            body.extend_from_slice(piece);
+            Ok(())
+        }
+        _ => Ok(()),
+    });
+    let status = status.await?;
+    Ok((status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+async fn address(uri: &Uri) -> io::Result<SocketAddr> {
+    let (host, port) = (uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(80));
+    let found = tokio::net::lookup_host((host, port)).await?.find(SocketAddr::is_ipv4);
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{host} has no IPv4 address")))
+}
+
+fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what.into())
+}
+
+fn not_http(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the response is not valid HTTP: {what}"))
+}
+
+/// The head of a call, whose URL has a host and a path.
+fn request(call: &Call) -> io::Result<Request<()>> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::from_bytes(call.method.as_bytes())
+        .map_err(|_| invalid(format!("{:?} is no method", call.method)))?;
+    *request.uri_mut() = url(&call.url)?;
+    let (given, left_out) = fields(&call.headers)?;
+    let authority =
+        request.uri().authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+    let length = call.body.as_ref().map(|body| body.len().to_string());
+    let defaults = [
+        (HOST, Some(authority)),
+        (USER_AGENT, Some("skysail".to_owned())),
+        (ACCEPT, Some("*/*".to_owned())),
+        (CONTENT_LENGTH, length),
+    ];
+    let headers = request.headers_mut();
+    for (name, value) in defaults {
+        let Some(value) = value.filter(|_| !given.contains_key(&name) && !left_out.contains(&name)) else {
+            continue;
+        };
+        headers.append(
+            name,
+            HeaderValue::from_str(&value).map_err(|_| invalid(format!("{value:?} is no value")))?,
+        );
     }
+    headers.extend(given);
+    Ok(request)
+}
+
+fn url(text: &str) -> io::Result<Uri> {
+    let text = text.split('#').next().unwrap_or_default();
+    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let uri: Uri = full.parse().map_err(|error| invalid(format!("{text:?} is not a URL: {error}")))?;
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => {
+            return Err(invalid(format!(
+                "{text}: write http://; between sidecars it travels over mutual TLS"
+            )));
+        }
+        _ => return Err(invalid(format!("{text}: the scheme is not http"))),
+    }
+    if uri.host().is_none_or(str::is_empty)
+        || uri.authority().is_some_and(|place| place.as_str().contains('@'))
+    {
+        return Err(invalid(format!("{text:?}: write http://HOST[:PORT][/PATH]")));
+    }
+    Ok(uri)
+}
+
+/// The headers that were given, and the names of those that are to be left out.
+fn fields(lines: &[String]) -> io::Result<(HeaderMap, Vec<HeaderName>)> {
+    let (mut given, mut left_out) = (HeaderMap::new(), Vec::new());
+    for line in lines {
+        let wrong = || invalid(format!("{line:?} is not a header: write NAME: VALUE"));
+        let (name, value) = match line.split_once(':') {
+            Some((name, value)) => (name, Some(value.trim()).filter(|value| !value.is_empty())),
+            None => (line.strip_suffix(';').ok_or_else(wrong)?, Some("")),
+        };
+        let name: HeaderName = name.trim().parse().map_err(|_| wrong())?;
+        if name == TRANSFER_ENCODING {
+            return Err(invalid("the body is sent with its length: leave out transfer-encoding"));
+        }
+        match value {
+            Some(value) => _ = given.append(name, HeaderValue::from_str(value).map_err(|_| wrong())?),
+            None => left_out.push(name),
+        }
+    }
+    Ok((given, left_out))
+}
+
+/// Adds fields as lines, and the empty line that ends a head.
+fn add_lines(head: &mut Vec<u8>, fields: &HeaderMap) {
+    for (name, value) in fields {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    head.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn head(url: &str, headers: &[&str], body: Option<&'static str>) -> Result<String, String> {
+        let headers = headers.iter().map(|line| (*line).to_owned()).collect();
+        let body = body.map(|body| Bytes::from_static(body.as_bytes()));
+        let call = Call { method: "PUT".to_owned(), url: url.to_owned(), headers, body, http2: false };
+        let request = request(&call).map_err(|error| error.to_string())?;
+        let lines =
+            request.headers().iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
+        let mut lines: Vec<_> = lines.collect();
+        lines.sort();
+        Ok(format!("{} | {}", request.uri(), lines.join(" | ")))
+    }
+
     #[test]
-    fn answers_are_taken_apart() {
-        let (status, body) = parse("HTTP/1.0 503 Service Unavailable\r\na: b\r\n\r\nno\r\n\r\n").unwrap();
-        assert_eq!((status, body.as_str()), (503, "no\r\n\r\n"));
-        let chunked =
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n1\r\nd\r\n0\r\n\r\n";
-        assert_eq!(parse(chunked).unwrap(), (200, "abcd".to_owned()));
-        assert!(parse(&chunked[..chunked.len() - 12]).is_err());
-        assert!(parse("SSH-2.0-OpenSSH\r\n").is_err());
+    fn a_request_has_what_curl_sends_unless_told_otherwise() {
+        let default = "accept: */* | host: a:8 | user-agent: skysail";
+        assert_eq!(head("a:8", &[], None).unwrap(), format!("http://a:8/ | {default}"));
+        assert_eq!(head("http://a:8/b?c#d", &[], None).unwrap(), format!("http://a:8/b?c | {default}"));
+        assert_eq!(
+            head("http://a", &["accept:", "Host: b", "x;", "X-Two: 2", "x-two: 3"], Some("four")).unwrap(),
+            "http://a/ | content-length: 4 | host: b | user-agent: skysail | x-two: 2 | x-two: 3 | x: "
+        );
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_by_name() {
+        for (url, headers, problem) in [
+            ("https://a/", &[][..], "write http://"),
+            ("ftp://a/", &[], "the scheme is not http"),
+            ("http://", &[], "http://"),
+            ("http://u:p@a/", &[], "write http://HOST"),
+            ("http://a/b c", &[], "is not a URL"),
+            ("http://a/", &["x"], "is not a header"),
+            ("http://a/", &["x: 1\r\ny: 2"], "is not a header"),
+            ("http://a/", &["a b: 1"], "is not a header"),
+            ("http://a/", &["Transfer-Encoding: chunked"], "leave out transfer-encoding"),
+        ] {
+            let error = head(url, headers, None).unwrap_err();
+            assert!(error.contains(problem), "{url} {headers:?}: {error}");
+        }
     }
 }

@@ -66,9 +66,10 @@ impl Check {
                 }
             }
             Probe::Grpc(port, service) => {
-                match http::grpc_health(to(*port), PROBES_FROM, service, self.limit).await {
-                    Ok(true) => Ok(()),
-                    Ok(false) => Err(format!("port {port}: the gRPC health service says NOT_SERVING")),
+                let server = format!("http://{}", to(*port));
+                match http::grpc_health(&server, Some(PROBES_FROM), service, self.limit).await {
+                    Ok(health) if health.is_serving() => Ok(()),
+                    Ok(health) => Err(format!("port {port}: the gRPC health service says {health}")),
                     Err(error) => Err(format!("port {port}: gRPC health: {error}")),
                 }
             }

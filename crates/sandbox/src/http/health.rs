@@ -1,0 +1,150 @@
+//! The health service of gRPC servers. Source: `grpc.health.v1.Health/Check`.
+
+use std::{fmt, io, net::Ipv4Addr, time::Duration};
+
+use bytes::Bytes;
+
+use super::{Call, Event, exchange_from};
+
+/// Limit of the answer, in bytes; a good one has 7.
+const LONGEST_ANSWER: usize = 1 << 10;
+/// The names of `HealthCheckResponse.ServingStatus`, by number.
+const NAMES: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
+
+/// The answer of a health service: `HealthCheckResponse.ServingStatus`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health(u8);
+
+impl Health {
+    /// Whether the service takes requests.
+    pub fn is_serving(self) -> bool {
+        self.0 == 1
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match NAMES.get(usize::from(self.0)) {
+            Some(name) => f.write_str(name),
+            None => write!(f, "status {}", self.0),
+        }
+    }
+}
+
+/// Asks the gRPC server at `http://HOST:PORT` whether a service is healthy; an empty name stands for the server.
+///
+/// # Errors
+/// When no answer comes in time, or the server refuses the call; the error has the gRPC status.
+pub async fn grpc_health(
+    server: &str,
+    from: Option<Ipv4Addr>,
+    service: &str,
+    limit: Duration,
+) -> io::Result<Health> {
+    let call = Call {
+        method: "POST".to_owned(),
+        url: format!("{}/grpc.health.v1.Health/Check", server.trim_end_matches('/')),
+        headers: vec!["content-type: application/grpc".to_owned(), "te: trailers".to_owned()],
+        body: Some(question(service)?),
+        http2: true,
+    };
+    let (mut answer, mut fields) = (Vec::new(), String::new());
+    let status = exchange_from(&call, from, limit, |event| {
+        match event {
+            Event::Body(piece) if answer.len() + piece.len() > LONGEST_ANSWER => {
+                return Err(io::Error::other("the answer is too long"));
+            }
+            Event::Body(piece) => answer.extend_from_slice(piece),
+            Event::Head(lines) | Event::Trailers(lines) => fields.push_str(&String::from_utf8_lossy(lines)),
+            Event::Connected(_) | Event::Request(_) => {}
+        }
+        Ok(())
+    });
+    read(status.await?, &answer, &fields).map_err(io::Error::other)
+}
+
+/// `HealthCheckRequest { string service = 1; }`, with its length before it and no compression.
+fn question(service: &str) -> io::Result<Bytes> {
+    let length = u8::try_from(service.len()).ok().filter(|length| *length < 0x80);
+    let length = length.ok_or_else(|| super::invalid("the service's name is longer than 127 bytes"))?;
+    let message = [&[0x0a, length], service.as_bytes()].concat();
+    Ok([&[0, 0, 0, 0, length + 2], &*message].concat().into())
+}
+
+/// `HealthCheckResponse { ServingStatus status = 1; }`, of which a zero is not sent.
+fn read(status: u16, answer: &[u8], fields: &str) -> Result<Health, String> {
+    let field = |name: &str| fields.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    match (status, field("grpc-status"), answer) {
+        (200, None | Some("0"), [0, 0, 0, 0, 2, 0x08, status @ 0..0x80]) => Ok(Health(*status)),
+        (200, None | Some("0"), [0, 0, 0, 0, 0]) => Ok(Health(0)),
+        (200, Some(code), _) if code != "0" => {
+            let message = field("grpc-message").unwrap_or("no message");
+            Err(format!("grpc-status {code}: {message}"))
+        }
+        (200, ..) => Err("the answer is not one of a health service".to_owned()),
+        (status, ..) => Err(format!("status {status}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, Response};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers one call with these bytes, and this status in the trailers.
+    async fn answer(listener: TcpListener, message: &'static [u8], status: &'static str) -> (String, Bytes) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        let driver = tokio::spawn(async move { while connection.accept().await.is_some() {} });
+        let (head, mut body) = request.into_parts();
+        let question = body.data().await.unwrap().unwrap();
+        let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+        let mut stream = respond.send_response(response, false).unwrap();
+        stream.send_data(Bytes::from_static(message), false).unwrap();
+        let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), status.parse().unwrap())]);
+        stream.send_trailers(trailers).unwrap();
+        driver.await.unwrap();
+        (head.uri.path().to_owned(), question)
+    }
+
+    #[tokio::test]
+    async fn a_server_is_asked_and_its_answer_understood() {
+        for (message, status, expected) in [
+            (&[0, 0, 0, 0, 2, 8, 1][..], "0", Ok("SERVING")),
+            (&[0, 0, 0, 0, 2, 8, 2], "0", Ok("NOT_SERVING")),
+            (&[], "12", Err("grpc-status 12: no message")),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let server = format!("http://{}/", listener.local_addr().unwrap());
+            let answered = tokio::spawn(answer(listener, message, status));
+            let health = grpc_health(&server, None, "ab", Duration::from_secs(60)).await;
+            let health = health.map(|health| health.to_string()).map_err(|error| error.to_string());
+            assert_eq!(health, expected.map(str::to_owned).map_err(str::to_owned));
+            let (path, question) = answered.await.unwrap();
+            assert_eq!(path, "/grpc.health.v1.Health/Check");
+            assert_eq!(&*question, [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
+        }
+    }
+
+    #[test]
+    fn answers_are_named() {
+        let named = |answer: &[u8], fields: &str| read(200, answer, fields).map(|health| health.to_string());
+        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 1], "HTTP/2 200\r\n\r\ngrpc-status: 0\r\n").unwrap(), "SERVING");
+        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 2], "").unwrap(), "NOT_SERVING");
+        assert_eq!(named(&[0, 0, 0, 0, 0], "").unwrap(), "UNKNOWN");
+        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 9], "").unwrap(), "status 9");
+        let refused = named(&[], "grpc-status: 5\r\ngrpc-message: unknown service\r\n");
+        assert_eq!(refused.unwrap_err(), "grpc-status 5: unknown service");
+        assert!(named(b"<html>", "").is_err());
+        assert_eq!(read(503, &[], "").unwrap_err(), "status 503");
+    }
+
+    #[test]
+    fn a_question_names_the_service() {
+        assert_eq!(&*question("ab").unwrap(), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
+        assert!(question(&"a".repeat(128)).is_err());
+    }
+}
