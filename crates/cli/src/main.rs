@@ -10,6 +10,7 @@ mod diagnostics;
 mod exit;
 mod load;
 mod pods;
+mod port_forward;
 mod traffic;
 mod up;
 mod view;
@@ -38,6 +39,8 @@ enum Command {
     Exec(pods::ExecArgs),
     /// Make an HTTP request from inside a workload of a running mesh.
     Call(call::Args),
+    /// Make ports of a workload reachable on this machine's loopback.
+    PortForward(port_forward::Args),
     /// Print what a workload, its sidecar or the control plane wrote.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
@@ -94,6 +97,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::UpInside(args) => up::inside(args),
         Command::Exec(args) => pods::exec(&args),
         Command::Call(args) => call::run(args),
+        Command::PortForward(args) => port_forward::run(&args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
         Command::Ca(args) => ca::run(args),

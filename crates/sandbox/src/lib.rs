@@ -12,6 +12,7 @@ pub mod enter;
 mod error;
 mod external;
 mod files;
+pub mod forward;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod http;

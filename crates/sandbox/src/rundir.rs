@@ -195,6 +195,11 @@ impl State {
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 
+    /// Whether a state seen later belongs to this mesh, and not to another of its name.
+    pub fn is_same_run(&self, later: &Self) -> bool {
+        self.process == later.process
+    }
+
     /// Where the logs of its programs are.
     pub fn logs(&self) -> PathBuf {
         root().join(&self.name).join("logs")

@@ -1,0 +1,138 @@
+//! `skysail port-forward`: ports of one pod on this machine's loopback.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use skysail_core::{shutdown, stdio};
+use skysail_sandbox::{
+    enter::{self, Place},
+    forward, rundir,
+    rundir::{PodState, State},
+};
+use tokio::task::JoinSet;
+
+use crate::{exit, pods};
+
+/// Arguments of `skysail port-forward`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skysail port-forward booking 9080             127.0.0.1:9080 leads to port 9080 of a pod of booking
+  skysail port-forward booking 8080:9080        127.0.0.1:8080 does
+  skysail port-forward booking :15000 :15090    admin page and metrics of its sidecar, on free ports that are printed
+  skysail port-forward control 15014            the control plane's admin page
+
+Connections are made inside the pod, to 127.0.0.1 or else to the pod's address, so they also reach pages that answer \
+the pod itself only, and skip its sidecar. One pod is chosen at the start, as kubectl does. It runs until Ctrl-C (exit \
+code 0) or until the pod is gone (exit code 1). Only programs of this machine can connect.")]
+pub(crate) struct Args {
+    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
+    /// control plane runs.
+    workload: String,
+    /// A port of the pod, and the port of 127.0.0.1 that leads to it if that is another one. A local port that is
+    /// empty or 0 stands for a free one.
+    #[arg(required = true, value_name = "[LOCAL:]PORT")]
+    ports: Vec<Ports>,
+    /// The mesh's name, if several run.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// A port of this machine (0: a free one) and one of the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ports {
+    local: u16,
+    remote: u16,
+}
+
+/// How often to see whether the pod is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl FromStr for Ports {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (local, remote) = match text.split_once(':') {
+            Some(("", remote)) => ("0", remote),
+            Some(parts) => parts,
+            None => (text, text),
+        };
+        let port = |text: &str| text.parse::<u16>().ok();
+        let ports = port(local).zip(port(remote).filter(|port| *port > 0));
+        let (local, remote) = ports.ok_or("write PORT, LOCAL:PORT or :PORT, such as 8080:9080")?;
+        Ok(Self { local, remote })
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
+    let mesh = rundir::find(args.name.as_deref())?;
+    let place = pods::place(&mesh, &args.workload)?;
+    let mut listeners = Vec::new();
+    for ports in &args.ports {
+        let listener = forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, ports.local)))
+            .with_context(|| format!("forwarding to port {}", ports.remote))?;
+        listeners.push((listener, ports.remote));
+    }
+    // The listeners stay on the host.
+    enter::enter_network(&mesh, place)?;
+    let own = match place {
+        Place::Pod(pod) => pod.address.parse().with_context(|| format!("the address of pod {}", pod.name))?,
+        Place::Control => enter::control().ip(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut forwards = JoinSet::new();
+        for (listener, remote) in listeners {
+            let local = listener.local_addr()?;
+            stdio::print(format_args!("Forwarding from {local} -> {remote}"))?;
+            let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, remote)), SocketAddr::new(own, remote)];
+            let refused = move |reason: &str| stdio::tell(format!("skysail: {local} -> {remote}: {reason}"));
+            forwards.spawn(forward::serve(listener, move || targets.clone(), refused));
+        }
+        tokio::select! {
+            signal = shutdown::terminate() => { signal?; Ok(exit::OK) }
+            Some(ended) = forwards.join_next() => { ended??; bail!("a listener has ended") }
+            reason = gone(&mesh, place) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
+        }
+    })
+}
+
+/// Waits until the place is gone, and says so.
+async fn gone(mesh: &State, place: Place<'_>) -> String {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Ok(now) = rundir::find(Some(&mesh.name)) else { return format!("mesh {} has ended", mesh.name) };
+        if !mesh.is_same_run(&now) {
+            return format!("mesh {} has ended; another one of its name runs", mesh.name);
+        }
+        let Place::Pod(pod) = place else { continue };
+        let is_it = |other: &PodState| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
+        if !now.pods.iter().any(is_it) {
+            return format!(
+                "pod {}/{} is gone; start again for one of its successors",
+                pod.namespace, pod.name
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_read_as_kubectl_reads_them() {
+        let ports = |local, remote| Ok(Ports { local, remote });
+        assert_eq!("9080".parse(), ports(9080, 9080));
+        assert_eq!("8080:9080".parse(), ports(8080, 9080));
+        assert_eq!(":15090".parse(), ports(0, 15090));
+        assert_eq!("0:15090".parse(), ports(0, 15090));
+        for text in ["", ":", "80:", "a", "80:80:80", "70000", "0", "80:0", "-1"] {
+            assert!(text.parse::<Ports>().is_err(), "{text}");
+        }
+    }
+}

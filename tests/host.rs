@@ -1,0 +1,199 @@
+//! A mesh from the host: `skysail call` as curl's users expect it, and ports of pods on the loopback.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpListener},
+    process::{Child, ExitStatus, Output, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, Uid},
+};
+use serde_json::Value;
+use skysail_sandbox::http;
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const STOCK: &str = "http://stock.shop";
+
+fn shop() -> Setup {
+    Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"))
+}
+
+#[test]
+fn a_mesh_is_used_from_the_host() {
+    let mesh = shop().ready();
+    mesh.wait_status("front", STOCK, &[], 200);
+    heads_are_shown(&mesh);
+    bodies_are_posted_byte_by_byte(&mesh);
+    requests_are_counted_and_limited(&mesh);
+    ports_are_forwarded(&mesh);
+    the_control_plane_is_forwarded(&mesh);
+    a_port_in_use_is_refused(&mesh);
+    a_forward_ends_with_its_pod(&mesh);
+}
+
+#[test]
+fn an_ordinary_user_can_do_so_too() {
+    let mesh = if Uid::effective().is_root() { shop().as_user(65534) } else { shop() }.ready();
+    mesh.wait_status("front", STOCK, &[], 200);
+    bodies_are_posted_byte_by_byte(&mesh);
+    ports_are_forwarded(&mesh);
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn heads_are_shown(mesh: &Mesh) {
+    let plain = mesh.run(&["call", "front", STOCK]);
+    let body: Value = serde_json::from_slice(&plain.stdout).unwrap();
+    assert_eq!((&body["method"], text(&plain.stderr).as_str()), (&"GET".into(), "200\n"));
+    assert_eq!(plain.stdout.last(), Some(&b'}'), "the body has no line break, so none is printed");
+    for (flags, first) in [(&["-i"][..], "HTTP/1.1 200 OK\r\n"), (&["-i", "--http2"], "HTTP/2 200\r\n")] {
+        let output = mesh.run(&[&["call", "front", STOCK], flags].concat());
+        let shown = text(&output.stdout);
+        let (head, body) = shown.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(first) && head.contains("\r\nx-version: v1"), "{shown}");
+        assert!(serde_json::from_str::<Value>(body).is_ok(), "{shown}");
+    }
+    let output = mesh.run(&["call", "front", "stock.shop/status/503", "-v", "-X", "PATCH", "-H", "x-one: 1"]);
+    let told = text(&output.stderr);
+    for line in ["> PATCH /status/503 HTTP/1.1", "> host: stock.shop", "> x-one: 1", "< x-version: v1"] {
+        assert!(told.lines().any(|told| told == line), "{line}: {told}");
+    }
+    assert!(told.starts_with("* Connected to ") && told.contains("\n< HTTP/1.1 503"), "{told}");
+    assert_eq!((told.lines().last(), output.status.code()), (Some("503"), Some(1)), "{told}");
+}
+
+fn bodies_are_posted_byte_by_byte(mesh: &Mesh) {
+    let folder = mesh.config().parent().unwrap().to_owned();
+    fs::write(folder.join("body.txt"), "a=b\r\n\n").unwrap();
+    let report = |output: Output| -> Value {
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    // The path is relative to where the command is run.
+    let posted = report(mesh.run(&["call", "front", STOCK, "-d", "@body.txt"]));
+    assert_eq!(
+        (&posted["method"], &posted["body"], &posted["headers"]["content-type"]),
+        (&"POST".into(), &"a=b\r\n\n".into(), &"application/x-www-form-urlencoded".into())
+    );
+    // Larger than an argument of a command can be, and no text.
+    let bytes: Vec<u8> = (0..300_000_u32).map(|number| number.to_le_bytes()[0]).collect();
+    for flags in [&[][..], &["--http2"]] {
+        let arguments = [&["call", "front", STOCK, "-d", "@-"], flags].concat();
+        let mut command = mesh.command(&arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&bytes).unwrap();
+        assert_eq!(report(child.wait_with_output().unwrap())["body_bytes"], bytes.len());
+    }
+    let missing = mesh.run(&["call", "front", STOCK, "-d", "@missing.txt"]);
+    assert_eq!(missing.status.code(), Some(2), "{missing:?}");
+    assert!(text(&missing.stderr).contains("reading missing.txt: No such file"), "{missing:?}");
+}
+
+fn requests_are_counted_and_limited(mesh: &Mesh) {
+    let output = mesh.run(&["call", "front", STOCK, "--count", "3"]);
+    let told = text(&output.stderr);
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[..3], ["200"; 3], "{told}");
+    assert!(lines[3].starts_with("3 requests: 3 x 200; latency min ") && lines.len() == 4, "{told}");
+    let late = mesh.run(&["call", "front", &format!("{STOCK}/delay/3600s"), "--max-time", "0.2"]);
+    assert_eq!(late.status.code(), Some(1), "{late:?}");
+    assert!(text(&late.stderr).contains("no complete response within 200ms"), "{late:?}");
+    let health = mesh.run(&["call", "front", STOCK, "--grpc-health"]);
+    assert_eq!(health.status.code(), Some(1), "{health:?}");
+    assert!(text(&health.stderr).contains("not one of a health service"), "{health:?}");
+    let wrong = mesh.run(&["call", "front", "https://stock.shop"]);
+    assert!(wrong.status.code() == Some(2) && text(&wrong.stderr).contains("write http://"), "{wrong:?}");
+}
+
+/// A running `skysail port-forward`, which is ended with its test.
+struct Forward {
+    child: Child,
+    /// The lines it has printed, and the addresses in them.
+    lines: Vec<String>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Forward {
+    fn start(mesh: &Mesh, workload: &str, ports: &[&str]) -> Self {
+        let mut command = mesh.command(&[&["port-forward", workload], ports].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let printed = BufReader::new(child.stdout.take().unwrap()).lines().take(ports.len());
+        let lines: Vec<String> = printed.map(Result::unwrap).collect();
+        assert_eq!(lines.len(), ports.len(), "{lines:?}");
+        let address = |line: &String| line.split(' ').nth(2).unwrap().parse().unwrap();
+        Self { child, addresses: lines.iter().map(address).collect(), lines }
+    }
+
+    /// How it ended, and what it told.
+    fn ended(&mut self) -> (ExitStatus, String) {
+        let status = eventually("the forward ends", || {
+            self.child.try_wait().unwrap().ok_or_else(|| "it runs".to_owned())
+        });
+        let told = BufReader::new(self.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        (status, told.collect())
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks for a page from the host.
+fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(http::get(address, path, Duration::from_secs(60)))
+}
+
+fn ports_are_forwarded(mesh: &Mesh) {
+    let mut forward = Forward::start(mesh, "stock-v1", &[":15090", ":15000", "0:9090"]);
+    assert!(forward.lines[0].starts_with("Forwarding from 127.0.0.1:"), "{:?}", forward.lines);
+    assert!(forward.lines[0].ends_with(" -> 15090"), "{:?}", forward.lines);
+    let (status, metrics) = get(forward.addresses[0], "/stats/prometheus").unwrap();
+    assert!(status == 200 && metrics.contains("istio_requests_total"), "{metrics}");
+    // The admin page answers callers in the pod's network only.
+    assert_eq!(get(forward.addresses[1], "/config_dump").unwrap().0, 200);
+    let (_, report) = get(forward.addresses[2], "/a").unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["path"], &report["caller"]), (&"/a".into(), &Value::Null), "{report:#}");
+    kill(Pid::from_raw(forward.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+    let (status, told) = forward.ended();
+    assert!(status.success() && told.is_empty(), "{status} {told}");
+}
+
+fn the_control_plane_is_forwarded(mesh: &Mesh) {
+    let forward = Forward::start(mesh, "control", &[":15014"]);
+    let (status, page) = get(forward.addresses[0], "/debug/syncz").unwrap();
+    assert!(status == 200 && page.contains("stock-v1"), "{page}");
+}
+
+fn a_port_in_use_is_refused(mesh: &Mesh) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let output = mesh.run(&["port-forward", "stock-v1", &format!("{port}:9090")]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains(&format!("127.0.0.1:{port} is in use; choose another port")), "{told}");
+    let unknown = mesh.run(&["port-forward", "nobody", "80"]);
+    assert!(unknown.status.code() == Some(2) && text(&unknown.stderr).contains("nobody"), "{unknown:?}");
+}
+
+fn a_forward_ends_with_its_pod(mesh: &Mesh) {
+    let mut forward = Forward::start(mesh, "stock-v1", &[":9090", ":1"]);
+    assert!(get(forward.addresses[1], "/").is_err());
+    mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 0 # stock-v1");
+    let (status, told) = forward.ended();
+    assert_eq!(status.code(), Some(1), "{told}");
+    assert!(told.contains("-> 1: ") && told.contains("refused"), "{told}");
+    assert!(told.contains("is gone; start again"), "{told}");
+}
