@@ -1,15 +1,13 @@
 //! Containers without images: which program runs for a container, and with what environment.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
 
 use crate::{
     objects::{Container, Labels, Objects, Variable},
     plan::Pod,
+    ports::{self, Ports},
     process::{Program, Restart},
     unsupported,
 };
@@ -38,7 +36,7 @@ pub(crate) enum Role {
 pub(crate) fn program(
     container: &Container,
     pod: &Pod,
-    ports: &BTreeSet<u16>,
+    ports: &Ports,
     objects: &Objects,
     images: Images<'_>,
     (role, restart): (Role, Restart),
@@ -62,9 +60,7 @@ pub(crate) fn program(
         note(format!("image {} is not known here: it counts as done{}", container.image, hint(container)));
         images.stand_in.iter().cloned().chain(["--done".to_owned()]).collect()
     } else {
-        let what = if ports.is_empty() { "an idle process" } else { "an echo server" };
-        let image = &container.image;
-        note(format!("image {image} is not known here: {what} stands in{}", hint(container)));
+        note(stands_in(container, ports));
         let identity = [
             ("SKYSAIL_ECHO_POD", pod.name.clone()),
             ("SKYSAIL_ECHO_NAMESPACE", pod.namespace.clone()),
@@ -72,11 +68,29 @@ pub(crate) fn program(
             ("SKYSAIL_ECHO_VERSION", pod.labels.get("version").cloned().unwrap_or_default()),
         ];
         environment.extend(identity.map(|(name, value)| (name.to_owned(), value)));
-        let listen = ports.iter().flat_map(|port| ["--port".to_owned(), port.to_string()]);
+        let listen = ports.tcp.iter().map(|(port, protocol)| ports::argument(*port, *protocol));
+        let listen = listen.flat_map(|port| ["--port".to_owned(), port]);
         images.stand_in.iter().cloned().chain(listen).collect()
     };
     let log = logs.join(format!("{}.log", container.name));
     (Program { name: container.name.clone(), command, environment, log, restart }, notes)
+}
+
+/// What stands in for a container that serves.
+fn stands_in(container: &Container, ports: &Ports) -> String {
+    let image = &container.image;
+    let what = match ports.tcp.is_empty() {
+        true => "an idle process".to_owned(),
+        false => format!("an echo server {ports}"),
+    };
+    let udp = match ports.udp.is_empty() {
+        true => String::new(),
+        false => {
+            let numbers: Vec<_> = ports.udp.iter().map(u16::to_string).collect();
+            format!("; nothing answers on UDP ({})", numbers.join(", "))
+        }
+    };
+    format!("image {image} is not known here: {what} stands in{udp}{}", hint(container))
 }
 
 /// How to have the container's own command run.
@@ -199,6 +213,7 @@ mod tests {
     use super::*;
     use crate::objects::Workload;
     use serde_json::json;
+    use skysail_model::api::Protocol;
 
     #[test]
     fn environments_come_from_values_fields_maps_and_secrets() {
@@ -246,6 +261,23 @@ mod tests {
         ];
         assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
         assert_eq!(notes, ["env NONE: there is no Secret n/t: it is not set"]);
+    }
+
+    #[test]
+    fn a_note_names_the_ports_and_protocols_of_a_stand_in() {
+        let container = Container { image: "acme/x".to_owned(), ..Container::default() };
+        let said = |ports: Ports| stands_in(&container, &ports);
+        assert_eq!(said(Ports::default()), "image acme/x is not known here: an idle process stands in");
+        let ports = Ports {
+            tcp: [(80, Protocol::Http), (81, Protocol::Grpc)].into(),
+            udp: [53, 54].into(),
+            is_default: false,
+        };
+        assert_eq!(
+            said(ports),
+            "image acme/x is not known here: an echo server on ports 80 (HTTP), 81 (gRPC) stands in; nothing answers \
+             on UDP (53, 54)"
+        );
     }
 
     #[test]

@@ -132,12 +132,17 @@ pub(crate) fn looked_up<'a>(entries: &'a Entries, host: &str) -> Option<&'a Key>
     entries.iter().find(|(_, entry)| looks_up(entry) && has(entry)).map(|(key, _)| key)
 }
 
-/// The TCP ports that entries send to pods with these labels.
-pub(crate) fn ports(entries: &Entries, namespace: &str, labels: &Labels) -> BTreeSet<u16> {
-    let selects = |entry: &&ServiceEntry| entry.selector().is_some_and(|selector| selects(selector, labels));
-    let entries = entries.iter().filter(|((owner, _), _)| owner == namespace).map(|(_, entry)| entry);
+/// The TCP ports that entries send to pods with these labels, with their protocols.
+pub(crate) fn ports(
+    entries: &Entries,
+    namespace: &str,
+    labels: &Labels,
+) -> impl Iterator<Item = (u16, Protocol)> {
+    let selects = move |entry: &&ServiceEntry| entry.selector().is_some_and(|selector| selects(selector, labels));
+    let entries = entries.iter().filter(move |((owner, _), _)| owner == namespace).map(|(_, entry)| entry);
     let ports = entries.filter(selects).flat_map(|entry| &entry.ports);
-    ports.filter(|port| port.speaks() != Some(Protocol::Udp)).filter_map(target).collect()
+    let ports = ports.filter_map(|port| Some((target(port)?, port.speaks().unwrap_or(Protocol::Tcp))));
+    ports.filter(|(_, protocol)| *protocol != Protocol::Udp)
 }
 
 fn target(port: &EntryPort) -> Option<u16> {

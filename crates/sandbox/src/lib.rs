@@ -24,6 +24,7 @@ mod nftables;
 mod objects;
 mod plan;
 mod pod;
+mod ports;
 mod process;
 mod programs;
 pub mod progress;

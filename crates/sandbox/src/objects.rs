@@ -183,6 +183,8 @@ pub(crate) struct ServiceSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ServicePort {
+    pub(crate) name: Option<String>,
+    pub(crate) app_protocol: Option<String>,
     pub(crate) port: u16,
     pub(crate) target_port: Option<Port>,
     pub(crate) protocol: Option<String>,

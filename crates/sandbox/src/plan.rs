@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     dns::{Answer, DOMAIN, Names},
     external,
-    objects::{Container, ContainerPort, Key, Labels, Objects, PodSpec, Service, ServicePort, Workload, fnv},
+    objects::{Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Workload, fnv},
     rules::VirtualPort,
     rundir::Phase,
 };
@@ -183,28 +183,13 @@ impl Pod {
         })
     }
 
-    fn selected_by(&self, namespace: &str, service: &Service) -> bool {
+    pub(crate) fn selected_by(&self, namespace: &str, service: &Service) -> bool {
         let selector = service.spec.selector.as_ref().filter(|selector| !selector.is_empty());
         self.namespace == namespace
             && selector.is_some_and(|s| s.iter().all(|(name, value)| self.labels.get(name) == Some(value)))
     }
 
-    /// The ports a stand-in for the container should listen on: those it names, and if it names none, those that
-    /// services and ServiceEntries send to. TCP only.
-    pub(crate) fn ports(&self, container: &Container, objects: &Objects) -> BTreeSet<u16> {
-        let tcp = container.ports.iter().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
-        let named: BTreeSet<u16> = tcp.map(|port| port.container_port).collect();
-        if !named.is_empty() || self.spec.containers.len() > 1 {
-            return named;
-        }
-        let services = objects.services.iter();
-        let services = services.filter(|((namespace, _), service)| self.selected_by(namespace, service));
-        let ports =
-            services.flat_map(|(_, service)| &service.spec.ports).filter_map(|port| self.target(port));
-        ports.chain(external::ports(&objects.entries, &self.namespace, &self.labels)).collect()
-    }
-
-    fn target(&self, port: &ServicePort) -> Option<u16> {
+    pub(crate) fn target(&self, port: &ServicePort) -> Option<u16> {
         match &port.target_port {
             Some(target) => target.resolve(&self.spec.containers),
             None => Some(port.port),

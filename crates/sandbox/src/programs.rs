@@ -1,7 +1,7 @@
 //! Which programs a mesh runs: the control plane, and in each pod the sidecar and one for every container.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
     num::NonZeroU32,
     path::{Path, PathBuf},
@@ -17,6 +17,7 @@ use crate::{
     objects::{self, Container, Objects},
     plan::{BRIDGE, Pod},
     pod::Containerized,
+    ports::Ports,
     process::{Program, Restart},
     readiness::{Check, Probe},
     rundir, unsupported,
@@ -137,24 +138,29 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs
         let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
         let what = (Role::Ends, restart);
         let (program, said) =
-            containers::program(container, pod, &BTreeSet::new(), objects, images, what, logs);
+            containers::program(container, pod, &Ports::default(), objects, images, what, logs);
         programs.init.push(program);
         programs.notes.extend(said);
     }
     let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
-    for container in sidecars.chain(&pod.spec.containers) {
-        let ports = pod.ports(container, objects);
+    let serving: Vec<&Container> = sidecars.chain(&pod.spec.containers).collect();
+    let only_stand_ins = serving.iter().all(|container| containers::is_stand_in(images, container));
+    for container in serving {
+        let is_stand_in = containers::is_stand_in(images, container);
+        let ports = match is_stand_in {
+            true => Ports::of_stand_in(container, pod, objects, only_stand_ins),
+            false => Ports::of_program(container, pod, objects),
+        };
         let role = if pod.kind == "Job" { Role::Ends } else { Role::Serves };
         let restart = if is_sidecar(container) { Restart::Always } else { restart };
         let (program, said) =
             containers::program(container, pod, &ports, objects, images, (role, restart), logs);
         programs.notes.extend(said);
-        let is_stand_in = containers::is_stand_in(images, container);
         // Without a probe that can be made here, a container is ready when its first port accepts.
         let probe = container.readiness_probe.as_ref();
         let check = probe.and_then(|probe| check(probe, pod, is_stand_in, &program.environment));
         let check = match role {
-            Role::Serves => check.or_else(|| ports.first().map(|port| Check::accepts(*port))),
+            Role::Serves => check.or_else(|| ports.first().map(Check::accepts)),
             Role::Ends => None,
         };
         let named = container.ports.iter().map(|port| match &port.name {

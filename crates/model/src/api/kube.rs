@@ -202,23 +202,34 @@ impl Protocol {
         })
     }
 
-    /// What a service port speaks. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the
-    /// port's name, then the numbers of protocols where the server speaks first, which cannot be found out.
+    /// What a service port speaks.
     fn of(port: &manifest::ServicePort) -> Self {
-        if port.protocol.as_deref().is_some_and(|protocol| protocol != "TCP") {
+        let transport = port.protocol.as_deref();
+        Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)
+    }
+
+    /// What a port speaks. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the port's name,
+    /// then the numbers of protocols where the server speaks first, which cannot be found out.
+    pub fn select(
+        transport: Option<&str>,
+        app_protocol: Option<&str>,
+        name: Option<&str>,
+        number: i32,
+    ) -> Self {
+        if transport.is_some_and(|transport| transport != "TCP") {
             return Self::Udp;
         }
-        if let Some(protocol) = port.app_protocol.as_deref().and_then(Self::parse) {
+        if let Some(protocol) = app_protocol.and_then(Self::parse) {
             return protocol;
         }
-        let name = port.name.as_deref().unwrap_or_default();
+        let name = name.unwrap_or_default();
         if name.to_ascii_lowercase().starts_with("grpc-web") {
             return Self::GrpcWeb;
         }
         let word = name.split('-').next().unwrap_or_default();
         match Self::parse(word) {
             Some(protocol) => protocol,
-            None if matches!(port.port, 25 | 53 | 3306 | 27017) => Self::Tcp,
+            None if matches!(number, 25 | 53 | 3306 | 27017) => Self::Tcp,
             None => Self::Unknown,
         }
     }

@@ -1,0 +1,255 @@
+//! The TCP ports of a container, and what a stand-in speaks on each of them.
+//!
+//! A stand-in serves the ports that its container names, with the protocols that Istio selects for them. Images
+//! often listen on ports that nothing names: then the targets of Services count, and at last a default.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use skysail_model::api::Protocol;
+
+use crate::{
+    external,
+    objects::{Container, ContainerPort, Objects, Port, Probe},
+    plan::Pod,
+};
+
+/// The port of a stand-in where neither its container nor a Service names one.
+const DEFAULT: u16 = 8080;
+
+/// The ports of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ports {
+    /// TCP ports by number.
+    pub(crate) tcp: BTreeMap<u16, Protocol>,
+    /// UDP ports that the container names.
+    pub(crate) udp: BTreeSet<u16>,
+    /// Whether the only port is the default, as nothing names one.
+    pub(crate) is_default: bool,
+}
+
+impl Ports {
+    /// The ports of a container whose own program runs: those that it names. A pod's only container that names none
+    /// has the targets of Services.
+    pub(crate) fn of_program(container: &Container, pod: &Pod, objects: &Objects) -> Self {
+        let mut ports = Self::named(container, pod, objects);
+        if ports.tcp.is_empty() && pod.spec.containers.len() == 1 {
+            ports.tcp = service_ports(pod, objects);
+        }
+        ports
+    }
+
+    /// The ports of a stand-in. `is_alone` is whether only stand-ins run in the pod: a program may listen on any
+    /// port, so beside one a stand-in takes only the ports that its container names.
+    pub(crate) fn of_stand_in(container: &Container, pod: &Pod, objects: &Objects, is_alone: bool) -> Self {
+        let mut ports = Self::named(container, pod, objects);
+        let taken = of_others(container, pod);
+        let free = |port: &u16| !taken.contains(port);
+        if let Some((port, protocol)) = container.readiness_probe.as_ref().and_then(|probe| probed(probe, pod)) {
+            if free(&port) {
+                ports.tcp.entry(port).or_insert(protocol);
+            }
+        }
+        if is_alone && names_none(container) && is_first_that_names_none(container, pod) {
+            let services = service_ports(pod, objects).into_iter().filter(|(port, _)| free(port));
+            ports.tcp.extend(services);
+            if ports.tcp.is_empty() && free(&DEFAULT) {
+                ports.tcp.insert(DEFAULT, Protocol::Http);
+                ports.is_default = true;
+            }
+        }
+        ports
+    }
+
+    /// The first TCP port.
+    pub(crate) fn first(&self) -> Option<u16> {
+        self.tcp.keys().next().copied()
+    }
+
+    fn named(container: &Container, pod: &Pod, objects: &Objects) -> Self {
+        let services = service_ports(pod, objects);
+        let mut ports = Self::default();
+        for port in &container.ports {
+            let own = select(port);
+            match services.get(&port.container_port).filter(|protocol| **protocol != Protocol::Unknown) {
+                _ if own == Protocol::Udp => _ = ports.udp.insert(port.container_port),
+                Some(protocol) => _ = ports.tcp.insert(port.container_port, *protocol),
+                None => _ = ports.tcp.insert(port.container_port, own),
+            }
+        }
+        ports
+    }
+}
+
+/// The arguments by which a stand-in listens on a port.
+pub(crate) fn argument(port: u16, protocol: Protocol) -> String {
+    match protocol {
+        Protocol::Tcp | Protocol::Tls | Protocol::Https => format!("{port}/tcp"),
+        _ => format!("{port}/http"),
+    }
+}
+
+/// For people: `on ports 8080 (HTTP), 9090 (gRPC)`.
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_default {
+            return write!(f, "on port {DEFAULT}");
+        }
+        f.write_str(if self.tcp.len() == 1 { "on port" } else { "on ports" })?;
+        for (index, (port, protocol)) in self.tcp.iter().enumerate() {
+            let word = match protocol {
+                Protocol::Grpc | Protocol::GrpcWeb => "gRPC",
+                Protocol::Http2 => "HTTP/2",
+                Protocol::Tcp => "TCP",
+                Protocol::Tls | Protocol::Https => "TCP, without TLS",
+                Protocol::Http | Protocol::Udp | Protocol::Unknown => "HTTP",
+            };
+            write!(f, "{} {port} ({word})", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+fn select(port: &ContainerPort) -> Protocol {
+    Protocol::select(port.protocol.as_deref(), None, port.name.as_deref(), port.container_port.into())
+}
+
+fn names_none(container: &Container) -> bool {
+    container.ports.iter().all(|port| select(port) == Protocol::Udp)
+}
+
+fn is_first_that_names_none(container: &Container, pod: &Pod) -> bool {
+    let first = pod.spec.containers.iter().find(|container| names_none(container));
+    first.is_some_and(|first| first.name == container.name)
+}
+
+/// The TCP ports that other containers of the pod name.
+fn of_others(container: &Container, pod: &Pod) -> BTreeSet<u16> {
+    let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let others = all.filter(|other| other.name != container.name);
+    let ports = others.flat_map(|other| &other.ports).filter(|port| select(port) != Protocol::Udp);
+    ports.map(|port| port.container_port).collect()
+}
+
+/// The pod's ports that Services and ServiceEntries send to. Where several target a port, the first that says its protocol counts.
+fn service_ports(pod: &Pod, objects: &Objects) -> BTreeMap<u16, Protocol> {
+    let mut ports = BTreeMap::new();
+    let services = objects.services.iter();
+    let services = services.filter(|((namespace, _), service)| pod.selected_by(namespace, service));
+    for port in services.flat_map(|(_, service)| &service.spec.ports) {
+        let (transport, app) = (port.protocol.as_deref(), port.app_protocol.as_deref());
+        let protocol = Protocol::select(transport, app, port.name.as_deref(), port.port.into());
+        if let Some(target) = pod.target(port).filter(|_| protocol != Protocol::Udp) {
+            let known = ports.entry(target).or_insert(protocol);
+            if *known == Protocol::Unknown {
+                *known = protocol;
+            }
+        }
+    }
+    for (port, protocol) in external::ports(&objects.entries, &pod.namespace, &pod.labels) {
+        ports.entry(port).or_insert(protocol);
+    }
+    ports
+}
+
+/// The port of a readiness probe, which a stand-in must serve to be ready.
+fn probed(probe: &Probe, pod: &Pod) -> Option<(u16, Protocol)> {
+    let resolve = |port: &Port| port.resolve(&pod.spec.containers);
+    if let Some(target) = &probe.http_get {
+        let protocol = if target.is_https() { Protocol::Https } else { Protocol::Http };
+        return Some((resolve(&target.port)?, protocol));
+    }
+    if let Some(target) = &probe.tcp_socket {
+        return Some((resolve(&target.port)?, Protocol::Tcp));
+    }
+    probe.grpc.as_ref().map(|target| (target.port, Protocol::Grpc))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Metadata, Service, Template, Workload};
+    use serde_json::{Value, json};
+
+    /// A pod with label `app: a` and these containers.
+    fn pod(containers: Value) -> Pod {
+        let metadata =
+            Metadata { labels: Some([("app".to_owned(), "a".to_owned())].into()), ..Metadata::default() };
+        let spec = serde_json::from_value(json!({ "containers": containers })).unwrap();
+        let workload = Workload {
+            kind: "Pod".to_owned(),
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+            replicas: 1,
+            parallelism: 1,
+            backoff_limit: 6,
+            template: Template { metadata, spec },
+            hash: String::new(),
+        };
+        Pod::new(&workload, "p".to_owned(), [10, 244, 0, 2].into(), &BTreeMap::new())
+    }
+
+    /// A Service with these ports that selects the pod.
+    fn service(ports: Value) -> Objects {
+        let spec = json!({ "selector": { "app": "a" }, "ports": ports });
+        let service = Service { spec: serde_json::from_value(spec).unwrap(), object: Value::Null };
+        Objects { services: [(("n".to_owned(), "a".to_owned()), service)].into(), ..Objects::default() }
+    }
+
+    fn stand_in(pod: &Pod, index: usize, objects: &Objects) -> String {
+        let ports = Ports::of_stand_in(&pod.spec.containers[index], pod, objects, true);
+        if ports.tcp.is_empty() { "none".to_owned() } else { ports.to_string() }
+    }
+
+    #[test]
+    fn protocols_are_those_of_the_service_and_else_of_the_name() {
+        let pod = pod(json!([{ "name": "c", "image": "i", "ports": [
+            { "name": "tcp-a", "containerPort": 1 }, { "name": "tcp-b", "containerPort": 2 },
+            { "name": "c", "containerPort": 3 }, { "name": "https", "containerPort": 4 },
+            { "name": "dns", "containerPort": 53, "protocol": "UDP" }, { "containerPort": 27017 },
+        ] }]));
+        let objects = service(json!([
+            { "name": "grpc", "port": 80, "targetPort": "tcp-a" }, { "name": "x", "port": 81, "targetPort": 2 },
+            { "name": "x", "appProtocol": "http2", "port": 82, "targetPort": "c" },
+        ]));
+        assert_eq!(
+            stand_in(&pod, 0, &objects),
+            "on ports 1 (gRPC), 2 (TCP), 3 (HTTP/2), 4 (TCP, without TLS), 27017 (TCP)"
+        );
+        let ports = Ports::of_stand_in(&pod.spec.containers[0], &pod, &objects, true);
+        assert_eq!(ports.udp, [53].into());
+        let arguments: Vec<_> = ports.tcp.iter().map(|(port, protocol)| argument(*port, *protocol)).collect();
+        assert_eq!(arguments, ["1/http", "2/tcp", "3/http", "4/tcp", "27017/tcp"]);
+    }
+
+    #[test]
+    fn a_container_without_ports_serves_what_services_target_or_the_default() {
+        let idle = json!({ "name": "c", "image": "i" });
+        let only = pod(json!([idle]));
+        assert_eq!(stand_in(&only, 0, &Objects::default()), "on port 8080");
+        assert_eq!(stand_in(&only, 0, &service(json!([{ "port": 80 }]))), "on port 80 (HTTP)");
+        let beside = |port: u16| json!({ "name": "d", "image": "i", "ports": [{ "containerPort": port }] });
+        let two = pod(json!([beside(8080), idle]));
+        assert_eq!(stand_in(&two, 1, &Objects::default()), "none");
+        let two = pod(json!([beside(9090), idle, { "name": "e", "image": "i" }]));
+        assert_eq!(stand_in(&two, 1, &service(json!([{ "port": 9090 }]))), "on port 8080");
+        assert_eq!(stand_in(&two, 2, &Objects::default()), "none");
+        // A program beside it may listen on any port.
+        let ports = Ports::of_stand_in(&only.spec.containers[0], &only, &Objects::default(), false);
+        assert_eq!(ports, Ports::default());
+    }
+
+    #[test]
+    fn a_stand_in_serves_the_port_of_its_readiness_probe() {
+        let probed = |probe: Value| {
+            let pod = pod(json!([{ "name": "c", "image": "i", "ports": [{ "containerPort": 80 }],
+                                   "readinessProbe": probe }]));
+            stand_in(&pod, 0, &Objects::default())
+        };
+        assert_eq!(probed(json!({ "grpc": { "port": 9 } })), "on ports 9 (gRPC), 80 (HTTP)");
+        assert_eq!(probed(json!({ "tcpSocket": { "port": 80 } })), "on port 80 (HTTP)");
+        assert_eq!(probed(json!({ "exec": { "command": ["true"] } })), "on port 80 (HTTP)");
+    }
+}
