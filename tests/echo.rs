@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use nix::unistd::Uid;
-use skysail_testkit::{Mesh, Setup};
+use skysail_testkit::{Mesh, Setup, eventually};
 
 /// A shop whose images are on no machine, and one caller that is no part of the mesh.
 const SHOP: &str = r#"
@@ -32,7 +32,10 @@ kind: Service
 metadata: {name: stock, namespace: shop}
 spec:
   selector: {app: stock}
-  ports: [{name: http, port: 80, targetPort: web}, {name: grpc, port: 81, targetPort: rpc}]
+  ports:
+  - {name: http, port: 80, targetPort: web}
+  - {name: grpc, port: 81, targetPort: rpc}
+  - {name: db, appProtocol: redis, port: 82, targetPort: store}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -42,7 +45,38 @@ spec:
   template:
     metadata: {labels: {app: stock, version: v3}}
     spec:
-      containers: [{name: stock, image: registry.example/shop/stock:3, ports: [{name: web, containerPort: 9090}, {name: rpc, containerPort: 9091}]}]
+      containers:
+      - name: stock
+        image: registry.example/shop/stock:3
+        ports:
+        - {name: web, containerPort: 9090}
+        - {name: rpc, containerPort: 9091}
+        - {name: store, containerPort: 9092}
+        - {name: dns, containerPort: 53, protocol: UDP}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: stock, namespace: shop}
+spec:
+  hosts: [stock]
+  http:
+  - match: [{uri: {prefix: /mirrored}}]
+    route: [{destination: {host: stock}}]
+    mirror: {host: copy}
+  - route: [{destination: {host: stock}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: copy, namespace: shop}
+spec:
+  selector: {app: copy}
+  ports: [{name: http, port: 80}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: copy, namespace: shop, labels: {app: copy}}
+spec:
+  containers: [{name: copy, image: registry.example/shop/copy}]
 ---
 apiVersion: v1
 kind: Pod
@@ -66,6 +100,8 @@ fn a_stand_in_reports_what_it_got_and_from_whom() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     calls_are_reported(&mesh);
     versions_of_http_meet(&mesh);
+    ports_speak_what_they_are_declared_to(&mesh);
+    requests_are_logged_and_so_are_mirrored_ones(&mesh);
     the_stranger_is_refused(&mesh);
     names_beyond_the_mesh_do_not_exist(&mesh);
     commands_run_inside(&mesh);
@@ -118,6 +154,50 @@ fn versions_of_http_meet(mesh: &Mesh) {
         assert_eq!((&report["protocol"], &report["body"]), (&protocol.into(), &"hello".into()), "{report:#}");
         assert_eq!(report["caller"], "spiffe://cluster.local/ns/shop/sa/front", "{report:#}");
     }
+}
+
+/// The protocol is that of the Service's port: gRPC, and TCP by `appProtocol`. Without any port there is a default.
+fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
+    mesh.wait_said(
+        "image registry.example/shop/stock:3 is not known here: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP) \
+         stands in; nothing answers on UDP (53)",
+    );
+    mesh.wait_said("image registry.example/shell is not known here: an echo server on port 8080 stands in");
+    let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
+    let echoed = mesh.call("front", &format!("{STOCK}:81/shop.Stock/Count"), &grpc);
+    assert_eq!((echoed.status, echoed.body.as_str()), (Some(200), "hello"));
+    let script = "exec 3<>/dev/tcp/stock.shop/82; printf 'one two' >&3; head -c 7 <&3";
+    let output = mesh.run(&["exec", "shop/front", "--", "bash", "-c", script]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one two", "{output:?}");
+    for flags in [&[][..], &["--http2"]] {
+        let answer = mesh.call("stranger", "http://127.0.0.1:8080/a", flags);
+        assert_eq!(answer.status, Some(200), "{flags:?}: {answer:?}");
+    }
+}
+
+fn requests_are_logged_and_so_are_mirrored_ones(mesh: &Mesh) {
+    let id = "x-request-id: 8a33ff2e-5d0e-4dcb-9cb9-3a3f3b4f3c1d";
+    let url = format!("{STOCK}/mirrored/status/503?a=b");
+    assert_eq!(mesh.call("front", &url, &["-H", id]).status, Some(503));
+    let line = "method=GET path=/mirrored/status/503?a=b status=503 \
+                caller=\"spiffe://cluster.local/ns/shop/sa/front\" request_id=\"8a33ff2e-5d0e-4dcb-9cb9-3a3f3b4f3c1d\"";
+    wait_log(mesh, "stock", &[line, "host=stock.shop "]);
+    wait_log(mesh, "copy", &[line]);
+    wait_log(mesh, "stock", &["path=/shop.Stock/Count status=200 grpc_status=0 "]);
+    wait_log(mesh, "stock", &["connection ended", "bytes=7"]);
+    // What would turn the text around is escaped.
+    mesh.call("stranger", "http://127.0.0.1:8080/b", &["-H", "x-request-id: 1\u{202e}2"]);
+    wait_log(mesh, "stranger", &["path=/b", r"1\u{202e}2"]);
+}
+
+/// Waits for a line with all of these in a workload's log.
+fn wait_log(mesh: &Mesh, workload: &str, parts: &[&str]) {
+    eventually(&format!("{workload} logs {parts:?}"), || {
+        let output = mesh.run(&["logs", workload]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found = text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        if found { Ok(()) } else { Err(text) }
+    });
 }
 
 /// STRICT: who shows no certificate gets no answer, by name or by address.

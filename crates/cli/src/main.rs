@@ -70,7 +70,7 @@ For zsh:  skysail completion zsh > _skysail, in a folder of $fpath")]
 
 #[derive(Debug, Subcommand)]
 enum Workload {
-    /// Answer every HTTP request with a report of it.
+    /// Answer every HTTP request with a report of it, calls of gRPC with their messages, and TCP with its bytes.
     ///
     /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, make it answer so.
     Echo(echo::Args),

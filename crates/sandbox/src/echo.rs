@@ -116,7 +116,51 @@ async fn serve(args: Args) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use axum::http::Request;
+
+    /// Serves HTTP on a free port of this machine.
+    async fn server() -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().fallback(http::answer).with_state(Arc::default());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        address
+    }
+
+    #[tokio::test]
+    async fn its_health_service_reports_it_serving() {
+        let limit = Duration::from_secs(60);
+        let healthy = crate::http::grpc_health(server().await, Ipv4Addr::LOCALHOST, "a.B", limit).await;
+        assert!(healthy.unwrap());
+    }
+
+    /// A message comes back before the next is sent, and the status at the end.
+    #[tokio::test]
+    async fn messages_of_grpc_come_back_one_by_one() {
+        let stream = tokio::net::TcpStream::connect(server().await).await.unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let mut client = client.ready().await.unwrap();
+        let call = |path: &str| {
+            let request =
+                Request::post(format!("http://echo{path}")).header("content-type", "application/grpc");
+            request.header("grpc-encoding", "gzip").body(()).unwrap()
+        };
+        let (answer, mut sending) = client.send_request(call("/a.B/Talk"), false).unwrap();
+        sending.send_data("\0\0\0\0\u{1}a".into(), false).unwrap();
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.headers()["grpc-encoding"], "gzip");
+        let mut messages = answer.into_body();
+        assert_eq!(messages.data().await.unwrap().unwrap(), "\0\0\0\0\u{1}a");
+        sending.send_data("\0\0\0\0\u{1}b".into(), true).unwrap();
+        assert_eq!(messages.data().await.unwrap().unwrap(), "\0\0\0\0\u{1}b");
+        assert_eq!(messages.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+        let (answer, _) = client.send_request(call("/grpc.health.v1.Health/Watch"), true).unwrap();
+        assert_eq!(answer.await.unwrap().headers()["grpc-status"], "12");
+    }
 
     #[test]
     fn a_port_may_say_what_it_speaks() {

@@ -47,10 +47,9 @@ impl Ports {
         let mut ports = Self::named(container, pod, objects);
         let taken = of_others(container, pod);
         let free = |port: &u16| !taken.contains(port);
-        if let Some((port, protocol)) = container.readiness_probe.as_ref().and_then(|probe| probed(probe, pod)) {
-            if free(&port) {
-                ports.tcp.entry(port).or_insert(protocol);
-            }
+        let probed = container.readiness_probe.as_ref().and_then(|probe| probed(probe, pod));
+        if let Some((port, protocol)) = probed.filter(|(port, _)| free(port)) {
+            ports.tcp.entry(port).or_insert(protocol);
         }
         if is_alone && names_none(container) && is_first_that_names_none(container, pod) {
             let services = service_ports(pod, objects).into_iter().filter(|(port, _)| free(port));

@@ -214,7 +214,10 @@ mod tests {
     #[test]
     fn the_caller_is_the_last_elements_uri() {
         let named = |header: &str| {
-            caller(&HeaderMap::from_iter([("x-forwarded-client-cert".parse().unwrap(), header.parse().unwrap())]))
+            caller(&HeaderMap::from_iter([(
+                "x-forwarded-client-cert".parse().unwrap(),
+                header.parse().unwrap(),
+            )]))
         };
         let header = "By=x;URI=spiffe://a/ns/b/sa/c,By=y;Hash=0;Subject=\"\";URI=spiffe://a/ns/d/sa/e";
         assert_eq!(named(header).as_deref(), Some("spiffe://a/ns/d/sa/e"));
