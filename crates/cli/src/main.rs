@@ -3,14 +3,18 @@
 // They panic when the reader leaves; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod burst;
 mod ca;
-mod changes;
 mod call;
+mod changes;
+mod console;
 mod diagnostics;
+mod edges;
 mod exit;
 mod load;
 mod pods;
 mod port_forward;
+mod screen;
 mod traffic;
 mod up;
 mod view;

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs,
-    io::IsTerminal as _,
     num::NonZeroU32,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -14,18 +13,24 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use skysail_core::{shutdown, stdio};
+use skysail_core::{logging::printable, shutdown, stdio};
 use skysail_sandbox::{
     Capacity, Settings, Survey, isolate,
     mesh::{self, Report, Started},
     progress::{self, Progress},
     rundir::{self, PodState, State},
 };
-use tokio::task::JoinSet;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+    time::sleep_until,
+};
 
 use crate::{
     changes::Changes,
+    console::Console,
     diagnostics::{self, Diagnostic},
+    edges::HEALTHY_PERCENT,
     exit,
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
@@ -96,15 +101,12 @@ struct Inside {
     ready_within: Duration,
 }
 
-/// The table is drawn anew this often on a terminal, and printed this often elsewhere.
+/// The table is redrawn this often.
 const REDRAW: Duration = Duration::from_secs(1);
-const PRINT: Duration = Duration::from_secs(10);
 const LOOK_PER_POD: Duration = Duration::from_millis(20);
 /// How often to ask, once all pods are ready, whether the sidecars know it, and after how long to go on regardless.
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
-/// Less success than this on an edge is unhealthy.
-const HEALTHY_PERCENT: f64 = 99.0;
 
 fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
@@ -211,6 +213,7 @@ pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
 /// How the mesh does, as far as it has been seen.
 struct Show {
     output: Output,
+    console: Console,
     started: Instant,
     ready: Option<Instant>,
     /// Since when all pods are ready while the sidecars may not know it, and how often in a row they did.
@@ -225,9 +228,6 @@ struct Show {
     traffic: Traffic,
     /// Since when traffic counts.
     counting: Option<Instant>,
-    /// Lines of the table on the terminal, to be drawn over.
-    drawn: usize,
-    printed: Instant,
     plain: bool,
 }
 
@@ -244,8 +244,10 @@ struct Told {
 async fn show(order: Inside) -> anyhow::Result<u8> {
     let Inside { settings, time, output, ready_within } = order;
     let plain = settings.control.is_empty();
+    let logs = settings.folder.join("logs");
     let mut show = Show {
         output,
+        console: Console::new(output, logs.join("up.log")),
         started: Instant::now(),
         ready: None,
         waiting: None,
@@ -257,22 +259,22 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         changes: Changes::default(),
         traffic: Traffic::default(),
         counting: None,
-        drawn: 0,
-        printed: Instant::now(),
         plain,
     };
     let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
-    show.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
+    show.console.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
     let folder = settings.folder.clone();
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
     let mut tick = tokio::time::Instant::now();
     let mut confirm = tokio::time::interval(CONFIRM);
+    let mut resized = signal(SignalKind::window_change()).context("following the terminal's size")?;
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     loop {
+        let burst_over = show.console.deadline().unwrap_or_else(Instant::now);
         tokio::select! {
             report = reports.recv() => match report {
-                Some(Report::Note(note)) => show.line(&note)?,
+                Some(Report::Note(note)) => show.console.message(&note)?,
                 Some(Report::Failed(error)) => return Err(error.into()),
                 None => bail!("the mesh's main task has ended"),
             },
@@ -280,11 +282,15 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
                 let now = state.borrow_and_update().clone();
                 show.readiness(&now, control).await?;
             }
+            _ = resized.recv() => show.draw()?,
+            () = sleep_until(burst_over.into()), if show.console.deadline().is_some() => {
+                show.console.count(Some(burst_over))?;
+            }
             _ = confirm.tick(), if show.waiting.is_some() => {
                 let now = state.borrow().clone();
                 show.confirm(&now, control, &folder).await?;
             }
-            () = tokio::time::sleep_until(tick) => {
+            () = sleep_until(tick) => {
                 let now = state.borrow().clone();
                 show.tick(&now, control).await?;
                 show.late |= show.ready.is_none() && show.started.elapsed() > ready_within;
@@ -294,10 +300,10 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
                 }
                 tick = next_tick(&now);
             }
-            signal = &mut terminate => {
-                signal?;
+            ending = &mut terminate => {
+                ending?;
                 let now = state.borrow().clone();
-                show.line("ending")?;
+                show.console.line("ending")?;
                 // What happened since the last look counts, too.
                 show.collect(&now, control).await?;
                 return show.finish(&now);
@@ -359,7 +365,7 @@ impl Show {
         for (name, pods) in pods {
             let mut told = known.remove(&name).unwrap_or_default();
             for line in told.news(&name, &pods) {
-                self.line(&line)?;
+                self.console.line(&line)?;
             }
             if !pods.is_empty() {
                 self.workloads.insert(name, told);
@@ -388,7 +394,7 @@ impl Show {
         self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {
-            self.line("warning: not every sidecar has taken its configuration")?;
+            self.console.line("warning: not every sidecar has taken its configuration")?;
         }
         if late || self.settled >= 2 {
             self.all_ready(state, control).await?;
@@ -403,7 +409,8 @@ impl Show {
             // Traffic counts from here on, and not from the next look.
             self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
-            self.line(&format!("all {} workloads are ready after {time:.1} s", self.workloads.len()))?;
+            self.console
+                .line(&format!("all {} workloads are ready after {time:.1} s", self.workloads.len()))?;
         }
         Ok(())
     }
@@ -411,10 +418,11 @@ impl Show {
     /// Looks at the sidecars and the control plane, and draws the table.
     async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         self.collect(state, control).await?;
-        if self.output == Output::Text && self.ready.is_some() {
-            self.draw()?;
-        }
-        Ok(())
+        self.draw()
+    }
+
+    fn draw(&mut self) -> anyhow::Result<()> {
+        if self.ready.is_some() { self.console.table(&self.traffic.live()) } else { Ok(()) }
     }
 
     /// Asks the control plane what is wrong with the configuration, and all sidecars for their metrics.
@@ -425,15 +433,15 @@ impl Show {
         if let Some(findings) = diagnostics::ask(control).await {
             let known = std::mem::take(&mut self.findings);
             for finding in findings.iter().filter(|finding| !known.contains(finding)) {
-                self.line(&format!("{}: {}", finding.severity, finding.text))?;
+                self.console.message(&format!("{}: {}", finding.severity, finding.text))?;
             }
             if findings.is_empty() && !known.is_empty() {
-                self.line("the configuration is in order again")?;
+                self.console.line("the configuration is in order again")?;
             }
             self.findings = findings;
         }
         for line in self.changes.ask(control).await {
-            self.line(&line)?;
+            self.console.line(&line)?;
         }
         let mut asking = JoinSet::new();
         for pod in state.pods.iter().filter(|pod| pod.sidecar).cloned() {
@@ -455,40 +463,9 @@ impl Show {
         Ok(())
     }
 
-    fn draw(&mut self) -> anyhow::Result<()> {
-        let terminal = std::io::stdout().is_terminal();
-        let edges = self.traffic.live();
-        if edges.is_empty() || !terminal && self.printed.elapsed() < PRINT {
-            return Ok(());
-        }
-        self.printed = Instant::now();
-        self.erase()?;
-        let table = view::edges(&edges);
-        stdio::print(format_args!("\n{table}"))?;
-        self.drawn = if terminal { table.lines().count() + 1 } else { 0 };
-        Ok(())
-    }
-
-    /// Takes the table off the terminal.
-    fn erase(&mut self) -> anyhow::Result<()> {
-        match std::mem::take(&mut self.drawn) {
-            0 => Ok(()),
-            lines => Ok(stdio::write(format!("\x1b[{lines}A\x1b[J").as_bytes())?),
-        }
-    }
-
-    /// Prints a line of progress above the table, which is drawn again at the next tick.
-    fn line(&mut self, text: &str) -> anyhow::Result<()> {
-        if self.output == Output::Json {
-            stdio::tell(text);
-            return Ok(());
-        }
-        self.erase()?;
-        Ok(stdio::print(text)?)
-    }
-
     /// Prints the result and says by the exit code whether the mesh was healthy.
     fn finish(&mut self, state: &State) -> anyhow::Result<u8> {
+        self.console.count(None)?;
         let span = self.counting.map_or(Duration::ZERO, |since| since.elapsed());
         let edges = self.traffic.total(span);
         let errors: Vec<&Diagnostic> = self.findings.iter().filter(|finding| finding.is_error()).collect();
@@ -516,11 +493,11 @@ impl Show {
                     1 => problems.push("the configuration has an error (see above)".to_owned()),
                     count => problems.push(format!("the configuration has {count} errors (see above)")),
                 }
-                self.erase()?;
+                self.console.end()?;
                 if !edges.is_empty() {
-                    stdio::print(format_args!("\nin all:\n{}", view::edges(&edges)))?;
+                    stdio::print(format_args!("\nin all:\n{}", self.console.whole(&edges)))?;
                 }
-                problems.iter().try_for_each(stdio::print)?;
+                problems.iter().map(printable).try_for_each(stdio::print)?;
                 stdio::print(if healthy { "healthy" } else { "not healthy" })?;
             }
         }

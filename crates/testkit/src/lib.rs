@@ -1,5 +1,5 @@
 //! What the whole-mesh tests stand on: a mesh that ends with the test ([`Mesh`]), calls from inside it, load that
-//! counts its answers ([`Load`]), and the one way to wait ([`eventually`]).
+//! counts its answers ([`Load`]), a terminal ([`Terminal`]), and the one way to wait ([`eventually`]).
 //!
 //! Everything here panics when something is not as a test needs it: the panic is the test's failure.
 
@@ -8,9 +8,11 @@
 mod dns;
 mod load;
 mod mesh;
+mod terminal;
 mod wait;
 
 pub use dns::{Dns, Say};
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
+pub use terminal::Terminal;
 pub use wait::eventually;

@@ -1,0 +1,170 @@
+//! Messages in bursts: of those that differ only in names and numbers, the first few are printed, and the others counted.
+//! Pure: times and texts in, decisions out.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+/// Messages of a group that are printed.
+const FIRST: usize = 3;
+/// A group ends after this time without a message, and at the latest after [`LONGEST`], so that a steady stream of messages is
+/// reported now and then.
+const QUIET: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(5);
+/// Groups at once. Messages beyond are printed.
+const MOST_GROUPS: usize = 1_000;
+
+/// The groups under way, by the shape of their messages.
+#[derive(Debug, Default)]
+pub(crate) struct Bursts {
+    groups: HashMap<String, Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    since: Instant,
+    latest: Instant,
+    count: usize,
+    last: String,
+}
+
+impl Bursts {
+    /// Whether to print a message now. If not, [`Self::over`] counts it.
+    pub(crate) fn admit(&mut self, text: &str, now: Instant) -> bool {
+        self.groups.retain(|_, group| group.count > FIRST || group.end() > now);
+        let shape = shape(text);
+        if self.groups.len() >= MOST_GROUPS && !self.groups.contains_key(&shape) {
+            return true;
+        }
+        let new = Group { since: now, latest: now, count: 0, last: String::new() };
+        let group = self.groups.entry(shape).or_insert(new);
+        group.latest = now;
+        group.count += 1;
+        if group.count > FIRST {
+            text.clone_into(&mut group.last);
+        }
+        group.count <= FIRST
+    }
+
+    /// When the next group ends that has messages to count.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.groups.values().filter(|group| group.count > FIRST).map(Group::end).min()
+    }
+
+    /// Ends groups by this time, or all of them, and returns a line for each that has messages which were not printed.
+    pub(crate) fn over(&mut self, by: Option<Instant>) -> Vec<String> {
+        let ended = self.groups.extract_if(|_, group| by.is_none_or(|by| group.end() <= by));
+        let mut ended: Vec<Group> =
+            ended.map(|(_, group)| group).filter(|group| group.count > FIRST).collect();
+        ended.sort_by_key(|group| group.latest);
+        let line = |group: Group| format!("{} more like this, the last: {}", group.count - FIRST, group.last);
+        ended.into_iter().map(line).collect()
+    }
+}
+
+impl Group {
+    fn end(&self) -> Instant {
+        (self.latest + QUIET).min(self.since + LONGEST)
+    }
+}
+
+/// A message without what differs from one object to the next: quoted texts, and words with digits, slashes, or with hyphens or
+/// dots in them. Several of them in a row count as one, as lists differ in length.
+fn shape(text: &str) -> String {
+    let mut shape = String::new();
+    for (number, part) in text.split(['"', '`']).enumerate() {
+        let is_quoted = number % 2 == 1;
+        for word in part.split_whitespace() {
+            let core = word.trim_matches(|c: char| !c.is_alphanumeric());
+            let is_name =
+                word.contains(|c: char| c.is_ascii_digit() || c == '/') || core.contains(['-', '.']);
+            if !is_quoted && !is_name {
+                shape.push_str(word);
+                shape.push(' ');
+            } else if !shape.ends_with("* ") {
+                shape.push_str("* ");
+            }
+        }
+    }
+    shape
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_share_a_shape_if_they_differ_in_names_and_numbers_only() {
+        for (one, other) in [
+            ("shop/web-7f9c-x1: main ended (exit code 1)", "shop/stock-7f9c-y2: main ended (exit code 137)"),
+            (
+                "error: /a/b.yaml:3: VirtualService n/a: spec.http[0]: no such field",
+                "error: c.yaml: VirtualService m/b: spec.tcp: no such field",
+            ),
+            ("env \"A B\" is not set", "env \"C\" is not set"),
+            ("gone shop/a-1, shop/a-2, shop/a-3: x", "gone shop/a-1: x"),
+        ] {
+            assert_eq!(shape(one), shape(other));
+        }
+        for (one, other) in [
+            ("error: a.yaml: x", "warning: a.yaml: x"),
+            ("shop/a: main ended", "shop/a: proxy ended"),
+            ("a \"b\" c", "a \"b\" d"),
+        ] {
+            assert_ne!(shape(one), shape(other));
+        }
+    }
+
+    #[test]
+    fn the_first_of_a_burst_are_printed_and_the_others_counted() {
+        let mut bursts = Bursts::default();
+        let start = Instant::now();
+        let admitted = (0..20).filter(|n| bursts.admit(&format!("shop/web-{n}: starting"), start)).count();
+        assert_eq!(admitted, 3);
+        assert!(bursts.admit("another message", start));
+        assert_eq!(bursts.deadline(), Some(start + QUIET));
+        assert_eq!(bursts.over(Some(start + QUIET / 2)), [""; 0]);
+        let counted = ["17 more like this, the last: shop/web-19: starting"];
+        assert_eq!(bursts.over(Some(start + QUIET)), counted);
+        assert_eq!(bursts.deadline(), None);
+        assert!(bursts.admit("shop/web-1: starting", start + QUIET), "the next burst begins");
+    }
+
+    #[test]
+    fn a_steady_stream_is_counted_now_and_then() {
+        let mut bursts = Bursts::default();
+        let start = Instant::now();
+        let (mut printed, mut counted, mut lines) = (0, 0, 0);
+        for tenth in 0..100 {
+            let now = start + Duration::from_millis(100) * tenth;
+            for line in bursts.over(Some(now)) {
+                lines += 1;
+                counted += line.split(' ').next().unwrap().parse::<u32>().unwrap();
+            }
+            printed += u32::from(bursts.admit("shop/web: failed", now));
+        }
+        for line in bursts.over(None) {
+            lines += 1;
+            counted += line.split(' ').next().unwrap().parse::<u32>().unwrap();
+        }
+        assert_eq!((printed, counted, lines), (6, 94, 2));
+    }
+
+    #[test]
+    fn messages_apart_in_time_are_all_printed() {
+        let mut bursts = Bursts::default();
+        let start = Instant::now();
+        assert!((0..10).all(|n| bursts.admit("shop/web: failed", start + QUIET * n)));
+    }
+
+    #[test]
+    fn the_number_of_groups_is_bounded() {
+        let mut bursts = Bursts::default();
+        let now = Instant::now();
+        let letters =
+            |n: usize| -> String { n.to_string().chars().map(|c| (c as u8 - b'0' + b'a') as char).collect() };
+        assert!((0..2 * MOST_GROUPS).all(|n| bursts.admit(&letters(n), now)));
+        assert_eq!(bursts.groups.len(), MOST_GROUPS);
+    }
+}

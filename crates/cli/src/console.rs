@@ -1,0 +1,169 @@
+//! Where `skysail up` prints: progress and the table on standard output, on a terminal redrawn in place ([`Screen`]), and with
+//! `--output json` progress on standard error. Messages that come in bursts are grouped for people and complete for scripts.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use skysail_core::{logging::printable, stdio};
+
+use crate::{
+    burst::Bursts,
+    edges::{self, Size},
+    screen::{self, Screen},
+    traffic::Edge,
+    view::Output,
+};
+
+/// Without a terminal the table is printed this often.
+const PRINT: Duration = Duration::from_secs(10);
+/// Most bytes of messages that are not printed are kept in their file.
+const LONGEST_LOG: usize = 16 << 20;
+
+/// Where progress is printed.
+#[derive(Debug)]
+pub(crate) struct Console {
+    output: Output,
+    /// Present on a terminal.
+    screen: Option<Screen>,
+    bursts: Bursts,
+    unprinted: Unprinted,
+    printed: Instant,
+}
+
+/// The file of the messages that were only counted.
+#[derive(Debug)]
+struct Unprinted {
+    path: PathBuf,
+    file: Option<File>,
+    room: usize,
+}
+
+impl Console {
+    /// Messages that are only counted go to the file at `unprinted`, which is made when there is one.
+    pub(crate) fn new(output: Output, unprinted: PathBuf) -> Self {
+        let terminal = if output == Output::Json { None } else { screen::terminal() };
+        Self {
+            output,
+            screen: terminal.map(Screen::new),
+            bursts: Bursts::default(),
+            unprinted: Unprinted { path: unprinted, file: None, room: LONGEST_LOG },
+            printed: Instant::now(),
+        }
+    }
+
+    /// Prints a line of progress. Characters that would move the cursor are escaped: names and messages come from files and programs.
+    pub(crate) fn line(&mut self, text: &str) -> anyhow::Result<()> {
+        let text = printable(text);
+        if self.output == Output::Json {
+            stdio::tell(text);
+            return Ok(());
+        }
+        match (&mut self.screen, screen::terminal()) {
+            (Some(screen), Some(size)) => Ok(stdio::write(screen.line(&text, size).as_bytes())?),
+            _ => Ok(stdio::print(text)?),
+        }
+    }
+
+    /// Prints a message, unless it is one of many that are alike: those are counted.
+    pub(crate) fn message(&mut self, text: &str) -> anyhow::Result<()> {
+        if self.output == Output::Json || self.bursts.admit(text, Instant::now()) {
+            return self.line(text);
+        }
+        self.unprinted.keep(text);
+        Ok(())
+    }
+
+    /// When to call [`Self::count`].
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.bursts.deadline()
+    }
+
+    /// Prints how many messages were not printed in the bursts that are over by this time, or in all.
+    pub(crate) fn count(&mut self, by: Option<Instant>) -> anyhow::Result<()> {
+        for line in self.bursts.over(by) {
+            self.line(&format!("{line} ({})", self.unprinted.place()))?;
+        }
+        Ok(())
+    }
+
+    /// Draws the table of edges in the place of the last one; without a terminal, prints it now and then.
+    pub(crate) fn table(&mut self, edges: &[Edge]) -> anyhow::Result<()> {
+        match (&mut self.screen, screen::terminal()) {
+            _ if self.output == Output::Json || edges.is_empty() => Ok(()),
+            (Some(screen), Some(size)) => Ok(stdio::write(screen.table(edges, size).as_bytes())?),
+            _ if self.printed.elapsed() < PRINT => Ok(()),
+            _ => {
+                self.printed = Instant::now();
+                let lines = edges::lines(edges, screen::paper());
+                Ok(stdio::print(format_args!("\n{}", lines.join("\n")))?)
+            }
+        }
+    }
+
+    /// Takes the last table off the terminal.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        match (&mut self.screen, screen::terminal()) {
+            (Some(screen), Some(size)) => Ok(stdio::write(screen.end(size).as_bytes())?),
+            _ => Ok(()),
+        }
+    }
+
+    /// All edges as a table: of any height, and on a terminal not wider than that.
+    pub(crate) fn whole(&self, edges: &[Edge]) -> String {
+        let size = screen::terminal().unwrap_or_else(screen::paper);
+        edges::lines(edges, Size { rows: Size::UNBOUNDED.rows, ..size }).join("\n")
+    }
+}
+
+impl Unprinted {
+    fn keep(&mut self, text: &str) {
+        let line = format!("{}\n", printable(text));
+        // Once there is no room for one, none is kept.
+        self.room = self.room.saturating_sub(line.len());
+        if self.room == 0 {
+            return;
+        }
+        if self.file.is_none() {
+            self.path.parent().map(fs::create_dir_all);
+            self.file = OpenOptions::new().create(true).append(true).open(&self.path).ok();
+        }
+        if self.file.as_mut().is_none_or(|file| file.write_all(line.as_bytes()).is_err()) {
+            self.room = 0;
+        }
+    }
+
+    /// Where the messages are.
+    fn place(&self) -> String {
+        let path = self.path.display();
+        match (&self.file, self.room) {
+            (Some(_), 1..) => format!("all are in {path}"),
+            (Some(_), 0) => format!("{path} has the first of them and can take no more"),
+            (None, _) => format!("{path} cannot be written, so they are lost"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_that_are_not_printed_are_kept_up_to_a_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("up.log");
+        let mut unprinted = Unprinted { path: path.clone(), file: None, room: 20 };
+        unprinted.keep("one\u{1b}[2J");
+        assert!(unprinted.place().starts_with("all are in "), "{}", unprinted.place());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\\u{1b}[2J\n");
+        unprinted.keep("another one");
+        assert!(unprinted.place().contains("can take no more"), "{}", unprinted.place());
+        let nowhere = path.join("up.log");
+        let mut unprinted = Unprinted { path: nowhere, file: None, room: 20 };
+        unprinted.keep("one");
+        assert!(unprinted.place().contains("lost"), "{}", unprinted.place());
+    }
+}
