@@ -204,7 +204,7 @@ impl Shown {
     fn show(&mut self, event: Event<'_>) -> Result<(), PrintError> {
         match event {
             Event::Connected(to) if self.verbose => {
-                stdio::tell(format!("* Connected to {} port {}", to.ip(), to.port()))
+                stdio::tell(format!("* Connected to {} port {}", to.ip(), to.port()));
             }
             Event::Request(head) if self.verbose => tell_lines('>', head),
             Event::Head(head) | Event::Trailers(head) => {

@@ -22,8 +22,8 @@ fn the_file(folder: &Path, prefix: &str) -> PathBuf {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(prefix);
     let files: Vec<PathBuf> = files.filter(named).collect();
-    let [file] = files.as_slice() else { panic!("{files:?}") };
-    file.clone()
+    assert_eq!(files.len(), 1, "{files:?}");
+    files[0].clone()
 }
 
 #[test]

@@ -133,8 +133,9 @@ mod tests {
     #[tokio::test]
     async fn its_health_service_reports_it_serving() {
         let limit = Duration::from_secs(60);
-        let healthy = crate::http::grpc_health(server().await, Ipv4Addr::LOCALHOST, "a.B", limit).await;
-        assert!(healthy.unwrap());
+        let server = format!("http://{}", server().await);
+        let health = crate::http::grpc_health(&server, None, "a.B", limit).await;
+        assert!(health.unwrap().is_serving());
     }
 
     /// A message comes back before the next is sent, and the status at the end.

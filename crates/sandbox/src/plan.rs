@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use crate::{
     dns::{Answer, DOMAIN, Names},
-    external,
     objects::{Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Workload, fnv},
     rules::VirtualPort,
     rundir::Phase,

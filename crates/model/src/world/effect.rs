@@ -3,8 +3,8 @@
 use super::{World, check::label_text, fqdn};
 use crate::{
     api::{
-        Kind, Labels, MtlsMode, Object, ObjectKey, destination_rule::WorkloadSelector, security::Action,
-        selects,
+        ConfigMap, Kind, Labels, MtlsMode, Object, ObjectKey, destination_rule::WorkloadSelector,
+        mesh_config, security::Action, selects,
     },
     files::Change,
 };
@@ -49,7 +49,9 @@ impl World {
             Object::AuthorizationPolicy(object) => {
                 self.workloads_text(&object.meta.namespace, object.spec.selector.as_ref())
             }
-            Object::ConfigMap(object) if object.spec.is_some() => "all proxies of the mesh".to_owned(),
+            Object::ConfigMap(object) if matches!(object.spec, ConfigMap::Mesh(_)) => {
+                "all proxies of the mesh".to_owned()
+            }
             _ => return None,
         })
     }
@@ -73,9 +75,9 @@ impl World {
             Kind::AuthorizationPolicy => {
                 Object::AuthorizationPolicy(self.authorization_policies.get(namespace, name)?.object.clone())
             }
-            Kind::ConfigMap => Object::ConfigMap(
-                self.mesh.as_ref().filter(|_| super::is_mesh_config(namespace, name))?.object.clone(),
-            ),
+            Kind::ConfigMap if (namespace, name) == (mesh_config::NAMESPACE, mesh_config::NAME) => {
+                Object::ConfigMap(self.mesh.as_ref()?.object.clone())
+            }
             _ => return None,
         })
     }
