@@ -130,6 +130,8 @@ pub struct Template {
     pub labels: Labels,
     /// Their service account, `default` if unset.
     pub service_account: String,
+    /// The ports their containers declare.
+    pub ports: Vec<ContainerPort>,
 }
 
 /// What the mesh needs of a Node.
@@ -188,7 +190,7 @@ impl Protocol {
     }
 
     /// Reads `appProtocol`, or the part of a port's name before `-`.
-    pub(super) fn parse(word: &str) -> Option<Self> {
+    pub(crate) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
             "http" | "kubernetes.io/ws" | "kubernetes.io/wss" => Self::Http,
             "http2" | "kubernetes.io/h2c" => Self::Http2,
@@ -423,6 +425,7 @@ pub(crate) fn template(kind: Kind, metadata: ObjectMeta, spec: WorkloadSpec) -> 
         meta: meta(metadata, true),
         spec: Template {
             kind,
+            ports: container_ports(&pods.spec),
             labels: pods.metadata.labels.unwrap_or_default(),
             service_account: account(pods.spec.service_account_name, pods.spec.service_account),
         },

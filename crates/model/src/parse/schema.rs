@@ -83,7 +83,10 @@ impl Checked {
                 (matches!(node.value, Value::Int(_) | Value::Text(..)), "a whole number or text")
             }
             "quantity" => (
-                matches!(node.value, Value::Int(_) | Value::Float(_) | Value::Text(..)),
+                match &node.value {
+                    Value::Text(text, _) => is_quantity(text),
+                    value => matches!(value, Value::Int(_) | Value::Float(_)),
+                },
                 "a quantity such as 500m or 64Mi",
             ),
             "time" => (
@@ -154,6 +157,17 @@ impl Checked {
     }
 }
 
+/// Source: `k8s.io/apimachinery/pkg/api/resource`, the grammar of `Quantity`.
+fn is_quantity(text: &str) -> bool {
+    let number = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let end = number.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(number.len());
+    let (digits, suffix) = number.split_at(end);
+    let exponent = suffix.strip_prefix(['e', 'E']).is_some_and(|exponent| exponent.parse::<i32>().is_ok());
+    let units = ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let numeric = digits.matches('.').count() <= 1 && digits.bytes().any(|byte| byte.is_ascii_digit());
+    numeric && (exponent || units.contains(&suffix))
+}
+
 /// What stands between two brackets.
 fn inner(of: &'static str, open: char, close: char) -> Option<&'static str> {
     of.strip_prefix(open)?.strip_suffix(close)
@@ -162,6 +176,16 @@ fn inner(of: &'static str, open: char, close: char) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantities_are_those_of_kubernetes() {
+        for good in ["1", "0.5", ".5", "500m", "64Mi", "1e3", "1E3", "-1", "2E"] {
+            assert!(is_quantity(good), "{good}");
+        }
+        for bad in ["", "64MB", "500mm", "1 Gi", "Mi", "1.2.3", "1ee3", "many", "."] {
+            assert!(!is_quantity(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn every_type_that_a_field_names_exists() {

@@ -2,9 +2,9 @@
 
 use skysail_yaml::join;
 
-use super::{Finding, Findings, is_dns_name, is_label_text, port};
+use super::{Finding, Findings, injection, is_dns_name, is_label_text, port};
 use crate::api::{
-    Kind, Labels, Meta,
+    Kind, Labels, Meta, Protocol,
     manifest::{IntOrText, Service, ServicePort},
 };
 
@@ -28,6 +28,7 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         findings.error("metadata.namespace", message, "use lower-case letters, digits and '-'");
     }
     labels(&meta.labels, "metadata.labels", &mut findings);
+    injection::check(kind, meta, &mut findings);
     findings.done()
 }
 
@@ -74,6 +75,11 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
             port(u32::try_from(target).unwrap_or_default(), &format!("{field}.targetPort"), findings);
         }
         let name = one.name.as_deref().unwrap_or_default();
+        protocol_of(one, &field, findings);
+        if !name.is_empty() && !is_label_text(name, false) {
+            let remedy = "use at most 63 lower-case letters, digits and '-'";
+            findings.error(format!("{field}.name"), format!("{name:?} is not the name of a port"), remedy);
+        }
         if name.is_empty() && ports.len() > 1 {
             findings.error(format!("{field}.name"), "is missing", "with several ports, each needs a name");
         }
@@ -92,6 +98,9 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
             }
         }
     }
+    if external && spec.external_name.as_deref().unwrap_or_default().is_empty() {
+        findings.error("spec.externalName", "is missing; type ExternalName needs it", "name the host");
+    }
     let addresses = spec.cluster_ip.iter().chain(&spec.cluster_ips);
     for address in addresses.filter(|text| !matches!(text.as_str(), "" | "None")) {
         if address.parse::<std::net::IpAddr>().is_err() {
@@ -101,5 +110,36 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
                 "leave it out to get one",
             );
         }
+    }
+}
+
+/// The words by which a port says what it speaks. Source: Istio's "Protocol Selection".
+const PROTOCOLS: &[&str] =
+    &["http", "http2", "https", "grpc", "grpc-web", "tcp", "tls", "mongo", "mysql", "redis", "udp"];
+
+/// Reports words that are probably misspelt protocols: such a port is treated as one that declares none.
+fn protocol_of(port: &ServicePort, field: &str, findings: &mut Findings) {
+    let near = |word: &str| {
+        let typo = |known: &&&str| strsim::damerau_levenshtein(known, word) == 1;
+        PROTOCOLS.iter().find(typo).filter(|_| word.len() >= 3 && Protocol::parse(word).is_none())
+    };
+    let message = |word: &str| format!("{word:?} is not a protocol, so the protocol is detected");
+    match (port.app_protocol.as_deref(), port.name.as_deref()) {
+        (Some(word), _) => {
+            if let Some(known) = near(word) {
+                findings.warning(
+                    format!("{field}.appProtocol"),
+                    message(word),
+                    format!("did you mean {known}?"),
+                );
+            }
+        }
+        (None, Some(name)) => {
+            let word = name.split('-').next().unwrap_or_default();
+            if let Some(known) = near(word) {
+                findings.warning(format!("{field}.name"), message(word), format!("did you mean {known}?"));
+            }
+        }
+        _ => {}
     }
 }

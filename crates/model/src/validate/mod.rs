@@ -5,6 +5,7 @@
 
 mod ca_certificates;
 mod destination_rule;
+mod injection;
 mod kube;
 mod pods;
 mod security;

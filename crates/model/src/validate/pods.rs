@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Findings, is_label_text, kube::labels, port};
+use super::{Findings, injection, is_label_text, kube::labels, port};
 use crate::api::{
     Kind,
     manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
@@ -32,8 +32,16 @@ pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut
 }
 
 fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Findings) {
+    let metadata = format!("{at}.metadata");
+    for (found, name) in
+        [(&template.metadata.labels, "labels"), (&template.metadata.annotations, "annotations")]
+    {
+        if let Some(found) = found {
+            injection::values(found, &format!("{metadata}.{name}"), findings);
+        }
+    }
     if let Some(found) = &template.metadata.labels {
-        labels(found, &format!("{at}.metadata.labels"), findings);
+        labels(found, &format!("{metadata}.labels"), findings);
     }
     let allowed: &[&str] = match kind {
         Kind::Job | Kind::CronJob => &["OnFailure", "Never"],

@@ -9,7 +9,7 @@ mod workloads;
 
 use super::{World, store::Entry};
 use crate::{
-    api::{Kind, Labels, ObjectKey, selects},
+    api::{Kind, Labels, ObjectKey, Template, Typed, selects},
     diagnostic::{Diagnostic, Severity},
 };
 
@@ -85,6 +85,17 @@ fn workloads<'a>(
     let templates = world.templates().filter(move |template| within(&template.meta.namespace));
     let labels = pods.chain(templates.map(|template| &template.spec.labels));
     labels.filter(move |labels| selects(selector, labels))
+}
+
+/// What makes Pods in a namespace.
+fn templates_in<'a>(world: &'a World, namespace: &'a str) -> impl Iterator<Item = &'a Typed<Template>> {
+    let entries = world.templates.values().flat_map(move |store| store.in_namespace(namespace));
+    entries.map(|entry| &*entry.object)
+}
+
+/// True if a workload runs in a namespace.
+fn runs_in(world: &World, namespace: &str) -> bool {
+    world.pods.in_namespace(namespace).next().is_some() || templates_in(world, namespace).next().is_some()
 }
 
 /// `app: a, version: v1`.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use skysail_core::SpiffeId;
 use skysail_yaml::join;
 
-use super::{About, Report, label_text, workloads};
+use super::{About, Report, label_text, runs_in, templates_in, workloads};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
@@ -169,9 +169,7 @@ impl Report<'_> {
         let declared = self.world.service_accounts.get(namespace, name).is_some();
         let mut pods = self.world.pods.in_namespace(namespace);
         let in_use = pods.any(|entry| entry.object.spec.service_account == name)
-            || self.world.templates().any(|template| {
-                template.meta.namespace == namespace && template.spec.service_account == name
-            });
+            || templates_in(self.world, namespace).any(|template| template.spec.service_account == name);
         if !declared && !in_use {
             let message = format!("there is no ServiceAccount {namespace}/{name}");
             self.say(about, Severity::Warning, field, message, "check the name and the namespace");
@@ -179,16 +177,16 @@ impl Report<'_> {
     }
 
     fn namespace(&mut self, about: &About<'_, AuthorizationPolicy>, name: &str, field: String) {
-        if name.contains('*') || self.world.namespace(name).is_some() {
+        let world = self.world;
+        let is_known = world.namespace(name).is_some()
+            || runs_in(world, name)
+            || world.service_accounts.in_namespace(name).next().is_some();
+        if is_known || name.contains('*') {
             return;
         }
-        let pods = self.world.pods().map(|pod| &pod.meta.namespace);
-        let templates = self.world.templates().map(|template| &template.meta.namespace);
-        let accounts = self.world.service_accounts.iter().map(|entry| &entry.object.meta.namespace);
-        let known: BTreeSet<&str> = pods.chain(templates).chain(accounts).map(String::as_str).collect();
-        if known.contains(name) {
-            return;
-        }
+        let pods = world.pods().map(|pod| &pod.meta.namespace);
+        let templates = world.templates().map(|template| &template.meta.namespace);
+        let known: BTreeSet<&str> = pods.chain(templates).map(String::as_str).collect();
         let known: Vec<&str> = known.into_iter().collect();
         let remedy = nearest(name, &known)
             .map_or_else(|| "check the name".to_owned(), |near| format!("did you mean {near}?"));
@@ -203,6 +201,10 @@ impl Report<'_> {
         selector: Option<&WorkloadSelector>,
         ports: impl Iterator<Item = (String, u16)>,
     ) {
+        let mut ports = ports.peekable();
+        if ports.peek().is_none() {
+            return;
+        }
         let namespace = about.namespace();
         let empty = Labels::new();
         let selector = selector.map_or(&empty, |selector| &selector.match_labels);
@@ -260,7 +262,11 @@ impl Report<'_> {
     ) {
         let empty = Labels::new();
         let labels = selector.map_or(&empty, |selector| &selector.match_labels);
-        if !self.any_workload() || workloads(self.world, namespace, labels).next().is_some() {
+        let any = match namespace {
+            Some(namespace) if labels.is_empty() => runs_in(self.world, namespace),
+            _ => workloads(self.world, namespace, labels).next().is_some(),
+        };
+        if any || !self.any_workload() {
             return;
         }
         let place =

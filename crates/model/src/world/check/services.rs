@@ -1,10 +1,14 @@
 //! Services: addresses that clash, and named ports no container has.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use super::{About, Report, label_text, workloads};
+use super::{About, Report, label_text, templates_in, workloads};
 use crate::{
-    api::{Kind, Protocol, Service, kube::TargetPort},
+    api::{
+        Kind, Protocol, Service,
+        kube::{ContainerPort, TargetPort},
+        selects,
+    },
     diagnostic::Severity,
     world::store::Entry,
 };
@@ -53,21 +57,35 @@ impl Report<'_> {
             let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
             self.say(about, Severity::Warning, "spec.selector", message, "check labels and namespace");
         }
+        let pods = self.world.pods_selected(namespace, &service.spec.selector).map(|pod| &pod.spec.ports);
+        let templates = templates_in(self.world, namespace);
+        let templates = templates.filter(|template| selects(&service.spec.selector, &template.spec.labels));
+        let declared: Vec<&Vec<ContainerPort>> =
+            pods.chain(templates.map(|template| &template.spec.ports)).collect();
         for (index, port) in service.spec.ports.iter().enumerate() {
-            let TargetPort::Name(name) = &port.target else { continue };
-            let mut pods = self.world.pods_selected(about.namespace(), &service.spec.selector).peekable();
-            let some = pods.peek().is_some();
-            if some && pods.all(|pod| port.resolve(&pod.spec).is_none()) {
-                let message =
-                    format!("no container of its pods has a port named {name:?}, so it has no endpoints");
-                let field = format!("spec.ports[{index}].targetPort");
-                self.say(
-                    about,
-                    Severity::Error,
-                    field,
-                    message,
-                    "name the container's port, or use its number",
-                );
+            let field = format!("spec.ports[{index}].targetPort");
+            match &port.target {
+                _ if declared.iter().any(|ports| ports.iter().any(|of| is_target(of, &port.target))) => {}
+                TargetPort::Name(name) if !declared.is_empty() => {
+                    let message =
+                        format!("no container of its pods has a port named {name:?}, so it has no endpoints");
+                    let remedy = "name the container's port, or use its number";
+                    self.say(about, Severity::Error, field, message, remedy);
+                }
+                // A port need not be declared, so this counts only where all pods declare some.
+                TargetPort::Number(number)
+                    if !declared.is_empty() && declared.iter().all(|ports| !ports.is_empty()) =>
+                {
+                    let message = format!(
+                        "no container of its pods declares port {number}; where none listens on it, connections fail"
+                    );
+                    let ports: BTreeSet<u16> =
+                        declared.iter().flat_map(|ports| ports.iter().map(|of| of.port)).collect();
+                    let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+                    let remedy = format!("use a declared port: {}", ports.join(", "));
+                    self.say(about, Severity::Warning, field, message, remedy);
+                }
+                _ => {}
             }
         }
     }
@@ -86,5 +104,13 @@ impl Report<'_> {
                 self.say(about, Severity::Warning, field, message, "give it a clusterIP, or another port");
             }
         }
+    }
+}
+
+/// True if a container's port is the target of a Service's.
+fn is_target(port: &ContainerPort, target: &TargetPort) -> bool {
+    match target {
+        TargetPort::Number(number) => port.port == *number,
+        TargetPort::Name(name) => port.name == *name,
     }
 }

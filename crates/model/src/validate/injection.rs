@@ -1,0 +1,114 @@
+//! Labels and annotations that decide about sidecars. A wrong one leaves a pod without the sidecar that enforces its policies.
+
+use skysail_yaml::join;
+
+use super::Findings;
+use crate::{
+    api::{Kind, Labels, Meta},
+    parse::nearest,
+};
+
+const INJECT: &str = "sidecar.istio.io/inject";
+const OF_NAMESPACE: &str = "istio-injection";
+
+/// Istio's labels and annotations of pods. Source: istio.io, "Resource Annotations" and "Resource Labels".
+const KNOWN: &[&str] = &[
+    "sidecar.istio.io/inject",
+    "sidecar.istio.io/status",
+    "sidecar.istio.io/proxyImage",
+    "sidecar.istio.io/proxyImageType",
+    "sidecar.istio.io/proxyCPU",
+    "sidecar.istio.io/proxyCPULimit",
+    "sidecar.istio.io/proxyMemory",
+    "sidecar.istio.io/proxyMemoryLimit",
+    "sidecar.istio.io/logLevel",
+    "sidecar.istio.io/componentLogLevel",
+    "sidecar.istio.io/agentLogLevel",
+    "sidecar.istio.io/nativeSidecar",
+    "sidecar.istio.io/interceptionMode",
+    "sidecar.istio.io/discoveryAddress",
+    "sidecar.istio.io/bootstrapOverride",
+    "sidecar.istio.io/enableCoreDump",
+    "sidecar.istio.io/extraStatTags",
+    "sidecar.istio.io/statsHistogramBuckets",
+    "sidecar.istio.io/statsInclusionPrefixes",
+    "sidecar.istio.io/statsInclusionRegexps",
+    "sidecar.istio.io/statsInclusionSuffixes",
+    "sidecar.istio.io/statsCompression",
+    "sidecar.istio.io/rewriteAppHTTPProbers",
+    "sidecar.istio.io/controlPlaneAuthPolicy",
+    "sidecar.istio.io/userVolume",
+    "sidecar.istio.io/userVolumeMount",
+    "traffic.sidecar.istio.io/includeInboundPorts",
+    "traffic.sidecar.istio.io/excludeInboundPorts",
+    "traffic.sidecar.istio.io/includeOutboundPorts",
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "traffic.sidecar.istio.io/includeOutboundIPRanges",
+    "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+    "traffic.sidecar.istio.io/excludeInterfaces",
+    "traffic.sidecar.istio.io/kubevirtInterfaces",
+    "proxy.istio.io/config",
+    "proxy.istio.io/overrides",
+];
+
+/// Checks the labels and annotations of an object.
+pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
+    match kind {
+        Kind::Pod => {
+            values(&meta.labels, "metadata.labels", findings);
+            values(&meta.annotations, "metadata.annotations", findings);
+        }
+        Kind::Namespace => of_namespace(&meta.labels, findings),
+        // What stands on the workload itself says nothing about its pods.
+        Kind::Deployment
+        | Kind::StatefulSet
+        | Kind::DaemonSet
+        | Kind::ReplicaSet
+        | Kind::Job
+        | Kind::CronJob => {
+            for (map, name) in [(&*meta.labels, "labels"), (&meta.annotations, "annotations")] {
+                if map.contains_key(INJECT) {
+                    let field = join(&format!("metadata.{name}"), INJECT);
+                    let message = "has no effect on a workload: injection reads the labels of its pods";
+                    findings.warning(field, message, "move it to the labels of the pod template");
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn of_namespace(labels: &Labels, findings: &mut Findings) {
+    for (key, value) in labels {
+        let field = join("metadata.labels", key);
+        if key == OF_NAMESPACE && !matches!(value.as_str(), "enabled" | "disabled") {
+            let message = format!("{value:?} is not a value of this label, so it has no effect");
+            findings.warning(field, message, "write enabled or disabled");
+        } else if key != OF_NAMESPACE && strsim::damerau_levenshtein(key, OF_NAMESPACE) <= 2 {
+            let message = format!("{key:?} is no label of Istio, so it has no effect");
+            findings.warning(field, message, format!("did you mean {OF_NAMESPACE}?"));
+        }
+    }
+}
+
+/// Checks the labels or annotations of a pod.
+pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
+    for (key, value) in map {
+        let field = join(at, key);
+        if key == INJECT && !matches!(value.as_str(), "true" | "false") {
+            let remedy = "write \"true\" or \"false\"";
+            findings.warning(field, format!("{value:?} is neither \"true\" nor \"false\""), remedy);
+            continue;
+        }
+        let domain = key.split('/').next().unwrap_or_default();
+        let known_domain =
+            ["sidecar.istio.io", "traffic.sidecar.istio.io", "proxy.istio.io"].contains(&domain);
+        if known_domain && !KNOWN.contains(&key.as_str()) && !key.starts_with("sidecar.istio.io/istio") {
+            let of_domain: Vec<&str> =
+                KNOWN.iter().copied().filter(|known| known.split('/').next() == Some(domain)).collect();
+            let remedy =
+                nearest(key, &of_domain).map_or_else(String::new, |near| format!("did you mean {near}?"));
+            findings.warning(field, format!("{key:?} is unknown and has no effect"), remedy);
+        }
+    }
+}
