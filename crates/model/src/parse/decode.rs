@@ -126,6 +126,21 @@ impl Failure {
         Self(Box::new(Finding { path: Vec::new(), line: 0, message, remedy }))
     }
 
+    /// Says which fields a mapping has, where something else stands in its place.
+    fn with_fields(mut self, node: &Node, fields: &[&str]) -> Self {
+        if fields.len() > 8 {
+            return self;
+        }
+        self.0.remedy = match (&node.value, fields) {
+            (Value::List(_), _) => "remove the `- `".to_owned(),
+            (Value::Text(text, _), ["exact", ..]) => format!("write {{exact: {text:?}}}, or prefix or regex"),
+            (Value::Int(number), [field]) => format!("write {{{field}: {number}}}"),
+            (_, [field]) => format!("write its field {field} below it"),
+            _ => format!("write its fields below it: {}", fields.join(", ")),
+        };
+        self
+    }
+
     /// The innermost place that knows where it is says so.
     fn at(mut self, path: Option<&Path<'_>>, line: u32) -> Self {
         if self.0.line == 0 {
@@ -176,6 +191,10 @@ impl de::Error for Failure {
     }
 }
 
+/// What to do about `${NAME}`.
+pub(crate) const VARIABLE: &str =
+    "variables are not replaced here; replace them first, for example with envsubst";
+
 /// What to say of a value of another type than expected.
 pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
     let found = match &node.value {
@@ -195,6 +214,8 @@ pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
 
 fn mismatch_words(found: &Unexpected<'_>, expected: &str) -> (String, String) {
     let remedy = match (found, expected) {
+        (Unexpected::Str(text), _) if text.contains("${") => VARIABLE,
+        (Unexpected::Map, "text") => "write the text itself; one of several lines begins with `|`",
         (Unexpected::Str(text), "a whole number" | "a number") if text.parse::<f64>().is_ok() => {
             "remove the quotes"
         }
@@ -247,6 +268,10 @@ fn found_words(found: &Unexpected<'_>) -> String {
 pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
     let message = format!("there is no field {field:?} here");
     let remedy = match nearest(field, known) {
+        _ if known.contains(&"uri") && ["exact", "prefix", "regex"].contains(&field) => {
+            format!("indent {field} below uri")
+        }
+        _ if field == "spec" => "check the indentation: spec stands beside metadata".to_owned(),
         Some(near) => format!("did you mean {near}?"),
         None => format!("it may be one of {}", known.join(", ")),
     };
@@ -341,7 +366,9 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
-        let Value::Map(entries) = &self.node.value else { return self.visit(visitor) };
+        let Value::Map(entries) = &self.node.value else {
+            return self.visit(visitor).map_err(|failure| failure.with_fields(self.node, fields));
+        };
         let access = Fields { entries: entries.iter(), value: None, reader: self, known: Some(fields) };
         visitor.visit_map(access).map_err(|failure| self.fail(failure))
     }

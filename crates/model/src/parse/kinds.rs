@@ -136,6 +136,9 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "extensionProviders",
 ];
 
+/// What to do about a Kustomization.
+pub(super) const KUSTOMIZE: &str = "use the output of `kustomize build`";
+
 /// Typing errors in a word of ours that is meant: at most so many letters differ.
 const TYPOS: usize = 2;
 
@@ -163,12 +166,11 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
             return Known::Kind(kind);
         }
         if of(UNSUPPORTED, group).contains(&kind) {
-            return Known::Other {
-                severity: Severity::Warning,
-                message: format!("{kind} is not supported yet and has no effect"),
-                remedy: what_instead(kind).to_owned(),
-                meant: None,
-            };
+            let (effect, remedy) = without(kind);
+            return warning(format!("{kind} is not supported yet: {effect}"), remedy);
+        }
+        if let Some((message, remedy)) = not_enforced(kind) {
+            return warning(message.to_owned(), remedy);
         }
         return Known::Foreign(if group.is_empty() { kind.to_owned() } else { format!("{kind} of {group}") });
     }
@@ -195,6 +197,12 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
 
 /// A group that is neither Kubernetes' nor of the mesh: misspelt, or of others.
 fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
+    if group == "kustomize.config.k8s.io" {
+        return warning(
+            "a Kustomization is not built: its patches and settings have no effect".to_owned(),
+            KUSTOMIZE,
+        );
+    }
     if NAMESAKES.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))) {
         return Known::Foreign(format!("{kind} of {group}"));
     }
@@ -223,6 +231,10 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
         }
         None => Known::Foreign(format!("{kind} of {group}")),
     }
+}
+
+fn warning(message: String, remedy: &str) -> Known {
+    Known::Other { severity: Severity::Warning, message, remedy: remedy.to_owned(), meant: None }
 }
 
 fn error(message: String, remedy: String, meant: Option<Kind>) -> Known {
@@ -270,18 +282,44 @@ fn api_version(group: &str) -> String {
     full(group, version)
 }
 
-/// What to say about a setting of the mesh configuration that we do not know; `None`: nothing.
-pub(super) fn mesh_setting(path: &str) -> Option<String> {
-    let top = path.split(['.', '[']).next().unwrap_or(path);
-    (!HARMLESS_SETTINGS.contains(&top)).then(|| "this setting is not supported and has no effect".to_owned())
+/// True for a setting of the mesh configuration that changes nothing here.
+pub(super) fn is_harmless_setting(path: &str) -> bool {
+    HARMLESS_SETTINGS.contains(&path.split(['.', '[']).next().unwrap_or(path))
 }
 
-fn what_instead(kind: &str) -> &'static str {
+/// What follows from a kind that has no effect, and what to do.
+fn without(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "Endpoints" => "use an EndpointSlice",
-        "Sidecar" => "proxies get what they use anyway",
-        _ => "",
+        "RequestAuthentication" => ("tokens are not checked, and requests with invalid ones pass", ""),
+        "Sidecar" => (
+            "its outboundTrafficPolicy and listeners have no effect",
+            "proxies get the configuration that they use without it",
+        ),
+        "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
+        "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
+            ("requests are routed as if it were not there", "use a VirtualService")
+        }
+        "WorkloadEntry" | "WorkloadGroup" => {
+            ("no service has it as an endpoint", "use endpoints of a ServiceEntry")
+        }
+        "Endpoints" => ("no service has it as an endpoint", "use an EndpointSlice"),
+        _ => ("it has no effect", ""),
     }
+}
+
+/// Kinds that people rely on, and that the mesh does not read.
+fn not_enforced(kind: &str) -> Option<(&'static str, &'static str)> {
+    Some(match kind {
+        "NetworkPolicy" => (
+            "the mesh does not enforce a NetworkPolicy",
+            "use an AuthorizationPolicy, or have the cluster's network enforce it",
+        ),
+        "IstioOperator" => (
+            "IstioOperator installs Istio and is not read, so its meshConfig has no effect",
+            "write meshConfig to key mesh of ConfigMap istio in namespace istio-system",
+        ),
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -374,12 +412,12 @@ mod tests {
             (
                 "networking.istio.io/v1",
                 "Gateway",
-                "warning: Gateway is not supported yet and has no effect; ",
+                "warning: Gateway is not supported yet: nothing listens on its ports; ",
             ),
             (
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",
-                "warning: HTTPRoute is not supported yet and has no effect; ",
+                "warning: HTTPRoute is not supported yet: requests are routed as if it were not there; use a VirtualService",
             ),
         ] {
             assert_eq!(said(version, kind), expected);

@@ -5,6 +5,7 @@
 
 mod decode;
 mod kinds;
+mod other_tools;
 mod schema;
 
 use crate::{
@@ -18,8 +19,8 @@ use crate::{
     validate::{self, Findings},
     world::{Lines, Origin},
 };
-pub(crate) use decode::nearest;
 use decode::{Decoded, decode, path_text};
+pub(crate) use decode::{VARIABLE, nearest};
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
 use skysail_yaml::{Document, Node, Value, documents, join};
@@ -27,6 +28,9 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
+
+/// What to do about a mesh configuration in another place.
+const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio in namespace istio-system";
 
 /// What was found in a text.
 #[derive(Debug, Default)]
@@ -76,7 +80,7 @@ pub fn manifests(text: &str, file: &str) -> Manifests {
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
     let mut reading = Reading { file: file.into(), keeps_written, ..Reading::default() };
     for document in documents(text) {
-        reading.document(document);
+        reading.document(document, text);
     }
     reading
 }
@@ -108,15 +112,15 @@ struct IstioObject<S> {
 }
 
 impl Reading {
-    fn document(&mut self, document: Document) {
+    fn document(&mut self, document: Document, text: &str) {
         let mut root = match document.root {
             Ok(root) => root,
             Err(error) => {
-                let remedy = if error.cut_off {
+                let remedy = other_tools::of_text(text, error.line).unwrap_or(if error.cut_off {
                     "the text ends too early; is the file cut off, or a bracket or quote not closed?"
                 } else {
                     "check indentation, quotes and colons on this line and the one before"
-                };
+                });
                 let diagnostic = Diagnostic::new(Severity::Error, &self.file, error.line, error.message);
                 self.parsed.diagnostics.push(diagnostic.remedy(remedy));
                 self.parsed.unreadable = true;
@@ -124,6 +128,13 @@ impl Reading {
             }
         };
         root.line = root.line.max(document.line);
+        if let Some((_, line, _)) =
+            document.duplicates.iter().find(|(path, ..)| path == "apiVersion" || path == "kind")
+        {
+            let message = "a second object begins here, without a separator";
+            let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message);
+            return self.report(diagnostic.remedy("write a line --- before it"), &root);
+        }
         for (path, line, first) in &document.duplicates {
             let message = format!("the key stands here a second time; the first is on line {first}");
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message).field(path);
@@ -138,9 +149,16 @@ impl Reading {
     fn root(&mut self, root: &Node) {
         let text = |field: &str| root.get(field).and_then(Node::text).unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
-        let items = root.get("items").filter(|_| kind.ends_with("List"));
-        if let Some(Node { value: Value::List(items), .. }) = items {
-            return items.iter().for_each(|item| self.root(item));
+        if kind.ends_with("List") {
+            let items = root.get("items");
+            if let Some(Node { value: Value::List(items), .. }) = items {
+                return items.iter().for_each(|item| self.root(item));
+            }
+            let (message, remedy) = items
+                .map_or(("is missing", "add items"), |_| ("expected a list", "begin each item with `- `"));
+            let line = items.map_or(root.line, |items| items.line);
+            let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message).field("items");
+            return self.report(diagnostic.remedy(remedy), root);
         }
         if !matches!(root.value, Value::Map(_)) {
             let diagnostic =
@@ -152,12 +170,10 @@ impl Reading {
         }
         let counted = if kind.is_empty() { "object without kind" } else { kind };
         *self.kinds.entry(counted.to_owned()).or_default() += 1;
-        for field in ["apiVersion", "kind"] {
-            if text(field).is_empty() {
-                let diagnostic =
-                    Diagnostic::new(Severity::Error, &self.file, root.line, format!("{field} is missing"));
-                return self.report(diagnostic.remedy(format!("add {field}")), root);
-            }
+        if version.is_empty() || kind.is_empty() {
+            let (message, remedy) = other_tools::of_mapping(root);
+            let diagnostic = Diagnostic::new(Severity::Error, &self.file, root.line, message);
+            return self.report(diagnostic.remedy(remedy), root);
         }
         match kinds::classify(version, kind) {
             Known::Kind(kind) => self.object(root, kind),
@@ -281,18 +297,31 @@ impl Reading {
     fn config_map(&mut self, node: &Node) {
         let Some(mut map): Option<manifest::ConfigMap> = self.manifest(node, "ConfigMap") else { return };
         let meta = kube::meta(map.metadata, true);
+        let text = map.data.remove(mesh_config::KEY);
         let mut findings = Findings::default();
         let spec = match (meta.namespace.as_str(), meta.name.as_str()) {
             (mesh_config::NAMESPACE, mesh_config::NAME) => {
-                let text = map.data.remove(mesh_config::KEY).unwrap_or_default();
                 self.networks(node, &map.data);
-                let Some(mesh) = self.mesh_config(node, &text) else { return };
+                if text.is_none() {
+                    findings.warning(
+                        "data",
+                        "has no key mesh, so the mesh has the default configuration",
+                        "write the settings to key mesh",
+                    );
+                }
+                let Some(mesh) = self.mesh_config(node, &text.unwrap_or_default()) else { return };
                 ConfigMap::Mesh(Box::new(mesh))
             }
             (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => {
                 ConfigMap::Addresses(validate::addresses(&map.data, &mut findings))
             }
-            _ => ConfigMap::Other,
+            (namespace, name) => {
+                if text.is_some() && (name == mesh_config::NAME || namespace == mesh_config::NAMESPACE) {
+                    let message = "is not the mesh configuration, so it has no effect";
+                    findings.warning("data.mesh", message, MESH_CONFIG);
+                }
+                ConfigMap::Other
+            }
         };
         self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
     }
@@ -338,13 +367,21 @@ impl Reading {
             let field = path_text(&error.path);
             self.report(found(Severity::Error, error.line, &field, error.message, error.remedy), node);
         }
+        let mut refused = false;
         for unknown in decoded.unknown {
             let field = path_text(&unknown.path);
-            if let Some(message) = kinds::mesh_setting(&field) {
+            let is_typo = unknown.remedy.starts_with("did you mean");
+            refused |= is_typo;
+            if is_typo {
+                self.report(
+                    found(Severity::Error, unknown.line, &field, unknown.message, unknown.remedy),
+                    node,
+                );
+            } else if !kinds::is_harmless_setting(&field) {
+                let message = "this setting is not supported and has no effect".to_owned();
                 self.report(found(Severity::Warning, unknown.line, &field, message, String::new()), node);
             }
         }
-        let mut refused = false;
         for finding in decoded.value.iter().flat_map(validate::mesh_config) {
             refused |= finding.severity == Severity::Error;
             let line = find_line(&root, &finding.field);
@@ -372,7 +409,11 @@ impl Reading {
         findings.extend(validate::unsupported(object.kind(), node));
         let origin = Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, &object) };
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
-        for finding in findings {
+        let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
+        for mut finding in findings {
+            if generated && finding.field == "metadata.name" {
+                "generateName works with `kubectl create` alone; write name".clone_into(&mut finding.remedy);
+            }
             let line = find_line(node, &finding.field);
             let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
             self.report(diagnostic.field(finding.field).remedy(finding.remedy), node);

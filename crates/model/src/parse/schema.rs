@@ -1,12 +1,14 @@
 //! Kubernetes' types, by which objects are checked as the API server does it.
 //!
 //! `kubernetes.txt` has them, generated from the API server's OpenAPI document. A field that is missing or of another type refuses the
-//! object; a field that does not exist is only reported, since the API server takes such an object, too.
+//! object, and so does a misspelt one, as with `kubectl apply`. Other fields that do not exist are only reported: they may be newer
+//! than the types.
 
 use std::{collections::HashMap, sync::LazyLock};
 
 use chrono::DateTime;
 use skysail_yaml::{Entry, Node, Value};
+use strsim::damerau_levenshtein as distance;
 
 use super::decode::{Finding, Segment, mismatch, not_one_of, unknown_words};
 
@@ -42,7 +44,7 @@ struct Field {
 pub(super) struct Checked {
     /// What refuses the object.
     pub(super) errors: Vec<Finding>,
-    /// Fields that do not exist.
+    /// Fields that do not exist and are not misspelt ones.
     pub(super) unknown: Vec<Finding>,
     path: Vec<Segment>,
 }
@@ -105,7 +107,11 @@ impl Checked {
         let known: Vec<&str> = words.split('|').collect();
         // The API server takes the empty text for no value.
         if !text.is_empty() && !known.contains(&text) {
-            let (message, remedy) = not_one_of(text, &known);
+            let (message, mut remedy) = not_one_of(text, &known);
+            if words == "SCTP|TCP|UDP" {
+                "leave protocol out; the port's name says what it speaks, such as http"
+                    .clone_into(&mut remedy);
+            }
             self.error(line, message, remedy);
         }
     }
@@ -119,7 +125,9 @@ impl Checked {
                 let (message, remedy) = unknown_words(&entry.key, &known);
                 let mut path = self.path.clone();
                 path.push(Segment::Key(entry.key.clone()));
-                self.unknown.push(Finding { path, line: entry.line, message, remedy });
+                let finding = Finding { path, line: entry.line, message, remedy };
+                let found = if is_typo(&entry.key, &known) { &mut self.errors } else { &mut self.unknown };
+                found.push(finding);
                 continue;
             };
             // A field without a value is as good as none.
@@ -148,13 +156,23 @@ impl Checked {
     }
 
     fn refuse(&mut self, node: &Node, line: u32, expected: &str) {
-        let (message, remedy) = mismatch(node, expected);
+        let (message, mut remedy) = mismatch(node, expected);
+        let is_match_labels = matches!(self.path.last(), Some(Segment::Key(key)) if key == "matchLabels");
+        if is_match_labels && expected == "text" {
+            "write the labels directly below selector".clone_into(&mut remedy);
+        }
         self.error(line, message, remedy);
     }
 
     fn error(&mut self, line: u32, message: String, remedy: String) {
         self.errors.push(Finding { path: self.path.clone(), line, message, remedy });
     }
+}
+
+/// True for a word that is probably one of the known ones, misspelt.
+pub(super) fn is_typo(word: &str, known: &[&str]) -> bool {
+    let letters = if word.len() < 6 { 1 } else { 2 };
+    known.iter().any(|known| distance(known, word) <= letters)
 }
 
 /// Source: `k8s.io/apimachinery/pkg/api/resource`, the grammar of `Quantity`.

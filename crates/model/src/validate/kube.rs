@@ -3,9 +3,12 @@
 use skysail_yaml::join;
 
 use super::{Finding, Findings, injection, is_dns_name, is_label_text, port};
-use crate::api::{
-    Kind, Labels, Meta, Protocol,
-    manifest::{IntOrText, Service, ServicePort},
+use crate::{
+    api::{
+        Kind, Labels, Meta, Protocol,
+        manifest::{IntOrText, Service, ServicePort},
+    },
+    parse::VARIABLE,
 };
 
 /// Checks name and namespace.
@@ -21,7 +24,14 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         findings.error("metadata.name", "is missing", "name the object");
     } else if !good {
         let message = format!("{:?} is not a name", meta.name);
-        findings.error("metadata.name", message, "use lower-case letters, digits and '-'");
+        let remedy = if meta.name.contains("${") {
+            VARIABLE
+        } else if strict {
+            "use at most 63 lower-case letters, digits and '-'"
+        } else {
+            "use lower-case letters, digits, '-' and '.'"
+        };
+        findings.error("metadata.name", message, remedy);
     }
     if kind.is_namespaced() && !is_label_text(&meta.namespace, false) {
         let message = format!("{:?} is not a namespace", meta.namespace);
@@ -107,7 +117,7 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
             findings.error(
                 "spec.clusterIP",
                 format!("{address:?} is not an address"),
-                "leave it out to get one",
+                "leave it out to get one, or write None for a headless Service",
             );
         }
     }

@@ -85,6 +85,15 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
             findings.error(field, "is empty", "leave it out for the default, or name one");
         }
     }
+    let domains = std::iter::once(("trustDomain".to_owned(), &mesh.trust_domain));
+    let aliases = mesh.trust_domain_aliases.iter().enumerate();
+    let aliases = aliases.map(|(index, domain)| (format!("trustDomainAliases[{index}]"), domain));
+    for (field, domain) in domains.chain(aliases) {
+        if domain.contains(['/', ':']) {
+            let remedy = "write the name alone, such as cluster.local";
+            findings.error(field, format!("{domain:?} is not a trust domain"), remedy);
+        }
+    }
     ca_certificates::check(mesh, &mut findings);
     if let Some(retries) = &mesh.default_http_retry_policy {
         virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);

@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Findings, injection, is_label_text, kube::labels, port};
-use crate::api::{
-    Kind,
-    manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
-    selects,
+use crate::{
+    api::{
+        Kind,
+        manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
+        selects,
+    },
+    parse::VARIABLE,
 };
 
 /// Checks the specification of a workload, which stands at `at`.
@@ -100,6 +103,12 @@ fn container(container: &Container, at: &str, findings: &mut Findings) {
     }
     if container.image.is_empty() {
         findings.error(format!("{at}.image"), "is missing", "add image");
+    } else if container.image.contains("${") {
+        findings.warning(
+            format!("{at}.image"),
+            format!("{:?} is not the name of an image", container.image),
+            VARIABLE,
+        );
     }
     let mut ports = BTreeSet::new();
     for (index, one) in container.ports.iter().enumerate() {

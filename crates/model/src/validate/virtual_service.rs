@@ -240,7 +240,10 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
 /// Paths that no request has.
 fn path(uri: &StringMatch, field: &str, findings: &mut Findings) {
     let (StringMatch::Exact(path) | StringMatch::Prefix(path)) = uri else { return };
-    if !path.starts_with('/') {
+    if path.starts_with(['\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}']) {
+        let message = format!("{path:?} never matches: typographic quotes are part of the text");
+        findings.warning(field, message, "use the quotes \" or '");
+    } else if !path.starts_with('/') {
         let message = format!("{path:?} never matches: paths begin with /");
         findings.warning(field, message, format!("write /{path}"));
     } else if path.contains('?') {
