@@ -1,6 +1,13 @@
-//! What documents name exists: the threat model's tests.
+//! What documents name exists: the threat model's tests, the targets of links, and the tool's subcommands and options.
 
-use std::{fs, path::Path};
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// The project's folder.
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -22,4 +29,191 @@ fn exists(named: &str) -> bool {
     let paths = [Path::new(PROJECT).join(file), Path::new(PROJECT).join("crates").join(file)];
     let Some(text) = paths.iter().find_map(|path| fs::read_to_string(path).ok()) else { return false };
     function.is_none_or(|name| text.contains(&format!("fn {name}(")))
+}
+
+#[test]
+fn links_lead_to_files_and_headings_that_exist() {
+    let (mut links, mut broken) = (0, Vec::new());
+    for document in documents() {
+        let text = Text::of(&document);
+        let folder = document.parent().unwrap();
+        for target in
+            text.prose.iter().flat_map(|line| targets(line)).filter(|target| !target.contains("://"))
+        {
+            links += 1;
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { document.clone() } else { folder.join(file) };
+            if !file.exists() || !(anchor.is_empty() || Text::of(&file).anchors().contains(anchor)) {
+                broken.push(format!("{}: {target}", document.display()));
+            }
+        }
+    }
+    assert!(links > 60, "{links}");
+    assert!(broken.is_empty(), "links that lead nowhere: {broken:#?}");
+}
+
+#[test]
+fn commands_and_options_in_documents_exist() {
+    let mut tool = Tool::default();
+    let (mut commands, mut unknown) = (0, Vec::new());
+    for document in documents() {
+        for code in Text::of(&document).code {
+            for call in calls(&code) {
+                commands += 1;
+                unknown.extend(
+                    tool.unknown(&call).map(|what| format!("{}: {code}: {what}", document.display())),
+                );
+            }
+        }
+    }
+    assert!(commands > 100, "{commands}");
+    assert!(unknown.is_empty(), "documents name what the tool does not have: {unknown:#?}");
+}
+
+#[test]
+fn what_does_not_exist_is_found() {
+    let call = |text: &str| calls(text).iter().map(|call| Tool::default().unknown(call)).collect::<Vec<_>>();
+    assert_eq!(call("$ skysail up k8s/ --for=1s | jq"), [None]);
+    assert_eq!(call("test \"$(skysail call front http://x/ --nothing)\""), [Some("--nothing".to_owned())]);
+    assert_eq!(call("skysail raise k8s/"), [Some("raise".to_owned())]);
+    assert_eq!(call("skysail bench latency --sidecars 3"), [Some("--sidecars".to_owned())]);
+    assert_eq!(call("skysail exec front -- curl --silent"), [None]);
+    assert_eq!(targets("a [b](c.md) and [`d`](e.md#f)"), ["c.md", "e.md#f"]);
+    assert_eq!(anchor("`skysail up`, or: What's new?"), "skysail-up-or-whats-new");
+}
+
+/// README, ARCHITECTURE and all below `docs`.
+fn documents() -> Vec<PathBuf> {
+    let project = Path::new(PROJECT);
+    let mut documents = vec![project.join("README.md"), project.join("ARCHITECTURE.md")];
+    let mut folders = vec![project.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                documents.push(path);
+            }
+        }
+    }
+    documents
+}
+
+/// A document in Markdown: lines of prose without code, and all code, by line or span.
+#[derive(Default)]
+struct Text {
+    prose: Vec<String>,
+    code: Vec<String>,
+}
+
+impl Text {
+    fn of(document: &Path) -> Self {
+        let mut text = Self::default();
+        let mut is_fenced = false;
+        for line in fs::read_to_string(document).unwrap().lines() {
+            if line.trim_start().starts_with("```") {
+                is_fenced = !is_fenced;
+            } else if is_fenced || line.starts_with("    ") {
+                text.code.push(line.trim().to_owned());
+            } else {
+                text.prose.push(line.split('`').step_by(2).collect());
+                text.code.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+                text.headings(line);
+            }
+        }
+        text
+    }
+
+    /// Keeps a heading with its code, which is part of its anchor.
+    fn headings(&mut self, line: &str) {
+        if line.starts_with('#')
+            && let Some(last) = self.prose.last_mut()
+        {
+            line.clone_into(last);
+        }
+    }
+
+    /// The anchors of the headings, as GitHub makes them.
+    fn anchors(&self) -> BTreeSet<String> {
+        let titles = self.prose.iter().filter(|line| line.starts_with('#'));
+        titles.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
+    }
+}
+
+fn anchor(title: &str) -> String {
+    let kept = title.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
+}
+
+/// The targets of links in a line.
+fn targets(line: &str) -> Vec<&str> {
+    line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0)).collect()
+}
+
+/// A command line of the tool: the words after its name.
+type Call = Vec<String>;
+
+/// The tool's command lines in a line of code.
+fn calls(code: &str) -> Vec<Call> {
+    let mut calls: Vec<Call> = Vec::new();
+    let mut is_within = false;
+    for word in code.split_whitespace() {
+        let word = word.trim_matches(['"', '\'', '(', ')', ',', ';']);
+        let name = word.rsplit(['/', '(']).next().unwrap_or_default();
+        match (name, word) {
+            ("skysail", _) => {
+                calls.push(Vec::new());
+                is_within = true;
+            }
+            // What follows is no longer the tool's.
+            (_, "|" | "||" | "&&" | "&" | ">" | "2>" | "#" | "--") => is_within = false,
+            _ if is_within => calls.iter_mut().last().into_iter().for_each(|call| call.push(word.to_owned())),
+            _ => {}
+        }
+    }
+    // The name alone, or as a word of a sentence, is no command line.
+    calls.retain(|call| {
+        call.first().is_some_and(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
+    });
+    calls
+}
+
+/// The tool's help, by the words before `--help`.
+#[derive(Default)]
+struct Tool(BTreeMap<Vec<String>, String>);
+
+impl Tool {
+    /// The first word of a command line that the tool does not know.
+    fn unknown(&mut self, call: &Call) -> Option<String> {
+        let mut subcommand = Vec::new();
+        for word in call {
+            let deeper = [&subcommand[..], std::slice::from_ref(word)].concat();
+            let usage = format!("Usage: skysail {} ", deeper.join(" "));
+            if word.starts_with('-') || !self.help(&deeper).replace('\n', " ").contains(&usage) {
+                break;
+            }
+            subcommand = deeper;
+        }
+        if subcommand.is_empty() {
+            return call.first().filter(|word| !word.starts_with('-')).cloned();
+        }
+        let help = self.help(&subcommand);
+        let is_option = |option: &&str| {
+            let mut words = help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+            words.any(|word| word == *option)
+        };
+        let options = call.iter().filter(|word| word.starts_with("--"));
+        let mut options = options.filter_map(|word| word.split('=').next());
+        options.find(|option| !is_option(option)).map(str::to_owned)
+    }
+
+    /// Empty if there is no such subcommand.
+    fn help(&mut self, words: &[String]) -> &str {
+        self.0.entry(words.to_vec()).or_insert_with(|| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_skysail"));
+            let output = command.args(words).arg("--help").output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        })
+    }
 }
