@@ -197,3 +197,82 @@ fn a_forward_ends_with_its_pod(mesh: &Mesh) {
     assert!(told.contains("-> 1: ") && told.contains("refused"), "{told}");
     assert!(told.contains("is gone; start again"), "{told}");
 }
+
+/// Takes plain text from outside of the mesh, too, on a port of the host that the system chooses.
+const OPEN: &str = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: open, namespace: shop}
+spec:
+  selector: {matchLabels: {app: stock}}
+  mtls: {mode: PERMISSIVE}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: door, namespace: shop}
+spec: {type: LoadBalancer, selector: {app: front}, ports: [{name: http, port: 80, targetPort: 8080}]}
+";
+
+#[test]
+fn published_ports_outlive_pods() {
+    let text = [include_str!("shop.yaml"), OPEN].join("---");
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).with(&[
+        "-p",
+        "0:stock:80",
+        "--publish",
+        "127.0.0.1:0:shop/stock-v1:9090",
+    ]);
+    let setup = if Uid::effective().is_root() { setup.as_user(65534) } else { setup };
+    let mesh = setup.ready();
+    let service = published(&mesh, " -> shop/stock:80\n");
+    let workload = published(&mesh, " -> shop/stock-v1:9090\n");
+    let closed = published(&mesh, " -> shop/door:80 (LoadBalancer, on a free port)\n");
+    let pod = |address| -> Value {
+        let (status, report) = get(address, "/a").unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
+        assert_eq!((status, &report["caller"]), (200, &Value::Null), "{report:#}");
+        // Only a sidecar adds this.
+        assert!(report["headers"]["x-request-id"].is_string(), "{report:#}");
+        report["pod"].clone()
+    };
+    // Each pod of the service has its turn, and the routes of the mesh have no say.
+    assert_ne!(pod(service)["version"], pod(service)["version"]);
+    let before = pod(workload)["name"].as_str().unwrap().to_owned();
+    // STRICT holds for callers from the host as for any others.
+    let refused = get(closed, "/");
+    assert!(refused.is_err(), "{refused:?}");
+
+    let label = "    metadata: {labels: {app: stock, version: v1";
+    mesh.edit("mesh.yaml", label, &format!("{label}, n: '2'"));
+    // No request fails meanwhile.
+    eventually("another pod answers", || match pod(workload)["name"].as_str() {
+        Some(name) if name != before => Ok(()),
+        name => Err(format!("{name:?} answers")),
+    });
+    assert!(mesh.interrupt().status.success());
+}
+
+/// The address of the port with this line.
+fn published(mesh: &Mesh, end: &str) -> SocketAddr {
+    let said = mesh.said();
+    let line = said
+        .split_inclusive('\n')
+        .find(|line| line.ends_with(end))
+        .unwrap_or_else(|| panic!("{end}: {said}"));
+    line.strip_prefix("published  http://").unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn what_cannot_be_published_is_refused_at_the_start() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    for (wish, problem) in [
+        (format!("{address}:stock:80"), format!("{address} is in use; choose another port")),
+        ("0:nobody:80".to_owned(), "there is no Service or workload nobody; there are shop/front".to_owned()),
+        ("80".to_owned(), "such as 8080:web:80".to_owned()),
+    ] {
+        let ended = shop().with(&["--publish", &wish]).start().ended();
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(&problem), "{ended:?}");
+    }
+}

@@ -14,6 +14,7 @@ mod exit;
 mod load;
 mod pods;
 mod port_forward;
+mod publish;
 mod screen;
 mod traffic;
 mod up;

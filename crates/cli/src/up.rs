@@ -31,7 +31,7 @@ use crate::{
     console::Console,
     diagnostics::{self, Diagnostic},
     edges::HEALTHY_PERCENT,
-    exit,
+    exit, publish,
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
 };
@@ -57,6 +57,10 @@ pub(crate) struct Args {
     /// times. The container's `args` are added.
     #[arg(long = "image", value_name = "IMAGE=COMMAND", value_parser = image)]
     images: Vec<(String, Vec<String>)>,
+    /// Make a port of a Service or workload reachable on this machine, such as -p 8080:web:80; may be given several
+    /// times. The address is 127.0.0.1 unless given, and port 0 stands for a free one.
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
+    publish: Vec<publish::Wish>,
     /// End after this time, counted from when all is ready: 30s, 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
@@ -161,7 +165,9 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         Some(name) => name,
         None => mesh_name(&config[0]),
     };
+    let published = publish::open(&args.publish, &survey)?;
     let (folder, _lock) = rundir::create(&name)?;
+    published.announce(args.output)?;
     let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
     let own = |words: &[&str]| -> Vec<String> {
         std::iter::once(exe.as_str()).chain(words.iter().copied()).map(str::to_owned).collect()
@@ -181,10 +187,12 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         concurrency: args.concurrency,
         envoys: args.envoys.into_iter().collect(),
         control_arguments: args.control_arguments,
+        published: published.targets.clone(),
     };
     let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
     let order = serde_json::to_string(&order)?;
-    let code = isolate::run_inside(&["up-inside".into(), OsString::from(order)])?;
+    let inside = ["up-inside".into(), OsString::from(order)];
+    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
     let logs = folder.join("logs");
     if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
         rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;

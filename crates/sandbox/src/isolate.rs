@@ -42,17 +42,23 @@ const REAP: Duration = Duration::from_millis(500);
 /// A mesh that is told to end is killed after this time.
 const ENDING: Duration = Duration::from_secs(8);
 
-/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code.
+/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. What goes
+/// on `beside` it runs in this process, which is in the same network, until then.
 ///
 /// The process must have one thread only (the kernel wants that for user namespaces).
 ///
 /// # Errors
 /// When the kernel forbids namespaces; the message says what to allow.
-pub fn run_inside(arguments: &[OsString]) -> Result<u8, Error> {
+pub fn run_inside(arguments: &[OsString], beside: impl Future<Output = ()>) -> Result<u8, Error> {
     enter()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(attend(arguments))
+    runtime.block_on(async {
+        tokio::select! {
+            code = attend(arguments) => code,
+            code = async { beside.await; std::future::pending().await } => code,
+        }
+    })
 }
 
 fn enter() -> Result<(), Error> {

@@ -28,6 +28,7 @@ mod ports;
 mod process;
 mod programs;
 pub mod progress;
+pub mod publish;
 mod readiness;
 mod rules;
 pub mod rundir;

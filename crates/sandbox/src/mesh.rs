@@ -37,6 +37,7 @@ use crate::{
     process::{self, Ended, Outcome, last_line},
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
+    publish,
     rules::{self, Exceptions, Rules, VirtualPort},
     rundir::{self, Phase, PodState, ProgramState, State},
     token::Issuer,
@@ -341,6 +342,7 @@ impl Mesh {
             // Nobody else reports them.
             notes.extend(self.files.diagnostics().map(|found| found.to_string()));
         }
+        notes.extend(publish::notes(&self.settings.published, &self.objects));
         notes.into_iter().for_each(|note| self.note(note));
         self.end_removed();
         self.refused.clear();
@@ -408,7 +410,9 @@ impl Mesh {
             Some(service.completed(*address))
         });
         let service_objects = documents(completed.chain([external::document(allocated)]));
+        let published = publish::backends(&self.settings.published, services, &pods);
         self.names.replace(names, hosts);
+        self.write(publish::FILE, serde_json::to_string(&published).unwrap_or_default());
         self.write(SERVICES, service_objects);
         self.write(PODS, pod_objects);
         if self.virtual_ports != virtual_ports {

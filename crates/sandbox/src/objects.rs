@@ -187,7 +187,26 @@ pub(crate) struct ServicePort {
     pub(crate) app_protocol: Option<String>,
     pub(crate) port: u16,
     pub(crate) target_port: Option<Port>,
+    pub(crate) node_port: Option<u16>,
     pub(crate) protocol: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) app_protocol: Option<String>,
+}
+
+impl ServicePort {
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.protocol.as_deref().is_none_or(|protocol| protocol == "TCP")
+    }
+
+    /// The scheme of its URLs, by the rules of Istio's protocol selection; none if it is declared not to speak HTTP.
+    pub(crate) fn scheme(&self) -> Option<String> {
+        let named = self.name.as_deref().and_then(|name| name.split('-').next());
+        match self.app_protocol.as_deref().or(named) {
+            Some("https") => Some("https".to_owned()),
+            Some("tcp" | "tls" | "grpc" | "mongo" | "mysql" | "redis") => None,
+            _ => Some("http".to_owned()),
+        }
+    }
 }
 
 impl Port {

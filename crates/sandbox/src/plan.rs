@@ -261,6 +261,12 @@ pub(crate) fn free_address([a, b]: [u8; 2], name: &str, taken: &mut BTreeSet<Ipv
 }
 
 impl Service {
+    /// Whether it has pods of its own, by a selector.
+    pub(crate) fn has_pods(&self) -> bool {
+        self.spec.kind.as_deref() != Some("ExternalName")
+            && self.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
+    }
+
     fn is_virtual(&self) -> bool {
         self.spec.kind.as_deref() != Some("ExternalName") && !self.is_headless()
     }

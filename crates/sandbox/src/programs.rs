@@ -19,6 +19,7 @@ use crate::{
     pod::Containerized,
     ports::Ports,
     process::{Program, Restart},
+    publish::Target,
     readiness::{Check, Probe},
     rundir, unsupported,
 };
@@ -53,6 +54,8 @@ pub struct Settings {
     pub envoys: BTreeMap<String, PathBuf>,
     /// Further arguments for the control plane.
     pub control_arguments: Vec<String>,
+    /// What ports of the host lead to.
+    pub published: Vec<Target>,
 }
 
 /// The control plane, if there is to be one.

@@ -29,6 +29,7 @@ pub struct Survey {
     /// How many pods there are to be, and which workload asks for most.
     pods: usize,
     largest: String,
+    objects: Objects,
 }
 
 impl Survey {
@@ -64,7 +65,11 @@ impl Survey {
             let Workload { kind, namespace, name, replicas, .. } = workload;
             format!("{kind} {namespace}/{name} for {replicas}")
         });
-        Self { workloads, images, pods, largest }
+        Self { workloads, images, pods, largest, objects: objects.clone() }
+    }
+
+    pub(crate) fn objects(&self) -> &Objects {
+        &self.objects
     }
 
     /// Whether the machine carries all pods.
@@ -135,7 +140,7 @@ fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
     format!("no workloads in {place}: {found}; {wanted}{notes}")
 }
 
-fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+pub(crate) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
 

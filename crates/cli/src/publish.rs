@@ -1,0 +1,174 @@
+//! `skysail up --publish`: ports of this machine that lead into the mesh as long as it runs.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    str::FromStr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyhow::Context as _;
+use skysail_core::stdio;
+use skysail_sandbox::{
+    Survey, forward,
+    publish::{self, Opened, Target},
+};
+use tokio::task::JoinSet;
+
+use crate::view::Output;
+
+/// A published port, as typed in: `[ADDRESS:]PORT:NAME:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    address: SocketAddr,
+    name: String,
+    port: u16,
+}
+
+/// The published ports, listened on and not yet served.
+pub(crate) struct Published {
+    /// What they lead to. A target without a listener is one whose port was taken.
+    pub(crate) targets: Vec<Target>,
+    /// Each listener with the number of its target.
+    listeners: Vec<(usize, TcpListener)>,
+    /// A line for each.
+    lines: Vec<String>,
+}
+
+impl FromStr for Wish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("write [ADDRESS:]PORT:NAME:PORT, such as 8080:web:80, instead of {text:?}");
+        let mut parts = text.rsplitn(3, ':');
+        let port =
+            parts.next().and_then(|port| port.parse().ok()).filter(|port| *port > 0).ok_or_else(wrong)?;
+        let name = parts.next().filter(|name| !name.is_empty()).ok_or_else(wrong)?;
+        let host = parts.next().ok_or_else(wrong)?;
+        let local = host.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let address = local.or_else(|_| host.parse()).map_err(|_| wrong())?;
+        Ok(Self { address, name: name.to_owned(), port })
+    }
+}
+
+/// Listens on all ports that are asked for, and on those that Services of type LoadBalancer or NodePort open. Call it
+/// before the process enters the mesh.
+pub(crate) fn open(wishes: &[Wish], survey: &Survey) -> anyhow::Result<Published> {
+    let mut published = Published { targets: Vec::new(), listeners: Vec::new(), lines: Vec::new() };
+    for Wish { address, name, port } in wishes {
+        let what = || format!("--publish {address}:{name}:{port}");
+        let target = survey.target(name, *port).with_context(what)?;
+        let listener = forward::bind(*address).with_context(what)?;
+        published.add(target, listener, "")?;
+    }
+    for opened in survey.opened() {
+        if published.targets.contains(&opened.target) {
+            continue;
+        }
+        match listen(&opened) {
+            Ok((listener, note)) => published.add(opened.target, listener, &note)?,
+            Err(error) => {
+                let Opened { target, kind, .. } = opened;
+                published.lines.push(format!("not published  {target} ({kind}): {error}"));
+                published.targets.push(target);
+            }
+        }
+    }
+    Ok(published)
+}
+
+/// Listens on the port that a Service asks for, or on a free one where that will do. Returns what there is to say.
+fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
+    let Opened { kind, port, is_flexible, .. } = opened;
+    let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    // What is below is for root only, and as likely as not another server's.
+    let asked = port.filter(|port| !is_flexible || *port >= 1024);
+    match asked.map(bind) {
+        Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
+        Some(Err(error)) if *is_flexible => Ok((bind(0)?, format!(" ({kind}; {error})"))),
+        Some(Err(error)) => Err(error),
+        None => Ok((bind(0)?, format!(" ({kind}, on a free port)"))),
+    }
+}
+
+impl Published {
+    fn add(&mut self, target: Target, listener: TcpListener, note: &str) -> anyhow::Result<()> {
+        self.lines.push(format!("published  {} -> {target}{note}", target.at(listener.local_addr()?)));
+        self.listeners.push((self.targets.len(), listener));
+        self.targets.push(target);
+        Ok(())
+    }
+
+    /// Prints where the ports are.
+    pub(crate) fn announce(&self, output: Output) -> anyhow::Result<()> {
+        for line in &self.lines {
+            match output {
+                Output::Text => stdio::print(line)?,
+                Output::Json => stdio::tell(line),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forwards connections to ready pods of the mesh in this folder, each to the next one in turn. It runs in the
+    /// mesh's network.
+    pub(crate) async fn serve(self, folder: PathBuf) {
+        let mut forwards = JoinSet::new();
+        for (number, listener) in self.listeners {
+            let (folder, turn) = (folder.clone(), AtomicUsize::new(0));
+            let pods = move || {
+                let mut pods = publish::ready(&folder, number);
+                let first = turn.fetch_add(1, Ordering::Relaxed) % pods.len().max(1);
+                pods.rotate_left(first);
+                pods
+            };
+            let (target, last) = (self.targets[number].to_string(), Arc::new(Mutex::new(String::new())));
+            let refused = move |reason: &str| {
+                // Clients try again and again.
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if *last != reason {
+                    stdio::tell(format!(
+                        "skysail: a connection to the published port of {target} failed: {reason}"
+                    ));
+                    reason.clone_into(&mut last);
+                }
+            };
+            forwards.spawn(forward::serve(listener, pods, refused));
+        }
+        while let Some(ended) = forwards.join_next().await {
+            if let Ok(Err(error)) = ended {
+                stdio::tell(format!("skysail: a published port is no longer served: {error}"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_are_read_from_the_right() {
+        let wish = |text: &str| {
+            let Wish { address, name, port } = text.parse()?;
+            Ok::<_, String>(format!("{address} {name} {port}"))
+        };
+        for (text, expected) in [
+            ("8080:web:80", "127.0.0.1:8080 web 80"),
+            ("0:shop/web:80", "127.0.0.1:0 shop/web 80"),
+            ("0.0.0.0:8080:web:80", "0.0.0.0:8080 web 80"),
+            ("[::1]:8080:web:80", "[::1]:8080 web 80"),
+        ] {
+            assert_eq!(wish(text).as_deref(), Ok(expected));
+        }
+        for text in
+            ["", "8080", "8080:80", "8080:web", "8080::80", "web:8080:80", "8080:web:0", "x:8080:web:80"]
+        {
+            assert!(wish(text).unwrap_err().contains("8080:web:80"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Published ports: what ports of the host lead to, and which pods that are now.
+//!
+//! The process outside the mesh has the listeners, and shares the mesh's network. It reads the pods of each target
+//! from a file that the mesh keeps up to date, so that published ports outlive pods.
+
+use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::Error,
+    objects::{Key, Objects, Service, ServicePort},
+    plan::Pod,
+    survey::{Survey, list},
+};
+
+/// The pods of each target, as a file in the mesh's folder.
+pub(crate) const FILE: &str = "published.json";
+
+/// What a published port leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    namespace: String,
+    name: String,
+    /// The port of the service or of the workload's pods.
+    port: u16,
+    is_service: bool,
+    /// The scheme of URLs, if the port is declared to speak HTTP or says nothing of its protocol.
+    scheme: Option<String>,
+}
+
+/// A port of a Service that is to be published without being asked for, as a cluster would open it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// What it leads to.
+    pub target: Target,
+    /// `LoadBalancer` or `NodePort`.
+    pub kind: &'static str,
+    /// The port of the host that the Service asks for.
+    pub port: Option<u16>,
+    /// Whether another port will do.
+    pub is_flexible: bool,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}:{}", self.namespace, self.name, self.port)
+    }
+}
+
+impl Target {
+    /// How to reach it at an address of the host: a URL where it speaks HTTP.
+    pub fn at(&self, address: SocketAddr) -> String {
+        match &self.scheme {
+            Some(scheme) => format!("{scheme}://{address}"),
+            None => address.to_string(),
+        }
+    }
+
+    fn of_service((namespace, name): &Key, port: &ServicePort) -> Self {
+        let (namespace, name) = (namespace.clone(), name.clone());
+        Self { namespace, name, port: port.port, is_service: true, scheme: port.scheme() }
+    }
+}
+
+impl Survey {
+    /// Finds what `--publish` names: the port of a Service, or else that of a workload.
+    ///
+    /// # Errors
+    /// When there is none of this name, or several, or the Service has no such port or no pods of its own.
+    pub fn target(&self, name: &str, port: u16) -> Result<Target, Error> {
+        let objects = self.objects();
+        let (namespace, short) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, name),
+        };
+        let is_it = |place: &String, name: &String| {
+            name == short && namespace.is_none_or(|namespace| namespace == place)
+        };
+        let services: Vec<_> =
+            objects.services.iter().filter(|((place, name), _)| is_it(place, name)).collect();
+        let workloads: Vec<_> =
+            objects.workloads.values().filter(|one| is_it(&one.namespace, &one.name)).collect();
+        let spaces = services.iter().map(|((space, _), _)| space);
+        let mut spaces: Vec<_> = spaces.chain(workloads.iter().map(|one| &one.namespace)).collect();
+        spaces.sort();
+        spaces.dedup();
+        if spaces.len() > 1 {
+            return Err(Error::Refused(format!("{name} is in several namespaces: say NAMESPACE/{name}")));
+        }
+        if let Some((key, service)) = services.first() {
+            if let Some(found) = service.spec.ports.iter().find(|one| one.port == port) {
+                return match service.has_pods() && found.is_tcp() {
+                    true => Ok(Target::of_service(key, found)),
+                    false => Err(Error::Refused(format!(
+                        "Service {}/{}, port {port}: only TCP ports of Services with a selector can be published",
+                        key.0, key.1
+                    ))),
+                };
+            }
+            if workloads.is_empty() {
+                let ports = list(service.spec.ports.iter().map(|port| port.port));
+                let what = format!("Service {}/{} has no port {port}; it has {ports}", key.0, key.1);
+                return Err(Error::Refused(what));
+            }
+        }
+        let Some(workload) = workloads.first() else {
+            let services = objects.services.keys().map(|(space, name)| format!("{space}/{name}"));
+            let workloads = objects.workloads.values().map(|one| format!("{}/{}", one.namespace, one.name));
+            let mut known: Vec<_> = services.chain(workloads).collect();
+            known.sort();
+            known.dedup();
+            let what = format!("there is no Service or workload {name}; there are {}", list(known));
+            return Err(Error::Refused(what));
+        };
+        let (namespace, name) = (workload.namespace.clone(), workload.name.clone());
+        Ok(Target { namespace, name, port, is_service: false, scheme: Some("http".to_owned()) })
+    }
+
+    /// The ports that Services of type LoadBalancer or NodePort open.
+    pub fn opened(&self) -> Vec<Opened> {
+        opened(self.objects()).collect()
+    }
+}
+
+fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
+    objects.services.iter().filter(|(_, service)| service.has_pods()).flat_map(|(key, service)| {
+        let ports = service.spec.ports.iter().filter(|port| port.is_tcp());
+        ports.filter_map(|port| {
+            let (kind, asked) = match service.spec.kind.as_deref()? {
+                "LoadBalancer" => ("LoadBalancer", Some(port.port)),
+                "NodePort" => ("NodePort", port.node_port),
+                _ => return None,
+            };
+            let target = Target::of_service(key, port);
+            Some(Opened { target, kind, port: asked, is_flexible: kind == "LoadBalancer" || asked.is_none() })
+        })
+    })
+}
+
+/// Notes about ports that are to be published but are not: those that the host cannot forward, and those that have
+/// come since the start.
+pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
+    let late = opened(objects).filter(|one| !published.contains(&one.target)).map(|one| {
+        format!("Service {}: type {}: it is published from the next start on", one.target, one.kind)
+    });
+    let other = objects.services.iter().filter(|(_, service)| {
+        matches!(service.spec.kind.as_deref(), Some("LoadBalancer" | "NodePort"))
+            && !(service.has_pods() && service.spec.ports.iter().all(ServicePort::is_tcp))
+    });
+    let other = other.map(|((namespace, name), _)| {
+        format!("Service {namespace}/{name}: only TCP ports of Services with a selector are published")
+    });
+    late.chain(other).collect()
+}
+
+/// Where connections to each target go: to its ready pods.
+pub(crate) fn backends(
+    targets: &[Target],
+    services: &BTreeMap<Key, Service>,
+    pods: &[(&Pod, bool)],
+) -> Vec<Vec<SocketAddr>> {
+    let ready = |target: &Target| {
+        let Target { namespace, name, port, is_service, .. } = target;
+        let service = services.get(&(namespace.clone(), name.clone()));
+        let declared = service.and_then(|service| service.spec.ports.iter().find(|one| one.port == *port));
+        let port_of = |pod: &Pod| match is_service {
+            true if pod.selected_by(namespace, service?) => pod.target(declared?),
+            true => None,
+            false => ((&pod.namespace, &pod.workload) == (namespace, name)).then_some(*port),
+        };
+        let ready = pods.iter().filter(|(_, ready)| *ready);
+        ready.filter_map(|(pod, _)| Some(SocketAddr::from((pod.address, port_of(pod)?)))).collect()
+    };
+    targets.iter().map(ready).collect()
+}
+
+/// The ready pods of the target with this number, in the mesh of this folder; none before it runs.
+pub fn ready(folder: &Path, target: usize) -> Vec<SocketAddr> {
+    let text = fs::read(folder.join(FILE)).unwrap_or_default();
+    let all: Vec<Vec<SocketAddr>> = serde_json::from_slice(&text).unwrap_or_default();
+    all.into_iter().nth(target).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOP: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: LoadBalancer
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: web}, {name: tcp-db, port: 5432}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: names, namespace: shop}
+spec: {type: NodePort, selector: {app: web}, ports: [{port: 53, protocol: UDP}, {port: 54, nodePort: 30054}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: shop}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: web, image: acme/web, ports: [{name: web, containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: twin, namespace: shop}
+spec: {containers: [{name: web, image: acme/web}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: twin, namespace: other}
+spec: {containers: [{name: web, image: acme/web}]}
+";
+
+    fn survey() -> Survey {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), SHOP).unwrap();
+        Survey::read(&[folder.path().to_owned()]).unwrap()
+    }
+
+    #[test]
+    fn names_lead_to_services_and_else_to_workloads() {
+        let survey = survey();
+        let address = SocketAddr::from(([127, 0, 0, 1], 8080));
+        let shown = |name: &str, port: u16| {
+            let target = survey.target(name, port).map_err(|error| error.to_string())?;
+            Ok::<_, String>(format!("{} -> {target} {}", target.at(address), target.is_service))
+        };
+        assert_eq!(shown("web", 80).unwrap(), "http://127.0.0.1:8080 -> shop/web:80 true");
+        assert_eq!(shown("shop/web", 5432).unwrap(), "127.0.0.1:8080 -> shop/web:5432 true");
+        assert_eq!(shown("web", 8080).unwrap(), "http://127.0.0.1:8080 -> shop/web:8080 false");
+        for (name, port, problem) in [
+            (
+                "wbe",
+                80,
+                "there is no Service or workload wbe; there are other/twin, shop/far, shop/names, shop/twin, shop/web",
+            ),
+            ("twin", 80, "say NAMESPACE/twin"),
+            ("names", 80, "has no port 80; it has 53, 54"),
+            ("names", 53, "only TCP ports"),
+            ("far", 80, "with a selector"),
+        ] {
+            let error = shown(name, port).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+
+    #[test]
+    fn services_open_ports_by_their_type() {
+        let survey = survey();
+        let opened = survey.opened();
+        let shown: Vec<_> =
+            opened.iter().map(|one| (one.target.to_string(), one.kind, one.port, one.is_flexible)).collect();
+        assert_eq!(
+            shown,
+            [
+                ("shop/names:54".to_owned(), "NodePort", Some(30054), false),
+                ("shop/web:80".to_owned(), "LoadBalancer", Some(80), true),
+                ("shop/web:5432".to_owned(), "LoadBalancer", Some(5432), true),
+            ]
+        );
+        let targets: Vec<_> = opened.into_iter().map(|one| one.target).collect();
+        let told = notes(&targets[1..], survey.objects());
+        assert_eq!(
+            told,
+            [
+                "Service shop/names:54: type NodePort: it is published from the next start on",
+                "Service shop/far: only TCP ports of Services with a selector are published",
+                "Service shop/names: only TCP ports of Services with a selector are published",
+            ]
+        );
+    }
+
+    #[test]
+    fn connections_go_to_ready_pods_on_the_target_port() {
+        let survey = survey();
+        let objects = survey.objects();
+        let targets: Vec<_> = [("web", 80), ("web", 9), ("shop/twin", 7)]
+            .map(|(name, port)| survey.target(name, port).unwrap())
+            .into();
+        let pod = |workload: &str, last: u8| {
+            let workload =
+                objects.workloads.values().find(|one| one.namespace == "shop" && one.name == workload);
+            Pod::new(workload.unwrap(), format!("pod-{last}"), [10, 244, 0, last].into(), &objects.namespaces)
+        };
+        let (one, two, twin) = (pod("web", 2), pod("web", 3), pod("twin", 4));
+        let pods = [(&one, true), (&two, false), (&twin, true)];
+        let now = backends(&targets, &objects.services, &pods);
+        let address = |last, port| SocketAddr::from(([10, 244, 0, last], port));
+        assert_eq!(now, [vec![address(2, 8080)], vec![address(2, 9)], vec![address(4, 7)]]);
+        let folder = tempfile::tempdir().unwrap();
+        assert!(ready(folder.path(), 0).is_empty());
+        fs::write(folder.path().join(FILE), serde_json::to_string(&now).unwrap()).unwrap();
+        assert_eq!(ready(folder.path(), 2), [address(4, 7)]);
+    }
+}
