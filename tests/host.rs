@@ -1,6 +1,6 @@
 //! A mesh from the host: `skysail call` as curl's users expect it, and ports of pods on the loopback.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 use std::{
     fs,

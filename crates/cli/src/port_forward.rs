@@ -28,7 +28,7 @@ Examples:
 
 Connections are made inside the pod, to 127.0.0.1 or else to the pod's address, so they also reach pages that answer \
 the pod itself only, and skip its sidecar. One pod is chosen at the start, as kubectl does. It runs until Ctrl-C (exit \
-code 0) or until the pod is gone (exit code 1). Only programs of this machine can connect.")]
+code 0) or until the pod is gone (exit code 1). While it runs, every user of this machine can connect.")]
 pub(crate) struct Args {
     /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
     /// control plane runs.

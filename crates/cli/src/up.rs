@@ -42,7 +42,9 @@ use crate::{
 Every replica of a Deployment (or StatefulSet, DaemonSet, Pod) gets a network namespace with an address of its own, \
 its process and a sidecar. Services have virtual addresses, names are resolved as in a cluster, and all connections \
 go through the sidecars. Images stand for programs (--image); an echo server stands in for unknown ones. \
-Files are watched: edits take effect while it runs. Nothing of this machine is changed, and all is gone at the end.\n\n\
+Files are watched: edits take effect while it runs. From the host, -p 8080:web:80 leads to port 80 of the Service (or \
+workload) web, as plain text from outside of the mesh; Services of type LoadBalancer or NodePort are published without \
+it. Nothing of this machine is changed, and all is gone at the end.\n\n\
 A mesh is healthy when every workload is ready, the configuration has no errors, and on every edge at least 99 % of \
 the requests succeed. Answers 4xx are no failures; 403 is counted by itself. The exit code is 0 if the mesh was healthy \
 when it ended, whether by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.")]

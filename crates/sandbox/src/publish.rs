@@ -198,7 +198,7 @@ spec:
 apiVersion: v1
 kind: Service
 metadata: {name: names, namespace: shop}
-spec: {type: NodePort, selector: {app: web}, ports: [{port: 53, protocol: UDP}, {port: 54, nodePort: 30054}]}
+spec: {type: NodePort, selector: {app: web}, ports: [{name: dns, port: 53, protocol: UDP}, {name: web, port: 54, nodePort: 30054}]}
 ---
 apiVersion: v1
 kind: Service
