@@ -241,6 +241,7 @@ fn published_ports_outlive_pods() {
     // STRICT holds for callers from the host as for any others.
     let refused = get(closed, "/");
     assert!(refused.is_err(), "{refused:?}");
+    mesh.wait_said("the published shop/door:80: the pod closed the connection without an answer; is its PeerAuthentication STRICT?");
 
     let label = "    metadata: {labels: {app: stock, version: v1";
     mesh.edit("mesh.yaml", label, &format!("{label}, n: '2'"));

@@ -90,8 +90,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
             let local = listener.local_addr()?;
             stdio::print(format_args!("Forwarding from {local} -> {remote}"))?;
             let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, remote)), SocketAddr::new(own, remote)];
-            let refused = move |reason: &str| stdio::tell(format!("skysail: {local} -> {remote}: {reason}"));
-            forwards.spawn(forward::serve(listener, move || targets.clone(), refused));
+            let failed = move |failure| stdio::tell(format!("skysail: {local} -> {remote}: {failure}"));
+            forwards.spawn(forward::serve(listener, move || targets.clone(), failed));
         }
         tokio::select! {
             signal = shutdown::terminate() => { signal?; Ok(exit::OK) }

@@ -14,7 +14,8 @@ use std::{
 use anyhow::Context as _;
 use skysail_core::stdio;
 use skysail_sandbox::{
-    Survey, forward,
+    Survey,
+    forward::{self, Failure},
     publish::{self, Opened, Target},
 };
 use tokio::task::JoinSet;
@@ -126,18 +127,20 @@ impl Published {
                 pods.rotate_left(first);
                 pods
             };
-            let (target, last) = (self.targets[number].to_string(), Arc::new(Mutex::new(String::new())));
-            let refused = move |reason: &str| {
+            let (target, last) = (self.targets[number].to_string(), Arc::new(Mutex::new(None)));
+            let failed = move |failure: Failure| {
+                let hint = match failure {
+                    Failure::NoAnswer => "; is its PeerAuthentication STRICT? It refuses plain text then",
+                    _ => "",
+                };
                 // Clients try again and again.
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-                if *last != reason {
-                    stdio::tell(format!(
-                        "skysail: a connection to the published port of {target} failed: {reason}"
-                    ));
-                    reason.clone_into(&mut last);
+                if last.as_ref() != Some(&failure) {
+                    stdio::tell(format!("skysail: a connection to the published {target}: {failure}{hint}"));
+                    *last = Some(failure);
                 }
             };
-            forwards.spawn(forward::serve(listener, pods, refused));
+            forwards.spawn(forward::serve(listener, pods, failed));
         }
         while let Some(ended) = forwards.join_next().await {
             if let Ok(Err(error)) = ended {

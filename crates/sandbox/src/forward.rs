@@ -4,14 +4,17 @@
 //! the network of a mesh or of a pod, and joins each connection that it accepts there with one that it makes here.
 
 use std::{
-    io,
+    fmt, io,
     net::{SocketAddr, TcpListener as HostListener},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::{
-    io::copy_bidirectional,
+    io::{AsyncWriteExt as _, copy},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
@@ -23,6 +26,30 @@ const CONNECTIONS: usize = 256;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, which has a lasting cause such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a connection came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It could not be accepted.
+    Accept(String),
+    /// There is no target now.
+    NoTarget,
+    /// No target accepts it; the reason of the last one.
+    Connect(String),
+    /// The target took what the client sent and closed the connection.
+    NoAnswer,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept(reason) => write!(f, "accepting a connection: {reason}"),
+            Self::NoTarget => f.write_str("there is no ready pod"),
+            Self::Connect(reason) => f.write_str(reason),
+            Self::NoAnswer => f.write_str("the pod closed the connection without an answer"),
+        }
+    }
+}
 
 /// Binds a listener. Call it before the process enters another network.
 ///
@@ -44,15 +71,15 @@ pub fn bind(address: SocketAddr) -> io::Result<HostListener> {
     Ok(listener)
 }
 
-/// Accepts connections and joins each with one to the first of `targets` that accepts it. `refused` hears why there
-/// was none.
+/// Accepts connections and joins each with one to the first of `targets` that accepts it. `failed` hears why
+/// one came to nothing.
 ///
 /// # Errors
 /// When the listener cannot be used at all.
 pub async fn serve(
     listener: HostListener,
     targets: impl Fn() -> Vec<SocketAddr>,
-    refused: impl Fn(&str) + Clone + Send + 'static,
+    failed: impl Fn(Failure) + Clone + Send + 'static,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let free = Arc::new(Semaphore::new(CONNECTIONS));
@@ -61,48 +88,75 @@ pub async fn serve(
         let client = match listener.accept().await {
             Ok((client, _)) => client,
             Err(error) => {
-                refused(&format!("accepting a connection: {error}"));
+                failed(Failure::Accept(error.to_string()));
                 sleep(PAUSE).await;
                 continue;
             }
         };
-        let (targets, refused) = (targets(), refused.clone());
+        let (targets, failed) = (targets(), failed.clone());
         tokio::spawn(async move {
+            let mut client = client;
             let _place = place;
-            match connect(&targets).await {
-                // Each direction ends by itself, and a reset of one ends both.
-                Ok(server) => join(client, server).await,
-                Err(reason) => {
-                    reset(client);
-                    refused(&reason);
+            let joined = match connect(&targets).await {
+                Ok(mut server) => join(&mut client, &mut server).await,
+                Err(failure) => {
+                    reset(&client);
+                    Err(failure)
                 }
+            };
+            if let Err(failure) = joined {
+                failed(failure);
             }
         });
     }
 }
 
-async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, String> {
-    let mut failed = "there is no ready pod".to_owned();
+async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
+    let mut failed = Failure::NoTarget;
     for target in targets {
-        failed = match timeout(CONNECT_WITHIN, TcpStream::connect(target)).await {
+        failed = Failure::Connect(match timeout(CONNECT_WITHIN, TcpStream::connect(target)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => format!("{target}: {error}"),
             Err(_) => format!("{target}: no answer within {CONNECT_WITHIN:?}"),
-        };
+        });
     }
     Err(failed)
 }
 
-async fn join(mut client: TcpStream, mut server: TcpStream) {
+/// Copies both ways until both directions have ended, each by itself. A reset ends both.
+async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Failure> {
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    if copy_bidirectional(&mut client, &mut server).await.is_err() {
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    // Whether the client has sent something and may send more, whether the server has, and whether it closed first.
+    let [asks, answered, closed] = [(); 3].map(|()| AtomicBool::new(false));
+    let there = async {
+        asks.store(from_client.peek(&mut [0]).await? > 0, Ordering::Relaxed);
+        copy(&mut from_client, &mut to_server).await?;
+        asks.store(false, Ordering::Relaxed);
+        to_server.shutdown().await
+    };
+    let back = async {
+        if from_server.peek(&mut [0]).await? > 0 {
+            answered.store(true, Ordering::Relaxed);
+        } else {
+            closed.store(asks.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        copy(&mut from_server, &mut to_client).await?;
+        to_client.shutdown().await
+    };
+    let done = tokio::try_join!(there, back);
+    let [asks, answered, closed] = [asks, answered, closed].map(AtomicBool::into_inner);
+    let result = if closed || done.is_err() && asks && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
+    if done.is_err() {
         // An end that looks like the regular one could pass for a complete body.
         reset(client);
         reset(server);
     }
+    result
 }
 
-fn reset(stream: TcpStream) {
+fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
@@ -110,10 +164,7 @@ fn reset(stream: TcpStream) {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        sync::mpsc,
-    };
+    use tokio::{io::AsyncReadExt as _, sync::mpsc};
 
     use super::*;
 
@@ -121,13 +172,13 @@ mod tests {
         bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap()
     }
 
-    /// Forwards to these targets. Returns the address, and the reasons of connections that were refused.
-    fn start(targets: Vec<SocketAddr>) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
+    /// Forwards to these targets. Returns the address, and why connections came to nothing.
+    fn start(targets: Vec<SocketAddr>) -> (SocketAddr, mpsc::UnboundedReceiver<Failure>) {
         let (tell, told) = mpsc::unbounded_channel();
         let listener = any();
         let address = listener.local_addr().unwrap();
-        let refused = move |reason: &str| tell.send(reason.to_owned()).unwrap();
-        tokio::spawn(async move { serve(listener, move || targets.clone(), refused).await });
+        let failed = move |failure| tell.send(failure).unwrap();
+        tokio::spawn(async move { serve(listener, move || targets.clone(), failed).await });
         (address, told)
     }
 
@@ -159,7 +210,8 @@ mod tests {
         let (address, _told) = start(vec![server.local_addr().unwrap()]);
         let mut client = TcpStream::connect(address).await.unwrap();
         let (served, _) = server.accept().await.unwrap();
-        reset(served);
+        reset(&served);
+        drop(served);
         let error = client.read(&mut [0]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
@@ -171,9 +223,30 @@ mod tests {
             let mut client = TcpStream::connect(address).await.unwrap();
             let error = client.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-            let said = told.recv().await.unwrap();
+            let said = told.recv().await.unwrap().to_string();
             assert!(said.contains(reason), "{said}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_closes_without_an_answer_is_told_and_a_client_that_does_is_not() {
+        let server = TcpListener::from_std(any()).unwrap();
+        let (address, mut told) = start(vec![server.local_addr().unwrap()]);
+        for client_first in [true, false] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"question").await.unwrap();
+            let (mut served, _) = server.accept().await.unwrap();
+            served.read_exact(&mut [0; 8]).await.unwrap();
+            if client_first {
+                client.shutdown().await.unwrap();
+                assert_eq!(served.read(&mut [0]).await.unwrap(), 0);
+            }
+            drop(served);
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        }
+        // The second connection is the first that came to nothing.
+        assert_eq!(told.recv().await, Some(Failure::NoAnswer));
+        assert!(told.try_recv().is_err());
     }
 
     #[test]
