@@ -48,6 +48,13 @@ impl From<Finding> for Diagnostic {
     }
 }
 
+impl From<skysail_model::Diagnostic> for Diagnostic {
+    fn from(found: skysail_model::Diagnostic) -> Self {
+        let skysail_model::Diagnostic { file, line, severity, object, field, message, remedy } = found;
+        Finding { file, line, severity: severity.to_string(), object, field, message, remedy }.into()
+    }
+}
+
 impl Diagnostic {
     /// Whether it makes the mesh unhealthy.
     pub(crate) fn is_error(&self) -> bool {

@@ -13,7 +13,11 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use skysail_core::{logging::printable, shutdown, stdio};
+use skysail_core::{
+    logging::printable,
+    shutdown,
+    stdio::{self, PrintError},
+};
 use skysail_sandbox::{
     Capacity, Settings, Survey, isolate,
     mesh::{self, Report, Started},
@@ -28,10 +32,13 @@ use tokio::{
 
 use crate::{
     changes::Changes,
+    check,
     console::Console,
     diagnostics::{self, Diagnostic},
     edges::HEALTHY_PERCENT,
-    exit, publish,
+    exit,
+    input::Input,
+    publish::{self, Published},
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
 };
@@ -49,7 +56,7 @@ A mesh is healthy when every workload is ready, the configuration has no errors,
 the requests succeed. Answers 4xx are no failures; 403 is counted by itself. The exit code is 0 if the mesh was healthy \
 when it ended, whether by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.")]
 pub(crate) struct Args {
-    /// Folders or files of Kubernetes and Istio YAML.
+    /// Folders or files of Kubernetes and Istio YAML; - is standard input, as in `kustomize build DIR | skysail up -`.
     #[arg(required = true, value_name = "PATH")]
     config: Vec<PathBuf>,
     /// What to call the mesh, so that `skysail exec` finds it [default: the folder's name].
@@ -152,23 +159,61 @@ fn program(name: &str) -> Result<PathBuf, String> {
 }
 
 pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
-    let mut config = Vec::new();
-    for path in &args.config {
-        config.push(
-            path.canonicalize().with_context(|| format!("no such folder or file: {}", path.display()))?,
-        );
+    let input = Input::read(args.config.clone())?;
+    let name = args.name.clone().unwrap_or_else(|| input.mesh_name());
+    let (folder, _lock) = rundir::create(&name)?;
+    let prepared = prepare(args, name, &folder, &input);
+    let (order, published) = match prepared {
+        Ok(Prepared::Mesh(order, published)) => (serde_json::to_string(&order)?, published),
+        Ok(Prepared::Checked(code)) => {
+            remove(&folder)?;
+            return Ok(code);
+        }
+        Err(error) => {
+            remove(&folder)?;
+            // Errors of printing keep their kind.
+            return match error.is::<PrintError>() {
+                true => Err(error),
+                false => bail!("{}", input.named(&format!("{error:#}"), &folder)),
+            };
+        }
+    };
+    let inside = ["up-inside".into(), OsString::from(order)];
+    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
+    let logs = folder.join("logs");
+    if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
+        remove(&folder)?;
+    } else {
+        stdio::tell(format!("logs are kept in {}", logs.display()));
     }
+    Ok(code)
+}
+
+fn remove(folder: &Path) -> anyhow::Result<()> {
+    rundir::remove(folder).with_context(|| format!("removing {}", folder.display()))
+}
+
+/// What is to be done with the files.
+enum Prepared {
+    /// A mesh is run, with these ports published.
+    Mesh(Box<Inside>, Published),
+    /// There was nothing to run, and the check ended with this exit code.
+    Checked(u8),
+}
+
+/// Reads the files before anything is started.
+fn prepare(args: Args, name: String, folder: &Path, input: &Input) -> anyhow::Result<Prepared> {
+    let config = input.place(folder)?;
     let survey = Survey::read(&config)?;
     args.envoys.iter().try_for_each(|(workload, _)| survey.has_sidecar(workload))?;
     args.images.iter().try_for_each(|(image, _)| survey.has_image(image))?;
+    if let Some(checked) = &survey.checked {
+        let code = check::report(&name, checked, args.output, |text| input.named(text, folder))?;
+        return Ok(Prepared::Checked(code));
+    }
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
     survey.fits(&capacity)?;
-    let name = match args.name {
-        Some(name) => name,
-        None => mesh_name(&config[0]),
-    };
     let published = publish::open(&args.publish, &survey)?;
-    let (folder, _lock) = rundir::create(&name)?;
     published.announce(args.output)?;
     let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
     let own = |words: &[&str]| -> Vec<String> {
@@ -178,7 +223,7 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     images.extend(args.images);
     let settings = Settings {
         name,
-        folder: folder.clone(),
+        folder: folder.to_owned(),
         config,
         images,
         stand_in: own(&["workload", "echo"]),
@@ -191,24 +236,9 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         control_arguments: args.control_arguments,
         published: published.targets.clone(),
     };
-    let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
-    let order = serde_json::to_string(&order)?;
-    let inside = ["up-inside".into(), OsString::from(order)];
-    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
-    let logs = folder.join("logs");
-    if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
-        rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
-    } else {
-        stdio::tell(format!("logs are kept in {}", logs.display()));
-    }
-    Ok(code)
-}
-
-/// The folder's name, without what a mesh's name may not hold.
-fn mesh_name(path: &Path) -> String {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    if name.is_empty() { "mesh".to_owned() } else { name }
+    let Args { time, output, ready_within, .. } = args;
+    let inside = Inside { settings, time, output, ready_within };
+    Ok(Prepared::Mesh(Box::new(inside), published))
 }
 
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
@@ -586,12 +616,11 @@ mod tests {
     }
 
     #[test]
-    fn times_and_names_are_read() {
+    fn times_are_read() {
         assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert!(duration("30").is_err());
         assert!(duration("-1s").is_err());
-        assert_eq!(mesh_name(Path::new("/a/my shop.yaml")), "my-shop");
     }
 }

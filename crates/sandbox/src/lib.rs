@@ -5,6 +5,7 @@
 //! unknown images. What Istio's objects mean is the control plane's business; only hosts of ServiceEntries are read here, for DNS.
 
 mod capacity;
+mod check;
 mod containers;
 mod dns;
 pub mod echo;
@@ -33,10 +34,14 @@ mod readiness;
 mod rules;
 pub mod rundir;
 mod survey;
+mod templates;
 mod token;
 mod unsupported;
 
 pub use capacity::Capacity;
+pub use check::Checked;
 pub use error::Error;
 pub use programs::Settings;
+pub use skysail_source::MAX_FILE;
 pub use survey::Survey;
+pub use templates::refuse_templates;

@@ -7,11 +7,12 @@ use std::{
     path::PathBuf,
 };
 
-use skysail_model::Severity;
+use skysail_model::{Kind, Severity};
 use skysail_source::Folders;
 
 use crate::{
     capacity::Capacity,
+    check::Checked,
     containers::repository,
     error::{Context as _, Error},
     files::{Files, News},
@@ -30,13 +31,19 @@ pub struct Survey {
     pods: usize,
     largest: String,
     objects: Objects,
+    /// The result of the check, where there is nothing to run.
+    pub checked: Option<Checked>,
 }
 
+/// Kinds that make pods.
+const WORKLOADS: [Kind; 6] =
+    [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
+
 impl Survey {
-    /// Reads these folders and files.
+    /// Reads these folders and files. Objects of which none is to make a pod, such as routing rules alone, are checked.
     ///
     /// # Errors
-    /// When they cannot be read, or hold nothing that makes a pod.
+    /// When the files cannot be read, hold no object, or no workload that can be run.
     pub fn read(config: &[PathBuf]) -> Result<Self, Error> {
         let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
         let shown = shown.join(", ");
@@ -46,6 +53,11 @@ impl Survey {
             files.take(News::of(change));
         }
         let objects = files.objects();
+        let kinds = files.kinds();
+        if !kinds.is_empty() && !WORKLOADS.iter().any(|kind| kinds.contains_key(&kind.to_string())) {
+            let checked = Some(Checked::read(config, kinds, &objects)?);
+            return Ok(Self { checked, ..Self::of(&objects) });
+        }
         if objects.workloads.values().all(|workload| workload.replicas == 0) {
             return Err(Error::Refused(nothing_to_run(&shown, &files, &objects)));
         }
@@ -65,7 +77,7 @@ impl Survey {
             let Workload { kind, namespace, name, replicas, .. } = workload;
             format!("{kind} {namespace}/{name} for {replicas}")
         });
-        Self { workloads, images, pods, largest, objects: objects.clone() }
+        Self { workloads, images, pods, largest, checked: None, objects: objects.clone() }
     }
 
     pub(crate) fn objects(&self) -> &Objects {
@@ -141,12 +153,15 @@ fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
 }
 
 pub(crate) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+    let items: Vec<_> = items.into_iter().map(|item| item.to_string()).collect();
+    if items.is_empty() { "none".to_owned() } else { items.join(", ") }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use skysail_model::Diagnostic;
 
     use super::*;
 
@@ -190,12 +205,34 @@ mod tests {
     }
 
     #[test]
+    fn rules_alone_are_checked_as_the_control_plane_does() {
+        let rule = |subset: &str| {
+            format!(
+                "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: web, namespace: shop}}\nspec:\n  \
+                 hosts: [web]\n  http: [{{route: [{{destination: {{host: web, subset: {subset}}}}}]}}]\n---\n\
+                 apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: web, namespace: shop}}\nspec:\n  \
+                 host: web\n  subsets: [{{name: v1, labels: {{version: v1}}}}]\n---\n\
+                 apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\nspec:\n  ports: [{{name: http, port: 80}}, {{name: tcp, port: 9000}}]\n"
+            )
+        };
+        let checked = |text: &str| survey(text).unwrap().checked.unwrap();
+        let good = checked(&rule("v1"));
+        assert!(good.is_good(), "{:?}", good.findings);
+        assert_eq!(good.summary(), "1 DestinationRule, 1 Service, 1 VirtualService checked: no errors");
+        // Across objects, and in one.
+        let missing = checked(&rule("v2"));
+        let found = |finding: &Diagnostic| finding.line == 6 && finding.to_string().contains("v2");
+        assert!(missing.findings.iter().any(found), "{:?}", missing.findings);
+        let refused = checked(&rule("v1").replace("hosts: [web]", "hosts: web"));
+        assert!(!refused.is_good());
+        assert!(refused.summary().contains("checked: 1 error"), "{}", refused.summary());
+        assert!(survey(DEPLOYMENT).unwrap().checked.is_none());
+    }
+
+    #[test]
     fn nothing_to_run_is_said_with_what_was_found() {
-        let services =
-            "apiVersion: v1\nkind: List\nitems: [{kind: Service}, {kind: Service}]\n---\nkind: Gateway\n";
         for (text, found) in [
             ("", "1 file with no object; a Deployment"),
-            (services, "1 file with 1 Gateway, 2 Service; a Deployment"),
             (
                 &DEPLOYMENT.replace("replicas: 1", "replicas: 0"),
                 "1 file with 1 Deployment; all have `replicas: 0`",

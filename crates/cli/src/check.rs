@@ -1,0 +1,49 @@
+//! What `skysail up` prints for files without workloads: they are checked, and nothing is run.
+
+use serde_json::json;
+use skysail_core::{logging::printable, stdio};
+use skysail_sandbox::Checked;
+
+use crate::{diagnostics::Diagnostic, exit, view::Output};
+
+/// Prints the findings and how many objects were checked; the exit code says whether there are errors.
+pub(crate) fn report(
+    mesh: &str,
+    checked: &Checked,
+    output: Output,
+    named: impl Fn(&str) -> String,
+) -> anyhow::Result<u8> {
+    let findings = checked.findings.iter().cloned().map(|finding| {
+        let Diagnostic { severity, text } = finding.into();
+        Diagnostic { severity, text: named(&text) }
+    });
+    let findings: Vec<Diagnostic> = findings.collect();
+    let summary = format!(
+        "{}. There is no workload to run: add a Deployment or a Pod, or pass the folder that has them",
+        checked.summary()
+    );
+    match output {
+        Output::Text => {
+            for Diagnostic { severity, text } in &findings {
+                stdio::print(printable(format_args!("{severity}: {text}")))?;
+            }
+            stdio::print(printable(summary))?;
+        }
+        Output::Json => {
+            let errors = findings.iter().filter(|finding| finding.is_error());
+            let result = json!({
+                "mesh": mesh,
+                "healthy": checked.is_good(),
+                "problems": errors.map(|error| format!("error: {}", error.text)).collect::<Vec<_>>(),
+                "seconds": 0.0,
+                "seconds_to_ready": null,
+                "pods": [],
+                "diagnostics": findings,
+                "edges": [],
+            });
+            stdio::tell(printable(summary));
+            stdio::print(serde_json::to_string_pretty(&result)?)?;
+        }
+    }
+    Ok(exit::of(checked.is_good()))
+}

@@ -1,0 +1,110 @@
+//! The check of files that hold nothing to run, such as routing rules alone: what the control plane would report, without one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use skysail_model::{Change, Diagnostic, Files as ModelFiles, Object, Severity, World};
+use skysail_source::{FileState, Folders};
+
+use crate::{
+    error::{Context as _, Error},
+    objects::Objects,
+    plan::VirtualAddresses,
+};
+
+/// Objects that were checked.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// What is wrong with them, in order of files and lines.
+    pub findings: Vec<Diagnostic>,
+    /// How many objects of each kind there are.
+    kinds: BTreeMap<String, usize>,
+}
+
+impl Checked {
+    /// Reads the files as the control plane does. Services get the addresses that a mesh would give them.
+    pub(crate) fn read(
+        config: &[PathBuf],
+        kinds: BTreeMap<String, usize>,
+        objects: &Objects,
+    ) -> Result<Self, Error> {
+        let (mut files, mut world) = (ModelFiles::new(), World::new());
+        let mut addresses = VirtualAddresses::default();
+        let addresses = addresses.assign(&objects.services);
+        let mut findings = BTreeSet::new();
+        for change in Folders::new(config).context("reading the files")?.look() {
+            match change.state {
+                FileState::Text(text) => {
+                    for mut change in files.set(change.layer, &change.path, &text) {
+                        if let Change::Apply(Object::Service(service), _) = &mut change
+                            && let key = (service.meta.namespace.clone(), service.meta.name.clone())
+                            && let Some(address) = addresses.get(&key)
+                        {
+                            Arc::make_mut(service).spec.cluster_ips = vec![(*address).into()];
+                        }
+                        change.apply_to(&mut world);
+                    }
+                }
+                FileState::Unreadable(reason) => {
+                    let message = format!("cannot be read: {reason}");
+                    findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
+                }
+                FileState::Gone => {}
+            }
+        }
+        findings.extend(files.diagnostics());
+        findings.extend(world.validate());
+        Ok(Self { findings: findings.into_iter().collect(), kinds })
+    }
+
+    /// Whether nothing is wrong but for warnings.
+    pub fn is_good(&self) -> bool {
+        self.count(Severity::Error) == 0
+    }
+
+    /// How many objects of which kinds were checked, and with what result.
+    pub fn summary(&self) -> String {
+        let kinds: Vec<_> = self.kinds.iter().map(|(kind, number)| count(*number, kind)).collect();
+        let mut result = match self.count(Severity::Error) {
+            0 => "no errors".to_owned(),
+            errors => count(errors, "error"),
+        };
+        if let warnings @ 1.. = self.count(Severity::Warning) {
+            result = format!("{result}, {}", count(warnings, "warning"));
+        }
+        format!("{} checked: {result}", kinds.join(", "))
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+}
+
+/// A number of things, with the plural of their name.
+fn count(number: usize, what: &str) -> String {
+    match what.strip_suffix('y') {
+        _ if number == 1 => format!("1 {what}"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o']) => format!("{number} {stem}ies"),
+        _ if what.ends_with('s') => format!("{number} {what}es"),
+        _ => format!("{number} {what}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_things_have_their_plural() {
+        let counted =
+            [(1, "Service"), (2, "Service"), (2, "AuthorizationPolicy"), (3, "Ingress"), (2, "Gateway")]
+                .map(|(number, what)| count(number, what));
+        assert_eq!(
+            counted,
+            ["1 Service", "2 Services", "2 AuthorizationPolicies", "3 Ingresses", "2 Gateways"]
+        );
+    }
+}
