@@ -46,6 +46,7 @@ impl OnTerminal {
             .args(["up", "--name", "airline"])
             .arg(airline)
             .env("XDG_RUNTIME_DIR", folder.path())
+            .env("TERM", "xterm")
             // They are for what has no terminal.
             .env("COLUMNS", "7")
             .env("LINES", "3")

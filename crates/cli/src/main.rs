@@ -14,6 +14,7 @@ mod edges;
 mod exit;
 mod input;
 mod load;
+mod news;
 mod pods;
 mod port_forward;
 mod publish;

@@ -31,10 +31,10 @@ pub(crate) struct Screen {
     table: Vec<String>,
 }
 
-/// The size of the terminal that standard output is; none if it is a file or a pipe.
+/// The size of the terminal that standard output is; none if it is a file or a pipe, or a terminal that only prints lines.
 pub(crate) fn terminal() -> Option<Size> {
     let out = io::stdout();
-    if !out.is_terminal() {
+    if !out.is_terminal() || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
         return None;
     }
     let known = tcgetwinsize(&out).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);

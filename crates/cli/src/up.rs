@@ -38,6 +38,7 @@ use crate::{
     edges::HEALTHY_PERCENT,
     exit,
     input::Input,
+    news::Workload,
     publish::{self, Published},
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
@@ -260,7 +261,7 @@ struct Show {
     waiting: Option<Instant>,
     settled: usize,
     late: bool,
-    workloads: BTreeMap<String, Told>,
+    workloads: BTreeMap<String, Workload>,
     /// Workloads with an Envoy in the sidecar's place.
     envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
@@ -269,16 +270,6 @@ struct Show {
     /// Since when traffic counts.
     counting: Option<Instant>,
     plain: bool,
-}
-
-/// What was told of a workload.
-#[derive(Debug, Default)]
-struct Told {
-    pods: BTreeSet<String>,
-    /// That it is ready, with the pods it has now.
-    ready: bool,
-    /// That it was ready at some time; before that, pods coming are no news.
-    begun: bool,
 }
 
 async fn show(order: Inside) -> anyhow::Result<u8> {
@@ -356,39 +347,6 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
 fn next_tick(state: &State) -> tokio::time::Instant {
     let pods = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
     tokio::time::Instant::now() + REDRAW.max(LOOK_PER_POD * pods)
-}
-
-impl Told {
-    /// What is new about a workload that has these pods now.
-    fn news(&mut self, workload: &str, pods: &[&PodState]) -> Vec<String> {
-        let mut lines = Vec::new();
-        let now: BTreeSet<String> = pods.iter().map(|pod| pod.name.clone()).collect();
-        if self.begun && now != self.pods {
-            for (word, more, less) in [("new ", &now, &self.pods), ("gone", &self.pods, &now)] {
-                let names: Vec<_> = more.difference(less).cloned().collect();
-                if !names.is_empty() {
-                    lines.push(format!("{word}       {workload}: {}", names.join(", ")));
-                }
-            }
-            self.ready = false;
-        }
-        self.pods = now;
-        let problems = pods.iter().filter(|pod| !pod.is_well()).filter_map(|pod| pod.ready.as_ref().err());
-        let problems: Vec<&String> = problems.collect();
-        match problems.first() {
-            None if !self.ready && !pods.is_empty() => {
-                (self.ready, self.begun) = (true, true);
-                let plural = if pods.len() == 1 { "pod" } else { "pods" };
-                lines.push(format!("ready      {workload} ({} {plural})", pods.len()));
-            }
-            Some(problem) if self.ready && problems.len() == pods.len() => {
-                self.ready = false;
-                lines.push(format!("not ready  {workload}: {problem}"));
-            }
-            _ => {}
-        }
-        lines
-    }
 }
 
 impl Show {
@@ -570,33 +528,6 @@ impl Show {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pods_that_come_and_go_are_told_and_readiness_again() {
-        let pod = |name: &str, ready: bool| -> PodState {
-            let ready = if ready { json!({ "Ok": null }) } else { json!({ "Err": "starting" }) };
-            serde_json::from_value(json!({
-                "name": name, "namespace": "shop", "kind": "Deployment", "workload": "db", "account": "default",
-                "address": "10.244.0.2", "sidecar": true, "ready": ready, "restarts": 0, "logs": "",
-                "programs": [], "handles": null,
-            }))
-            .unwrap()
-        };
-        let mut told = Told::default();
-        let mut news = |pods: &[(&str, bool)]| {
-            let pods: Vec<_> = pods.iter().map(|(name, ready)| pod(name, *ready)).collect();
-            told.news("shop/db", &pods.iter().collect::<Vec<_>>())
-        };
-        assert!(news(&[("a", false)]).is_empty());
-        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
-        assert!(news(&[("a", true)]).is_empty());
-        assert_eq!(news(&[("a", true), ("b", false), ("c", false)]), ["new        shop/db: b, c"]);
-        assert_eq!(news(&[("a", true), ("b", true), ("c", true)]), ["ready      shop/db (3 pods)"]);
-        assert_eq!(news(&[("a", true)]), ["gone       shop/db: b, c", "ready      shop/db (1 pod)"]);
-        assert_eq!(news(&[("a", false)]), ["not ready  shop/db: starting"]);
-        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
-        assert_eq!(news(&[]), ["gone       shop/db: a"]);
-    }
 
     #[test]
     fn programs_are_looked_for_as_shells_do() {
