@@ -7,17 +7,8 @@ use skysail_sandbox::Checked;
 use crate::{diagnostics::Diagnostic, exit, view::Output};
 
 /// Prints the findings and how many objects were checked; the exit code says whether there are errors.
-pub(crate) fn report(
-    mesh: &str,
-    checked: &Checked,
-    output: Output,
-    named: impl Fn(&str) -> String,
-) -> anyhow::Result<u8> {
-    let findings = checked.findings.iter().cloned().map(|finding| {
-        let Diagnostic { severity, text } = finding.into();
-        Diagnostic { severity, text: named(&text) }
-    });
-    let findings: Vec<Diagnostic> = findings.collect();
+pub(crate) fn report(mesh: &str, checked: &Checked, output: Output) -> anyhow::Result<u8> {
+    let findings: Vec<Diagnostic> = checked.findings.iter().cloned().map(Diagnostic::from).collect();
     let summary = format!(
         "{}. There is no workload to run: add a Deployment or a Pod, or pass the folder that has them",
         checked.summary()

@@ -11,25 +11,29 @@ use skysail_sandbox::{MAX_FILE, refuse_templates};
 
 /// Stands for standard input among the paths.
 const STDIN: &str = "-";
-/// The file that standard input is written to, in a folder of the mesh's that holds nothing else: it is watched.
+/// The folder and the file in the mesh's that standard input is written to. The folder is watched, so it holds nothing else.
+const FOLDER: &str = "input";
 const FILE: &str = "input/stdin.yaml";
 
 /// Where the configuration comes from.
 #[derive(Debug)]
 pub(crate) struct Input {
-    /// As typed in.
-    paths: Vec<PathBuf>,
-    text: Option<String>,
+    /// Absolute.
+    pub(crate) paths: Vec<PathBuf>,
+    /// What standard input held; it counts as the last path.
+    pub(crate) text: Option<String>,
 }
 
 impl Input {
     /// Looks at the paths, and reads standard input if it is among them.
     pub(crate) fn read(paths: Vec<PathBuf>) -> anyhow::Result<Self> {
-        for path in paths.iter().filter(|path| !is_stdin(path)) {
+        let (stdin, paths): (Vec<PathBuf>, Vec<PathBuf>) =
+            paths.into_iter().partition(|path| path.as_os_str() == STDIN);
+        for path in &paths {
             fs::metadata(path).with_context(|| format!("no such folder or file: {}", path.display()))?;
         }
         refuse_templates(&paths)?;
-        let text = match paths.iter().filter(|path| is_stdin(path)).count() {
+        let text = match stdin.len() {
             0 => None,
             1 if io::stdin().is_terminal() => bail!(
                 "standard input is a terminal: pipe YAML into it, as in `kustomize build DIR | skysail up -`"
@@ -37,42 +41,29 @@ impl Input {
             1 => Some(text(io::stdin().lock())?),
             _ => bail!("standard input (-) is given more than once"),
         };
-        Ok(Self { paths, text })
+        let absolute = paths.iter().map(fs::canonicalize);
+        Ok(Self { paths: absolute.collect::<io::Result<_>>()?, text })
     }
 
     /// The mesh's name if none is given: the first path's, without what a name may not hold.
     pub(crate) fn mesh_name(&self) -> String {
-        let first = self.paths.iter().find(|path| !is_stdin(path)).and_then(|path| path.canonicalize().ok());
-        let name = first.as_deref().and_then(Path::file_stem).unwrap_or_default().to_string_lossy();
+        let first = self.paths.first().and_then(|path| path.file_stem());
+        let name = first.unwrap_or_default().to_string_lossy();
         let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         if name.is_empty() { "mesh".to_owned() } else { name }
     }
 
     /// The absolute paths to run. Standard input is written to a file in the mesh's folder.
-    pub(crate) fn place(&self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-        let place = |path: &PathBuf| match &self.text {
-            Some(text) if is_stdin(path) => {
-                let file = folder.join(FILE);
-                fs::create_dir_all(folder.join("input")).context("making a folder for standard input")?;
-                fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
-                Ok(file)
-            }
-            _ => path.canonicalize().with_context(|| format!("no such folder or file: {}", path.display())),
-        };
-        self.paths.iter().map(place).collect()
-    }
-
-    /// A text in which the file of standard input has a name that outlives the file.
-    pub(crate) fn named(&self, text: &str, folder: &Path) -> String {
-        match &self.text {
-            Some(_) => text.replace(&*folder.join(FILE).to_string_lossy(), "<stdin>"),
-            None => text.to_owned(),
+    pub(crate) fn place(self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+        let Self { mut paths, text } = self;
+        if let Some(text) = text {
+            let file = folder.join(FILE);
+            let written = fs::create_dir_all(folder.join(FOLDER)).and_then(|()| fs::write(&file, text));
+            written.with_context(|| format!("writing {}", file.display()))?;
+            paths.push(file);
         }
+        Ok(paths)
     }
-}
-
-fn is_stdin(path: &Path) -> bool {
-    path.as_os_str() == STDIN
 }
 
 /// Reads a text, of at most the size that files may have.
@@ -111,23 +102,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("my shop.yaml");
         fs::write(&file, "").unwrap();
-        let name = |paths: &[&Path]| {
-            let paths = paths.iter().map(|path| (*path).to_owned()).collect();
-            Input { paths, text: Some(String::new()) }.mesh_name()
-        };
-        assert_eq!(name(&[&file]), "my-shop");
-        assert_eq!(name(&[Path::new(STDIN)]), "mesh");
-        assert_eq!(name(&[Path::new(STDIN), &file]), "my-shop");
+        let input =
+            |path: Option<&Path>| Input::read(path.map(Path::to_owned).into_iter().collect()).unwrap();
+        assert_eq!(input(Some(&file)).mesh_name(), "my-shop");
+        assert_eq!(input(None).mesh_name(), "mesh");
     }
 
     #[test]
     fn standard_input_becomes_a_file_of_the_mesh() {
         let folder = tempfile::tempdir().unwrap();
-        let input =
-            Input { paths: vec![STDIN.into(), folder.path().to_owned()], text: Some("a: b".to_owned()) };
+        let input = Input { paths: vec!["/a".into()], text: Some("a: b".to_owned()) };
         let paths = input.place(folder.path()).unwrap();
-        assert_eq!(fs::read_to_string(&paths[0]).unwrap(), "a: b");
-        let text = format!("error: {}:3: x", paths[0].display());
-        assert_eq!(input.named(&text, folder.path()), "error: <stdin>:3: x");
+        assert_eq!(paths[0], Path::new("/a"));
+        assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "a: b");
     }
 }

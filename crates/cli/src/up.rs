@@ -13,11 +13,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use skysail_core::{
-    logging::printable,
-    shutdown,
-    stdio::{self, PrintError},
-};
+use skysail_core::{logging::printable, shutdown, stdio};
 use skysail_sandbox::{
     Capacity, Settings, Survey, isolate,
     mesh::{self, Report, Started},
@@ -39,7 +35,7 @@ use crate::{
     exit,
     input::Input,
     news::Workload,
-    publish::{self, Published},
+    publish,
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
 };
@@ -162,59 +158,17 @@ fn program(name: &str) -> Result<PathBuf, String> {
 pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let input = Input::read(args.config.clone())?;
     let name = args.name.clone().unwrap_or_else(|| input.mesh_name());
-    let (folder, _lock) = rundir::create(&name)?;
-    let prepared = prepare(args, name, &folder, &input);
-    let (order, published) = match prepared {
-        Ok(Prepared::Mesh(order, published)) => (serde_json::to_string(&order)?, published),
-        Ok(Prepared::Checked(code)) => {
-            remove(&folder)?;
-            return Ok(code);
-        }
-        Err(error) => {
-            remove(&folder)?;
-            // Errors of printing keep their kind.
-            return match error.is::<PrintError>() {
-                true => Err(error),
-                false => bail!("{}", input.named(&format!("{error:#}"), &folder)),
-            };
-        }
-    };
-    let inside = ["up-inside".into(), OsString::from(order)];
-    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
-    let logs = folder.join("logs");
-    if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
-        remove(&folder)?;
-    } else {
-        stdio::tell(format!("logs are kept in {}", logs.display()));
-    }
-    Ok(code)
-}
-
-fn remove(folder: &Path) -> anyhow::Result<()> {
-    rundir::remove(folder).with_context(|| format!("removing {}", folder.display()))
-}
-
-/// What is to be done with the files.
-enum Prepared {
-    /// A mesh is run, with these ports published.
-    Mesh(Box<Inside>, Published),
-    /// There was nothing to run, and the check ended with this exit code.
-    Checked(u8),
-}
-
-/// Reads the files before anything is started.
-fn prepare(args: Args, name: String, folder: &Path, input: &Input) -> anyhow::Result<Prepared> {
-    let config = input.place(folder)?;
-    let survey = Survey::read(&config)?;
+    let survey = Survey::read(&input.paths, input.text.as_deref())?;
     args.envoys.iter().try_for_each(|(workload, _)| survey.has_sidecar(workload))?;
     args.images.iter().try_for_each(|(image, _)| survey.has_image(image))?;
     if let Some(checked) = &survey.checked {
-        let code = check::report(&name, checked, args.output, |text| input.named(text, folder))?;
-        return Ok(Prepared::Checked(code));
+        return check::report(&name, checked, args.output);
     }
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
     survey.fits(&capacity)?;
     let published = publish::open(&args.publish, &survey)?;
+    let (folder, _lock) = rundir::create(&name)?;
+    let config = input.place(&folder)?;
     published.announce(args.output)?;
     let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
     let own = |words: &[&str]| -> Vec<String> {
@@ -224,7 +178,7 @@ fn prepare(args: Args, name: String, folder: &Path, input: &Input) -> anyhow::Re
     images.extend(args.images);
     let settings = Settings {
         name,
-        folder: folder.to_owned(),
+        folder: folder.clone(),
         config,
         images,
         stand_in: own(&["workload", "echo"]),
@@ -237,9 +191,17 @@ fn prepare(args: Args, name: String, folder: &Path, input: &Input) -> anyhow::Re
         control_arguments: args.control_arguments,
         published: published.targets.clone(),
     };
-    let Args { time, output, ready_within, .. } = args;
-    let inside = Inside { settings, time, output, ready_within };
-    Ok(Prepared::Mesh(Box::new(inside), published))
+    let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
+    let order = serde_json::to_string(&order)?;
+    let inside = ["up-inside".into(), OsString::from(order)];
+    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
+    let logs = folder.join("logs");
+    if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
+        rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    } else {
+        stdio::tell(format!("logs are kept in {}", logs.display()));
+    }
+    Ok(code)
 }
 
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {

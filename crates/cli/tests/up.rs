@@ -232,13 +232,10 @@ fn a_reader_that_leaves_is_no_failure() {
 fn what_cannot_be_run_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     let shop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
-    let services = folder.path().join("services.yaml");
-    fs::write(&services, "{apiVersion: v1, kind: Service, metadata: {name: a}}").unwrap();
     let empty = folder.path().join("empty");
     fs::create_dir(&empty).unwrap();
     for (arguments, config, problem) in [
-        (&[][..], &empty, "there is no *.yaml"),
-        (&[], &services, "1 file with 1 Service; a Deployment"),
+        (&[][..], &empty, "no *.yaml"),
         (&["--envoy", "shop/bd=/bin/true"], &shop, "no such workload; there are shop/db, shop/web"),
         (&["--envoy", "shop/db=/no/envoy"], &shop, "/no/envoy"),
         (&["--image", "acme/nothing=true"], &shop, "no container has this image"),

@@ -2,18 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::Arc,
 };
 
 use skysail_model::{Change, Diagnostic, Files as ModelFiles, Object, Severity, World};
-use skysail_source::{FileState, Folders};
+use skysail_source::{FileChange, FileState};
 
-use crate::{
-    error::{Context as _, Error},
-    objects::Objects,
-    plan::VirtualAddresses,
-};
+use crate::{objects::Objects, plan::VirtualAddresses};
 
 /// Objects that were checked.
 #[derive(Clone, Debug)]
@@ -26,16 +21,12 @@ pub struct Checked {
 
 impl Checked {
     /// Reads the files as the control plane does. Services get the addresses that a mesh would give them.
-    pub(crate) fn read(
-        config: &[PathBuf],
-        kinds: BTreeMap<String, usize>,
-        objects: &Objects,
-    ) -> Result<Self, Error> {
+    pub(crate) fn read(changes: Vec<FileChange>, kinds: BTreeMap<String, usize>, objects: &Objects) -> Self {
         let (mut files, mut world) = (ModelFiles::new(), World::new());
         let mut addresses = VirtualAddresses::default();
         let addresses = addresses.assign(&objects.services);
         let mut findings = BTreeSet::new();
-        for change in Folders::new(config).context("reading the files")?.look() {
+        for change in changes {
             match change.state {
                 FileState::Text(text) => {
                     for mut change in files.set(change.layer, &change.path, &text) {
@@ -57,7 +48,7 @@ impl Checked {
         }
         findings.extend(files.diagnostics());
         findings.extend(world.validate());
-        Ok(Self { findings: findings.into_iter().collect(), kinds })
+        Self { findings: findings.into_iter().collect(), kinds }
     }
 
     /// Whether nothing is wrong but for warnings.

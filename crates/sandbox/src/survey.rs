@@ -8,7 +8,7 @@ use std::{
 };
 
 use skysail_model::{Kind, Severity};
-use skysail_source::Folders;
+use skysail_source::{FileChange, FileState, Folders};
 
 use crate::{
     capacity::Capacity,
@@ -35,27 +35,34 @@ pub struct Survey {
     pub checked: Option<Checked>,
 }
 
+/// What messages call standard input.
+const STDIN: &str = "<stdin>";
 /// Kinds that make pods.
 const WORKLOADS: [Kind; 6] =
     [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
 
 impl Survey {
-    /// Reads these folders and files. Objects of which none is to make a pod, such as routing rules alone, are checked.
+    /// Reads these folders and files, and a text from standard input, which counts as the last of them. Objects of which none is to make a pod, such as routing rules alone, are checked.
     ///
     /// # Errors
     /// When the files cannot be read, hold no object, or no workload that can be run.
-    pub fn read(config: &[PathBuf]) -> Result<Self, Error> {
-        let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
+    pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
+        let mut shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
+        shown.extend(stdin.map(|_| STDIN.to_owned()));
         let shown = shown.join(", ");
-        let mut folders = Folders::new(config).context(format!("reading {shown}"))?;
+        let mut changes = Folders::new(config).context(format!("reading {shown}"))?.look();
+        changes.extend(stdin.map(|text| {
+            let state = FileState::Text(text.to_owned());
+            FileChange { layer: config.len(), path: STDIN.to_owned(), state }
+        }));
         let mut files = Files::default();
-        for change in folders.look() {
-            files.take(News::of(change));
+        for change in &changes {
+            files.take(News::of(change.clone()));
         }
         let objects = files.objects();
         let kinds = files.kinds();
         if !kinds.is_empty() && !WORKLOADS.iter().any(|kind| kinds.contains_key(&kind.to_string())) {
-            let checked = Some(Checked::read(config, kinds, &objects)?);
+            let checked = Some(Checked::read(changes, kinds, &objects));
             return Ok(Self { checked, ..Self::of(&objects) });
         }
         if objects.workloads.values().all(|workload| workload.replicas == 0) {
@@ -168,7 +175,7 @@ mod tests {
     fn survey(text: &str) -> Result<Survey, String> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.yaml"), text).unwrap();
-        Survey::read(&[folder.path().to_owned()]).map_err(|error| error.to_string())
+        Survey::read(&[folder.path().to_owned()], None).map_err(|error| error.to_string())
     }
 
     const DEPLOYMENT: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  \
@@ -243,7 +250,7 @@ mod tests {
             assert!(error.contains(found), "{error}");
         }
         let empty = tempfile::tempdir().unwrap();
-        let error = Survey::read(&[empty.path().to_owned()]).unwrap_err().to_string();
+        let error = Survey::read(&[empty.path().to_owned()], None).unwrap_err().to_string();
         assert!(
             error.ends_with(
                 "there is no *.yaml, *.yml or *.json file; a Deployment, StatefulSet, DaemonSet, \
