@@ -121,6 +121,21 @@ fn an_ordinary_user_can_run_a_mesh() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
+#[test]
+fn access_logs_are_turned_off_by_an_argument_or_the_mesh_configuration() {
+    let off = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: 'accessLogFile: \"\"'}\n";
+    for (more, argument, is_on) in
+        [("", None, true), (off, None, false), ("", Some("--control-arg=--default-access-log="), false)]
+    {
+        let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{SHOP}{more}"));
+        let mesh = setup.with(argument.as_slice()).ready();
+        mesh.wait_status("front", STOCK, &[], 200);
+        let config = mesh.call("front", "http://127.0.0.1:15000/config_dump", &[]);
+        assert_eq!(config.status, Some(200));
+        assert_eq!(config.body.contains("/dev/stdout"), is_on, "{more} {argument:?}");
+    }
+}
+
 fn calls_are_reported(mesh: &Mesh) {
     mesh.wait_status("front", STOCK, &[], 200);
     let answer =
@@ -177,9 +192,9 @@ fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
 
 fn requests_are_logged_and_so_are_mirrored_ones(mesh: &Mesh) {
     let id = "x-request-id: 8a33ff2e-5d0e-4dcb-9cb9-3a3f3b4f3c1d";
-    let url = format!("{STOCK}/mirrored/status/503?a=b");
-    assert_eq!(mesh.call("front", &url, &["-H", id]).status, Some(503));
-    let line = "method=GET path=/mirrored/status/503?a=b status=503 \
+    let url = format!("{STOCK}/mirrored/status/404?a=b");
+    assert_eq!(mesh.call("front", &url, &["-H", id]).status, Some(404));
+    let line = "method=GET path=/mirrored/status/404?a=b status=404 \
                 caller=\"spiffe://cluster.local/ns/shop/sa/front\" request_id=\"8a33ff2e-5d0e-4dcb-9cb9-3a3f3b4f3c1d\"";
     wait_log(mesh, "stock", &[line, "host=stock.shop "]);
     wait_log(mesh, "copy", &[line]);
@@ -192,8 +207,13 @@ fn requests_are_logged_and_so_are_mirrored_ones(mesh: &Mesh) {
 
 /// Waits for a line with all of these in a workload's log.
 fn wait_log(mesh: &Mesh, workload: &str, parts: &[&str]) {
-    eventually(&format!("{workload} logs {parts:?}"), || {
-        let output = mesh.run(&["logs", workload]);
+    wait_log_of(mesh, &[workload], parts);
+}
+
+/// Waits for a line with all of these in a log that these arguments of `skysail logs` select.
+fn wait_log_of(mesh: &Mesh, log: &[&str], parts: &[&str]) {
+    eventually(&format!("{log:?} has {parts:?}"), || {
+        let output = mesh.run(&[&["logs"], log].concat());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let found = text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
         if found { Ok(()) } else { Err(text) }
@@ -235,6 +255,8 @@ fn commands_run_inside(mesh: &Mesh) {
 }
 
 fn logs_and_status_are_there(mesh: &Mesh) {
+    wait_log_of(mesh, &["front", "-c", "proxy"], &["\"GET /status/418 HTTP/1.1\" 418 "]);
+    wait_log_of(mesh, &["stock", "-c", "proxy"], &["\"GET /status/418 HTTP/1.1\" 418 "]);
     let log = mesh.run(&["logs", "stock", "--container", "proxy"]);
     assert!(String::from_utf8_lossy(&log.stdout).contains("certificate obtained"), "{log:?}");
     let log = mesh.run(&["logs", "control"]);

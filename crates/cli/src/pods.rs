@@ -1,18 +1,13 @@
 //! `skysail exec`, `logs` and `status`: looking into a mesh that runs.
 
-use std::{
-    ffi::OsString,
-    fs::File,
-    io::{self, Read as _, Seek as _, SeekFrom},
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, bail};
 use skysail_core::stdio;
 use skysail_sandbox::{
     Error,
     enter::{self, Place},
+    log,
     rundir::{self, PodState, State},
 };
 
@@ -109,13 +104,14 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
         }
         files
     };
-    let mut positions = vec![0; files.len()];
+    let mut logs: Vec<_> = files.into_iter().map(log::Reader::new).collect();
+    let several = logs.len() > 1;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     loop {
-        for (file, position) in files.iter().zip(&mut positions) {
-            let new = read_from(file, position).with_context(|| format!("reading {}", file.display()))?;
-            if !new.is_empty() && files.len() > 1 {
-                stdio::print(format_args!("==> {}", file.display()))?;
+        for log in &mut logs {
+            let new = log.more().with_context(|| format!("reading {}", log.path().display()))?;
+            if !new.is_empty() && several {
+                stdio::print(format_args!("==> {}", log.path().display()))?;
             }
             stdio::write(&new)?;
         }
@@ -155,14 +151,4 @@ fn log_files(pod: &PodState, container: Option<&str>) -> Vec<PathBuf> {
         None => program.name != "proxy",
     });
     programs.map(|program| pod.logs.join(format!("{}.log", program.name))).collect()
-}
-
-/// What a file has beyond a position, which moves on.
-fn read_from(path: &Path, position: &mut u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(*position))?;
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    *position += text.len() as u64;
-    Ok(text)
 }

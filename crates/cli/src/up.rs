@@ -49,6 +49,8 @@ go through the sidecars. Images stand for programs (--image); an echo server sta
 Files are watched: edits take effect while it runs. From the host, -p 8080:web:80 leads to port 80 of the Service (or \
 workload) web, as plain text from outside of the mesh; Services of type LoadBalancer or NodePort are published without \
 it. Nothing of this machine is changed, and all is gone at the end.\n\n\
+Sidecars log requests: `skysail logs WORKLOAD -c proxy`. `accessLogFile: \"\"` in the mesh configuration (ConfigMap istio \
+in istio-system), or --control-arg=--default-access-log= turns that off.\n\n\
 A mesh is healthy when every workload is ready, the configuration has no errors, and on every edge at least 99 % of \
 the requests succeed. Answers 4xx are no failures; 403 is counted by itself. The exit code is 0 if the mesh was healthy \
 when it ended, whether by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.")]

@@ -214,8 +214,12 @@ fn publisher(
         views: args.max_views,
         views_of_identity: args.max_views_per_identity,
     };
-    let generated = args.generated.as_ref().map(|_| args.config.len());
-    let settings = Settings { cluster_id: args.cluster_id.clone(), generated, limits };
+    let settings = Settings {
+        cluster_id: args.cluster_id.clone(),
+        generated: args.generated.as_ref().map(|_| args.config.len()),
+        access_log: args.default_access_log.clone(),
+        limits,
+    };
     let publisher =
         Publisher::new(Arc::clone(metrics), settings, Compiler::default()).audited(Arc::clone(audit));
     if args.no_dns {

@@ -126,6 +126,15 @@ pub struct Args {
     /// Memory for names that the proxies of one identity ask for and no resource has, in MiB. A stream that asks for more is ended.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub discovery_identity_names: u32,
+    /// Where sidecars write access logs if the mesh configuration has no `accessLogFile`, such as /dev/stdout; empty: nowhere.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true,
+        overrides_with = "default_access_log"
+    )]
+    pub default_access_log: String,
     /// Log lines as JSON.
     #[arg(long)]
     pub log_json: bool,

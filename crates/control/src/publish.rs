@@ -24,7 +24,8 @@ use std::{
 };
 
 use skysail_model::{
-    Diagnostic, Files, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, parse,
+    Diagnostic, Files, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, World,
+    parse,
 };
 use skysail_source::{FileChange, FileState};
 use skysail_xds::{
@@ -86,6 +87,8 @@ pub(crate) struct Settings {
     pub(crate) cluster_id: String,
     /// The layer of the files whose objects a program wrote; see [`Files::with_generated`].
     pub(crate) generated: Option<usize>,
+    /// Where access logs go if the mesh configuration does not say it. Empty: nowhere.
+    pub(crate) access_log: String,
     pub(crate) limits: Limits,
 }
 
@@ -156,7 +159,7 @@ impl Publisher {
     /// An empty mesh.
     pub(crate) fn new(metrics: Arc<Metrics>, settings: Settings, compiler: Compiler) -> Self {
         let files = settings.generated.map_or_else(Files::new, Files::with_generated);
-        let state = State::of(files);
+        let state = State::of(files, World::new().with_access_log(&settings.access_log));
         let platform = Arc::clone(&state.platform);
         Self {
             state: RwLock::new(state),

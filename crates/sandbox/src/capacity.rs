@@ -12,8 +12,8 @@ const MEMORY: u64 = 16 << 20;
 const MEMORY_PLAIN: u64 = 8 << 20;
 /// This share of the memory that is free is left alone.
 const SPARED: u64 = 5;
-/// What a pod takes of the files that the mesh's process may have open: three namespaces, a runtime, pipes and probes.
-const FILES: u64 = 16;
+/// What a pod takes of the files that the mesh's process may have open: three namespaces, a runtime, pipes, logs and probes.
+const FILES: u64 = 20;
 /// What the mesh itself takes of them.
 const OWN_FILES: u64 = 256;
 /// Threads and processes of a pod: its own, a sidecar's, a container's.

@@ -2,7 +2,8 @@
 //!
 //! [`isolate`] enters fresh namespaces, so that nothing of the host changes and all is gone at the end; [`mesh`]
 //! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
-//! unknown images. What Istio's objects mean is the control plane's business; only hosts of ServiceEntries are read here, for DNS.
+//! unknown images; [`log`] bounds and reads what programs write. What Istio's objects mean is the control plane's business;
+//! only hosts of ServiceEntries are read here, for DNS.
 
 mod capacity;
 mod check;
@@ -19,6 +20,7 @@ pub mod fuzzing;
 pub mod http;
 pub mod isolate;
 mod links;
+pub mod log;
 pub mod mesh;
 mod netlink;
 mod nftables;

@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read as _, Seek as _, SeekFrom},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -17,6 +18,8 @@ use tokio::{
     process::{Child, Command},
     sync::watch,
 };
+
+use crate::log::Output;
 
 /// A program to keep running.
 #[derive(Clone, Debug)]
@@ -115,18 +118,28 @@ pub(crate) async fn keep(
     loop {
         let started = Instant::now();
         let ended = match spawn(program) {
-            Ok(mut child) => {
+            Ok((mut child, mut output)) => {
                 report(Outcome::Started(child.id().unwrap_or_default()));
                 let group = child.id();
-                tokio::select! {
-                    status = child.wait() => {
-                        end_group(group);
-                        status.map(|status| (status.to_string(), status.code())).unwrap_or_else(|e| (e.to_string(), None))
+                let run = async {
+                    tokio::select! {
+                        status = child.wait() => Some(status),
+                        grace = stopping(&mut stop) => {
+                            end(&mut child, grace).await;
+                            None
+                        }
                     }
-                    grace = stopping(&mut stop) => {
-                        end(child, grace).await;
-                        return Finish::Stopped;
-                    }
+                };
+                let status = tokio::select! {
+                    status = run => status,
+                    never = output.pass_on() => match never {},
+                };
+                end_group(group);
+                output.finish();
+                match status {
+                    Some(Ok(status)) => (status.to_string(), status.code()),
+                    Some(Err(error)) => (error.to_string(), None),
+                    None => return Finish::Stopped,
                 }
             }
             Err(error) => (format!("cannot start {}: {error}", program.command.join(" ")), None),
@@ -163,15 +176,13 @@ async fn stopping(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
 }
 
 /// Asks a process to end, and makes it end when it takes too long.
-async fn end(mut child: Child, grace: Duration) {
-    let group = child.id();
-    if let Some(id) = group.and_then(|id| i32::try_from(id).ok()) {
+async fn end(child: &mut Child, grace: Duration) {
+    if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
     }
     if tokio::time::timeout(grace, child.wait()).await.is_err() {
         let _ = child.kill().await;
     }
-    end_group(group);
 }
 
 /// Ends what a program left behind: a container's processes end with its first.
@@ -182,12 +193,19 @@ fn end_group(group: Option<u32>) {
     }
 }
 
-fn spawn(program: &Program) -> io::Result<Child> {
+fn spawn(program: &Program) -> io::Result<(Child, Output)> {
     let (file, arguments) =
         program.command.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
-    let log = open_log(program)?;
+    let (log, output) = Output::new(&program.log)?;
+    let child = command(program, file, arguments, log)?.spawn()?;
+    Ok((child, output))
+}
+
+/// The command of a program. It holds the pipe open, which the program is to be alone with, so it must not be kept.
+fn command(program: &Program, file: &str, arguments: &[String], log: OwnedFd) -> io::Result<Command> {
     let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-    Command::new(file)
+    let mut command = Command::new(file);
+    command
         .args(arguments)
         .env_clear()
         .envs(inherited)
@@ -199,15 +217,8 @@ fn spawn(program: &Program) -> io::Result<Child> {
         .stderr(log)
         // A Ctrl-C on the terminal is for `skysail up` alone, and what it starts can be ended with it.
         .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-}
-
-fn open_log(program: &Program) -> io::Result<File> {
-    if let Some(folder) = program.log.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    OpenOptions::new().create(true).append(true).open(&program.log)
+        .kill_on_drop(true);
+    Ok(command)
 }
 
 #[cfg(test)]
@@ -240,6 +251,26 @@ mod tests {
         assert_eq!(keeping.await.unwrap(), Finish::Stopped);
         assert_eq!(program.last_line(), "hello");
         assert!(std::fs::read_to_string(&program.log).unwrap().starts_with("hello\nhello\n"));
+    }
+
+    #[tokio::test]
+    async fn what_a_program_writes_takes_bounded_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = Program {
+            name: "p".to_owned(),
+            command: ["/bin/sh", "-c", "head -c 60000000 /dev/zero; echo; echo the end"]
+                .map(str::to_owned)
+                .to_vec(),
+            environment: BTreeMap::new(),
+            log: folder.path().join("p.log"),
+            restart: Restart::Never,
+        };
+        let (_stop, stopped) = watch::channel(None);
+        assert_eq!(keep(&program, stopped, |_| ()).await, Finish::Succeeded);
+        assert_eq!(program.last_line(), "the end");
+        let files = std::fs::read_dir(folder.path()).unwrap();
+        let taken: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+        assert!((16 << 20..=32 << 20).contains(&taken), "{taken}");
     }
 
     #[tokio::test]

@@ -75,6 +75,8 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     command.extend(["--token-key".to_owned(), text(&folder.join("token-key.pem"))]);
     // Names that the mesh itself knows are all that there are here.
     command.extend(["--dns-server".to_owned(), BRIDGE.to_string()]);
+    // The user's own arguments come after it and override it.
+    command.push("--default-access-log=/dev/stdout".to_owned());
     command.extend(settings.control_arguments.iter().cloned());
     let log = folder.join("logs/control.log");
     Some(Program {

@@ -151,8 +151,8 @@ pub(super) enum Entry {
 }
 
 impl State {
-    pub(super) fn of(files: Files) -> Self {
-        Self { files, ..Self::default() }
+    pub(super) fn of(files: Files, world: World) -> Self {
+        Self { files, world, ..Self::default() }
     }
 
     /// Takes changed files in, of which this was read; returns what changed the World.

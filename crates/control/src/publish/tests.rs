@@ -183,11 +183,13 @@ struct Mesh {
 
 fn publisher(compiler: Compiler) -> Publisher {
     let limits = Limits { scopes: 20, of_identity: 6, views: 400, views_of_identity: 300 };
-    Publisher::new(
-        Arc::default(),
-        Settings { cluster_id: "Kubernetes".into(), generated: None, limits },
-        compiler,
-    )
+    let settings = Settings {
+        cluster_id: "Kubernetes".into(),
+        generated: None,
+        access_log: String::new(),
+        limits,
+    };
+    Publisher::new(Arc::default(), settings, compiler)
 }
 
 impl Mesh {

@@ -49,8 +49,9 @@ pub struct MeshConfig {
     pub ca_certificates: Vec<CaCertificate>,
     /// Settings of the proxies.
     pub default_config: ProxyConfig,
-    /// Where access logs go, `/dev/stdout`; empty: none.
-    pub access_log_file: String,
+    /// Where access logs go, `/dev/stdout`; empty: none. Without, the control plane's default
+    /// ([`World::with_access_log`](crate::World::with_access_log)).
+    pub access_log_file: Option<String>,
     /// Their format; empty: Istio's default.
     pub access_log_format: String,
     /// `TEXT` or `JSON`.
@@ -252,7 +253,7 @@ impl Default for MeshConfig {
             trust_domain_aliases: Vec::new(),
             ca_certificates: Vec::new(),
             default_config: ProxyConfig::default(),
-            access_log_file: String::new(),
+            access_log_file: None,
             access_log_format: String::new(),
             access_log_encoding: LogEncoding::Text,
             enable_auto_mtls: true,

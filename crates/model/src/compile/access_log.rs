@@ -54,13 +54,8 @@ const JSON: [(&str, &str); 24] = [
 
 /// The logs of a filter; none unless the mesh names a file.
 pub(super) fn of_filter(mesh: &MeshConfig) -> Vec<AccessLog> {
-    if mesh.access_log_file.is_empty() {
-        return Vec::new();
-    }
-    let file = FileAccessLog {
-        path: mesh.access_log_file.clone(),
-        access_log_format: Some(AccessLogFormat::LogFormat(format(mesh))),
-    };
+    let Some(path) = mesh.access_log_file.clone().filter(|path| !path.is_empty()) else { return Vec::new() };
+    let file = FileAccessLog { path, access_log_format: Some(AccessLogFormat::LogFormat(format(mesh))) };
     vec![AccessLog {
         name: "envoy.access_loggers.file".into(),
         filter: None,

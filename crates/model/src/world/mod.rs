@@ -94,6 +94,13 @@ impl World {
         Self::default()
     }
 
+    /// Sets where access logs go if the mesh configuration does not say it. Empty: nowhere.
+    #[must_use]
+    pub fn with_access_log(mut self, file: &str) -> Self {
+        Arc::make_mut(&mut self.default_mesh).access_log_file = Some(file.to_owned());
+        self
+    }
+
     /// Adds an object or replaces the one of the same key. False if nothing changed.
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
@@ -198,7 +205,8 @@ impl World {
 
     /// Forgets everything and takes these objects instead.
     pub fn reset(&mut self, objects: impl IntoIterator<Item = (Object, Origin)>) {
-        *self = Self { roots: Arc::clone(&self.roots), ..Self::new() };
+        let (roots, default_mesh) = (Arc::clone(&self.roots), Arc::clone(&self.default_mesh));
+        *self = Self { roots, default_mesh, ..Self::new() };
         for (object, origin) in objects {
             self.apply(object, origin);
         }
@@ -291,7 +299,15 @@ impl World {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
     }
 
-    fn apply_config_map(&mut self, object: Arc<Typed<ConfigMap>>, origin: Origin) -> bool {
+    fn apply_config_map(&mut self, mut object: Arc<Typed<ConfigMap>>, origin: Origin) -> bool {
+        let default = &self.default_mesh.access_log_file;
+        if let ConfigMap::Mesh(mesh) = &object.spec
+            && mesh.access_log_file.is_none()
+            && default.is_some()
+            && let ConfigMap::Mesh(mesh) = &mut Arc::make_mut(&mut object).spec
+        {
+            mesh.access_log_file.clone_from(default);
+        }
         match &object.spec {
             ConfigMap::Mesh(_) => {
                 let changed = self.mesh.as_ref().is_none_or(|entry| entry.object.spec != object.spec);

@@ -56,6 +56,30 @@ fn an_empty_world_has_istios_defaults() {
 }
 
 #[test]
+fn access_logs_go_where_the_mesh_configuration_says_and_else_to_the_default() {
+    let config = |mesh: &str| {
+        let yaml = format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: istio, namespace: istio-system}}, data: {{mesh: '{mesh}'}}}}"
+        );
+        crate::parse(&yaml, "test.yaml").objects
+    };
+    let mut world = World::new().with_access_log("/dev/stdout");
+    assert_eq!(world.mesh().access_log_file.as_deref(), Some("/dev/stdout"));
+    for (mesh, file) in [
+        ("accessLogFile: /tmp/log", "/tmp/log"),
+        ("accessLogFile: \"\"", ""),
+        ("enableAutoMtls: true", "/dev/stdout"),
+        ("", "/dev/stdout"),
+    ] {
+        world.reset(config(mesh));
+        assert_eq!(world.mesh().access_log_file.as_deref(), Some(file), "{mesh}");
+    }
+    let mut plain = World::new();
+    plain.reset(config("enableAutoMtls: true"));
+    assert_eq!(plain.mesh().access_log_file, None);
+}
+
+#[test]
 fn endpoints_come_from_ready_pods_with_named_ports_resolved() {
     let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}\n";
     let yaml =
