@@ -192,7 +192,7 @@ mod tests {
         // A program that is started again goes on in the same file.
         let mut writer = Writer::open(&path, 10).unwrap();
         writer.write(b"four\n");
-        assert_eq!(Reader::new(path.clone()).more().unwrap(), b"three\nfour\n");
+        assert_eq!(Reader::new(path).more().unwrap(), b"three\nfour\n");
         writer.write(b"longer than a part\n");
         assert_eq!(reader.more().unwrap(), b"four\nlonger than a part\n");
     }

@@ -189,8 +189,6 @@ pub(crate) struct ServicePort {
     pub(crate) target_port: Option<Port>,
     pub(crate) node_port: Option<u16>,
     pub(crate) protocol: Option<String>,
-    pub(crate) name: Option<String>,
-    pub(crate) app_protocol: Option<String>,
 }
 
 impl ServicePort {

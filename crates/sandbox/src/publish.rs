@@ -228,7 +228,7 @@ spec: {containers: [{name: web, image: acme/web}]}
     fn survey() -> Survey {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.yaml"), SHOP).unwrap();
-        Survey::read(&[folder.path().to_owned()]).unwrap()
+        Survey::read(&[folder.path().to_owned()], None).unwrap()
     }
 
     #[test]

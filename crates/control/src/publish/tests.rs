@@ -183,12 +183,8 @@ struct Mesh {
 
 fn publisher(compiler: Compiler) -> Publisher {
     let limits = Limits { scopes: 20, of_identity: 6, views: 400, views_of_identity: 300 };
-    let settings = Settings {
-        cluster_id: "Kubernetes".into(),
-        generated: None,
-        access_log: String::new(),
-        limits,
-    };
+    let settings =
+        Settings { cluster_id: "Kubernetes".into(), generated: None, access_log: String::new(), limits };
     Publisher::new(Arc::default(), settings, compiler)
 }
 
