@@ -90,7 +90,13 @@ fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
     let asked = port.filter(|port| !is_flexible || *port >= 1024);
     match asked.map(bind) {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
-        Some(Err(error)) if *is_flexible => Ok((bind(0)?, format!(" ({kind}; {error})"))),
+        Some(Err(error)) if *is_flexible => {
+            let why = match error.kind() {
+                io::ErrorKind::AddrInUse => "its own is in use".to_owned(),
+                _ => error.to_string(),
+            };
+            Ok((bind(0)?, format!(" ({kind}, on a free port: {why})")))
+        }
         Some(Err(error)) => Err(error),
         None => Ok((bind(0)?, format!(" ({kind}, on a free port)"))),
     }
@@ -153,6 +159,69 @@ impl Published {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The lines of a mesh with these Services, and how many ports are listened on.
+    fn lines(wishes: &[&str], services: &[(&str, String)]) -> (Vec<String>, usize) {
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: web}}\n\
+                   spec: {containers: [{name: web, image: acme/web}]}\n";
+        let services = services.iter().map(|(name, spec)| {
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+                 spec: {{selector: {{app: web}}, {spec}}}\n"
+            )
+        });
+        let text: String = std::iter::once(pod.to_owned()).chain(services).collect();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.yaml"), text).unwrap();
+        let survey = Survey::read(&[folder.path().to_owned()]).unwrap();
+        let wishes: Vec<Wish> = wishes.iter().map(|wish| wish.parse().unwrap()).collect();
+        let published = open(&wishes, &survey).unwrap();
+        assert_eq!(published.targets.len(), published.lines.len());
+        (published.lines, published.listeners.len())
+    }
+
+    fn any() -> (TcpListener, u16) {
+        let listener = forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    #[test]
+    fn services_get_another_port_or_none_if_theirs_is_in_use() {
+        let (_taken, used) = any();
+        let services = [
+            ("a", format!("type: LoadBalancer, ports: [{{port: {used}}}]")),
+            ("b", format!("type: NodePort, ports: [{{port: 80, nodePort: {used}}}]")),
+            ("c", "type: NodePort, ports: [{name: tcp, port: 80}]".to_owned()),
+            ("d", "type: LoadBalancer, ports: [{port: 81}]".to_owned()),
+        ];
+        // A port that is published by name is not published once more.
+        let (lines, listening) = lines(&["0:d:81"], &services);
+        assert_eq!((lines.len(), listening), (4, 3), "{lines:#?}");
+        let not = format!(
+            "not published  default/b:80 (NodePort): 127.0.0.1:{used} is in use; choose another port"
+        );
+        assert_eq!(lines[2], not);
+        for (line, start, end) in [
+            (&lines[0], "published  http://127.0.0.1:", " -> default/d:81"),
+            (&lines[1], "published  http://127.0.0.1:", " (LoadBalancer, on a free port: its own is in use)"),
+            (&lines[3], "published  127.0.0.1:", " -> default/c:80 (NodePort, on a free port)"),
+        ] {
+            assert!(line.starts_with(start) && line.ends_with(end), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_load_balancer_gets_its_own_port_if_that_is_free() {
+        // Another program may take the port in between, but hardly each time.
+        let gets_it = |_| {
+            let port = any().1;
+            let service = ("a", format!("type: LoadBalancer, ports: [{{port: {port}}}]"));
+            let line = format!("published  http://127.0.0.1:{port} -> default/a:{port} (LoadBalancer)");
+            lines(&[], &[service]) == (vec![line], 1)
+        };
+        assert!((0..10).any(gets_it));
+    }
 
     #[test]
     fn wishes_are_read_from_the_right() {

@@ -42,8 +42,8 @@ const REAP: Duration = Duration::from_millis(500);
 /// A mesh that is told to end is killed after this time.
 const ENDING: Duration = Duration::from_secs(8);
 
-/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. What goes
-/// on `beside` it runs in this process, which is in the same network, until then.
+/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. This process
+/// shares the network of the new one, and runs `beside` until that ends.
 ///
 /// The process must have one thread only (the kernel wants that for user namespaces).
 ///
