@@ -61,6 +61,8 @@ fn heads_are_shown(mesh: &Mesh) {
         assert!(head.starts_with(first) && head.contains("\r\nx-version: v1"), "{shown}");
         assert!(serde_json::from_str::<Value>(body).is_ok(), "{shown}");
     }
+    let head = text(&mesh.run(&["call", "front", STOCK, "-I"]).stdout);
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     let output = mesh.run(&["call", "front", "stock.shop/status/503", "-v", "-X", "PATCH", "-H", "x-one: 1"]);
     let told = text(&output.stderr);
     for line in ["> PATCH /status/503 HTTP/1.1", "> host: stock.shop", "> x-one: 1", "< x-version: v1"] {

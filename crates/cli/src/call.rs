@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Print the status line and the headers of the response before the body.
     #[arg(short, long)]
     include: bool,
+    /// Ask for the head only (method HEAD), and print it.
+    #[arg(short = 'I', long, conflicts_with_all = ["method", "data", "data_raw"])]
+    head: bool,
     /// Print the connection's address (`*`) and the heads of request (`>`) and response (`<`) on standard error.
     #[arg(short, long)]
     verbose: bool,
@@ -54,7 +57,7 @@ pub(crate) struct Args {
     count: u32,
     /// Ask the gRPC server at the URL for its health, or that of a service, and print the answer: SERVING, NOT_SERVING.
     #[arg(long, value_name = "SERVICE", num_args = 0..=1, require_equals = true, default_missing_value = "",
-        conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "verbose", "count"])]
+        conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "head", "verbose", "count"])]
     grpc_health: Option<String>,
     /// The mesh's name, if several run.
     #[arg(long)]
@@ -98,7 +101,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
     let place = pods::place(&mesh, &args.workload)?;
     // Read before the pod is entered, where some files are others.
-    let call = args.request.complete()?;
+    let mut call = args.request.complete()?;
+    if args.head {
+        "HEAD".clone_into(&mut call.method);
+    }
     enter::enter(&mesh, place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(service) = &args.grpc_health {
@@ -111,7 +117,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
             Err(error) => refused(&server, error),
         };
     }
-    let mut shown = Shown { include: args.include, verbose: args.verbose, in_line: false };
+    let mut shown = Shown { include: args.include || args.head, verbose: args.verbose, in_line: false };
     let mut summary = Summary::default();
     for _ in 0..args.count {
         let started = Instant::now();

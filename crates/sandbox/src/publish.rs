@@ -141,7 +141,10 @@ fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
 /// Notes about ports that are to be published but are not: those that the host cannot forward, and those that have
 /// come since the start.
 pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
-    let late = opened(objects).filter(|one| !published.contains(&one.target)).map(|one| {
+    // The scheme may have changed since.
+    let is_published =
+        |target: &Target| published.iter().any(|one| one.is_service && one.to_string() == target.to_string());
+    let late = opened(objects).filter(|one| !is_published(&one.target)).map(|one| {
         format!("Service {}: type {}: it is published from the next start on", one.target, one.kind)
     });
     let other = objects.services.iter().filter(|(_, service)| {
