@@ -45,7 +45,11 @@ impl Allocation {
         let mut taken: BTreeSet<Ipv4Addr> = entries.values().flat_map(addresses).collect();
         taken.extend(self.0.values());
         for host in hosts {
-            self.0.entry(host.clone()).or_insert_with(|| plan::free_address(NETWORK, &host, &mut taken));
+            if !self.0.contains_key(&host)
+                && let Some(address) = plan::free_address(NETWORK, &host, &mut taken)
+            {
+                self.0.insert(host, address);
+            }
         }
         &self.0
     }
@@ -121,7 +125,7 @@ pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: 
             "{what}: with resolution NONE no address is allocated; set spec.addresses, or resolution STATIC"
         )
     } else {
-        format!("{what}: its address is not known yet")
+        format!("{what}: no address of 240.240.0.0/16 is left; set spec.addresses")
     })
 }
 

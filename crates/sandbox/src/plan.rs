@@ -240,24 +240,26 @@ impl VirtualAddresses {
         let mut taken: BTreeSet<Ipv4Addr> = self.0.values().copied().collect();
         for (key, _) in services.iter().filter(|(_, service)| service.is_virtual()) {
             let name = format!("{}/{}", key.0, key.1);
-            self.0.entry(key.clone()).or_insert_with(|| free_address(SERVICE_NETWORK, &name, &mut taken));
+            self.0.entry(key.clone()).or_insert_with(|| {
+                free_address(SERVICE_NETWORK, &name, &mut taken).unwrap_or(Ipv4Addr::UNSPECIFIED)
+            });
         }
         &self.0
     }
 }
 
-/// Takes a free address of a network that has these first two bytes; 0.0.0.0 if none is left. The search begins at a place that
+/// Takes a free address of the network that has these first two bytes; `None` if it is full. The search starts at a place that
 /// follows from the name.
-pub(crate) fn free_address([a, b]: [u8; 2], name: &str, taken: &mut BTreeSet<Ipv4Addr>) -> Ipv4Addr {
+pub(crate) fn free_address([a, b]: [u8; 2], name: &str, taken: &mut BTreeSet<Ipv4Addr>) -> Option<Ipv4Addr> {
     let start = fnv(name.as_bytes()) as u16;
     let candidates = (0..u16::MAX).map(|step| {
         let [c, d] = start.wrapping_add(step).to_be_bytes();
         Ipv4Addr::new(a, b, c, d)
     });
     let mut usable = candidates.filter(|address| ![0, 255].contains(&address.octets()[3]));
-    let free = usable.find(|address| !taken.contains(address)).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    let free = usable.find(|address| !taken.contains(address))?;
     taken.insert(free);
-    free
+    Some(free)
 }
 
 impl Service {

@@ -13,7 +13,6 @@ pub(crate) struct Allowed {
 const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no external authorization, so what its rules \
                       match is denied";
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
-const ALLOCATE: &str = "ServiceEntry: no addresses are allocated";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
 /// All of them.
@@ -42,12 +41,6 @@ pub(crate) const ALLOWED: &[Allowed] = &[
     differs("g-serviceentry", "productpage-v1 lds 0.0.0.0_5432: missing", PORTS),
     differs("g-serviceentry", "productpage-v1-dns lds 0.0.0.0_443: missing", PORTS),
     differs("g-serviceentry", "productpage-v1-dns lds 0.0.0.0_5432: missing", PORTS),
-    differs("g-serviceentry", "productpage-v1-dns lds 240.240.0.3_443: missing", ALLOCATE),
-    differs("g-serviceentry", "productpage-v1-dns lds 240.240.0.4_443: missing", ALLOCATE),
-    differs("g-serviceentry", "productpage-v1-dns rds 80.virtualHosts[1].domains", ALLOCATE),
-    differs("g-serviceentry", "productpage-v1-dns rds 80.virtualHosts[2].domains", ALLOCATE),
-    differs("g-serviceentry", "productpage-v1-dns nds .table.edition.cnn.com: missing", ALLOCATE),
-    differs("g-serviceentry", "productpage-v1-dns nds .table.httpbin.org: missing", ALLOCATE),
     differs(
         "n-destinationrule-policies",
         "cds outbound|9080||productpage.default.svc.cluster.local.transportSocketMatches",
