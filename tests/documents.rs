@@ -9,6 +9,26 @@ use std::{
     process::Command,
 };
 
+/// Subcommands whose options documents name without the command.
+const SUBCOMMANDS: [&str; 15] = [
+    "up",
+    "call",
+    "exec",
+    "logs",
+    "status",
+    "ca status",
+    "ca rotate",
+    "control",
+    "proxy",
+    "bench latency",
+    "bench compare",
+    "bench control",
+    "bench dns",
+    "bench instructions",
+    "bench sign",
+];
+/// Options of cargo and istioctl that documents name without the program.
+const FOREIGN: [&str; 3] = ["--profile", "--release", "--xds-address"];
 /// The project's folder.
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
@@ -58,6 +78,13 @@ fn commands_and_options_in_documents_exist() {
     let (mut commands, mut unknown) = (0, Vec::new());
     for document in documents() {
         for code in Text::of(&document).code {
+            let alone = (code.starts_with("--") && !code.starts_with("---"))
+                .then(|| code.split([' ', '=']).next())
+                .flatten();
+            if let Some(option) = alone.filter(|option| !FOREIGN.contains(option) && !tool.has_option(option))
+            {
+                unknown.push(format!("{}: {option}", document.display()));
+            }
             for call in calls(&code) {
                 commands += 1;
                 unknown.extend(
@@ -179,6 +206,10 @@ fn calls(code: &str) -> Vec<Call> {
     calls
 }
 
+fn has_word(help: &str, option: &str) -> bool {
+    help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).any(|word| word == option)
+}
+
 /// The tool's help, by the words before `--help`.
 #[derive(Default)]
 struct Tool(BTreeMap<Vec<String>, String>);
@@ -199,13 +230,19 @@ impl Tool {
             return call.first().filter(|word| !word.starts_with('-')).cloned();
         }
         let help = self.help(&subcommand);
-        let is_option = |option: &&str| {
-            let mut words = help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-            words.any(|word| word == *option)
-        };
         let options = call.iter().filter(|word| word.starts_with("--"));
         let mut options = options.filter_map(|word| word.split('=').next());
-        options.find(|option| !is_option(option)).map(str::to_owned)
+        options.find(|option| !has_word(help, option)).map(str::to_owned)
+    }
+
+    /// Whether any subcommand has the option.
+    fn has_option(&mut self, option: &str) -> bool {
+        SUBCOMMANDS.iter().any(|words| {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            let help = self.help(&words);
+            assert!(help.contains("Usage: "), "{words:?}");
+            has_word(help, option)
+        })
     }
 
     /// Empty if there is no such subcommand.

@@ -1,6 +1,6 @@
 //! `skysail bench` as its users run it: one short baseline, its result file, its refusals; a short comparison.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
     path::{Path, PathBuf},
