@@ -220,9 +220,10 @@ impl File {
         }
         for (key, kept) in &before.objects {
             if (parsed.unreadable || file.refused.contains_key(&**key)) && !file.objects.contains_key(key) {
-                let message = "the last valid version stays in effect";
+                let message =
+                    "the last valid version stays in effect until the errors in this file are fixed";
                 let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
-                file.diagnostics.push(diagnostic.object(key).remedy("correct the errors of this file"));
+                file.diagnostics.push(diagnostic.object(key));
                 file.objects.insert(Arc::clone(key), kept.clone());
             }
         }
@@ -236,7 +237,10 @@ fn is_policy(kind: Kind) -> bool {
 }
 
 fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Diagnostic {
-    let message = format!("has no effect: {}:{} has it again, and the last counts", winner.file, winner.line);
+    let message = format!(
+        "has no effect: {}:{} defines the object again, and the last definition counts",
+        winner.file, winner.line
+    );
     Diagnostic::new(Severity::Warning, &loser.file, loser.line, message)
         .object(key)
         .remedy("remove one of them")
@@ -315,7 +319,7 @@ mod tests {
         assert_eq!(said.len(), 1);
         assert_eq!(
             said[0].to_string(),
-            "x:1: warning: DestinationRule default/r: has no effect: y:1 has it again, and the last counts; remove one of them"
+            "x:1: warning: DestinationRule default/r: has no effect: y:1 defines the object again, and the last definition counts; remove one of them"
         );
         let (world, files) = play(&[(0, "x", Some(format!("{}---\n{}", rule("r", "a"), rule("r", "b"))))]);
         assert_eq!(hosts(&world), ["b"]);

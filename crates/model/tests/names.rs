@@ -203,7 +203,9 @@ fn a_host_is_the_own_namespaces_then_the_oldest() {
     assert_eq!(sent(&world, &elsewhere)[0].1, 1);
     let said: Vec<String> = world.validate().iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("ServiceEntry shop/c") && said[0].contains("stands in b"),
+        said.len() == 1
+            && said[0].contains("ServiceEntry shop/c")
+            && said[0].contains("ServiceEntry b is older"),
         "{said:?}"
     );
 }
@@ -212,11 +214,11 @@ fn a_host_is_the_own_namespaces_then_the_oldest() {
 fn what_cannot_be_done_is_refused_by_name() {
     for (change, said) in [
         ("hosts: [api]", "has no dot"),
-        ("hosts: [\"*.example.com\"]", "cannot be looked up"),
-        ("hosts: [a.b.svc.cluster.local]", "is a name of Kubernetes services"),
+        ("hosts: [\"*.example.com\"]", "cannot resolve a wildcard"),
+        ("hosts: [a.b.svc.cluster.local]", "is the name of a Kubernetes Service"),
         ("subjectAltNames: [a]", "spec.subjectAltNames"),
-        ("endpoints: [{address: \"unix:///x\"}]", "unix sockets"),
-        ("endpoints: [{address: a.example, ports: {other: 1}}]", "there is no port"),
+        ("endpoints: [{address: \"unix:///x\"}]", "Unix domain sockets"),
+        ("endpoints: [{address: a.example, ports: {other: 1}}]", "has no port named"),
         ("ports: [{number: 80, name: a, protocol: SPDY}]", "is not a protocol"),
         ("resolution: DYNAMIC_DNS", "DYNAMIC_DNS is not supported"),
         ("resolution: STATIC", "is missing"),

@@ -526,7 +526,7 @@ impl State {
     pub(super) fn all_findings(&self) -> BTreeSet<Diagnostic> {
         let unreadable = self.unreadable.iter().map(|(path, reason)| {
             Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
-                .remedy("what was read of it before stays in effect until it can be read again")
+                .remedy("the content that was read last stays in effect until the file can be read")
         });
         let views = self.views.values().flat_map(|compiled| &compiled.findings).cloned();
         self.files

@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for StringMatch {
                 while let Some(key) = map.next_key::<String>()? {
                     let text = map.next_value()?;
                     if found != StringMatch::Present {
-                        return Err(A::Error::custom("only one of exact, prefix and regex may be given"));
+                        return Err(A::Error::custom("has more than one of exact, prefix and regex"));
                     }
                     found = match key.as_str() {
                         "exact" => StringMatch::Exact(text),

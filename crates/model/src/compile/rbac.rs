@@ -229,8 +229,8 @@ fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut
     let Some(action) = enforced_as(policy.spec.action) else { return };
     let Some(port) = tcp_ports.first() else { return };
     let effect = match action {
-        rbac::rbac::Action::Allow => "it allows nothing there",
-        _ => "it denies there without regard to that",
+        rbac::rbac::Action::Allow => "on this port the ALLOW rule matches no connection",
+        _ => "on this port the DENY rule matches without them",
     };
     for (index, rule) in policy.spec.rules.iter().enumerate() {
         let of_source = rule.from.iter().flat_map(|from| Clause::of_source(&from.source));
@@ -240,8 +240,8 @@ fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut
             findings.warn(
                 policy,
                 &format!("spec.rules[{index}]"),
-                &format!("asks for what only HTTP requests have, but port {port} is not HTTP: {effect}"),
-                "write a rule of its own for the port, with principals, namespaces, ipBlocks and ports only",
+                &format!("the rule uses HTTP attributes, and port {port} is not HTTP: {effect}"),
+                "write a separate rule for the port, with principals, namespaces, ipBlocks and ports only",
             );
         }
     }

@@ -137,7 +137,10 @@ fn what_only_http_tells_allows_nothing_elsewhere_and_is_named() {
     let shown: Vec<String> = findings.iter().map(ToString::to_string).collect();
     assert_eq!(shown.len(), 1, "{shown:?}");
     assert!(shown[0].contains("AuthorizationPolicy shop/get-only: spec.rules[0]"), "{shown:?}");
-    assert!(shown[0].contains("port 3306 is not HTTP: it allows nothing there"), "{shown:?}");
+    assert!(
+        shown[0].contains("port 3306 is not HTTP: on this port the ALLOW rule matches no connection"),
+        "{shown:?}"
+    );
 }
 
 #[test]

@@ -223,8 +223,17 @@ fn mismatch_words(found: &Unexpected<'_>, expected: &str) -> (String, String) {
             Unexpected::Signed(_) | Unexpected::Unsigned(_) | Unexpected::Float(_) | Unexpected::Bool(_),
             "text",
         ) => "put it in quotes",
+        (Unexpected::Str("true" | "false"), "true or false") => "remove the quotes",
+        (Unexpected::Str(text), "a whole number" | "a number") if text.ends_with('%') => {
+            "write the number without %"
+        }
+        (Unexpected::Signed(_), _) if expected.starts_with("a duration") => "add a unit, such as 5s",
         (_, "a list") => "begin each item with `- `",
-        (Unexpected::Str(_), "a mapping") => "give `name: value`; is a colon missing, or the file cut off?",
+        (Unexpected::Seq, "a mapping") => "write `name: value`, without `- `",
+        (Unexpected::Signed(_), "a mapping") => "write `name: value`",
+        (Unexpected::Str(_), "a mapping") => {
+            "write `name: value`; check for a missing colon or a truncated file"
+        }
         _ => "",
     };
     (format!("expected {expected}, found {}", found_words(found)), remedy.to_owned())
@@ -245,7 +254,7 @@ fn plain_words(expected: &str) -> String {
         "a sequence" => "a list",
         "a map" => "a mapping",
         _ if expected.starts_with("struct ") => "a mapping",
-        _ if expected.starts_with("enum ") || expected.starts_with("variant of enum") => "one of its names",
+        _ if expected.starts_with("enum ") || expected.starts_with("variant of enum") => "a known value",
         other => other,
     }
     .to_owned()
@@ -266,14 +275,14 @@ fn found_words(found: &Unexpected<'_>) -> String {
 }
 
 pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
-    let message = format!("there is no field {field:?} here");
+    let message = format!("unknown field {field:?}");
     let remedy = match nearest(field, known) {
         _ if known.contains(&"uri") && ["exact", "prefix", "regex"].contains(&field) => {
             format!("indent {field} below uri")
         }
         _ if field == "spec" => "check the indentation: spec stands beside metadata".to_owned(),
         Some(near) => format!("did you mean {near}?"),
-        None => format!("it may be one of {}", known.join(", ")),
+        None => format!("known fields: {}", known.join(", ")),
     };
     (message, remedy)
 }
@@ -446,7 +455,7 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Failure> {
-        let Some(entry) = self.value.take() else { return Err(de::Error::custom("a value without a key")) };
+        let Some(entry) = self.value.take() else { return Err(de::Error::custom("value without a key")) };
         let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
         let reader = Reader { node: &entry.value, line: entry.line, path: Some(&path), ..self.reader };
         seed.deserialize(reader).map_err(|failure| reader.fail(failure))
@@ -497,7 +506,7 @@ mod tests {
             decoded.unknown.iter().map(|e| (path_text(&e.path), e.line, e.remedy.as_str())).collect();
         assert_eq!(found[0], ("http[0].timout".into(), 3, "did you mean timeout?"));
         assert_eq!(found[1].0, "http[0].redirect.nonsense");
-        assert!(found[1].2.starts_with("it may be one of uri,"), "{found:?}");
+        assert!(found[1].2.starts_with("known fields: uri,"), "{found:?}");
     }
 
     #[test]

@@ -178,11 +178,8 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
         return misplaced(&full(group, version), kind, right);
     }
     let all: Vec<&str> = kinds(group).collect();
-    let message = if group.is_empty() {
-        format!("there is no kind {kind}")
-    } else {
-        format!("{group} has no kind {kind}")
-    };
+    let message =
+        if group.is_empty() { format!("unknown kind {kind}") } else { format!("{group} has no kind {kind}") };
     match nearest(kind, &all) {
         Some(near) => error(message, format!("did you mean {near}?"), self::supported(group, near)),
         None => match nearest_anywhere(kind) {
@@ -190,7 +187,7 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
                 let remedy = format!("did you mean {near} of apiVersion {}?", api_version(right));
                 error(message, remedy, self::supported(right, near))
             }
-            None => error(message, format!("it may be one of {}", all.join(", ")), None),
+            None => error(message, format!("known kinds: {}", all.join(", ")), None),
         },
     }
 }
@@ -222,12 +219,12 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
         let remedy = format!("did you mean {near}?");
         let all: Vec<&str> = kinds(near).collect();
         let meant = nearest(kind, &all).and_then(|kind| supported(near, kind));
-        return error(format!("there is no API group {group:?}"), remedy, meant);
+        return error(format!("unknown API group {group:?}"), remedy, meant);
     }
     match nearest_anywhere(kind).filter(|(_, near)| near.len() >= 8) {
         Some((right, near)) => {
             let remedy = format!("did you mean {near} of apiVersion {}?", api_version(right));
-            error(format!("{group} is no API group of the mesh"), remedy, supported(right, near))
+            error(format!("{group} is not an API group of the mesh"), remedy, supported(right, near))
         }
         None => Known::Foreign(format!("{kind} of {group}")),
     }
@@ -297,7 +294,7 @@ fn without(kind: &str) -> (&'static str, &'static str) {
         ),
         "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
         "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
-            ("requests are routed as if it were not there", "use a VirtualService")
+            ("requests are routed without it", "use a VirtualService")
         }
         "WorkloadEntry" | "WorkloadGroup" => {
             ("no service has it as an endpoint", "use endpoints of a ServiceEntry")
@@ -358,7 +355,7 @@ mod tests {
                 "PeerAuthentication",
                 "error: PeerAuthentication does not belong to apiVersion networking.istio.io/v1; write apiVersion: security.istio.io/v1 (PeerAuthentication)",
             ),
-            ("v1", "Servcie", "error: there is no kind Servcie; did you mean Service? (Service)"),
+            ("v1", "Servcie", "error: unknown kind Servcie; did you mean Service? (Service)"),
             (
                 "v1",
                 "Deployment",
@@ -377,12 +374,12 @@ mod tests {
             (
                 "security.isto.io/v1",
                 "AuthorizationPolcy",
-                "error: there is no API group \"security.isto.io\"; did you mean security.istio.io? (AuthorizationPolicy)",
+                "error: unknown API group \"security.isto.io\"; did you mean security.istio.io? (AuthorizationPolicy)",
             ),
             (
                 "example.com/v1",
                 "DestinationRules",
-                "error: example.com is no API group of the mesh; did you mean DestinationRule of apiVersion networking.istio.io/v1? (DestinationRule)",
+                "error: example.com is not an API group of the mesh; did you mean DestinationRule of apiVersion networking.istio.io/v1? (DestinationRule)",
             ),
             (
                 "app/v1",
@@ -417,7 +414,7 @@ mod tests {
             (
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",
-                "warning: HTTPRoute is not supported yet: requests are routed as if it were not there; use a VirtualService",
+                "warning: HTTPRoute is not supported yet: requests are routed without it; use a VirtualService",
             ),
         ] {
             assert_eq!(said(version, kind), expected);

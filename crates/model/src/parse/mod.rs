@@ -117,7 +117,7 @@ impl Reading {
             Ok(root) => root,
             Err(error) => {
                 let remedy = other_tools::of_text(text, error.line).unwrap_or(if error.cut_off {
-                    "the text ends too early; is the file cut off, or a bracket or quote not closed?"
+                    "the text ends too early: close open brackets and quotes, or restore the rest of the file"
                 } else {
                     "check indentation, quotes and colons on this line and the one before"
                 });
@@ -136,7 +136,7 @@ impl Reading {
             return self.report(diagnostic.remedy("write a line --- before it"), &root);
         }
         for (path, line, first) in &document.duplicates {
-            let message = format!("the key stands here a second time; the first is on line {first}");
+            let message = format!("duplicate key; it is defined first on line {first}");
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message).field(path);
             self.report(diagnostic.remedy("remove one of them"), &root);
         }
@@ -333,7 +333,7 @@ impl Reading {
             documents(text).filter_map(|document| document.root.ok()?.get("networks").cloned());
         if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
             let line = find_line(node, "data.meshNetworks");
-            let message = "several networks are not supported yet and have no effect";
+            let message = "multiple networks are not supported yet and have no effect";
             let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
             self.report(diagnostic.field("data.meshNetworks"), node);
         }

@@ -109,7 +109,7 @@ impl Checked {
         if !text.is_empty() && !known.contains(&text) {
             let (message, mut remedy) = not_one_of(text, &known);
             if words == "SCTP|TCP|UDP" {
-                "leave protocol out; the port's name says what it speaks, such as http"
+                "remove protocol, and name the port by its application protocol, such as http"
                     .clone_into(&mut remedy);
             }
             self.error(line, message, remedy);

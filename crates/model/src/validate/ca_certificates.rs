@@ -13,24 +13,30 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
         match (entry.pem.is_empty(), entry.spiffe_bundle_url.is_empty()) {
             (false, true) => {
                 if let Err(problem) = check_pem(&entry.pem) {
-                    findings.error(at("pem"), problem, "give the root certificates in PEM form");
+                    findings.error(at("pem"), problem, "set the root certificates in PEM format");
                 }
             }
             (true, false) => findings.warning(
                 at("spiffeBundleUrl"),
-                "bundles are not fetched: nobody is trusted by this entry",
-                "give the certificates themselves as pem",
+                "SPIFFE bundles are not fetched, so this entry adds no root",
+                "set pem to the certificates",
             ),
             (false, false) => {
-                findings.error(at("spiffeBundleUrl"), "stands beside pem", "give one of the two");
+                findings.error(
+                    at("spiffeBundleUrl"),
+                    "is not allowed together with pem",
+                    "remove one of them",
+                );
             }
-            (true, true) => findings.error(at("pem"), "is missing", "give the root certificates in PEM form"),
+            (true, true) => {
+                findings.error(at("pem"), "is missing", "set the root certificates in PEM format")
+            }
         }
         if !entry.cert_signers.is_empty() {
             findings.warning(
                 at("certSigners"),
-                "the only signer is the mesh's own authority: nobody is trusted by this entry",
-                "leave certSigners out",
+                "certificate signers are not supported, so this entry adds no root",
+                "remove certSigners",
             );
         }
         for (place, domain) in entry.trust_domains.iter().enumerate() {
@@ -39,8 +45,8 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
                 let remedy = "write the name alone, such as cluster.local";
                 findings.error(field, format!("{domain:?} is not a trust domain"), remedy);
             } else if !accepted.contains(&domain) {
-                let message = format!("no peer of {domain:?} is accepted, so its roots have no effect");
-                findings.warning(field, message, "name it in trustDomainAliases");
+                let message = format!("peers of {domain:?} are not accepted, so its roots have no effect");
+                findings.warning(field, message, "add it to trustDomainAliases");
             }
         }
     }
@@ -51,10 +57,10 @@ fn check_pem(text: &str) -> Result<(), String> {
     for block in Pem::iter_from_buffer(text.as_bytes()) {
         let block = block.map_err(|error| format!("is not PEM: {error}"))?;
         if block.label != "CERTIFICATE" {
-            return Err(format!("holds a {}, not only certificates", block.label));
+            return Err(format!("contains a {}; only certificates are allowed", block.label));
         }
         block.parse_x509().map_err(|error| format!("certificate {count} cannot be parsed: {error}"))?;
         count += 1;
     }
-    if count == 0 { Err("holds no certificate in PEM form".to_owned()) } else { Ok(()) }
+    if count == 0 { Err("contains no certificate in PEM format".to_owned()) } else { Ok(()) }
 }

@@ -20,16 +20,16 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
     for (index, subset) in spec.subsets.iter().enumerate() {
         let field = format!("spec.subsets[{index}]");
         if subset.name.is_empty() {
-            findings.error(format!("{field}.name"), "is missing", "name the subset");
+            findings.error(format!("{field}.name"), "is missing", "set a name");
         } else if !is_label_text(&subset.name, false) {
-            let message = format!("{:?} is not a subset's name", subset.name);
+            let message = format!("{:?} is not a valid subset name", subset.name);
             findings.error(format!("{field}.name"), message, "use lower-case letters, digits and '-'");
         } else if spec.subsets[..index].iter().any(|other| other.name == subset.name) {
-            let message = format!("{:?} stands twice", subset.name);
-            findings.error(format!("{field}.name"), message, "give each subset its own name");
+            let message = format!("{:?} is defined twice", subset.name);
+            findings.error(format!("{field}.name"), message, "use a different name for each subset");
         }
         if subset.labels.is_empty() {
-            let message = "is missing, so the subset has every endpoint of the host";
+            let message = "is missing, so the subset contains every endpoint of the host";
             findings.warning(format!("{field}.labels"), message, "add the labels of the subset's pods");
         }
         if let Some(policy) = &subset.traffic_policy {
@@ -89,7 +89,7 @@ fn settings(
 
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
-        findings.error(field, "simple cannot stand beside consistentHash", "keep one of them");
+        findings.error(field, "simple and consistentHash exclude each other", "remove one of them");
     }
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
@@ -97,14 +97,14 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
         if !locality.distribute.is_empty() && !locality.failover.is_empty() {
-            findings.error(&field, "distribute cannot stand beside failover", "keep one of them");
+            findings.error(&field, "distribute and failover exclude each other", "remove one of them");
         }
         for (index, label) in locality.failover_priority.iter().enumerate() {
             if label == HOSTNAME {
                 findings.warning(
                     format!("{field}.failoverPriority[{index}]"),
-                    "is not known of clients, so no endpoint is as near as this",
-                    "name another label, or a value for it",
+                    "has no effect: the node of a client is unknown, so no endpoint has the same value",
+                    "use another label, or set a value for this one",
                 );
             }
         }
@@ -112,8 +112,8 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
             if distribute.to.values().sum::<u32>() != 100 {
                 findings.error(
                     format!("{field}.distribute[{index}].to"),
-                    "does not add up to 100",
-                    "change the shares",
+                    "the weights do not add up to 100",
+                    "change the weights",
                 );
             }
         }
@@ -121,7 +121,7 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(warmup) = &balancer.warmup {
         let field = format!("{field}.warmup");
         if warmup.duration.is_none() {
-            findings.error(format!("{field}.duration"), "is missing", "say how long");
+            findings.error(format!("{field}.duration"), "is missing", "set a duration");
         }
         if let Some(share) = warmup.minimum_percent {
             percent(share, &format!("{field}.minimumPercent"), findings);
@@ -140,20 +140,20 @@ fn consistent_hash(hash: &ConsistentHash, field: &str, findings: &mut Findings) 
         hash.http_query_parameter_name.is_some(),
     ];
     if keys.iter().filter(|given| **given).count() != 1 {
-        let remedy = "give one of httpHeaderName, httpCookie, useSourceIp and httpQueryParameterName";
-        findings.error(field, "must have one key", remedy);
+        let remedy = "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName";
+        findings.error(field, "must have exactly one hash key", remedy);
     }
     if hash.ring_hash.is_some() && hash.maglev.is_some() {
-        findings.error(field, "ringHash cannot stand beside maglev", "keep one of them");
+        findings.error(field, "ringHash and maglev exclude each other", "remove one of them");
     }
     if hash.http_cookie.as_ref().is_some_and(|cookie| cookie.name.is_empty()) {
-        findings.error(format!("{field}.httpCookie.name"), "is missing", "name the cookie");
+        findings.error(format!("{field}.httpCookie.name"), "is missing", "set the name of the cookie");
     }
 }
 
 fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) {
     if pool.tcp.is_none() && pool.http.is_none() {
-        findings.error(field, "says nothing", "give tcp or http");
+        findings.error(field, "is empty", "set tcp or http");
     }
     if let Some(tcp) = &pool.tcp {
         let field = format!("{field}.tcp");
@@ -176,8 +176,8 @@ fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) 
         if http.use_client_protocol && http.h2_upgrade_policy.is_some() {
             findings.error(
                 format!("{field}.useClientProtocol"),
-                "cannot stand beside h2UpgradePolicy",
-                "keep one of them",
+                "is not allowed together with h2UpgradePolicy",
+                "remove one of them",
             );
         }
     }
@@ -208,13 +208,17 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
     match tls.mode {
         TlsMode::IstioMutual => {
             for (_, name) in files.iter().filter(|(value, _)| !value.is_empty()) {
-                let message = "cannot be given with ISTIO_MUTUAL, which uses the mesh's certificates";
+                let message = "is not allowed with ISTIO_MUTUAL, which uses the certificates of the mesh";
                 findings.error(format!("{field}.{name}"), message, "remove it, or use mode MUTUAL");
             }
         }
         TlsMode::Mutual if tls.credential_name.is_empty() => {
             for (_, name) in files[..2].iter().filter(|(value, _)| value.is_empty()) {
-                findings.error(format!("{field}.{name}"), "is missing; MUTUAL needs it", "name the file");
+                findings.error(
+                    format!("{field}.{name}"),
+                    "is missing; mode MUTUAL requires it",
+                    "set the path of the file",
+                );
             }
         }
         _ => {}

@@ -85,7 +85,7 @@ fn of_namespace(labels: &Labels, findings: &mut Findings) {
             let message = format!("{value:?} is not a value of this label, so it has no effect");
             findings.warning(field, message, "write enabled or disabled");
         } else if key != OF_NAMESPACE && strsim::damerau_levenshtein(key, OF_NAMESPACE) <= 2 {
-            let message = format!("{key:?} is no label of Istio, so it has no effect");
+            let message = format!("{key:?} is not a label of Istio, so it has no effect");
             findings.warning(field, message, format!("did you mean {OF_NAMESPACE}?"));
         }
     }

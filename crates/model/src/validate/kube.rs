@@ -21,9 +21,9 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         meta.name.len() <= 253 && meta.name.split('.').all(|part| is_label_text(part, false))
     };
     if meta.name.is_empty() {
-        findings.error("metadata.name", "is missing", "name the object");
+        findings.error("metadata.name", "is missing", "set a name");
     } else if !good {
-        let message = format!("{:?} is not a name", meta.name);
+        let message = format!("{:?} is not a valid name", meta.name);
         let remedy = if meta.name.contains("${") {
             VARIABLE
         } else if strict {
@@ -34,7 +34,7 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         findings.error("metadata.name", message, remedy);
     }
     if kind.is_namespaced() && !is_label_text(&meta.namespace, false) {
-        let message = format!("{:?} is not a namespace", meta.namespace);
+        let message = format!("{:?} is not a valid namespace", meta.namespace);
         findings.error("metadata.namespace", message, "use lower-case letters, digits and '-'");
     }
     labels(&meta.labels, "metadata.labels", &mut findings);
@@ -52,16 +52,16 @@ pub(super) fn labels(labels: &Labels, field: &str, findings: &mut Findings) {
             && bytes.first().is_none_or(|byte| end(*byte))
             && bytes.last().is_none_or(|byte| end(*byte))
     };
-    let remedy = "use at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends";
+    let remedy = "use at most 63 letters, digits, '-', '_' and '.'; begin and end with a letter or digit";
     for (key, value) in labels {
         let field = join(field, key);
         let (prefix, name) =
             key.rsplit_once('/').map_or((None, &**key), |(prefix, name)| (Some(prefix), name));
         if name.is_empty() || !good(name) || prefix.is_some_and(|prefix| !is_dns_name(prefix)) {
-            findings.error(&field, format!("{key:?} is not a label's key"), remedy);
+            findings.error(&field, format!("{key:?} is not a valid label key"), remedy);
         }
         if !good(value) {
-            findings.error(&field, format!("{value:?} is not a label's value"), remedy);
+            findings.error(&field, format!("{value:?} is not a valid label value"), remedy);
         }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
     let external = spec.kind.as_deref() == Some("ExternalName");
     let headless = spec.cluster_ip.as_deref() == Some("None");
     if ports.is_empty() && !external && !headless {
-        findings.error("spec.ports", "is missing", "a service needs at least one port");
+        findings.error("spec.ports", "is missing", "add at least one port");
     }
     for (index, one) in ports.iter().enumerate() {
         let field = format!("spec.ports[{index}]");
@@ -88,36 +88,40 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
         protocol_of(one, &field, findings);
         if !name.is_empty() && !is_label_text(name, false) {
             let remedy = "use at most 63 lower-case letters, digits and '-'";
-            findings.error(format!("{field}.name"), format!("{name:?} is not the name of a port"), remedy);
+            findings.error(format!("{field}.name"), format!("{name:?} is not a valid port name"), remedy);
         }
         if name.is_empty() && ports.len() > 1 {
-            findings.error(format!("{field}.name"), "is missing", "with several ports, each needs a name");
+            findings.error(
+                format!("{field}.name"),
+                "is missing",
+                "name each port of a Service that has several",
+            );
         }
         let protocol = |port: &ServicePort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
         for (earlier, other) in ports[..index].iter().enumerate() {
             if other.port == one.port && protocol(other) == protocol(one) {
-                let message = format!("port {} stands twice, first in ports[{earlier}]", one.port);
-                findings.error(format!("{field}.port"), message, "give each port its own number");
+                let message = format!("port {} is defined twice, first in ports[{earlier}]", one.port);
+                findings.error(format!("{field}.port"), message, "use a different number for each port");
             }
             if !name.is_empty() && other.name.as_deref() == Some(name) {
                 findings.error(
                     format!("{field}.name"),
-                    format!("{name:?} stands twice"),
-                    "give each port its own name",
+                    format!("{name:?} is defined twice"),
+                    "use a different name for each port",
                 );
             }
         }
     }
     if external && spec.external_name.as_deref().unwrap_or_default().is_empty() {
-        findings.error("spec.externalName", "is missing; type ExternalName needs it", "name the host");
+        findings.error("spec.externalName", "is missing; type ExternalName requires it", "set the host name");
     }
     let addresses = spec.cluster_ip.iter().chain(&spec.cluster_ips);
     for address in addresses.filter(|text| !matches!(text.as_str(), "" | "None")) {
         if address.parse::<std::net::IpAddr>().is_err() {
             findings.error(
                 "spec.clusterIP",
-                format!("{address:?} is not an address"),
-                "leave it out to get one, or write None for a headless Service",
+                format!("{address:?} is not an IP address"),
+                "remove it to have an address allocated, or write None for a headless Service",
             );
         }
     }

@@ -82,7 +82,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (field, value) in [("rootNamespace", &mesh.root_namespace), ("trustDomain", &mesh.trust_domain)] {
         if value.is_empty() {
-            findings.error(field, "is empty", "leave it out for the default, or name one");
+            findings.error(field, "is empty", "set a value, or remove the field to use the default");
         }
     }
     let domains = std::iter::once(("trustDomain".to_owned(), &mesh.trust_domain));
@@ -121,7 +121,11 @@ fn percent(value: f64, field: &str, findings: &mut Findings) {
 /// A length of time that must not be nothing; Istio's shortest is a millisecond.
 fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
     if duration.is_some_and(|duration| duration.0.as_millis() == 0) {
-        findings.error(field, "must be at least 1ms", "leave it out for the default");
+        findings.error(
+            field,
+            "must be at least 1ms",
+            "set a longer duration, or remove the field to use the default",
+        );
     }
 }
 
@@ -130,13 +134,13 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
     match matched {
         StringMatch::Regex(expression) => regex(expression, &format!("{field}.regex"), findings),
         StringMatch::Present if !may_be_present => {
-            findings.error(field, "says nothing to compare with", "give one of exact, prefix and regex");
+            findings.error(field, "has no value to compare with", "set exact, prefix or regex");
         }
         StringMatch::Prefix(text) if text.is_empty() && !may_be_present => {
             findings.error(
                 format!("{field}.prefix"),
                 "is empty, which matches everything",
-                "leave the match out",
+                "remove the match",
             );
         }
         _ => {}
@@ -146,14 +150,14 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
 /// An RE2 expression; Rust's are RE2's but for a few rare forms.
 fn regex(expression: &str, field: &str, findings: &mut Findings) {
     if expression.is_empty() {
-        findings.error(field, "is empty", "give an RE2 expression");
+        findings.error(field, "is empty", "set an RE2 expression");
     } else if let Err(error) = regex::Regex::new(expression) {
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
         findings.error(
             field,
             format!("{expression:?} is not an RE2 expression: {reason}"),
-            "see RE2's syntax",
+            "see the syntax of RE2",
         );
     }
 }
@@ -161,16 +165,16 @@ fn regex(expression: &str, field: &str, findings: &mut Findings) {
 /// A host: a DNS name, `*.` and a DNS name, `*`, or an address.
 fn host(name: &str, field: &str, findings: &mut Findings) {
     if name.is_empty() {
-        findings.error(field, "is empty", "name a host");
+        findings.error(field, "is empty", "set a host name");
     } else if name.contains("://") || name.contains('/') {
         findings.error(field, format!("{name:?} is a URL, not a host"), "write the host name alone");
     } else if name.parse::<std::net::IpAddr>().is_ok() || name == "*" {
     } else if let Some((bare, number)) = name.rsplit_once(':').filter(|(_, n)| n.parse::<u16>().is_ok()) {
-        let remedy = format!("write {bare}, and the port {number} in its own field");
-        findings.error(field, format!("{name:?} has a port in it"), remedy);
+        let remedy = format!("write {bare}, and put port {number} into its own field");
+        findings.error(field, format!("{name:?} contains a port"), remedy);
     } else if !is_dns_name(name.strip_prefix("*.").unwrap_or(name)) {
-        let remedy = "host names have letters, digits, '-' and '.', and '*' only as the whole first part";
-        findings.error(field, format!("{name:?} is not a host name"), remedy);
+        let remedy = "use letters, digits, '-' and '.'; '*' is allowed as the whole first label only";
+        findings.error(field, format!("{name:?} is not a valid host name"), remedy);
     }
 }
 
@@ -195,8 +199,8 @@ fn is_label_text(part: &str, loose: bool) -> bool {
 fn header_name(name: &str, field: &str, findings: &mut Findings) {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(token) {
-        let remedy = "header names have letters, digits and '-'";
-        findings.error(field, format!("{name:?} is not a header name"), remedy);
+        let remedy = "use letters, digits and '-'";
+        findings.error(field, format!("{name:?} is not a valid header name"), remedy);
     }
 }
 
@@ -209,14 +213,14 @@ fn export_to(list: &[String], field: &str, findings: &mut Findings) {
             name if is_label_text(name, false) => {}
             name => findings.error(
                 field,
-                format!("{name:?} is not a namespace"),
+                format!("{name:?} is not a valid namespace"),
                 "use \".\", \"*\" or a namespace",
             ),
         }
         if list.len() > 1 && entry == "~" {
             findings.error(
                 format!("{}[{index}]", "spec.exportTo"),
-                "\"~\" must stand alone",
+                "\"~\" excludes all other values",
                 "remove the others",
             );
         }

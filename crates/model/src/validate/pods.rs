@@ -15,12 +15,12 @@ use crate::{
 /// Checks the specification of a workload, which stands at `at`.
 pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut Findings) {
     if spec.replicas.is_some_and(|replicas| replicas < 0) {
-        findings.error(format!("{at}.replicas"), "is negative", "give 0 or more");
+        findings.error(format!("{at}.replicas"), "is negative", "use 0 or more");
     }
     if let Some(selector) = spec.selector.as_ref().filter(|_| kind != Kind::Job && kind != Kind::CronJob) {
         let field = format!("{at}.selector");
         if selector.match_labels.is_empty() && selector.match_expressions.is_empty() {
-            findings.error(field, "is empty", "give matchLabels that the template's labels have");
+            findings.error(field, "is empty", "set matchLabels to labels of the template");
         } else if !selects(
             &selector.match_labels,
             spec.template.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()),
@@ -28,7 +28,7 @@ pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut
             let labels = crate::world::label_text(&selector.match_labels);
             let message = format!("the template's labels do not match the selector ({labels})");
             let field = format!("{at}.template.metadata.labels");
-            findings.error(field, message, "give the template every label of the selector");
+            findings.error(field, message, "add every label of the selector to the template");
         }
     }
     template(kind, &spec.template, &format!("{at}.template"), findings);
@@ -52,7 +52,7 @@ fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Finding
     };
     let policy = template.spec.restart_policy.as_deref().unwrap_or("Always");
     if !allowed.contains(&policy) {
-        let message = format!("a {kind} cannot have {policy:?}");
+        let message = format!("a {kind} does not support {policy:?}");
         let remedy = format!("write restartPolicy: {}", allowed.join(" or "));
         findings.error(format!("{at}.spec.restartPolicy"), message, remedy);
     }
@@ -66,7 +66,7 @@ pub(crate) fn pod(spec: &PodSpec, findings: &mut Findings) {
 
 fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
     if spec.containers.is_empty() {
-        findings.error(format!("{at}.containers"), "is empty", "a pod needs at least one container");
+        findings.error(format!("{at}.containers"), "is empty", "add at least one container");
     }
     let volumes = names(spec.volumes.iter().map(|volume| &*volume.name), &format!("{at}.volumes"), findings);
     let mut containers = BTreeSet::new();
@@ -77,15 +77,15 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
             let at = format!("{at}.{list}[{index}]");
             container(one, &at, findings);
             if !containers.insert(&*one.name) {
-                let message = format!("{:?} is also the name of another container", one.name);
-                findings.error(format!("{at}.name"), message, "give each container its own name");
+                let message = format!("{:?} is the name of another container of the pod", one.name);
+                findings.error(format!("{at}.name"), message, "use a different name for each container");
             }
             for (mount, named) in one.volume_mounts.iter().enumerate() {
                 // Those of a StatefulSet may come from its volumeClaimTemplates.
                 if kind != Kind::StatefulSet && !volumes.contains(&*named.name) {
                     let field = format!("{at}.volumeMounts[{mount}].name");
                     let message = format!("the pod has no volume {:?}", named.name);
-                    findings.error(field, message, "add it to volumes, or correct the name");
+                    findings.error(field, message, "add the volume, or correct the name");
                 }
             }
             // The others have ended when those start.
@@ -98,7 +98,7 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
 
 fn container(container: &Container, at: &str, findings: &mut Findings) {
     if !is_label_text(&container.name, false) {
-        let message = format!("{:?} is not a name", container.name);
+        let message = format!("{:?} is not a valid container name", container.name);
         findings.error(format!("{at}.name"), message, "use lower-case letters, digits and '-'");
     }
     if container.image.is_empty() {
@@ -116,11 +116,11 @@ fn container(container: &Container, at: &str, findings: &mut Findings) {
         port(u32::try_from(one.container_port).unwrap_or_default(), &format!("{at}.containerPort"), findings);
         let Some(name) = one.name.as_deref().filter(|name| !name.is_empty()) else { continue };
         if !is_port_name(name) {
-            let remedy = "use at most 15 lower-case letters, digits and '-', one letter among them";
-            findings.error(format!("{at}.name"), format!("{name:?} is not the name of a port"), remedy);
+            let remedy = "use at most 15 lower-case letters, digits and '-', with at least one letter";
+            findings.error(format!("{at}.name"), format!("{name:?} is not a valid port name"), remedy);
         } else if !ports.insert(name) {
-            let message = format!("{name:?} is also the name of another port of the container");
-            findings.error(format!("{at}.name"), message, "give each port its own name");
+            let message = format!("{name:?} is the name of another port of the container");
+            findings.error(format!("{at}.name"), message, "use a different name for each port");
         }
     }
     let probes = [
@@ -149,8 +149,8 @@ fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings
         + usize::from(probe.exec.is_some())
         + usize::from(probe.grpc.is_some());
     if actions != 1 {
-        let message = if actions == 0 { "says nothing to probe" } else { "has more than one kind of probe" };
-        findings.error(at, message, "give one of httpGet, tcpSocket, grpc and exec");
+        let message = if actions == 0 { "has no handler" } else { "has more than one handler" };
+        findings.error(at, message, "set exactly one of httpGet, tcpSocket, grpc and exec");
     }
     for (name, target) in targets {
         let field = format!("{at}.{name}.port");
@@ -159,7 +159,7 @@ fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings
                 port(u32::try_from(*number).unwrap_or_default(), &field, findings);
             }
             Some(IntOrText::Text(name)) if name.parse::<u16>().is_err() && !has_port(container, name) => {
-                let message = format!("the container has no port named {name:?}, so it is never ready");
+                let message = format!("the container has no port named {name:?}, so the probe always fails");
                 findings.warning(field, message, "name the port, or use its number");
             }
             _ => {}
@@ -182,11 +182,11 @@ fn shared_ports<'a>(
         let key = (port.container_port, port.protocol.as_deref().unwrap_or("TCP"));
         if let Some(other) = listening.insert(key, &container.name).filter(|other| *other != container.name) {
             let message = format!(
-                "container {other:?} of the pod has port {} as well: one of them cannot listen",
+                "container {other:?} of the pod declares port {} too, and only one container can listen on it",
                 key.0
             );
             let field = format!("{at}.ports[{index}].containerPort");
-            findings.warning(field, message, "give each container of a pod its own ports");
+            findings.warning(field, message, "use different ports for the containers of a pod");
         }
     }
 }
@@ -198,7 +198,7 @@ fn names<'a>(names: impl Iterator<Item = &'a str>, at: &str, findings: &mut Find
         if !known.insert(name) {
             findings.error(
                 format!("{at}[{index}].name"),
-                format!("{name:?} stands twice"),
+                format!("{name:?} is defined twice"),
                 "remove one of them",
             );
         }

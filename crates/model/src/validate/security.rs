@@ -41,7 +41,7 @@ pub(crate) fn peer_authentication(spec: &PeerAuthentication) -> Vec<Finding> {
         let remedy = "add selector.matchLabels, or use mtls";
         findings.error(
             "spec.portLevelMtls",
-            "holds for single workloads only, and no workload is selected",
+            "requires a selector: it applies to the ports of selected workloads",
             remedy,
         );
     }
@@ -65,23 +65,31 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
     selector(spec.selector.as_ref(), &mut findings);
     let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
     if attached && spec.selector.is_some() {
-        findings.error("spec.selector", "cannot stand beside targetRef and targetRefs", "keep one of them");
+        findings.error(
+            "spec.selector",
+            "is not allowed together with targetRef or targetRefs",
+            "remove one of them",
+        );
     }
     match spec.action {
         Action::Custom if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) => {
-            let remedy = "name a provider of the mesh configuration";
-            findings.error("spec.provider.name", "is missing; action CUSTOM needs it", remedy);
+            let remedy = "set the name of a provider of the mesh configuration";
+            findings.error("spec.provider.name", "is missing; action CUSTOM requires it", remedy);
         }
         action if action != Action::Custom && spec.provider.is_some() => {
-            findings.error("spec.provider", "is for action CUSTOM only", "remove it, or set action: CUSTOM");
+            findings.error(
+                "spec.provider",
+                "is allowed with action CUSTOM only",
+                "remove it, or set action: CUSTOM",
+            );
         }
         _ => {}
     }
     if spec.action == Action::Deny && spec.rules.is_empty() {
         findings.warning(
             "spec.rules",
-            "is empty, so nothing is ever denied",
-            "add `- {}` to deny everything",
+            "is empty, so the policy denies no request",
+            "add `- {}` to deny every request",
         );
     }
     if spec.action == Action::Allow && spec.rules.is_empty() && !attached {
@@ -118,7 +126,7 @@ fn empty_fields_of(node: &Node, at: &str, findings: &mut Findings) {
                 let is_empty_list = matches!(&entry.value.value, Value::List(items) if items.is_empty());
                 if entry.value.value == Value::Null || is_empty_list && field != "spec.rules" {
                     let message = "has no value, and without it the policy would match more";
-                    findings.error(&field, message, "give it a value, or remove the field");
+                    findings.error(&field, message, "set a value, or remove the field");
                 }
                 empty_fields_of(&entry.value, &field, findings);
             }
@@ -134,7 +142,7 @@ fn empty_fields_of(node: &Node, at: &str, findings: &mut Findings) {
 
 fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
     if selector.is_some_and(|selector| selector.match_labels.is_empty()) {
-        let message = "is empty, so the policy holds for every workload of the namespace";
+        let message = "is empty, so the policy applies to every workload of the namespace";
         findings.warning("spec.selector", message, "add matchLabels, or remove the selector");
     }
     for (key, value) in selector.iter().flat_map(|selector| &selector.match_labels) {
@@ -142,8 +150,8 @@ fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
         if key.is_empty() || value.contains('*') || key.contains('*') {
             findings.error(
                 field,
-                format!("{key}: {value} is not a label; wildcards are not supported"),
-                "write the whole label",
+                format!("{key}: {value} is not a label: wildcards are not supported"),
+                "write the exact label",
             );
         }
     }
@@ -163,20 +171,20 @@ fn rule(rule: &Rule, action: Action, field: &str, findings: &mut Findings) {
 
 fn source(source: &Source, field: &str, findings: &mut Findings) {
     if *source == Source::default() {
-        findings.error(field, "is empty", "say who, or leave `from` out to mean everybody");
+        findings.error(field, "is empty", "set a field of source, or remove `from` to match every source");
     }
     let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
     let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
     if accounts && others.iter().any(|list| !list.is_empty()) {
-        let message = "cannot stand beside principals and namespaces";
-        findings.error(format!("{field}.serviceAccounts"), message, "use one of the forms");
+        let message = "is not allowed together with principals or namespaces";
+        findings.error(format!("{field}.serviceAccounts"), message, "use one of them");
     }
     for (list, name) in
         [(&source.service_accounts, "serviceAccounts"), (&source.not_service_accounts, "notServiceAccounts")]
     {
         for (index, account) in list.iter().enumerate() {
             if account.contains('*') || account.matches('/').count() > 1 {
-                let message = format!("{account:?} is not a service account");
+                let message = format!("{account:?} is not a valid service account");
                 findings.error(format!("{field}.{name}[{index}]"), message, "write NAME or NAMESPACE/NAME");
             }
         }
@@ -193,7 +201,7 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
         (&source.not_remote_ip_blocks, "notRemoteIpBlocks"),
     ] {
         for (index, block) in list.iter().enumerate().filter(|(_, block)| !is_cidr(block)) {
-            let message = format!("{block:?} is neither an address nor a block of addresses");
+            let message = format!("{block:?} is neither an IP address nor a CIDR block");
             findings.error(format!("{field}.{name}[{index}]"), message, "write 10.0.0.1 or 10.0.0.0/8");
         }
     }
@@ -214,7 +222,11 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
 
 fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
     if *operation == Operation::default() {
-        findings.error(field, "is empty", "say what, or leave `to` out to mean everything");
+        findings.error(
+            field,
+            "is empty",
+            "set a field of operation, or remove `to` to match every operation",
+        );
     }
     for (list, name) in [(&operation.ports, "ports"), (&operation.not_ports, "notPorts")] {
         for (index, number) in list.iter().enumerate() {
@@ -286,7 +298,7 @@ fn no_empty_values(lists: &[(&Vec<String>, &str)], field: &str, findings: &mut F
             findings.error(
                 format!("{field}.{name}[{index}]"),
                 "is empty",
-                "remove it; \"*\" means any that is there",
+                "remove it; \"*\" matches any value",
             );
         }
     }
@@ -296,8 +308,9 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
     if path.contains(['{', '}']) {
         for part in path.split('/').filter(|part| part.contains(['{', '}', '*'])) {
             if !matches!(part, "{*}" | "{**}") {
-                let message = format!("{path:?} is not a path template: {part:?} is no whole part");
-                findings.error(field, message, "use {*} or {**} between slashes, and no * beside them");
+                let message =
+                    format!("{path:?} is not a valid path template: {part:?} is not {{*}} or {{**}}");
+                findings.error(field, message, "use {*} or {**} as whole path segments, and no other *");
             }
         }
         return;
@@ -308,8 +321,12 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
         let message = format!("{path:?} looks like a regular expression, and is compared as text");
         findings.warning(field, message, "write an exact path, PREFIX* or *SUFFIX");
     } else if inner.contains('*') || (path.len() > 1 && path.starts_with('*') && path.ends_with('*')) {
-        let message = format!("in {path:?} the * is taken as it stands");
-        findings.warning(field, message, "* has a meaning only as the first or the last character");
+        let message = format!("in {path:?} the * is an ordinary character");
+        findings.warning(
+            field,
+            message,
+            "use * as the first or the last character only, or a path template such as /a/{*}",
+        );
     } else if path.contains('?') {
         let message = format!("{path:?} never matches: a path has no query");
         findings.warning(field, message, "remove the part from ? on");
@@ -331,22 +348,28 @@ fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findi
         None => when.key == *known,
     });
     if when.key.is_empty() {
-        findings.error(format!("{field}.key"), "is missing", "name an attribute");
+        findings.error(format!("{field}.key"), "is missing", "set an attribute");
     } else if !known {
-        let near = crate::parse::nearest(&when.key, CONDITIONS).filter(|near| !near.ends_with('['));
-        let remedy = near
-            .map_or_else(|| "see the list of conditions".to_owned(), |near| format!("did you mean {near}?"));
-        findings.error(format!("{field}.key"), format!("there is no attribute {:?}", when.key), remedy);
+        let near = if when.key.starts_with("request.header") {
+            Some("request.headers[NAME]")
+        } else {
+            crate::parse::nearest(&when.key, CONDITIONS).filter(|near| !near.ends_with('['))
+        };
+        let remedy = near.map_or_else(
+            || "see Istio's list of authorization policy conditions".to_owned(),
+            |near| format!("did you mean {near}?"),
+        );
+        findings.error(format!("{field}.key"), format!("unknown attribute {:?}", when.key), remedy);
     } else if super::condition_unsupported(&when.key) {
         let effect = match action {
-            Action::Deny => "the rule denies as if the condition held",
-            _ => "the rule never allows anything",
+            Action::Deny => "the DENY rule matches without this condition",
+            _ => "the rule matches no request",
         };
         let message = format!("{:?} is not supported yet: {effect}", when.key);
         findings.warning(format!("{field}.key"), message, "");
     }
     if when.values.is_empty() && when.not_values.is_empty() {
-        findings.error(field, "compares with nothing", "give values or notValues");
+        findings.error(field, "has neither values nor notValues", "set one of them");
     }
     for (list, name) in [(&when.values, "values"), (&when.not_values, "notValues")] {
         for (index, value) in list.iter().enumerate() {
@@ -355,7 +378,7 @@ fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findi
                 "source.ip" | "remote.ip" | "destination.ip" if !is_cidr(value) => {
                     findings.error(
                         field,
-                        format!("{value:?} is neither an address nor a block of addresses"),
+                        format!("{value:?} is neither an IP address nor a CIDR block"),
                         "write 10.0.0.1 or 10.0.0.0/8",
                     );
                 }

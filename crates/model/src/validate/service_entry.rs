@@ -9,7 +9,7 @@ use crate::api::{Address, Labels, Resolution, ServiceEntry, service_entry::Workl
 pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.hosts.is_empty() {
-        findings.error("spec.hosts", "is missing", "name at least one host");
+        findings.error("spec.hosts", "is missing", "add at least one host");
     }
     for (index, name) in spec.hosts.iter().enumerate() {
         hosts(spec, name, &format!("spec.hosts[{index}]"), &mut findings);
@@ -18,10 +18,10 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
         let field = format!("spec.addresses[{index}]");
         let block = address.split_once('/').filter(|(ip, _)| ip.parse::<std::net::IpAddr>().is_ok());
         if block.is_some_and(|(_, length)| length.parse::<u8>().is_ok_and(|length| length <= 128)) {
-            let message = "a block of addresses is not supported yet: connections to it pass through";
+            let message = "CIDR blocks are not supported yet: connections to this one pass through unchanged";
             findings.warning(field, message, "list the addresses");
         } else if address.parse::<std::net::IpAddr>().is_err() {
-            findings.error(field, format!("{address:?} is not an address"), "write an IP address");
+            findings.error(field, format!("{address:?} is not an IP address"), "write an IP address");
         }
     }
     ports(spec, &mut findings);
@@ -29,7 +29,7 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
     if !spec.subject_alt_names.is_empty() {
         // Without the check everybody could pass for the server, so it is not left out.
-        let remedy = "name them in the tls settings of a DestinationRule";
+        let remedy = "set subjectAltNames in the tls settings of a DestinationRule";
         findings.error("spec.subjectAltNames", "is not supported yet", remedy);
     }
     findings.done()
@@ -57,10 +57,10 @@ fn hosts(spec: &ServiceEntry, name: &str, field: &str, findings: &mut Findings) 
         let message = format!("{name:?} has no dot");
         findings.error(field, message, "write a full name, such as api.example.com");
     } else if name.trim_end_matches('.').ends_with(&domain) {
-        let message = format!("{name:?} is a name of Kubernetes services");
-        findings.error(field, message, "such hosts are not supported yet in a ServiceEntry; use a Service");
+        let message = format!("{name:?} is the name of a Kubernetes Service");
+        findings.error(field, message, "use a Service; such hosts are not supported yet in a ServiceEntry");
     } else if name.starts_with('*') && spec.resolution.is_dns() && spec.endpoints.is_empty() {
-        let message = "a wildcard cannot be looked up";
+        let message = "DNS cannot resolve a wildcard";
         findings.error(field, message, "add endpoints, or use resolution NONE");
     }
 }
@@ -77,15 +77,19 @@ fn ports(spec: &ServiceEntry, findings: &mut Findings) {
         }
         if of.speaks().is_none() {
             let message = format!("{:?} is not a protocol", of.protocol);
-            let remedy = "one of HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL, REDIS, UDP";
+            let remedy = "use HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL, REDIS or UDP";
             findings.error(format!("{field}.protocol"), message, remedy);
         }
         let before = &spec.ports[..index];
         if before.iter().any(|other| other.number == of.number) {
-            findings.error(format!("{field}.number"), "stands twice", "give each port its own number");
+            findings.error(
+                format!("{field}.number"),
+                "is defined twice",
+                "use a different number for each port",
+            );
         }
         if before.iter().any(|other| other.name == of.name) {
-            findings.error(format!("{field}.name"), "stands twice", "give each port its own name");
+            findings.error(format!("{field}.name"), "is defined twice", "use a different name for each port");
         }
     }
 }
@@ -94,7 +98,7 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
     let (count, field) = (spec.endpoints.len(), "spec.endpoints");
     match spec.resolution {
         Resolution::None if count > 0 => {
-            findings.error(field, "has no meaning with resolution NONE", "use STATIC or DNS");
+            findings.error(field, "is not allowed with resolution NONE", "use STATIC or DNS");
         }
         Resolution::Static if count == 0 && spec.workload_selector.is_none() => {
             findings.error(
@@ -104,7 +108,11 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
             );
         }
         Resolution::DnsRoundRobin if count > 1 => {
-            findings.error(field, "may be only one with DNS_ROUND_ROBIN", "use DNS, or keep one");
+            findings.error(
+                field,
+                "DNS_ROUND_ROBIN allows one endpoint only",
+                "use DNS, or remove the other endpoints",
+            );
         }
         Resolution::DynamicDns => {
             let remedy = "use DNS with full names, or NONE";
@@ -133,13 +141,13 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
 fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings: &mut Findings) {
     let address = format!("{field}.address");
     if endpoint.address.starts_with("unix:") {
-        findings.error(address, "unix sockets are not supported yet", "use an IP address and a port");
+        findings.error(address, "Unix domain sockets are not supported yet", "use an IP address and a port");
     } else if Address::of(&endpoint.address).ip().is_none() {
         if !is_dns_name(&endpoint.address) {
-            let message = format!("{:?} is neither an address nor a name", endpoint.address);
-            findings.error(address, message, "write an IP address or a full name");
+            let message = format!("{:?} is neither an IP address nor a host name", endpoint.address);
+            findings.error(address, message, "write an IP address or a full host name");
         } else if !spec.resolution.is_dns() {
-            let message = format!("{:?} is a name", endpoint.address);
+            let message = format!("{:?} is a host name", endpoint.address);
             findings.error(address, message, "write an IP address, or use resolution DNS");
         }
     }
@@ -147,7 +155,11 @@ fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings
         let field = skysail_yaml::join(&format!("{field}.ports"), name);
         port(*number, &field, findings);
         if spec.ports.iter().all(|port| port.name != *name) {
-            findings.error(field, format!("there is no port {name:?}"), "use the name of a port");
+            findings.error(
+                field,
+                format!("the ServiceEntry has no port named {name:?}"),
+                "use a name of spec.ports",
+            );
         }
     }
 }

@@ -17,9 +17,9 @@ pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
         };
         let takes_all = covers_rule(&rules[first], &HttpRoute::default());
         let what =
-            if takes_all { "takes every request" } else { "takes every request that this rule matches" };
-        let message = format!("is never reached: http[{first}] {what}");
-        findings.warning(format!("spec.http[{index}]"), message, "put it before that rule, or remove it");
+            if takes_all { "matches every request" } else { "matches every request that this rule matches" };
+        let message = format!("is unreachable: http[{first}] {what}");
+        findings.warning(format!("spec.http[{index}]"), message, "move it before that rule, or remove it");
         if takes_all {
             // The same holds for all that follow.
             return;

@@ -11,15 +11,15 @@ use skysail_yaml::{Node, Value, join};
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 
 const NO_EFFECT: &str = "it has no effect";
-const TOKENS: &str = "an ALLOW rule with it allows nothing, a DENY rule denies without it";
+const TOKENS: &str = "an ALLOW rule with this field matches no request, a DENY rule matches without it";
 
-const AGENT: &str = "only an Envoy whose agent has the files can connect; all others fail";
+const AGENT: &str = "connections fail, except those of an Envoy whose agent has the files";
 
 /// The list.
 const TABLE: &[Row] = &[
-    (Kind::VirtualService, "spec.tls", None, "connections are routed as if these rules were not there"),
-    (Kind::VirtualService, "spec.tcp", None, "connections are routed as if these rules were not there"),
-    (Kind::VirtualService, "spec.http.delegate", None, "the rule answers 503"),
+    (Kind::VirtualService, "spec.tls", None, "connections are routed without these rules"),
+    (Kind::VirtualService, "spec.tcp", None, "connections are routed without these rules"),
+    (Kind::VirtualService, "spec.http.delegate", None, "requests that match the rule get 503"),
     (Kind::VirtualService, "spec.http.match.statPrefix", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
@@ -31,8 +31,8 @@ const TABLE: &[Row] = &[
     (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, NO_EFFECT),
     (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
     (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
-    (Kind::ServiceEntry, "spec.endpoints.network", None, "the endpoint is reached directly"),
-    (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests its rules match are denied"),
+    (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
+    (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests that match its rules are denied"),
     (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),
     (Kind::AuthorizationPolicy, "spec.targetRef", None, "the policy has no effect"),
     (Kind::AuthorizationPolicy, "spec.targetRefs", None, "the policy has no effect"),

@@ -67,13 +67,13 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
     for (index, route) in spec.tls.iter().enumerate() {
         let field = format!("spec.tls[{index}]");
         if route.matches.is_empty() {
-            findings.error(format!("{field}.match"), "is missing", "match on sniHosts");
+            findings.error(format!("{field}.match"), "is missing", "add a match with sniHosts");
         }
         for (at, matched) in
             route.matches.iter().enumerate().filter(|(_, matched)| matched.sni_hosts.is_empty())
         {
             let _ = matched;
-            findings.error(format!("{field}.match[{at}].sniHosts"), "is missing", "name the server names");
+            findings.error(format!("{field}.match[{at}].sniHosts"), "is missing", "add the server names");
         }
         l4_destinations(&route.route, &field, &mut findings);
     }
@@ -86,26 +86,19 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
 fn hosts(spec: &VirtualService, findings: &mut Findings) {
     if spec.hosts.is_empty() {
         let delegate = spec.gateways.is_empty();
-        let remedy = if delegate {
-            "name the hosts it is about; delegates are not supported yet"
-        } else {
-            "name hosts"
-        };
+        let remedy =
+            if delegate { "add the hosts; delegates are not supported yet" } else { "add the hosts" };
         findings.error("spec.hosts", "is missing", remedy);
     }
     for (index, name) in spec.hosts.iter().enumerate() {
         let field = format!("spec.hosts[{index}]");
         host(name, &field, findings);
         if spec.hosts[..index].contains(name) {
-            findings.error(&field, format!("{name:?} stands twice"), "remove one of them");
+            findings.error(&field, format!("{name:?} is defined twice"), "remove one of them");
         }
         let mesh_wide = name == "*" && spec.is_for_mesh();
         if mesh_wide {
-            findings.error(
-                &field,
-                "\"*\" would take over every host of the mesh",
-                "name the hosts, or a gateway",
-            );
+            findings.error(&field, "\"*\" matches every host of the mesh", "list the hosts, or set gateways");
         }
     }
 }
@@ -124,7 +117,7 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
         status(direct.status, 599, &at("directResponse.status"), findings);
         if direct.body.as_ref().is_some_and(|body| body.string.is_some() == body.bytes.is_some()) {
             let field = at("directResponse.body");
-            findings.error(field, "must have one of string and bytes", "give one of them");
+            findings.error(field, "must have exactly one of string and bytes", "set one of them");
         }
     }
     if let Some(rewrite) = &route.rewrite {
@@ -150,7 +143,7 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
     if let Some(mirror) = &route.mirror {
         destination(mirror, &at("mirror"), findings);
         if !route.mirrors.is_empty() {
-            findings.error(at("mirror"), "cannot stand beside mirrors", "keep mirrors");
+            findings.error(at("mirror"), "is not allowed together with mirrors", "remove mirror");
         }
     }
     if let Some(share) = &route.mirror_percentage {
@@ -168,23 +161,23 @@ fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
     ];
     let given: Vec<&str> = actions.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
     match given[..] {
-        [] => findings.error(field, "does nothing", "add route, redirect or directResponse"),
+        [] => findings.error(field, "has no action", "add route, redirect or directResponse"),
         [_] => {}
         [first, ref rest @ ..] => {
-            let message = format!("{first} cannot stand beside {}", rest.join(" and "));
-            findings.error(field, message, "keep one of them, or split the rule in two");
+            let message = format!("{first} and {} exclude each other", rest.join(" and "));
+            findings.error(field, message, "remove one of them, or split the rule");
         }
     }
     let away = route.redirect.is_some() || route.direct_response.is_some();
     if away && route.rewrite.is_some() {
         findings.error(
             format!("{field}.rewrite"),
-            "cannot stand beside a redirect or directResponse",
+            "is not allowed together with redirect or directResponse",
             "remove it",
         );
     }
     if route.redirect.is_some() && route.fault.is_some() {
-        findings.error(format!("{field}.fault"), "cannot stand beside a redirect", "remove it");
+        findings.error(format!("{field}.fault"), "is not allowed together with redirect", "remove it");
     }
 }
 
@@ -205,18 +198,14 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
         for (header, part) in list {
             let field = skysail_yaml::join(&at(name), header);
             if header.starts_with('@') {
-                findings.error(
-                    &field,
-                    "matching on token claims is for gateways and not supported",
-                    "remove it",
-                );
+                findings.error(&field, "matches on token claims are not supported", "remove it");
                 continue;
             }
             header_name(header, &field, findings);
             string_match(part, &field, true, findings);
             if matches!(header.as_str(), "uri" | "scheme" | "method" | "authority") {
-                let remedy = format!("use the match's own field {header}");
-                findings.warning(&field, "is ignored: this is no header", remedy);
+                let remedy = format!("use field {header} of the match");
+                findings.warning(&field, "is ignored: it is not a header", remedy);
             }
         }
     }
@@ -266,7 +255,7 @@ fn destinations(list: &[HttpDestination], field: &str, findings: &mut Findings) 
             list.iter().enumerate().filter(|(_, target)| target.weight.is_none() && list.len() > 1)
         {
             let message = "is missing beside destinations with a weight, so this one gets no requests";
-            findings.warning(format!("{field}.route[{index}].weight"), message, "give it a weight");
+            findings.warning(format!("{field}.route[{index}].weight"), message, "set a weight");
         }
     }
     weights(list.iter().map(|target| target.weight.unwrap_or_default()), field, findings);
@@ -299,14 +288,14 @@ fn weights(list: impl Iterator<Item = i32>, field: &str, findings: &mut Findings
         findings.error(
             format!("{field}.route"),
             "all weights are 0",
-            "give at least one destination a weight",
+            "set a weight of at least one destination",
         );
     }
     if sum > i64::from(u32::MAX) {
         findings.error(
             format!("{field}.route"),
-            "the weights add up to more than 4294967295",
-            "make them smaller",
+            "the sum of the weights exceeds 4294967295",
+            "use smaller weights",
         );
     }
 }
@@ -314,7 +303,11 @@ fn weights(list: impl Iterator<Item = i32>, field: &str, findings: &mut Findings
 fn destination(target: &Destination, field: &str, findings: &mut Findings) {
     let name = &target.host;
     if name == "*" {
-        findings.error(format!("{field}.host"), format!("{name:?} is no single host"), "name one service");
+        findings.error(
+            format!("{field}.host"),
+            format!("{name:?} is not a single host"),
+            "use the name of one service",
+        );
     } else {
         host(name, &format!("{field}.host"), findings);
     }
@@ -324,8 +317,8 @@ fn destination(target: &Destination, field: &str, findings: &mut Findings) {
     if !target.subset.is_empty() && !super::is_label_text(&target.subset, false) {
         findings.error(
             format!("{field}.subset"),
-            format!("{:?} is not a subset's name", target.subset),
-            "see the DestinationRule",
+            format!("{:?} is not a valid subset name", target.subset),
+            "use the name of a subset of the DestinationRule",
         );
     }
 }
@@ -335,35 +328,43 @@ fn http_redirect(redirect: &HttpRedirect, field: &str, findings: &mut Findings) 
         .iter()
         .all(|text| text.is_empty());
     if empty && redirect.port.is_none() && redirect.derive_port.is_none() {
-        findings.error(field, "changes nothing", "give uri, authority, port, scheme or prefixRewrite");
+        findings.error(field, "has no effect", "set uri, authority, port, scheme or prefixRewrite");
     }
     if !redirect.uri.is_empty() && !redirect.prefix_rewrite.is_empty() {
-        findings.error(format!("{field}.prefixRewrite"), "cannot stand beside uri", "keep one of them");
+        findings.error(
+            format!("{field}.prefixRewrite"),
+            "is not allowed together with uri",
+            "remove one of them",
+        );
     }
     if let Some(number) = redirect.port {
         port(number, &format!("{field}.port"), findings);
         if redirect.derive_port.is_some() {
-            findings.error(format!("{field}.derivePort"), "cannot stand beside port", "keep one of them");
+            findings.error(
+                format!("{field}.derivePort"),
+                "is not allowed together with port",
+                "remove one of them",
+            );
         }
     }
     if !redirect.scheme.is_empty() && !matches!(redirect.scheme.as_str(), "http" | "https") {
         let message = format!("{:?} is neither http nor https", redirect.scheme);
-        findings.error(format!("{field}.scheme"), message, "use one of the two");
+        findings.error(format!("{field}.scheme"), message, "use http or https");
     }
     if !matches!(redirect.redirect_code, 0 | 301 | 302 | 303 | 307 | 308) {
-        let message = format!("{} is not a redirect", redirect.redirect_code);
+        let message = format!("{} is not a redirect status", redirect.redirect_code);
         findings.error(format!("{field}.redirectCode"), message, "use 301, 302, 303, 307 or 308");
     }
 }
 
 fn http_rewrite(rewrite: &HttpRewrite, route: &HttpRoute, field: &str, findings: &mut Findings) {
     if rewrite.uri.is_empty() && rewrite.authority.is_empty() && rewrite.uri_regex_rewrite.is_none() {
-        findings.error(field, "changes nothing", "give uri, authority or uriRegexRewrite");
+        findings.error(field, "has no effect", "set uri, authority or uriRegexRewrite");
     }
     if let Some(by_regex) = &rewrite.uri_regex_rewrite {
         let field = format!("{field}.uriRegexRewrite");
         if !rewrite.uri.is_empty() {
-            findings.error(&field, "cannot stand beside uri", "keep one of them");
+            findings.error(&field, "is not allowed together with uri", "remove one of them");
         }
         regex(&by_regex.pattern, &format!("{field}.match"), findings);
         rewrite_groups(&by_regex.pattern, &by_regex.rewrite, &format!("{field}.rewrite"), findings);
@@ -392,11 +393,15 @@ fn rewrite_groups(pattern: &str, rewrite: &str, field: &str, findings: &mut Find
         }
         match rest.next().map(|c| (c, c.to_digit(10))) {
             Some((_, Some(group))) if group as usize > groups => {
-                let message = format!("\\{group} stands for a group the expression does not have");
-                findings.error(field, message, format!("it has {groups}"));
+                let message = format!("\\{group} refers to a group that the expression does not have");
+                findings.error(field, message, format!("the highest group of the expression is {groups}"));
             }
             Some((_, Some(_)) | ('\\', None)) => {}
-            _ => findings.error(field, "a lone \\", "write \\1 to \\9 for groups, \\\\ for a backslash"),
+            _ => findings.error(
+                field,
+                "\\ without a group number",
+                "write \\1 to \\9 for groups, \\\\ for a backslash",
+            ),
         }
     }
 }
@@ -413,8 +418,8 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
     if retry.attempts == 0 && (!retry.retry_on.is_empty() || retry.per_try_timeout.is_some()) {
         findings.error(
             format!("{field}.attempts"),
-            "is 0, so the other settings mean nothing",
-            "give attempts, or attempts: 0 alone to turn retries off",
+            "is 0, so the other retry settings have no effect",
+            "set attempts, or remove the other settings to disable retries",
         );
     }
     positive(retry.per_try_timeout, &format!("{field}.perTryTimeout"), findings);
@@ -429,7 +434,7 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
             );
             findings.error(
                 format!("{field}.retryOn"),
-                format!("{condition:?} is not a condition for retries"),
+                format!("{condition:?} is not a retry condition"),
                 remedy,
             );
         }
@@ -444,18 +449,18 @@ fn too_short(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut F
     {
         let message = format!("is longer than the route's timeout of {whole}, which ends the request first");
         let field = format!("{field}.retries.perTryTimeout");
-        findings.warning(field, message, "make it shorter, or the timeout longer");
+        findings.warning(field, message, "set a shorter perTryTimeout or a longer timeout");
     }
 }
 
 fn http_fault(fault: &HttpFault, field: &str, findings: &mut Findings) {
     if fault.delay.is_none() && fault.abort.is_none() {
-        findings.error(field, "does nothing", "give delay or abort");
+        findings.error(field, "has no effect", "set delay or abort");
     }
     if let Some(delay) = &fault.delay {
         let field = format!("{field}.delay");
         if delay.fixed_delay.is_none() {
-            findings.error(format!("{field}.fixedDelay"), "is missing", "say how long, as in 5s");
+            findings.error(format!("{field}.fixedDelay"), "is missing", "set a duration, such as 5s");
         }
         positive(delay.fixed_delay, &format!("{field}.fixedDelay"), findings);
         if let Some(share) = &delay.percentage {
@@ -467,13 +472,13 @@ fn http_fault(fault: &HttpFault, field: &str, findings: &mut Findings) {
         let field = format!("{field}.abort");
         let given = [abort.http_status.is_some(), abort.grpc_status.is_some(), abort.http2_error.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
-            findings.error(&field, "must have one of httpStatus and grpcStatus", "give one of them");
+            findings.error(&field, "must have exactly one of httpStatus and grpcStatus", "set one of them");
         }
         if let Some(code) = abort.http_status {
             status(code, 599, &format!("{field}.httpStatus"), findings);
         }
         if let Some(name) = abort.grpc_status.as_ref().filter(|name| !GRPC_STATUS.contains(&name.as_str())) {
-            let remedy = format!("it is one of {}", GRPC_STATUS.join(", "));
+            let remedy = format!("use one of {}", GRPC_STATUS.join(", "));
             findings.error(format!("{field}.grpcStatus"), format!("{name:?} is not a gRPC status"), remedy);
         }
         if let Some(share) = &abort.percentage {
@@ -486,7 +491,7 @@ fn status(code: u32, highest: u32, field: &str, findings: &mut Findings) {
     if !(200..=highest).contains(&code) {
         findings.error(
             field,
-            format!("{code} is not a status an answer can have"),
+            format!("{code} is not a valid response status"),
             format!("use 200 to {highest}"),
         );
     }
@@ -504,7 +509,7 @@ fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Fin
             let field = skysail_yaml::join(&format!("{field}.{what}"), name);
             changeable(name, &field, is_request, findings);
             if value.bytes().any(|byte| byte < b' ' && byte != b'\t' || byte == 0x7f) {
-                findings.error(&field, "the value has control characters", "remove them");
+                findings.error(&field, "the value contains control characters", "remove them");
             }
         }
     }

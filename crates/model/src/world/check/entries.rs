@@ -16,9 +16,10 @@ impl Report<'_> {
                 };
                 let of = service.spec.outside.as_ref().map_or("", |outside| outside.entry.as_str());
                 if of != entry.object.meta.name {
-                    let message =
-                        format!("{host} already stands in {of}, which is older; here it has no effect");
-                    let remedy = "put endpoints and ports into one ServiceEntry";
+                    let message = format!(
+                        "ServiceEntry {of} is older and defines {host}; this definition has no effect"
+                    );
+                    let remedy = "merge endpoints and ports into one ServiceEntry";
                     self.say(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
                 }
             }

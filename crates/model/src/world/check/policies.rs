@@ -42,7 +42,7 @@ impl Report<'_> {
             let selector = entry.object.spec.selector.as_ref();
             if !is_wide(selector) && about.namespace() == root {
                 let message = "has no effect: policies of the root namespace cannot select workloads";
-                let remedy = "remove the selector, or put it into the workload's namespace";
+                let remedy = "remove the selector, or move the policy into the namespace of the workload";
                 self.say(&about, Severity::Error, "spec.selector", message, remedy);
                 continue;
             }
@@ -70,8 +70,8 @@ impl Report<'_> {
             .find(|other| same(other.object.spec.selector.as_ref()) && other.age() < about.entry.age());
         if let Some(older) = older {
             let older = About { entry: older, kind: Kind::PeerAuthentication }.name();
-            let message = format!("has no effect: {older} is older and holds for the same workloads");
-            self.say(about, Severity::Error, "spec", message, "keep one of them");
+            let message = format!("has no effect: {older} is older and applies to the same workloads");
+            self.say(about, Severity::Error, "spec", message, "remove one of them");
         }
     }
 

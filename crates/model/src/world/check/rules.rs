@@ -25,13 +25,13 @@ impl Report<'_> {
             let about = About { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             if !spec.is_for_mesh() {
-                let message = "holds for gateways only, which are not supported yet";
+                let message = "applies to gateways only, and gateways are not supported yet";
                 self.say(
                     &about,
                     Severity::Warning,
                     "spec.gateways",
                     message,
-                    "add mesh to have sidecars follow it",
+                    "add mesh to apply it to sidecars",
                 );
                 continue;
             }
@@ -54,9 +54,10 @@ impl Report<'_> {
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
                 let older = About { entry: first, kind: Kind::VirtualService }.name();
-                let message =
-                    format!("{host} is already routed by {older}, which is older; this one has no effect");
-                self.say(about, Severity::Error, &field, message, "put the rules into one VirtualService");
+                let message = format!(
+                    "{host} is already routed by {older}, which is older; this VirtualService has no effect on it"
+                );
+                self.say(about, Severity::Error, &field, message, "merge the rules into one VirtualService");
             }
             match self.world.service(&full) {
                 Some(service) if !spec.http.is_empty() => self.has_http(about, &field, service),
@@ -70,9 +71,8 @@ impl Report<'_> {
     fn has_http(&mut self, about: &About<'_, VirtualService>, field: &str, service: &Typed<Service>) {
         let may = |port: &ServicePort| port.protocol.is_http() || port.protocol == Protocol::Unknown;
         if !service.spec.ports.iter().any(may) {
-            let message =
-                format!("has http rules, but Service {} has no port that speaks HTTP", service.meta.name);
-            let remedy = "name the service's port http or http-..., or set its appProtocol";
+            let message = format!("has http rules, but Service {} has no HTTP port", service.meta.name);
+            let remedy = "name the port http or http-..., or set its appProtocol";
             self.say(about, Severity::Error, field, message, remedy);
         }
     }
@@ -82,13 +82,14 @@ impl Report<'_> {
         let completed = format!("{host}.svc.{DOMAIN}");
         if self.world.service(&completed).is_some() {
             // `reviews.default`: Istio completes names without dots only.
-            let message = format!("{host:?} means no service: only names without dots are completed");
+            let message =
+                format!("{host:?} is not the name of a service: only names without dots are completed");
             self.say(about, Severity::Warning, field, message, format!("write {completed}"));
         } else if full.ends_with(&format!(".svc.{DOMAIN}"))
             && !full.starts_with('*')
             && self.world.services().next().is_some()
         {
-            let message = format!("there is no service {full}, so the rules hold for no service");
+            let message = format!("there is no service {full}, so the rules apply to no service");
             let remedy = self.service_remedy(host, about.namespace());
             self.say(about, Severity::Warning, field, message, remedy);
         }
@@ -142,7 +143,7 @@ impl Report<'_> {
             let ports: Vec<String> = service.spec.ports.iter().map(|port| port.port.to_string()).collect();
             let message =
                 format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
-            let remedy = format!("it has {}", ports.join(", "));
+            let remedy = format!("use a port of the service: {}", ports.join(", "));
             self.say(about, Severity::Error, format!("{field}.port.number"), message, remedy);
         }
         if destination.subset.is_empty() {
@@ -160,9 +161,9 @@ impl Report<'_> {
                 let names: Vec<&str> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
                 let of = format!("DestinationRule {}/{}", rule.meta.namespace, rule.meta.name);
                 let remedy = match nearest(&destination.subset, &names) {
-                    _ if names.is_empty() => format!("{of} defines none; add it there"),
-                    Some(near) if names.len() > 3 => format!("{of} has {near}; did you mean that?"),
-                    _ => format!("{of} defines {}", names.join(", ")),
+                    _ if names.is_empty() => format!("add the subset to {of}"),
+                    Some(near) if names.len() > 3 => format!("did you mean {near} of {of}?"),
+                    _ => format!("use a subset of {of}: {}", names.join(", ")),
                 };
                 self.say(about, Severity::Error, field, message, remedy);
             }
@@ -228,7 +229,7 @@ impl Report<'_> {
             let labels = label_text(&subset.labels);
             let message = format!("no pod of {} has {labels}; requests to it get 503", service.meta.name);
             let field = format!("spec.subsets[{index}].labels");
-            self.say(about, Severity::Warning, field, message, "check the pods' labels");
+            self.say(about, Severity::Warning, field, message, "check the labels of the pods");
         }
     }
 
@@ -243,13 +244,13 @@ impl Report<'_> {
         let (refused_by, message, remedy) = match tls.map(|tls| tls.mode) {
             Some(TlsMode::Disable | TlsMode::Simple) => (
                 MtlsMode::Strict,
-                "turns mutual TLS off, but a PeerAuthentication says STRICT; every request fails",
-                "use ISTIO_MUTUAL, or leave tls out",
+                "disables mutual TLS, but a PeerAuthentication requires it (STRICT): every request fails",
+                "use ISTIO_MUTUAL, or remove tls",
             ),
             Some(TlsMode::IstioMutual) => (
                 MtlsMode::Disable,
-                "turns mutual TLS on, but a PeerAuthentication says DISABLE; every request fails",
-                "leave tls out, or change the PeerAuthentication",
+                "enables mutual TLS, but a PeerAuthentication disables it (DISABLE): every request fails",
+                "remove tls, or change the PeerAuthentication",
             ),
             _ => return,
         };

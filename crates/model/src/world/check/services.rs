@@ -33,7 +33,7 @@ impl Report<'_> {
                         Severity::Error,
                         "spec.clusterIP",
                         message,
-                        "give each service its own address",
+                        "use a different address for each Service",
                     );
                 }
             }
@@ -99,9 +99,13 @@ impl Report<'_> {
         for (index, port) in spec.ports.iter().enumerate().filter(|(_, port)| port.protocol == Protocol::Tcp)
         {
             if let Some(other) = http_ports.get(&port.port) {
-                let message = format!("has no address, and port {} is HTTP for {}", port.port, other.name());
+                let message = format!(
+                    "has no address, and port {} is an HTTP port of {}: connections to it are treated as HTTP",
+                    port.port,
+                    other.name()
+                );
                 let field = format!("spec.ports[{index}].port");
-                self.say(about, Severity::Warning, field, message, "give it a clusterIP, or another port");
+                self.say(about, Severity::Warning, field, message, "set clusterIP, or use another port");
             }
         }
     }
