@@ -173,7 +173,7 @@ mod tests {
         let text: String = std::iter::once(pod.to_owned()).chain(services).collect();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.yaml"), text).unwrap();
-        let survey = Survey::read(&[folder.path().to_owned()]).unwrap();
+        let survey = Survey::read(&[folder.path().to_owned()], None).unwrap();
         let wishes: Vec<Wish> = wishes.iter().map(|wish| wish.parse().unwrap()).collect();
         let published = open(&wishes, &survey).unwrap();
         assert_eq!(published.targets.len(), published.lines.len());

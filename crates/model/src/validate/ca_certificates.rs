@@ -29,7 +29,7 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
                 );
             }
             (true, true) => {
-                findings.error(at("pem"), "is missing", "set the root certificates in PEM format")
+                findings.error(at("pem"), "is missing", "set the root certificates in PEM format");
             }
         }
         if !entry.cert_signers.is_empty() {
