@@ -252,7 +252,8 @@ fn published_ports_outlive_pods() {
         Some(name) if name != before => Ok(()),
         name => Err(format!("{name:?} answers")),
     });
-    assert!(mesh.interrupt().status.success());
+    let ended = mesh.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
 }
 
 /// The address of the port with this line.

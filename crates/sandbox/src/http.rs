@@ -242,6 +242,11 @@ fn add_lines(head: &mut Vec<u8>, fields: &HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
     use super::*;
 
     fn head(url: &str, headers: &[&str], body: Option<&'static str>) -> Result<String, String> {
@@ -254,6 +259,31 @@ mod tests {
         let mut lines: Vec<_> = lines.collect();
         lines.sort();
         Ok(format!("{} | {}", request.uri(), lines.join(" | ")))
+    }
+
+    #[tokio::test]
+    async fn a_response_before_the_body_is_sent_counts_and_bytes_stay_as_they_are() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 4]).await.unwrap();
+            stream.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\n\x00\xff\n").await.unwrap();
+            stream
+        });
+        // More than the buffers of both sockets hold.
+        let body = Some(Bytes::from(vec![0; 64 << 20]));
+        let call = Call { method: "POST".to_owned(), url, body, ..Call::default() };
+        let mut got = Vec::new();
+        let status = exchange(&call, Duration::from_secs(60), |event| {
+            if let Event::Body(piece) = event {
+                got.extend_from_slice(piece);
+            }
+            Ok(())
+        });
+        assert_eq!(status.await.unwrap(), 413);
+        assert_eq!(got, b"\0\xff\n");
+        drop(server.await.unwrap());
     }
 
     #[test]
