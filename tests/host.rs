@@ -252,6 +252,11 @@ fn published_ports_outlive_pods() {
         Some(name) if name != before => Ok(()),
         name => Err(format!("{name:?} answers")),
     });
+    // `up` hears of the new pod's readiness a moment after its address is published.
+    mesh.wait("the workload is ready once more", |said| {
+        let times = said.matches("ready      shop/stock-v1 (1 pod)").count();
+        if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{said}")) }
+    });
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
 }
