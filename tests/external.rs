@@ -1,5 +1,6 @@
 //! Hosts of ServiceEntries in a mesh: they resolve, pods stand in for them, and what does not resolve has a reason.
 
+use nix::unistd::Uid;
 use skysail_testkit::{Mesh, Setup, eventually};
 
 /// The example of the document, which is tested as it stands there.
@@ -91,9 +92,12 @@ fn pods_stand_in_for_external_hosts() {
 #[test]
 fn names_without_an_answer_have_a_reason() {
     let text = format!("{}---{UNREACHABLE}", example());
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text);
+    let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
     mesh.wait_status("front", "http://real.example/", &[], 503);
     mesh.wait_said("ServiceEntry default/real: real.example has no endpoints");
+    let refused = mesh.call("stranger", "http://192.0.2.1/", &[]);
+    assert!(refused.body.contains("unreachable"), "not a timeout, though nothing is there: {refused:?}");
     for (from, host, reason) in [
         ("front", "none.example", "with resolution NONE no address is allocated"),
         ("front", "x.wild.example", "*.wild.example of ServiceEntry default/none: a wildcard has no address"),

@@ -153,6 +153,11 @@ pub(crate) fn settle() -> Result<u32, Error> {
     links::loopback(&mut socket).map_err(forbidden_by)?;
     // Without this, bridged packets go through IPv4's rules, of which there are none here, for nothing.
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
+    // A router without a route answers that a destination is unreachable, so connections beyond the mesh fail at once. Where /proc is
+    // read-only, they fail after their timeouts.
+    if let Err(error) = fs::write("/proc/sys/net/ipv4/ip_forward", "1") {
+        tracing::debug!(%error, "connections beyond the mesh fail after their timeouts");
+    }
     Ok(outside)
 }
 
