@@ -96,7 +96,7 @@ fn what_dies_in_a_pod_is_started_again() {
             Some(new) if new.is_u64() && new != old => Ok(()),
             other => Err(format!("{other:?}")),
         });
-        mesh.wait_said(&format!("{program} ended"));
+        mesh.wait_said(&format!("{program} exited"));
         mesh.wait_status("front", STOCK, &[], 200);
         let report = mesh.load("front", &[STOCK, "-n", "200"]).finish();
         report.assert_all_good();

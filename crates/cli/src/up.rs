@@ -43,58 +43,59 @@ use crate::{
 /// Arguments of `skysail up`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Every replica of a Deployment (or StatefulSet, DaemonSet, Pod) gets a network namespace with an address of its own, \
-its process and a sidecar. Services have virtual addresses, names are resolved as in a cluster, and all connections \
-go through the sidecars. Images stand for programs (--image); an echo server stands in for unknown ones. \
-Files are watched: edits take effect while it runs. From the host, -p 8080:web:80 leads to port 80 of the Service (or \
-workload) web, as plain text from outside of the mesh; Services of type LoadBalancer or NodePort are published without \
-it. Nothing of this machine is changed, and all is gone at the end.\n\n\
-Sidecars log requests: `skysail logs WORKLOAD -c proxy`. `accessLogFile: \"\"` in the mesh configuration (ConfigMap istio \
-in istio-system), or --control-arg=--default-access-log= turns that off.\n\n\
-A mesh is healthy when every workload is ready, the configuration has no errors, and on every edge at least 99 % of \
-the requests succeed. Answers 4xx are no failures; 403 is counted by itself. The exit code is 0 if the mesh was healthy \
-when it ended, whether by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.")]
+Each pod of a workload gets a network namespace with an IP address, its processes and a sidecar. Services have virtual \
+IP addresses, names resolve as in a cluster, and all connections pass through the sidecars. --image names the program \
+for an image; for other images an echo server runs. Files are watched: edits take effect while the mesh runs. \
+The machine's own configuration is not changed, and at the end nothing of the mesh is left.\n\n\
+On the host, -p 8080:web:80 leads to port 80 of the Service (or workload) web, as plain text from outside of the mesh. \
+Services of type LoadBalancer or NodePort are published without it. Sidecars log requests: `skysail logs WORKLOAD -c \
+proxy`. `accessLogFile: \"\"` in the mesh configuration (ConfigMap istio in istio-system), or \
+--control-arg=--default-access-log= turns that off.\n\n\
+A mesh is healthy if every workload is ready, the configuration has no errors, and at least 99 % of the requests on \
+every edge succeed. Status 4xx is not a failure; 403 is counted as denied. The exit code is 0 if the mesh was healthy \
+when it ended, by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.\n\n\
+Files without a workload, such as routing rules alone, are checked and nothing is run.")]
 pub(crate) struct Args {
     /// Folders or files of Kubernetes and Istio YAML; - is standard input, as in `kustomize build DIR | skysail up -`.
     #[arg(required = true, value_name = "PATH")]
     config: Vec<PathBuf>,
-    /// What to call the mesh, so that `skysail exec` finds it [default: the folder's name].
+    /// Name of the mesh, for `skysail exec` and others [default: the name of the first path].
     #[arg(long)]
     name: Option<String>,
-    /// The program that stands for an image, with or without a tag, such as acme/shop=./shop; may be given several
-    /// times. The container's `args` are added.
+    /// Program to run for an image, with or without a tag: acme/shop=./shop. May be given several times. The
+    /// container's `args` are appended.
     #[arg(long = "image", value_name = "IMAGE=COMMAND", value_parser = image)]
     images: Vec<(String, Vec<String>)>,
     /// Make a port of a Service or workload reachable on this machine, such as -p 8080:web:80; may be given several
     /// times. The address is 127.0.0.1 unless given, and port 0 stands for a free one.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
     publish: Vec<publish::Wish>,
-    /// End after this time, counted from when all is ready: 30s, 5m.
+    /// End this long after all workloads are ready: 30s, 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// How to print the result; with json, it is one document at the end, and progress goes to standard error.
+    /// Format of the result. With json it is one document at the end, and progress goes to standard error.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
-    /// Run the `command` of containers whose image no --image names, with this machine's programs and files.
+    /// Run the `command` of containers for whose image no --image is given, with this machine's programs and files.
     #[arg(long)]
     run_commands: bool,
-    /// How many pods may run, whatever this machine can carry by its memory and limits; 1000 at most.
+    /// Maximum number of pods, 1000 at most [default: by this machine's memory and limits].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     max_pods: Option<u16>,
-    /// Worker threads of every sidecar.
+    /// Worker threads of each sidecar.
     #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN)]
     concurrency: NonZeroU32,
-    /// How long the workloads get to become ready; after that, the mesh counts as unhealthy.
+    /// Time within which all workloads must be ready; otherwise the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     ready_within: Duration,
-    /// Give a workload an Envoy in the sidecar's place, with the same configuration; may be given several times.
-    /// Any public build will do. Of its calls, the table shows those to workloads with a sidecar of Skysail's.
+    /// Run an Envoy as the sidecar of a workload, with the same configuration; may be given several times. Any public
+    /// build works. The table shows only those of its calls whose destination has a Skysail sidecar.
     #[arg(long = "envoy", value_name = "NAMESPACE/WORKLOAD=PROGRAM", value_parser = envoy)]
     envoys: Vec<(String, PathBuf)>,
-    /// A further argument for the control plane, such as --control-arg=--cert-ttl=1h; may be given several times.
+    /// Additional argument for the control plane, such as --control-arg=--cert-ttl=1h; may be given several times.
     #[arg(long = "control-arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
     control_arguments: Vec<String>,
-    /// Run the pods and services only: no control plane and no sidecars.
+    /// Run pods and Services only, without a control plane and sidecars.
     #[arg(long, conflicts_with_all = ["envoys", "control_arguments", "concurrency"])]
     plain: bool,
 }
@@ -126,18 +127,18 @@ fn duration(text: &str) -> Result<Duration, String> {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
         Duration::try_from_secs_f64(number * seconds).ok()
     });
-    parsed.ok_or_else(|| format!("{text:?} is not a time such as 30s, 5m or 500ms"))
+    parsed.ok_or_else(|| format!("{text:?} is not a duration such as 30s, 5m or 500ms"))
 }
 
 fn envoy(text: &str) -> Result<(String, PathBuf), String> {
     let parts = text.split_once('=').filter(|(workload, _)| workload.contains('/'));
-    let (workload, file) = parts.ok_or("write NAMESPACE/WORKLOAD=PROGRAM")?;
+    let (workload, file) = parts.ok_or("expected NAMESPACE/WORKLOAD=PROGRAM")?;
     let file = program(file)?.canonicalize().map_err(|error| format!("{file}: {error}"))?;
     Ok((workload.to_owned(), file))
 }
 
 fn image(text: &str) -> Result<(String, Vec<String>), String> {
-    let (image, command) = text.split_once('=').ok_or("write IMAGE=COMMAND, such as acme/shop=./shop")?;
+    let (image, command) = text.split_once('=').ok_or("expected IMAGE=COMMAND, such as acme/shop=./shop")?;
     let command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     program(command.first().ok_or("the command is missing after the =")?)?;
     Ok((image.to_owned(), command))
@@ -150,11 +151,11 @@ fn program(name: &str) -> Result<PathBuf, String> {
     };
     if name.contains('/') {
         let file = PathBuf::from(name);
-        return if runs(&file) { Ok(file) } else { Err(format!("{name} is not a program that can be run")) };
+        return if runs(&file) { Ok(file) } else { Err(format!("{name} is not an executable file")) };
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| runs(file));
-    found.ok_or_else(|| format!("there is no program {name} in PATH; for one in this folder write ./{name}"))
+    found.ok_or_else(|| format!("no program {name} in PATH; for one in this folder write ./{name}"))
 }
 
 pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
@@ -262,7 +263,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     let Started { mut state, mut reports, control } = mesh::start(settings).await?;
     let mut tick = tokio::time::Instant::now();
     let mut confirm = tokio::time::interval(CONFIRM);
-    let mut resized = signal(SignalKind::window_change()).context("following the terminal's size")?;
+    let mut resized = signal(SignalKind::window_change()).context("watching the terminal's size")?;
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     loop {
@@ -298,7 +299,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
             ending = &mut terminate => {
                 ending?;
                 let now = state.borrow().clone();
-                show.console.line("ending")?;
+                show.console.line("stopping")?;
                 // What happened since the last look counts, too.
                 show.collect(&now, control).await?;
                 return show.finish(&now);
@@ -356,7 +357,8 @@ impl Show {
         self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {
-            self.console.line("warning: not every sidecar has taken its configuration")?;
+            self.console
+                .line("warning: some sidecars have not acknowledged their configuration within 10 s")?;
         }
         if late || self.settled >= 2 {
             self.all_ready(state, control).await?;
@@ -457,7 +459,7 @@ impl Show {
                 }
                 self.console.end()?;
                 if !edges.is_empty() {
-                    stdio::print(format_args!("\nin all:\n{}", self.console.whole(&edges)))?;
+                    stdio::print(format_args!("\ntotal:\n{}", self.console.whole(&edges)))?;
                 }
                 problems.iter().map(printable).try_for_each(stdio::print)?;
                 stdio::print(if healthy { "healthy" } else { "not healthy" })?;
@@ -470,10 +472,10 @@ impl Show {
     fn problems(&self, state: &State, edges: &[Edge]) -> Vec<String> {
         let mut problems = Vec::new();
         if state.pods.is_empty() {
-            problems.push("there are no workloads".to_owned());
+            problems.push("no workload is left".to_owned());
         }
         if self.late {
-            problems.push("not all workloads were ready in time".to_owned());
+            problems.push("some workloads were not ready in time (--ready-within)".to_owned());
         }
         problems.extend(state.refused.iter().cloned());
         for pod in state.pods.iter().filter(|pod| !pod.is_well()) {
@@ -501,9 +503,9 @@ mod tests {
             ("acme/shop", "IMAGE=COMMAND"),
             ("acme/shop= ", "command is missing"),
             ("a=no-such-program-here", "write ./no-such-program-here"),
-            ("a=./no-such-program-here", "not a program"),
-            ("a=/", "not a program"),
-            ("a=/etc/passwd", "not a program"),
+            ("a=./no-such-program-here", "not an executable file"),
+            ("a=/", "not an executable file"),
+            ("a=/etc/passwd", "not an executable file"),
         ] {
             let error = image(text).unwrap_err();
             assert!(error.contains(problem), "{error}");

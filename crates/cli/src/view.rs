@@ -8,10 +8,10 @@ use skysail_sandbox::rundir::{Phase, PodState, ProgramState, State};
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, serde::Deserialize)]
 pub(crate) enum Output {
-    /// For people.
+    /// Tables and sentences, for people.
     #[default]
     Text,
-    /// For scripts.
+    /// JSON, for scripts.
     Json,
 }
 

@@ -139,7 +139,7 @@ fn sidecars_carry_identities_and_a_control_plane_that_dies_comes_back() {
 
     let control = mesh.state()["control"].to_string();
     assert!(mesh.skysail(&["exec", "web", "--", "kill", "-9", &control]).status.success());
-    mesh.wait_for("the control plane ended");
+    mesh.wait_for("control plane: exited");
     assert_eq!(mesh.call("http://db/").0, "200");
 
     let text = fs::read_to_string(mesh.file()).unwrap();
@@ -236,10 +236,10 @@ fn what_cannot_be_run_is_refused_before_anything_starts() {
     fs::create_dir(&empty).unwrap();
     for (arguments, config, problem) in [
         (&[][..], &empty, "no *.yaml"),
-        (&["--envoy", "shop/bd=/bin/true"], &shop, "no such workload; there are shop/db, shop/web"),
+        (&["--envoy", "shop/bd=/bin/true"], &shop, "no such workload; the workloads are shop/db, shop/web"),
         (&["--envoy", "shop/db=/no/envoy"], &shop, "/no/envoy"),
         (&["--image", "acme/nothing=true"], &shop, "no container has this image"),
-        (&["--image", "acme/web=./nothing"], &shop, "not a program"),
+        (&["--image", "acme/web=./nothing"], &shop, "not an executable file"),
         (&["--plain", "--envoy", "shop/db=/bin/true"], &shop, "cannot be used with"),
     ] {
         let mut command = Command::new(SKYSAIL);

@@ -47,7 +47,7 @@ pub(crate) fn program(
     let mut environment = environment(container, pod, objects, &mut note);
     let command = if let Some(program) = find(images, &container.image) {
         if !container.command.is_empty() {
-            note("`command` has no effect: the program that stands for the image is run".to_owned());
+            note("`command` has no effect: the program given for the image runs instead".to_owned());
         }
         unsupported::of_container(container).into_iter().for_each(&mut note);
         let args = container.args.iter().map(|argument| expand(argument, &environment));
@@ -57,7 +57,11 @@ pub(crate) fn program(
         let words = container.command.iter().chain(&container.args);
         words.map(|word| expand(word, &environment)).collect()
     } else if role == Role::Ends {
-        note(format!("image {} is not known here: it counts as done{}", container.image, hint(container)));
+        note(format!(
+            "no program for image {}: it is not run and counts as completed{}",
+            container.image,
+            hint(container)
+        ));
         images.stand_in.iter().cloned().chain(["--done".to_owned()]).collect()
     } else {
         note(stands_in(container, ports));
@@ -90,7 +94,7 @@ fn stands_in(container: &Container, ports: &Ports) -> String {
             format!("; nothing answers on UDP ({})", numbers.join(", "))
         }
     };
-    format!("image {image} is not known here: {what} stands in{udp}{}", hint(container))
+    format!("no program for image {image}: {what} runs in its place{udp}{}", hint(container))
 }
 
 /// How to have the container's own command run.
@@ -142,7 +146,7 @@ fn environment(
                 environment.insert(variable.name.clone(), value);
             }
             Err(_) if variable.value_from.as_ref().is_some_and(|source| is_optional(source, "KeyRef")) => {}
-            Err(problem) => note(format!("env {}: {problem}: it is not set", variable.name)),
+            Err(problem) => note(format!("env {}: {problem}; the variable is not set", variable.name)),
         }
     }
     environment
@@ -151,11 +155,11 @@ fn environment(
 fn value(variable: &Variable, pod: &Pod, objects: &Objects) -> Result<String, String> {
     let Some(source) = &variable.value_from else { return Ok(variable.value.clone().unwrap_or_default()) };
     if let Some(path) = source["fieldRef"]["fieldPath"].as_str() {
-        return pod.field(path).ok_or_else(|| format!("fieldPath {path} is not supported here"));
+        return pod.field(path).ok_or_else(|| format!("fieldPath {path} is not supported"));
     }
     let (reference, texts) = texts(source, "KeyRef", pod, objects)?;
     let key = reference["key"].as_str().unwrap_or_default();
-    texts.get(key).cloned().ok_or_else(|| format!("there is no key {key} in {}", reference["name"]))
+    texts.get(key).cloned().ok_or_else(|| format!("no key {key} in {}", reference["name"]))
 }
 
 /// Whether what a source refers to need not be there.
@@ -178,11 +182,11 @@ fn texts<'a>(
         if let Some(name) = reference["name"].as_str() {
             let key = (kind.to_owned(), pod.namespace.clone(), name.to_owned());
             let found = objects.values.get(&key).map(|texts| (reference, texts));
-            return found.ok_or_else(|| format!("there is no {kind} {}/{name}", pod.namespace));
+            return found.ok_or_else(|| format!("{kind} {}/{name} does not exist", pod.namespace));
         }
     }
     let kinds: Vec<_> = source.as_object().into_iter().flat_map(|source| source.keys()).cloned().collect();
-    Err(format!("{} is not supported here", kinds.join(", ")))
+    Err(format!("{} is not supported", kinds.join(", ")))
 }
 
 /// Replaces `$(NAME)` by the variable's value, as Kubernetes does; `$$(` stands for `$(`.
@@ -260,14 +264,14 @@ mod tests {
             ("k", "v"),
         ];
         assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
-        assert_eq!(notes, ["env NONE: there is no Secret n/t: it is not set"]);
+        assert_eq!(notes, ["env NONE: Secret n/t does not exist; the variable is not set"]);
     }
 
     #[test]
     fn a_note_names_the_ports_and_protocols_of_a_stand_in() {
         let container = Container { image: "acme/x".to_owned(), ..Container::default() };
         let said = |ports: Ports| stands_in(&container, &ports);
-        assert_eq!(said(Ports::default()), "image acme/x is not known here: an idle process stands in");
+        assert_eq!(said(Ports::default()), "no program for image acme/x: an idle process runs in its place");
         let ports = Ports {
             tcp: [(80, Protocol::Http), (81, Protocol::Grpc)].into(),
             udp: [53, 54].into(),
@@ -275,7 +279,7 @@ mod tests {
         };
         assert_eq!(
             said(ports),
-            "image acme/x is not known here: an echo server on ports 80 (HTTP), 81 (gRPC) stands in; nothing answers \
+            "no program for image acme/x: an echo server on ports 80 (HTTP), 81 (gRPC) runs in its place; nothing answers \
              on UDP (53, 54)"
         );
     }

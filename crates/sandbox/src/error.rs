@@ -6,7 +6,7 @@ use std::{fmt::Display, io};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine lacks, or forbids, something the sandbox needs.
-    #[error("this machine does not give the mesh {what} ({cause}). {remedy}")]
+    #[error("cannot set up {what}: {cause}. {remedy}")]
     Missing {
         /// The thing.
         what: &'static str,

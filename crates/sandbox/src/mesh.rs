@@ -108,7 +108,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let mut socket = Socket::route().context("opening a netlink socket")?;
     links::bridge(&mut socket, BRIDGE, POD_NETWORK.1).map_err(|source| Error::Missing {
         what: "a bridge between pods",
-        remedy: "The kernel needs bridges built in or as a module: try `sudo modprobe bridge`".to_owned(),
+        remedy: "Load the kernel's bridge module: `sudo modprobe bridge`".to_owned(),
         cause: source,
     })?;
     let issuer = Issuer::new().context("making the key for service account tokens")?;
@@ -270,8 +270,8 @@ impl Mesh {
                 if code == Some(USAGE) {
                     return self.fail("the control plane cannot start".to_owned(), &log);
                 }
-                let line = last_line(&log).unwrap_or_else(|| format!("nothing in {}", log.display()));
-                self.say(format!("the control plane ended ({how}) and is started again: {line}"));
+                let line = last_line(&log).unwrap_or_else(|| format!("none in {}", log.display()));
+                self.say(format!("control plane: exited ({how}); restarting. Last log line: {line}"));
             }
         }
     }
@@ -308,12 +308,12 @@ impl Mesh {
                 } else if let Some(pause) = again {
                     member.failures += 1;
                     member.has_started = true;
-                    let line = last_line(&log).unwrap_or_else(|| format!("nothing in {}", log.display()));
+                    let line = last_line(&log).unwrap_or_else(|| format!("none in {}", log.display()));
                     // The first failures say it all; a program that never runs must not fill the screen.
                     if member.failures <= 3 {
                         let pause = pause.as_secs_f64();
                         self.say(format!(
-                            "{}/{}: {program} ended ({how}) and is started again in {pause:.1} s: {line}",
+                            "{}/{}: {program} exited ({how}); restarting in {pause:.1} s. Last log line: {line}",
                             key.0, key.1
                         ));
                     }
@@ -369,8 +369,8 @@ impl Mesh {
         }
         if self.looked_outside.insert(about.clone()) {
             self.say(format!(
-                "{about}: asks for {name}, which does not exist: there is no network beyond the mesh; \
-                 a pod and a ServiceEntry can stand in for it (docs/external-hosts.md)"
+                "{about}: the name {name} does not exist, and the mesh has no network to the outside; \
+                 add a pod and a ServiceEntry that stand in for it (docs/external-hosts.md)"
             ));
         }
     }
@@ -379,8 +379,8 @@ impl Mesh {
     fn hear_lookup(&mut self, host: &str) {
         if let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) {
             self.note(format!(
-                "ServiceEntry {namespace}/{name}: {host} has no endpoints: there is no network beyond the mesh; \
-                 pods can stand in for it with resolution STATIC and a workloadSelector (docs/external-hosts.md)"
+                "ServiceEntry {namespace}/{name}: {host} has no endpoints, as the mesh has no network to the outside; \
+                 pods stand in for it with resolution STATIC and a workloadSelector (docs/external-hosts.md)"
             ));
         }
     }

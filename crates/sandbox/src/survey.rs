@@ -82,7 +82,7 @@ impl Survey {
         let pods = objects.workloads.values().map(|workload| workload.replicas as usize).sum();
         let largest = objects.workloads.values().max_by_key(replicas).map_or_else(String::new, |workload| {
             let Workload { kind, namespace, name, replicas, .. } = workload;
-            format!("{kind} {namespace}/{name} for {replicas}")
+            format!("{kind} {namespace}/{name} with {replicas}")
         });
         Self { workloads, images, pods, largest, checked: None, objects: objects.clone() }
     }
@@ -100,8 +100,7 @@ impl Survey {
             return Ok(());
         }
         Err(Error::Refused(format!(
-            "the configuration asks for {} pods ({}), and this machine is to carry {capacity}: lower `replicas`, or \
-             allow more by --max-pods",
+            "the configuration has {} pods (most: {}), and the limit is {capacity}; lower `replicas` or raise --max-pods",
             self.pods, self.largest
         )))
     }
@@ -114,11 +113,11 @@ impl Survey {
         match self.workloads.get(workload) {
             Some(true) => Ok(()),
             Some(false) => Err(Error::Refused(format!(
-                "--envoy {workload}: its pods have no sidecar that an Envoy could replace (sidecar.istio.io/inject, \
-                 istio-injection and hostNetwork decide that)"
+                "--envoy {workload}: its pods have no sidecar to replace; sidecar.istio.io/inject, istio-injection and \
+                 hostNetwork decide whether they get one"
             ))),
             None => Err(Error::Refused(format!(
-                "--envoy {workload}: there is no such workload; there are {}",
+                "--envoy {workload}: no such workload; the workloads are {}",
                 list(self.workloads.keys())
             ))),
         }
@@ -141,7 +140,7 @@ impl Survey {
 fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
     let kinds = files.kinds();
     let found = if files.len() == 0 {
-        "there is no *.yaml, *.yml or *.json file".to_owned()
+        "no *.yaml, *.yml or *.json file".to_owned()
     } else {
         let count =
             |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
@@ -150,9 +149,9 @@ fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
         format!("{} with {objects}", count(files.len(), "file"))
     };
     let wanted = if objects.workloads.is_empty() {
-        "a Deployment, StatefulSet, DaemonSet, ReplicaSet or Pod is needed"
+        "add a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or Pod"
     } else {
-        "all have `replicas: 0`"
+        "every workload has `replicas: 0`"
     };
     let errors = files.diagnostics().filter(|found| found.severity == Severity::Error);
     let notes: String = errors.map(|error| format!("\n{error}")).collect();
@@ -189,7 +188,7 @@ mod tests {
         survey.has_image("acme/shop").unwrap();
         survey.has_image("acme/shop:2").unwrap();
         let error = survey.has_sidecar("shop/wbe").unwrap_err().to_string();
-        assert_eq!(error, "--envoy shop/wbe: there is no such workload; there are shop/web");
+        assert_eq!(error, "--envoy shop/wbe: no such workload; the workloads are shop/web");
         let error = survey.has_image("acme/shop:1").unwrap_err().to_string();
         assert_eq!(error, "--image acme/shop:1: no container has this image; the images are acme/shop:2");
     }
@@ -198,8 +197,8 @@ mod tests {
     fn more_pods_than_the_machine_carries_are_refused_with_the_reason() {
         let survey = survey(&DEPLOYMENT.replace("replicas: 1", "replicas: 2000")).unwrap();
         let error = survey.fits(&Capacity::of_machine(Some(500), false)).unwrap_err().to_string();
-        let expected = "the configuration asks for 2000 pods (Deployment shop/web for 2000), and this machine is to \
-                        carry 500 pods (--max-pods): lower `replicas`, or allow more by --max-pods";
+        let expected = "the configuration has 2000 pods (most: Deployment shop/web with 2000), and the limit is \
+                        500 pods (--max-pods); lower `replicas` or raise --max-pods";
         assert_eq!(error, expected);
     }
 
@@ -239,10 +238,10 @@ mod tests {
     #[test]
     fn nothing_to_run_is_said_with_what_was_found() {
         for (text, found) in [
-            ("", "1 file with no object; a Deployment"),
+            ("", "1 file with no object; add a Deployment"),
             (
                 &DEPLOYMENT.replace("replicas: 1", "replicas: 0"),
-                "1 file with 1 Deployment; all have `replicas: 0`",
+                "1 file with 1 Deployment; every workload has `replicas: 0`",
             ),
             (&DEPLOYMENT.replace("replicas: 1", "replicas: x"), "spec.replicas"),
         ] {
@@ -251,12 +250,7 @@ mod tests {
         }
         let empty = tempfile::tempdir().unwrap();
         let error = Survey::read(&[empty.path().to_owned()], None).unwrap_err().to_string();
-        assert!(
-            error.ends_with(
-                "there is no *.yaml, *.yml or *.json file; a Deployment, StatefulSet, DaemonSet, \
-                                 ReplicaSet or Pod is needed"
-            ),
-            "{error}"
-        );
+        let expected = "no *.yaml, *.yml or *.json file; add a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or Pod";
+        assert!(error.ends_with(expected), "{error}");
     }
 }

@@ -52,16 +52,18 @@ const CONTAINER: &[&str] = &[
 pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
     let mut notes = Vec::new();
     if spec.host_network {
-        notes.push("hostNetwork has no meaning here: it gets a pod's network, and no sidecar".to_owned());
+        notes.push(
+            "hostNetwork is not supported: the pod gets a network of its own and no sidecar".to_owned(),
+        );
     }
     for (field, value) in set(&spec.other, POD) {
         notes.push(match (field, value.as_str()) {
             ("dnsPolicy", Some("ClusterFirst")) => continue,
-            ("dnsPolicy" | "dnsConfig", _) => format!("{field} has no effect: names are the mesh's alone"),
-            ("hostAliases", _) => {
-                "hostAliases have no effect: names come from Services of the mesh".to_owned()
+            ("dnsPolicy" | "dnsConfig", _) => {
+                format!("{field} has no effect: pods use the DNS server of the mesh")
             }
-            ("serviceAccount", _) => "serviceAccount has no effect: write serviceAccountName".to_owned(),
+            ("hostAliases", _) => "hostAliases has no effect: add a Service with this name".to_owned(),
+            ("serviceAccount", _) => "serviceAccount has no effect: use serviceAccountName".to_owned(),
             _ => no_effect(field),
         });
     }
@@ -77,23 +79,23 @@ pub(crate) fn of_container(container: &Container) -> Vec<String> {
                 let mounts = value.as_array().into_iter().flatten();
                 let places: Vec<_> = mounts.filter_map(|mount| mount["mountPath"].as_str()).collect();
                 format!(
-                    "volumes are not mounted ({}): the program sees this machine's files; give it what they hold \
-                     in args or env",
+                    "volumeMounts has no effect ({}): the program sees this machine's files; pass the content in args or \
+                     env",
                     places.join(", ")
                 )
             }
             "livenessProbe" => {
-                "livenessProbe is not made: a program that hangs stays as it is; one that ends is started again"
+                "livenessProbe is not supported: a program that hangs is not restarted; one that exits is"
                     .to_owned()
             }
             "startupProbe" => {
-                "startupProbe is not made: it is ready as soon as its readinessProbe succeeds".to_owned()
+                "startupProbe is not supported: the container counts as started when its readinessProbe succeeds".to_owned()
             }
             "lifecycle" => {
-                "lifecycle hooks are not run: let the program do it when it starts, and at SIGTERM".to_owned()
+                "lifecycle hooks are not run: let the program do the same when it starts and on SIGTERM".to_owned()
             }
             "workingDir" => {
-                "workingDir has no effect: the program runs where `skysail up` does; give it whole paths".to_owned()
+                "workingDir has no effect: the program runs in the directory of `skysail up`; use absolute paths".to_owned()
             }
             _ => no_effect(field),
         });
@@ -104,7 +106,7 @@ pub(crate) fn of_container(container: &Container) -> Vec<String> {
 
 fn of_probe(probe: &Probe) -> Option<String> {
     let by_https = probe.http_get.as_ref().is_some_and(|target| target.is_https());
-    by_https.then(|| "readinessProbe by HTTPS is not made: it is ready when its port accepts".to_owned())
+    by_https.then(|| "readinessProbe over HTTPS is not supported: the container is ready when the port accepts connections".to_owned())
 }
 
 /// The fields that say something and are not passed over.
@@ -125,7 +127,7 @@ fn set<'a>(
 }
 
 fn no_effect(field: &str) -> String {
-    format!("{field} has no effect here")
+    format!("{field} is not supported and has no effect")
 }
 
 #[cfg(test)]

@@ -109,8 +109,8 @@ impl Mesh {
         for started in 0..missing {
             if self.pods.len() >= self.settings.max_pods {
                 self.refused.push(format!(
-                    "{} {}/{}: {} of {wanted} pods are not started: this machine is to carry {} pods; \
-                     lower `replicas`, or allow more by --max-pods",
+                    "{} {}/{}: {} of {wanted} pods are not started, because the mesh is limited to {} pods; \
+                     lower `replicas` or raise --max-pods",
                     workload.kind,
                     workload.namespace,
                     workload.name,
@@ -268,12 +268,13 @@ impl Mesh {
             member.running.order(Order::Stop(Duration::from_secs(grace)));
         }
         if !farewell.known {
-            let pods: Vec<_> = farewell.pods.iter().map(|(_, name)| name.as_str()).collect();
-            self.say(format!(
-                "{} ends, though not every sidecar has said within {} s that it knows: requests may be lost",
-                pods.join(", "),
-                FAREWELL.as_secs()
-            ));
+            for (namespace, name) in &farewell.pods {
+                self.say(format!(
+                    "{namespace}/{name}: stopped after {} s although some sidecars had not acknowledged its removal; \
+                     requests to it may have failed",
+                    FAREWELL.as_secs()
+                ));
+            }
         }
     }
 }
