@@ -271,7 +271,10 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         tokio::select! {
             report = reports.recv() => match report {
                 Some(Report::Note(note)) => show.console.message(&note)?,
-                Some(Report::Failed(error)) => return Err(error.into()),
+                Some(Report::Failed(error)) => {
+                    show.console.count(None)?;
+                    return Err(error.into());
+                }
                 None => bail!("the mesh's main task has ended"),
             },
             _ = state.changed() => {
