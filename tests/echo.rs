@@ -177,7 +177,9 @@ fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
         "no program for image registry.example/shop/stock:3: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP) \
          runs in its place; nothing answers on UDP (53)",
     );
-    mesh.wait_said("no program for image registry.example/shell: an echo server on port 8080 runs in its place");
+    mesh.wait_said(
+        "no program for image registry.example/shell: an echo server on port 8080 runs in its place",
+    );
     let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
     let echoed = mesh.call("front", &format!("{STOCK}:81/shop.Stock/Count"), &grpc);
     assert_eq!((echoed.status, echoed.body.as_str()), (Some(200), "hello"));
