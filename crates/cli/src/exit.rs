@@ -18,8 +18,8 @@ pub(crate) const READER_LEFT: u8 = 141;
 pub(crate) const HELP: &str = "\
 Exit codes:
   0    done, and all is well
-  1    done, and the outcome is bad: an unhealthy mesh, a pod that is not ready or no longer there, a request or a
-       measurement that failed
+  1    done, and the outcome is bad: an unhealthy mesh, a pod that is not ready or gone,
+       a request or a measurement that failed
   2    not done: wrong usage, nothing to work on, or something this machine does not give
   141  whoever read the output closed it
 `exec` ends as its command does, and with 126 or 127 if that cannot be run or is not there.";

@@ -21,9 +21,9 @@ use crate::{exit, pods};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skysail port-forward booking 9080             127.0.0.1:9080 leads to port 9080 of a pod of booking
-  skysail port-forward booking 8080:9080        127.0.0.1:8080 does
-  skysail port-forward booking :15000 :15090    admin page and metrics of its sidecar, on free ports that are printed
+  skysail port-forward booking 9080             127.0.0.1:9080 -> port 9080 of the pod
+  skysail port-forward booking 8080:9080        127.0.0.1:8080 -> port 9080 of the pod
+  skysail port-forward booking :15000 :15090    its sidecar's admin page and metrics, on free ports
   skysail port-forward control 15014            the control plane's admin page
 
 Connections are made inside the pod, to 127.0.0.1 or else to the pod's address, so they also reach pages that answer \
