@@ -23,7 +23,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
-const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: default}\nspec:\n  clusterIP: 10.96.0.IP\n  ports: [{name: http, port: 80, targetPort: 8080}]\n  selector: {app: NAME}\n";
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: default}\nspec:\n  clusterIP: 10.96.0.LAST\n  ports: [{name: http, port: 80, targetPort: 8080}]\n  selector: {app: NAME}\n";
 
 /// A running control plane and the folder it lives in.
 pub(crate) struct Control {
@@ -52,7 +52,7 @@ impl Folder {
 
     /// Writes a service as people's tools do, in place.
     pub(crate) fn service(&self, name: &str, ip: u8) {
-        let text = SERVICE.replace("NAME", name).replace("IP", &ip.to_string());
+        let text = SERVICE.replace("NAME", name).replace("LAST", &ip.to_string());
         fs::write(self.at("config").join(format!("{name}.yaml")), text).unwrap();
     }
 
