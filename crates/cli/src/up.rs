@@ -121,11 +121,14 @@ const LOOK_PER_POD: Duration = Duration::from_millis(20);
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 
+/// Longest time that can be typed in: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let parsed = units.iter().find_map(|(unit, seconds)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
-        Duration::try_from_secs_f64(number * seconds).ok()
+        Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time <= LONGEST)
     });
     parsed.ok_or_else(|| format!("{text:?} is not a duration such as 30s, 5m or 500ms"))
 }
@@ -293,7 +296,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
                 let now = state.borrow().clone();
                 show.tick(&now, control).await?;
                 show.late |= show.ready.is_none() && show.started.elapsed() > ready_within;
-                let since = show.ready.or(show.late.then_some(show.started + ready_within));
+                let since = show.ready.or(show.late.then(|| show.started + ready_within));
                 if since.zip(time).is_some_and(|(since, time)| since.elapsed() >= time) {
                     return show.finish(&now);
                 }

@@ -53,7 +53,7 @@ impl Pages {
 
 const HELP: &str = "\
 /debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine or pod, replaces the root
-/debug/config_changes     the last changes of the configuration in force: number, time, file, object, action, what they have an effect on
+/debug/config_changes     the last changes of the configuration in force: number, time, file, object, action, effect
 /debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
 /debug/config_files       files in force, with the fingerprints of their texts
 /debug/dns                names of endpoints: addresses, how long they hold, what went wrong

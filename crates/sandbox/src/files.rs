@@ -98,6 +98,7 @@ impl Files {
         match state {
             // What was read of it before stays.
             Err(reason) => {
+                self.going.remove(&place);
                 self.unreadable.insert(place, reason);
                 false
             }

@@ -113,18 +113,19 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
 /// # Errors
 /// As with [`call`].
 pub async fn get(to: SocketAddr, path: &str, limit: Duration) -> io::Result<(u16, String)> {
-    get_from(to, None, path, limit).await
+    let call = Call { method: "GET".to_owned(), url: format!("http://{to}{path}"), ..Call::default() };
+    collect(&call, None, limit).await
 }
 
-/// Like [`get`], from a given address.
-pub(crate) async fn get_from(
+/// Asks for a page from a given address and returns the status alone: the body is dropped as it comes.
+pub(crate) async fn status_from(
     to: SocketAddr,
-    from: Option<Ipv4Addr>,
+    from: Ipv4Addr,
     path: &str,
     limit: Duration,
-) -> io::Result<(u16, String)> {
+) -> io::Result<u16> {
     let call = Call { method: "GET".to_owned(), url: format!("http://{to}{path}"), ..Call::default() };
-    collect(&call, from, limit).await
+    exchange_from(&call, Some(from), limit, |_| Ok(())).await
 }
 
 async fn collect(call: &Call, from: Option<Ipv4Addr>, limit: Duration) -> io::Result<(u16, String)> {

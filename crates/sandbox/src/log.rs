@@ -134,7 +134,14 @@ impl Reader {
     /// When the file is not there or cannot be read.
     pub fn more(&mut self) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
-        let mut now = File::open(&self.path)?;
+        let mut now = match (File::open(&self.path), &mut self.file) {
+            // It has become the previous part just now, and the next one is about to be made.
+            (Err(error), Some(file)) if error.kind() == io::ErrorKind::NotFound => {
+                file.read_to_end(&mut text)?;
+                return Ok(text);
+            }
+            (now, _) => now?,
+        };
         if let Some(file) = &mut self.file {
             file.read_to_end(&mut text)?;
             if is_same(file, &now)? {

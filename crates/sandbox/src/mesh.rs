@@ -219,7 +219,11 @@ impl Mesh {
                 }
                 Some(outcome) = control_told.recv() => self.hear_control(outcome),
                 Some(farewell) = over.recv() => self.hear_farewell(&farewell),
-                Some(question) = asked.recv() => self.hear_question(&question),
+                Some(question) = asked.recv() => {
+                    self.hear_question(&question);
+                    // Nothing follows from a question but a message.
+                    continue;
+                }
                 Some(news) = changed.recv() => {
                     let mut is_other = self.files.take(news);
                     while let Ok(news) = changed.try_recv() {

@@ -100,7 +100,7 @@ impl Pod {
             kind => Some((kind, self.workload.clone())),
         };
         let owners = owner.map(|(kind, name)| {
-            json!([{ "apiVersion": "apps/v1", "kind": kind, "name": name, "controller": true,
+            json!([{ "apiVersion": api_version(kind), "kind": kind, "name": name, "controller": true,
                      "uid": format!("{kind}-{name}") }])
         });
         let containers: Vec<Value> = self.spec.containers.iter().map(container_object).collect();
@@ -135,7 +135,7 @@ impl Pod {
             self.spec.containers.iter().flat_map(|container| &container.ports).map(port_object).collect();
         let containers: Vec<&str> =
             self.spec.containers.iter().map(|container| container.name.as_str()).collect();
-        let plural = format!("{}s", self.kind.to_lowercase());
+        let (version, plural) = (api_version(&self.kind), format!("{}s", self.kind.to_lowercase()));
         json!({
             "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
             "cluster": format!("{}.{namespace}", self.labels.get("app").unwrap_or(workload)),
@@ -151,7 +151,7 @@ impl Pod {
                 "NAME": name,
                 "NAMESPACE": namespace,
                 "NODE_NAME": "skysail",
-                "OWNER": format!("kubernetes://apis/apps/v1/namespaces/{namespace}/{plural}/{workload}"),
+                "OWNER": format!("kubernetes://apis/{version}/namespaces/{namespace}/{plural}/{workload}"),
                 "POD_PORTS": Value::Array(ports).to_string(),
                 "PROXY_CONFIG": { "concurrency": concurrency },
                 "SERVICE_ACCOUNT": self.account,
@@ -193,6 +193,15 @@ impl Pod {
             Some(target) => target.resolve(&self.spec.containers),
             None => Some(port.port),
         }
+    }
+}
+
+/// The API version of a kind that makes pods.
+fn api_version(kind: &str) -> &'static str {
+    match kind {
+        "Job" => "batch/v1",
+        "Pod" => "v1",
+        _ => "apps/v1",
     }
 }
 

@@ -257,7 +257,10 @@ async fn supervise(
     };
     let sidecar = async {
         if let Some(sidecar) = &pod.sidecar {
-            let report = |outcome| tell_outcome(sidecar, &[], Some((&lives, 0)), say, outcome);
+            let report = |outcome| {
+                lives.set(0, life(sidecar, &[], &outcome));
+                tell(sidecar, say, outcome);
+            };
             process::keep(sidecar, sidecar_stopped, report).await;
         }
     };
@@ -302,10 +305,17 @@ async fn run_containers(
 ) -> Option<Result<(), String>> {
     let first = usize::from(pod.sidecar.is_some());
     for program in &pod.init {
-        for container in 0..pod.containers.len() {
-            lives.set(first + container, Life::Waiting(format!("waits for init container {}", program.name)));
-        }
-        let report = |outcome| tell_outcome(program, &[], Some((lives, first)), say, outcome);
+        let wait = |reason: String| {
+            (0..pod.containers.len())
+                .for_each(|index| lives.set(first + index, Life::Waiting(reason.clone())));
+        };
+        wait(format!("waits for init container {}", program.name));
+        let report = |outcome| {
+            if let Life::Crashed(reason) = life(program, &[], &outcome) {
+                wait(format!("waits for init container {}: {reason}", program.name));
+            }
+            tell(program, say, outcome);
+        };
         match process::keep(program, stopped.clone(), report).await {
             Finish::Stopped => return None,
             Finish::Succeeded => {}
@@ -316,8 +326,10 @@ async fn run_containers(
         }
     }
     let run = async |(index, one): (usize, &Containerized)| {
-        let report =
-            |outcome| tell_outcome(&one.program, &one.ports, Some((lives, first + index)), say, outcome);
+        let report = |outcome| {
+            lives.set(first + index, life(&one.program, &one.ports, &outcome));
+            tell(&one.program, say, outcome);
+        };
         process::keep(&one.program, stopped.clone(), report).await
     };
     let finishes = join_all(pod.containers.iter().enumerate().map(run)).await;
@@ -330,22 +342,16 @@ async fn run_containers(
     }))
 }
 
-/// Passes on what happened to a program, and notes how it does.
-fn tell_outcome(
-    program: &Program,
-    ports: &[String],
-    life: Option<(&Lives, usize)>,
-    say: &impl Fn(Event),
-    outcome: Outcome,
-) {
-    let now = match &outcome {
+/// The state of a program after this outcome.
+fn life(program: &Program, ports: &[String], outcome: &Outcome) -> Life {
+    match outcome {
         Outcome::Started(_) => Life::Running(Instant::now(), None),
         Outcome::Ended(ended) if ended.code == Some(0) && ended.again.is_none() => Life::Done,
         Outcome::Ended(ended) => Life::Crashed(crash(ended, &program.last_line(), ports)),
-    };
-    if let Some((lives, index)) = life {
-        lives.set(index, now);
     }
+}
+
+fn tell(program: &Program, say: &impl Fn(Event), outcome: Outcome) {
     say(match outcome {
         Outcome::Started(id) => Event::Started(program.name.clone(), id),
         Outcome::Ended(ended) => Event::Ended(program.name.clone(), ended),

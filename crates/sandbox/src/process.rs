@@ -6,7 +6,7 @@ use std::{
     io::{self, Read as _, Seek as _, SeekFrom},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -201,8 +201,31 @@ fn spawn(program: &Program) -> io::Result<(Child, Output)> {
     Ok((child, output))
 }
 
+/// Runs a command with the environment of a container, and returns how it ended; `None` if that takes longer than the limit. Its
+/// output is dropped, and no process of it is left.
+pub(crate) async fn run(
+    words: &[String],
+    environment: &BTreeMap<String, String>,
+    limit: Duration,
+) -> io::Result<Option<ExitStatus>> {
+    let (file, arguments) = words.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
+    let mut command = isolated(file, arguments, environment);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let group = child.id();
+    let ended = tokio::time::timeout(limit, child.wait()).await;
+    end_group(group);
+    ended.ok().transpose()
+}
+
 /// The command of a program. It holds the pipe open, which the program is to be alone with, so it must not be kept.
 fn command(program: &Program, file: &str, arguments: &[String], log: OwnedFd) -> io::Result<Command> {
+    let mut command = isolated(file, arguments, &program.environment);
+    command.stdout(log.try_clone()?).stderr(log);
+    Ok(command)
+}
+
+/// A command in a process group of its own, with this environment and little of that of `skysail up`.
+fn isolated(file: &str, arguments: &[String], environment: &BTreeMap<String, String>) -> Command {
     let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     let mut command = Command::new(file);
     command
@@ -211,14 +234,12 @@ fn command(program: &Program, file: &str, arguments: &[String], log: OwnedFd) ->
         .envs(inherited)
         // Their output goes to files.
         .env("NO_COLOR", "1")
-        .envs(&program.environment)
+        .envs(environment)
         .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
         // A Ctrl-C on the terminal is for `skysail up` alone, and what it starts can be ended with it.
         .process_group(0)
         .kill_on_drop(true);
-    Ok(command)
+    command
 }
 
 #[cfg(test)]

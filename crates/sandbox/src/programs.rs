@@ -163,7 +163,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs
         programs.notes.extend(said);
         // Without a probe that can be made here, a container is ready when its first port accepts.
         let probe = container.readiness_probe.as_ref();
-        let check = probe.and_then(|probe| check(probe, pod, is_stand_in, &program.environment));
+        let check = probe.and_then(|probe| check(probe, container, is_stand_in, &program.environment));
         let check = match role {
             Role::Serves => check.or_else(|| ports.first().map(Check::accepts)),
             Role::Ends => None,
@@ -195,13 +195,13 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// port must do.
 fn check(
     probe: &objects::Probe,
-    pod: &Pod,
+    container: &Container,
     is_stand_in: bool,
     environment: &BTreeMap<String, String>,
 ) -> Option<Check> {
     let objects::Probe { http_get, tcp_socket, grpc, exec, .. } = probe;
     let what = if let Some(target) = http_get.as_ref().or(tcp_socket.as_ref()) {
-        let port = target.port.resolve(&pod.spec.containers)?;
+        let port = target.port.resolve(std::slice::from_ref(container))?;
         match http_get.as_ref().filter(|target| !is_stand_in && !target.is_https()) {
             Some(page) => Probe::Get(port, page.path.clone().unwrap_or_else(|| "/".to_owned())),
             None => Probe::Connect(port),
@@ -217,10 +217,15 @@ fn check(
     };
     Some(Check {
         probe: what,
-        period: Some(probe.period_seconds.map_or(PERIOD, Duration::from_secs)),
-        limit: probe.timeout_seconds.map_or(LIMIT, Duration::from_secs),
+        period: Some(seconds(probe.period_seconds, PERIOD)),
+        limit: seconds(probe.timeout_seconds, LIMIT),
         failures: probe.failure_threshold.unwrap_or(3),
     })
+}
+
+/// A time of a probe; the API server takes 0 for the default.
+fn seconds(number: Option<u64>, default: Duration) -> Duration {
+    number.filter(|number| *number > 0).map_or(default, Duration::from_secs)
 }
 
 fn text(path: &Path) -> String {

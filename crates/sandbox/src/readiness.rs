@@ -4,17 +4,16 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::Stdio,
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
-    process::Command,
-    sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::http;
+use crate::{http, process};
 
 /// How to find out whether a container is ready.
 #[derive(Clone, Debug)]
@@ -23,7 +22,7 @@ pub(crate) struct Check {
     /// How often to probe a container that is ready; `None` where the end of its program says enough.
     pub(crate) period: Option<Duration>,
     pub(crate) limit: Duration,
-    /// So many failures in a row make it not ready.
+    /// Failures in a row that make it not ready.
     pub(crate) failures: u32,
 }
 
@@ -59,9 +58,9 @@ impl Check {
                 Err(format!("port {port}: {answer}"))
             }
             Probe::Get(port, path) => {
-                match http::get_from(to(*port), Some(PROBES_FROM), path, self.limit).await {
-                    Ok((200..=399, _)) => Ok(()),
-                    Ok((status, _)) => Err(format!("port {port}: {path} answers {status}")),
+                match http::status_from(to(*port), PROBES_FROM, path, self.limit).await {
+                    Ok(200..=399) => Ok(()),
+                    Ok(status) => Err(format!("port {port}: {path} answers {status}")),
                     Err(error) => Err(format!("port {port}: {path}: {error}")),
                 }
             }
@@ -79,14 +78,11 @@ impl Check {
 
     async fn exec(&self, command: &[String], environment: &BTreeMap<String, String>) -> Result<(), String> {
         let shown = command.join(" ");
-        let Some((program, arguments)) = command.split_first() else { return Ok(()) };
-        let mut command = Command::new(program);
-        command.args(arguments).envs(environment).stdin(Stdio::null()).kill_on_drop(true);
-        match timeout(self.limit, command.stdout(Stdio::null()).stderr(Stdio::null()).status()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(format!("`{shown}`: {status}")),
-            Ok(Err(error)) => Err(format!("`{shown}`: {error}")),
-            Err(_) => Err(format!("`{shown}` takes longer than {:?}", self.limit)),
+        match process::run(command, environment, self.limit).await {
+            Ok(Some(status)) if status.success() => Ok(()),
+            Ok(Some(status)) => Err(format!("`{shown}`: {status}")),
+            Ok(None) => Err(format!("`{shown}` takes longer than {:?}", self.limit)),
+            Err(error) => Err(format!("`{shown}`: {error}")),
         }
     }
 }
@@ -95,6 +91,8 @@ impl Check {
 const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// What is not ready is probed this often at first, and after ten failures ten times as rarely.
 const IMPATIENT: Duration = Duration::from_millis(100);
+/// The reason before the first probe.
+const STARTING: &str = "starting";
 /// A program that has crashed counts as running again after this time.
 const PROVED: Duration = Duration::from_secs(1);
 
@@ -111,43 +109,46 @@ pub(crate) enum Life {
     Done,
 }
 
-/// How the programs of a pod do: told by those who run them, read by who tells whether the pod is ready.
+/// The states of a pod's programs: set by the tasks that run them, read by [`watch`].
 #[derive(Debug)]
 pub(crate) struct Lives {
-    lives: RefCell<Vec<Life>>,
-    /// Which of them are ready.
-    ready: RefCell<Vec<bool>>,
+    lives: Vec<watch::Sender<Life>>,
+    /// Whether each program is ready, and if not, why.
+    ready: RefCell<Vec<Result<(), String>>>,
     changed: Notify,
 }
 
 impl Lives {
     pub(crate) fn new(programs: usize) -> Self {
-        let waiting = Life::Waiting("starting".to_owned());
+        let waiting = || watch::Sender::new(Life::Waiting(STARTING.to_owned()));
         Self {
-            lives: RefCell::new(vec![waiting; programs]),
-            ready: RefCell::new(vec![false; programs]),
+            lives: std::iter::repeat_with(waiting).take(programs).collect(),
+            ready: RefCell::new(vec![Err(STARTING.to_owned()); programs]),
             changed: Notify::new(),
         }
     }
 
-    /// Says how a program does now.
+    /// Sets the state of a program.
     pub(crate) fn set(&self, program: usize, life: Life) {
-        let mut lives = self.lives.borrow_mut();
-        let Some(known) = lives.get_mut(program) else { return };
-        let before = std::mem::replace(known, life);
-        if let (Life::Crashed(reason), Life::Running(_, crashed)) = (before, known) {
-            *crashed = Some(reason);
+        let Some(known) = self.lives.get(program) else { return };
+        known.send_modify(|known| {
+            let before = std::mem::replace(known, life);
+            if let (Life::Crashed(reason), Life::Running(_, crashed)) = (before, known) {
+                *crashed = Some(reason);
+            }
+        });
+    }
+
+    /// Whether a program was ready when it was probed last.
+    pub(crate) fn is_ready(&self, program: usize) -> bool {
+        self.ready.borrow().get(program).is_some_and(Result::is_ok)
+    }
+
+    fn settle(&self, program: usize, state: Result<(), String>) {
+        if let Some(known) = self.ready.borrow_mut().get_mut(program) {
+            *known = state;
         }
         self.changed.notify_one();
-    }
-
-    /// Whether a program was ready when it was looked at last.
-    pub(crate) fn is_ready(&self, program: usize) -> bool {
-        self.ready.borrow().get(program).is_some_and(|ready| *ready)
-    }
-
-    fn get(&self, program: usize) -> Life {
-        self.lives.borrow()[program].clone()
     }
 }
 
@@ -160,87 +161,100 @@ pub(crate) struct Watched {
     pub(crate) check: Option<Check>,
 }
 
-/// What is known of one that is watched.
-struct Known<'a> {
-    watched: &'a Watched,
-    state: Result<(), String>,
-    failures: u32,
-    /// When to look again; `None`: when its program starts or ends.
-    due: Option<Instant>,
-    /// Since when its program runs.
-    since: Option<Instant>,
-}
-
-/// Tells of every change of the pod's readiness, for ever.
+/// Reports every change of the pod's readiness. Never ends.
 pub(crate) async fn watch(
     address: Ipv4Addr,
     all: &[Watched],
     lives: &Lives,
     mut say: impl FnMut(Result<(), String>),
 ) {
-    let known = |watched| Known { watched, state: Ok(()), failures: 0, due: None, since: None };
-    let mut known: Vec<Known<'_>> = all.iter().map(known).collect();
-    let mut told = None;
+    let report = async {
+        let mut told = None;
+        loop {
+            let failed = all.iter().find_map(|one| {
+                let reason = lives.ready.borrow().get(one.program)?.clone().err()?;
+                Some(format!("{}: {reason}", one.name))
+            });
+            let state = failed.map_or(Ok(()), Err);
+            if told.as_ref() != Some(&state) {
+                say(state.clone());
+                told = Some(state);
+            }
+            lives.changed.notified().await;
+        }
+    };
+    // Each program is followed by itself, so that a slow probe delays no other.
+    let follow_all = join_all(all.iter().map(|one| follow(address, one, lives)));
+    tokio::select! {
+        () = report => {}
+        _ = follow_all => {}
+    }
+}
+
+/// Keeps the readiness of one program up to date.
+async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
+    let Some(sender) = lives.lives.get(one.program) else { return };
+    let mut life = sender.subscribe();
     loop {
-        for one in &mut known {
-            one.look(address, lives).await;
-            lives.ready.borrow_mut()[one.watched.program] = one.state.is_ok();
-        }
-        let failed = known.iter().find_map(|one| {
-            let reason = one.state.as_ref().err()?;
-            Some(format!("{}: {reason}", one.watched.name))
-        });
-        let state = failed.map_or(Ok(()), Err);
-        if told.as_ref() != Some(&state) {
-            say(state.clone());
-            told = Some(state);
-        }
-        let due = known.iter().filter_map(|one| one.due).min();
-        tokio::select! {
-            () = lives.changed.notified() => {}
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+        let now = life.borrow_and_update().clone();
+        let settled = match now {
+            Life::Running(since, crashed) => {
+                // A probe of a process that has ended says nothing.
+                tokio::select! {
+                    changed = life.changed() => changed,
+                    () = probe(address, one, lives, since, crashed) => Ok(()),
+                }
+            }
+            Life::Done => {
+                lives.settle(one.program, Ok(()));
+                life.changed().await
+            }
+            Life::Waiting(reason) | Life::Crashed(reason) => {
+                lives.settle(one.program, Err(reason));
+                life.changed().await
+            }
+        };
+        if settled.is_err() {
+            return;
         }
     }
 }
 
-impl Known<'_> {
-    async fn look(&mut self, address: Ipv4Addr, lives: &Lives) {
-        let now = Instant::now();
-        let (since, crashed) = match lives.get(self.watched.program) {
-            Life::Running(since, crashed) => (since, crashed),
-            Life::Done => return self.settle(Ok(()), None),
-            Life::Waiting(reason) | Life::Crashed(reason) => return self.settle(Err(reason), None),
-        };
-        if self.since.replace(since) != Some(since) {
-            // It is another process: nothing is known of it.
-            (self.state, self.failures, self.due) = (Err("starting".to_owned()), 0, Some(now));
-        }
-        if self.due.is_none_or(|due| due > now) {
-            return;
-        }
-        if let Some(reason) = crashed.filter(|_| since.elapsed() < PROVED) {
-            return self.settle(Err(reason), Some(since + PROVED));
-        }
-        let Some(check) = &self.watched.check else { return self.settle(Ok(()), None) };
+/// Probes a process that runs since then, as long as it does.
+async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, crashed: Option<String>) {
+    let settle = |state| lives.settle(one.program, state);
+    if let Some(reason) = crashed {
+        settle(Err(reason));
+        sleep_until(since + PROVED).await;
+    } else {
+        settle(Err(STARTING.to_owned()));
+    }
+    let Some(check) = &one.check else {
+        settle(Ok(()));
+        return std::future::pending().await;
+    };
+    let (mut is_ready, mut failures) = (false, 0);
+    loop {
         match check.attempt(address).await {
             Ok(()) => {
-                self.failures = 0;
-                self.settle(Ok(()), check.period.map(|period| now + period.max(IMPATIENT)));
+                (is_ready, failures) = (true, 0);
+                settle(Ok(()));
+                match check.period {
+                    Some(period) => sleep(period.max(IMPATIENT)).await,
+                    None => return std::future::pending().await,
+                }
             }
             Err(reason) => {
-                self.failures += 1;
-                let is_ready = self.state.is_ok();
-                if is_ready && self.failures < check.failures {
-                    self.due = Some(now + check.period.unwrap_or(IMPATIENT));
+                failures += 1;
+                if is_ready && failures < check.failures {
+                    sleep(check.period.unwrap_or(IMPATIENT)).await;
                 } else {
-                    self.settle(Err(reason), Some(now + IMPATIENT * self.failures.clamp(1, 10)));
+                    is_ready = false;
+                    settle(Err(reason));
+                    sleep(IMPATIENT * failures.clamp(1, 10)).await;
                 }
             }
         }
-    }
-
-    fn settle(&mut self, state: Result<(), String>, due: Option<Instant>) {
-        (self.state, self.due) = (state, due);
     }
 }
 
@@ -266,10 +280,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_crashes_is_not_ready_though_its_port_accepts() {
-        let listener = TcpListener::bind((PROBES_FROM, 0)).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
-        let _other = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = other.local_addr().unwrap().port();
         let lives = Lives::new(1);
         let mut step = 0;
         following(&lives, Some(Check::accepts(port)), async |state| {

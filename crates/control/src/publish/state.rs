@@ -162,6 +162,7 @@ impl State {
         parsed: Vec<Result<Parsed, Panicked>>,
     ) -> Vec<Applied> {
         let mut applied = Vec::new();
+        let mut described = 0;
         for (FileChange { layer, path, state }, parsed) in changes.into_iter().zip(parsed) {
             self.unreadable.remove(&path);
             let changes = match (state, parsed) {
@@ -188,11 +189,16 @@ impl State {
                 self.platform.note(&change);
                 let (file, object, action) = match &change {
                     Change::Apply(object, origin) => (origin.file.to_string(), object.key(), "applied"),
-                    Change::Delete(key) => (path.clone(), key.clone(), "deleted"),
+                    Change::Delete(key) => {
+                        let file = self.world.file_of(key).unwrap_or_else(|| path.clone());
+                        (file, key.clone(), "deleted")
+                    }
                 };
-                let is_described = self.loaded && applied.len() < changes::KEPT;
-                let effect = if is_described { self.world.effect(&change) } else { None };
+                // Of many changes at once only the first are described, as each takes time.
+                let effect =
+                    if self.loaded && described < changes::KEPT { self.world.effect(&change) } else { None };
                 if change.apply_to(&mut self.world) {
+                    described += usize::from(effect.is_some());
                     applied.push(Applied { file, object, action, effect });
                 }
             }

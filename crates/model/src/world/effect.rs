@@ -92,27 +92,41 @@ impl World {
         }
     }
 
+    /// The file in which an object with an effect was read.
+    pub fn file_of(&self, key: &ObjectKey) -> Option<String> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        let origin = match key.kind {
+            Kind::VirtualService => &self.virtual_services.get(namespace, name)?.origin,
+            Kind::DestinationRule => &self.destination_rules.get(namespace, name)?.origin,
+            Kind::ServiceEntry => &self.service_entries.get(namespace, name)?.origin,
+            Kind::Service => &self.services.get(namespace, name)?.origin,
+            Kind::PeerAuthentication => &self.peer_authentications.get(namespace, name)?.origin,
+            Kind::AuthorizationPolicy => &self.authorization_policies.get(namespace, name)?.origin,
+            _ => return None,
+        };
+        Some(origin.file.to_string())
+    }
+
     /// What becomes possible without a policy.
     fn opened_without(&self, key: &ObjectKey) -> Option<&'static str> {
+        let policy = self.object(key)?;
+        if !matches!(policy, Object::PeerAuthentication(_) | Object::AuthorizationPolicy(_)) {
+            return None;
+        }
         let mut after = self.clone();
         after.delete(key);
-        match self.object(key)? {
+        match policy {
             Object::PeerAuthentication(policy) => {
-                let selector = policy.spec.selector.as_ref();
-                let is_strict = |world: &Self, (namespace, labels): (&str, &Labels)| {
-                    let ports = world.port_modes(namespace, labels);
-                    let ports = ports.iter().filter(|(_, mode)| *mode == MtlsMode::Strict).count();
-                    (world.workload_mode(namespace, labels) == MtlsMode::Strict, ports)
-                };
-                let mut workloads = self.workloads_of(&policy.meta.namespace, selector);
-                let opens = workloads.any(|workload| is_strict(&after, workload) < is_strict(self, workload));
+                let mut workloads = self.workloads_of(&policy.meta.namespace, policy.spec.selector.as_ref());
+                let opens = workloads.any(|(namespace, labels)| self.is_stricter(&after, namespace, labels));
                 opens.then_some("connections without mutual TLS are accepted now")
             }
             Object::AuthorizationPolicy(policy) => match policy.spec.action {
                 Action::Deny => Some("requests that only this policy denied are accepted now"),
                 Action::Allow => {
                     let selector = policy.spec.selector.as_ref();
-                    let mut workloads = self.workloads_of(&policy.meta.namespace, selector);
+                    let mut workloads = self.workloads_of(&policy.meta.namespace, selector).peekable();
+                    workloads.peek()?;
                     let is_open = workloads.any(|(namespace, labels)| {
                         let policies = after.authorization_policies(namespace, labels);
                         policies.iter().all(|policy| policy.spec.action != Action::Allow)
@@ -128,6 +142,19 @@ impl World {
             },
             _ => None,
         }
+    }
+
+    /// Whether a workload requires mutual TLS somewhere where it does not after a change.
+    fn is_stricter(&self, after: &Self, namespace: &str, labels: &Labels) -> bool {
+        let ports = self.port_modes(namespace, labels).into_iter().chain(after.port_modes(namespace, labels));
+        let ports: Vec<u16> = ports.map(|(port, _)| port).collect();
+        let is_strict = |mode| mode == MtlsMode::Strict;
+        let opens_port = |port: &u16| {
+            let mode = |world: &Self| world.peer_mode(namespace, labels, *port);
+            is_strict(mode(self)) && !is_strict(mode(after))
+        };
+        let mode = |world: &Self| world.workload_mode(namespace, labels);
+        is_strict(mode(self)) && !is_strict(mode(after)) || ports.iter().any(opens_port)
     }
 
     /// Namespaces and labels of the workloads that a policy selects: Pods, and what makes Pods.
@@ -214,6 +241,11 @@ mod tests {
         assert!(gone[0].as_deref().unwrap().contains("without mutual TLS are accepted now"), "{gone:?}");
         let (_, gone) = effects(&strict("default", "istio-system"), &strict("default", "shop"));
         assert_eq!(gone, [Some("workloads of namespace shop".to_owned())]);
+        let of_port = "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: web, namespace: shop}\nspec: {selector: {matchLabels: {app: web}}, mtls: {mode: PERMISSIVE}, portLevelMtls: {8080: {mode: STRICT}}}\n";
+        let (_, gone) = effects("", of_port);
+        assert!(gone[0].as_deref().unwrap().contains("without mutual TLS are accepted now"), "{gone:?}");
+        let (_, gone) = effects(&strict("default", "shop"), of_port);
+        assert!(!gone[0].as_deref().unwrap().contains("accepted now"), "{gone:?}");
     }
 
     #[test]
