@@ -69,6 +69,18 @@ fn init_containers_run_first_and_jobs_complete() {
     assert!(mesh.interrupt().status.success());
 }
 
+/// The sidecar of a Job that has completed is gone, and nobody waits for it.
+#[test]
+fn a_job_that_completes_at_once_makes_a_mesh_ready_and_healthy() {
+    let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      containers:\n      - {name: load, image: busybox}\n";
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--ready-within=300s"]).start();
+    mesh.wait_said("shop/load");
+    mesh.wait_ready();
+    let ended = mesh.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(!ended.stdout.contains("warning"), "{ended:?}");
+}
+
 #[test]
 fn a_job_that_fails_too_often_has_failed() {
     let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  backoffLimit: 1\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      containers:\n      - {name: load, image: busybox, command: [sh, -c, 'echo broken; exit 3']}\n";

@@ -18,7 +18,7 @@ use skysail_sandbox::{
     Capacity, Settings, Survey, isolate,
     mesh::{self, Report, Started},
     progress::{self, Progress},
-    rundir::{self, PodState, State},
+    rundir::{self, Phase, PodState, State},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     max_pods: Option<u16>,
     /// Worker threads of each sidecar.
-    #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN)]
+    #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, value_parser = concurrency)]
     concurrency: NonZeroU32,
     /// Time within which all workloads must be ready; otherwise the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
@@ -121,6 +121,8 @@ const LOOK_PER_POD: Duration = Duration::from_millis(20);
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 
+/// Worker threads of a sidecar, at most.
+const MOST_WORKERS: u32 = 256;
 /// Longest time that can be typed in: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -131,6 +133,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time <= LONGEST)
     });
     parsed.ok_or_else(|| format!("{text:?} is not a duration such as 30s, 5m or 500ms"))
+}
+
+fn concurrency(text: &str) -> Result<NonZeroU32, String> {
+    let number = text.parse().ok().filter(|number: &NonZeroU32| number.get() <= MOST_WORKERS);
+    number.ok_or_else(|| format!("write a number of worker threads from 1 to {MOST_WORKERS}"))
 }
 
 fn envoy(text: &str) -> Result<(String, PathBuf), String> {
@@ -359,7 +366,9 @@ impl Show {
         folder: &Path,
     ) -> anyhow::Result<()> {
         let Some(waiting) = self.waiting else { return Ok(()) };
-        let taken = progress::look(control, folder, state.pods.iter()).await == Progress::Taken;
+        // The sidecars of pods that have completed are gone.
+        let running = state.pods.iter().filter(|pod| pod.phase == Phase::Running);
+        let taken = progress::look(control, folder, running).await == Progress::Taken;
         self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Diagnostic, Manifests, ObjectKey, Severity, manifests};
+use skysail_model::{Diagnostic, Kind, Manifests, ObjectKey, Severity, manifests};
 use skysail_source::{FileChange, FileState};
 
 use crate::objects::{Item, Objects};
@@ -66,6 +66,10 @@ impl File {
         for (key, object) in std::mem::take(&mut file.manifests.objects) {
             match Item::read(&key, &object) {
                 Ok(Some(item)) => _ = file.objects.insert(key, item),
+                Ok(None) if key.kind == Kind::CronJob => {
+                    let remedy = "it has no schedule here; run its template as a Job";
+                    file.notes.push(format!("{path}: {key}: CronJobs are not run: {remedy}"));
+                }
                 Ok(None) => {}
                 Err(problem) => {
                     file.notes.push(format!("{path}: {key}: {problem}"));
@@ -234,6 +238,17 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(files.objects(), Objects::default());
+    }
+
+    #[test]
+    fn a_cron_job_is_named_as_not_run() {
+        let mut files = Files::default();
+        files.take(text("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: night, namespace: n}\nspec:\n  schedule: '0 0 * * *'\n  jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}\n"));
+        let notes: Vec<&String> = files.notes().collect();
+        assert!(
+            matches!(notes[..], [note] if note.contains("CronJob n/night: CronJobs are not run")),
+            "{notes:?}"
+        );
     }
 
     #[test]

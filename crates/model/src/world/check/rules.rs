@@ -135,7 +135,10 @@ impl Report<'_> {
         let Some(service) = self.world.service(&full) else {
             let message = format!("there is no service {full}; requests get 503");
             let remedy = self.service_remedy(&destination.host, about.namespace());
-            return self.say(about, Severity::Error, format!("{field}.host"), message, remedy);
+            // Routing rules are checked alone, too: their services are elsewhere then.
+            let any = self.world.services().next().is_some();
+            let severity = if any { Severity::Error } else { Severity::Warning };
+            return self.say(about, severity, format!("{field}.host"), message, remedy);
         };
         if let Some(port) = &destination.port
             && !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number)
