@@ -109,7 +109,7 @@ pub(crate) enum Life {
     Done,
 }
 
-/// The states of a pod's programs: set by the tasks that run them, read by [`watch`].
+/// The states of a pod's programs: set by the tasks that run them, read by [`watch()`].
 #[derive(Debug)]
 pub(crate) struct Lives {
     lives: Vec<watch::Sender<Life>>,
