@@ -198,7 +198,7 @@ fn read(data: &str) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// What is printed of an exchange while it goes on.
+/// Prints the parts of an exchange as they arrive.
 struct Shown {
     include: bool,
     verbose: bool,

@@ -1,10 +1,10 @@
-//! What is new about a workload: pods that came and went, and whether it is ready.
+//! Changes of a workload: pods that were added or removed, and its readiness.
 
 use std::collections::BTreeSet;
 
 use skysail_sandbox::rundir::PodState;
 
-/// What was reported of a workload.
+/// State of a workload at the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Workload {
     pods: BTreeSet<String>,
@@ -15,7 +15,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// What is new about a workload that has these pods now.
+    /// Returns a line for each change since the last report. `pods` are the pods that the workload has now.
     pub(crate) fn news(&mut self, workload: &str, pods: &[&PodState]) -> Vec<String> {
         let mut lines = Vec::new();
         let now: BTreeSet<String> = pods.iter().map(|pod| pod.name.clone()).collect();

@@ -86,7 +86,7 @@ pub(crate) fn open(wishes: &[Wish], survey: &Survey) -> anyhow::Result<Published
 fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
     let Opened { kind, port, is_flexible, .. } = opened;
     let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    // What is below is for root only, and as likely as not another server's.
+    // Ports below are for root only, and often in use by another server.
     let asked = port.filter(|port| !is_flexible || *port >= 1024);
     match asked.map(bind) {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),

@@ -6,15 +6,15 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// A bridge takes 1,023 links (linux/br_private.h).
 const MOST: usize = 1000;
-/// What a pod takes of the machine's memory: a sidecar and a stand-in. Measured; see docs/performance.md.
+/// Memory of a pod in bytes: a sidecar and a stand-in. Without requests they take 6.5 MB (docs/performance.md); the rest is for traffic.
 const MEMORY: u64 = 16 << 20;
 /// The same without a sidecar.
 const MEMORY_PLAIN: u64 = 8 << 20;
-/// This share of the memory that is free is left alone.
+/// Divisor of the free memory for the part that is not used: a fifth.
 const SPARED: u64 = 5;
-/// What a pod takes of the files that the mesh's process may have open: three namespaces, a runtime, pipes, logs and probes.
+/// Open files of the mesh's process for each pod: three namespaces, a runtime, pipes, logs and probes.
 const FILES: u64 = 20;
-/// What the mesh itself takes of them.
+/// Open files of the mesh's process for itself.
 const OWN_FILES: u64 = 256;
 /// Threads and processes of a pod: its own, a sidecar's, a container's.
 const TASKS: u64 = 8;
@@ -22,14 +22,14 @@ const TASKS: u64 = 8;
 /// How many pods may run.
 #[derive(Clone, Debug)]
 pub struct Capacity {
-    /// So many.
+    /// Maximum number of pods.
     pub pods: usize,
-    /// What limits them.
+    /// Reason for the number, for messages.
     limit: String,
 }
 
 impl Capacity {
-    /// What this machine can carry, or as many as somebody allows.
+    /// Computes the limit from this machine's memory, open files and tasks. `allowed` replaces it.
     pub fn of_machine(allowed: Option<usize>, is_plain: bool) -> Self {
         if let Some(pods) = allowed {
             return Self { pods: pods.min(MOST), limit: "--max-pods".to_owned() };

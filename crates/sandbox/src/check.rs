@@ -13,7 +13,7 @@ use crate::{objects::Objects, plan::VirtualAddresses};
 /// Objects that were checked.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// What is wrong with them, in order of files and lines.
+    /// Findings in the order of files and lines.
     pub findings: Vec<Diagnostic>,
     /// How many objects of each kind there are.
     kinds: BTreeMap<String, usize>,

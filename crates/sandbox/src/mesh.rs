@@ -245,7 +245,7 @@ impl Mesh {
         }
     }
 
-    /// So long the mesh gathers events before it acts on them: what follows costs time for every pod.
+    /// Interval in which events of pods are collected before the mesh acts on them, as each action costs time for every pod.
     fn pace(&self) -> Duration {
         Duration::from_micros(250) * u32::try_from(self.pods.len()).unwrap_or(u32::MAX)
     }

@@ -35,9 +35,9 @@ pub(crate) struct Workload {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) replicas: u32,
-    /// So many of a Job's pods run at once.
+    /// Pods of a Job that run at the same time (`spec.parallelism`).
     pub(crate) parallelism: u32,
-    /// So often a Job's pod may fail.
+    /// Failures of a Job's pod before the Job has failed (`spec.backoffLimit`).
     pub(crate) backoff_limit: u32,
     pub(crate) template: Template,
     /// Changes when the template does.

@@ -9,6 +9,7 @@ use std::{
     io,
     net::Ipv4Addr,
     os::fd::{AsFd as _, AsRawFd as _},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -126,7 +127,16 @@ impl Running {
         let (orders, received) = mpsc::unbounded_channel();
         std::thread::Builder::new().name(format!("pod {}", blueprint.key.1)).spawn(move || {
             let key = blueprint.key.clone();
-            if let Err(error) = live(&blueprint, received, &tell) {
+            // A thread that panics without a word would leave its pod in the list for ever.
+            let ended = catch_unwind(AssertUnwindSafe(|| live(&blueprint, received, &tell)));
+            let failed = match ended {
+                Ok(ended) => ended.err(),
+                Err(_) => Some(Error::Refused(format!(
+                    "the thread of pod {}/{} panicked, which is a mistake in this program; the message is above",
+                    key.0, key.1
+                ))),
+            };
+            if let Some(error) = failed {
                 let _ = tell.send((key.clone(), Event::Failed(error)));
             }
             let _ = tell.send((key, Event::Gone));

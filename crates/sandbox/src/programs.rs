@@ -46,7 +46,7 @@ pub struct Settings {
     pub proxy: Vec<String>,
     /// Whether containers of other images run their own `command` with this machine's programs.
     pub runs_commands: bool,
-    /// So many pods run at most.
+    /// Maximum number of pods.
     pub max_pods: usize,
     /// Worker threads of a sidecar.
     pub concurrency: NonZeroU32,

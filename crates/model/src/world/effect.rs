@@ -193,7 +193,7 @@ mod tests {
         )
     }
 
-    /// What is said of the objects of a file that is added, and of those when it goes.
+    /// Returns the effects of the objects of a file when it is added, and when it is removed.
     fn effects(there: &str, file: &str) -> (Vec<Option<String>>, Vec<Option<String>>) {
         let (mut world, mut files) = (World::new(), Files::new());
         for change in files.set(0, "there", &format!("{WORKLOAD}{there}")) {

@@ -26,7 +26,7 @@ use crate::{
     rundir::{Phase, PodState},
 };
 
-/// So long a pod that is to go waits for everybody to know it.
+/// Time within which all sidecars must acknowledge that a pod leaves.
 const FAREWELL: Duration = Duration::from_secs(10);
 /// How often to see whether packet rules are in force.
 const RULES_LOOK: Duration = Duration::from_millis(10);
@@ -34,7 +34,7 @@ const RULES_LOOK: Duration = Duration::from_millis(10);
 const GRACE: u64 = 30;
 /// A pod that is neither ready nor has failed after this time no longer keeps others from starting.
 const STARTING: Duration = Duration::from_secs(5);
-/// So many pods start at once for each of the machine's processors.
+/// Pods that start at the same time, for each processor of the machine.
 const STARTS_PER_CPU: usize = 4;
 
 /// A pod and how it does.
