@@ -102,6 +102,9 @@ fn travellers_are_served(mesh: &Mesh) {
 #[test]
 fn the_result_tells_every_edge() {
     let mut mesh = airline().with(&["--name", "airline-json", "--for", "8s", "--output", "json"]).ready();
+    // The travellers try it by chance.
+    let denied = mesh.call("flight-v1", "http://customer:9080/customer/internal/validateid", &["-X", "POST"]);
+    assert_eq!(denied.status, Some(403), "{denied:?}");
     let ended = mesh.ended();
     assert!(ended.status.success(), "{ended:?}");
     let result: Value = serde_json::from_str(&ended.stdout).unwrap();
