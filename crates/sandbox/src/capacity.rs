@@ -1,25 +1,25 @@
-//! How many pods a machine can carry.
+//! Maximum number of pods, computed from the machine's memory, open files and tasks.
 
 use std::{fmt, fs};
 
 use nix::sys::resource::{Resource, getrlimit};
 
-/// A bridge takes 1,023 links (linux/br_private.h).
+/// Upper limit on pods of a mesh: a bridge takes 1,023 links (linux/br_private.h).
 const MOST: usize = 1000;
-/// Memory of a pod in bytes: a sidecar and a stand-in. Without requests they take 6.5 MB (docs/performance.md); the rest is for traffic.
+/// Memory of a pod with a sidecar, in bytes. An idle one takes 6.5 MB (docs/performance.md); the rest is for traffic.
 const MEMORY: u64 = 16 << 20;
-/// The same without a sidecar.
+/// Memory of a pod without a sidecar, in bytes.
 const MEMORY_PLAIN: u64 = 8 << 20;
-/// Divisor of the free memory for the part that is not used: a fifth.
-const SPARED: u64 = 5;
-/// Open files of the mesh's process for each pod: three namespaces, a runtime, pipes, logs and probes.
+/// Divisor of the free memory that gives the reserve: one fifth.
+const RESERVE_DIVISOR: u64 = 5;
+/// Open files of the mesh's process per pod: three namespaces, a runtime, pipes, logs and probes.
 const FILES: u64 = 20;
-/// Open files of the mesh's process for itself.
+/// Open files of the mesh's process that belong to no pod.
 const OWN_FILES: u64 = 256;
-/// Threads and processes of a pod: its own, a sidecar's, a container's.
+/// Threads and processes per pod: its supervisor, its sidecar's and its container's.
 const TASKS: u64 = 8;
 
-/// How many pods may run.
+/// Maximum number of pods and the resource that limits it.
 #[derive(Clone, Debug)]
 pub struct Capacity {
     /// Maximum number of pods.
@@ -37,10 +37,10 @@ impl Capacity {
         let mut capacity = Self { pods: MOST, limit: "a bridge takes no more links".to_owned() };
         let each = if is_plain { MEMORY_PLAIN } else { MEMORY };
         if let Some(free) = free_memory() {
-            let usable = free - free / SPARED;
+            let usable = free - free / RESERVE_DIVISOR;
             capacity.at_most(usable / each, format!("{} MB of memory are free", free >> 20));
         }
-        // The limit that a process may set for itself.
+        // The hard limit: a process may raise its own to it.
         if let Ok((_, files)) = getrlimit(Resource::RLIMIT_NOFILE) {
             let pods = files.saturating_sub(OWN_FILES) / FILES;
             capacity.at_most(pods, format!("a process may have {files} files open (ulimit -Hn)"));
@@ -65,7 +65,7 @@ impl fmt::Display for Capacity {
     }
 }
 
-/// Bytes that can be had without swapping; of the control group if it has fewer.
+/// Returns the memory available without swapping, in bytes: the machine's or the control group's, whichever is less.
 fn free_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -77,6 +77,7 @@ fn free_memory() -> Option<u64> {
     Some(group.map_or(machine, |group| group.min(machine)))
 }
 
+/// Returns the control group's limit on processes and threads.
 fn most_tasks() -> Option<u64> {
     fs::read_to_string("/sys/fs/cgroup/pids.max").ok()?.trim().parse().ok()
 }

@@ -1,6 +1,6 @@
-//! The folder a running mesh keeps its files in, and the state file by which other commands find it.
+//! The run folder of a mesh, and the state file in it by which other commands find the mesh.
 //!
-//! `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`; readable by its owner only, as keys lie in it.
+//! The path is `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`. Only its owner may read it, because it holds keys.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -21,18 +21,18 @@ use crate::{
     pod::Handles,
 };
 
-/// What other commands need to know of a running mesh.
+/// State of a running mesh, for other commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// The mesh's name.
     pub name: String,
-    /// The first process inside, by its number outside.
+    /// Process id of the mesh's first process, in the host's PID namespace.
     pub(crate) process: u32,
-    /// The control plane's process number inside the mesh's PID namespace, while it runs.
+    /// Process id of the control plane in the mesh's PID namespace, while it runs.
     pub control: Option<u32>,
     /// Its pods.
     pub pods: Vec<PodState>,
-    /// Why some workloads have fewer pods than they ask for.
+    /// Reasons why workloads have fewer pods than their replicas.
     #[serde(default)]
     pub refused: Vec<String>,
 }
@@ -54,34 +54,34 @@ pub struct PodState {
     pub address: String,
     /// Whether it has a sidecar.
     pub sidecar: bool,
-    /// Whether its containers run.
+    /// Its phase.
     #[serde(default)]
     pub phase: Phase,
     /// Whether it is ready, and if not, why.
     pub ready: Result<(), String>,
-    /// How often its programs have been started again.
+    /// Number of restarts of its programs.
     pub restarts: u32,
-    /// The files its programs write to.
+    /// Folder of its programs' log files.
     pub logs: PathBuf,
     /// Its programs.
     pub programs: Vec<ProgramState>,
     pub(crate) handles: Option<Handles>,
 }
 
-/// Whether a pod's containers run. Source: Kubernetes' `PodPhase`.
+/// Phase of a pod. Source: Kubernetes' `PodPhase`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// They run, or are to.
+    /// At least one container runs or will be started.
     #[default]
     Running,
-    /// All have done their work.
+    /// All containers have ended with exit code 0.
     Succeeded,
-    /// All have ended, at least one of them with a failure.
+    /// All containers have ended, at least one of them with a failure.
     Failed,
 }
 
 impl PodState {
-    /// Whether nothing is wrong with it: it is ready, or has done its work.
+    /// Returns whether the pod is ready or has succeeded.
     pub fn is_well(&self) -> bool {
         self.ready.is_ok() || self.phase == Phase::Succeeded
     }
@@ -92,7 +92,7 @@ impl PodState {
 pub struct ProgramState {
     /// The container's name, or `proxy`.
     pub name: String,
-    /// Its process number inside the mesh's PID namespace, while it runs.
+    /// Process id in the mesh's PID namespace, while it runs.
     pub process: Option<u32>,
 }
 
@@ -102,7 +102,7 @@ pub struct Lock {
     _file: Flock<File>,
 }
 
-/// Where the meshes of this user are.
+/// Returns the folder that holds the run folders of this user.
 pub(crate) fn root() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_dir()) {
         Some(folder) => Path::new(&folder).join("skysail"),
@@ -110,10 +110,10 @@ pub(crate) fn root() -> PathBuf {
     }
 }
 
-/// Makes an empty folder for a mesh of this name and locks it.
+/// Creates an empty run folder for a mesh of this name and locks it.
 ///
 /// # Errors
-/// When one of this name runs already, or the folder is not this user's alone.
+/// When a mesh of this name runs already, or another user owns the folder.
 pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     let simple = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
     if name.is_empty() || name.starts_with('.') || !simple {
@@ -127,8 +127,10 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
         .context(format!("making {}", root.display()))?;
     let data = fs::symlink_metadata(&root).context(format!("looking at {}", root.display()))?;
     if !data.is_dir() || data.uid() != getuid().as_raw() {
-        let what =
-            format!("{} belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours", root.display());
+        let what = format!(
+            "{} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own",
+            root.display()
+        );
         return Err(Error::Refused(what));
     }
     fs::set_permissions(&root, Permissions::from_mode(0o700)).context("keeping the folder private")?;
@@ -150,7 +152,7 @@ fn lock_file(root: &Path, name: &str) -> PathBuf {
     root.join(format!(".{name}.lock"))
 }
 
-/// Removes a mesh's folder.
+/// Removes a run folder.
 ///
 /// # Errors
 /// When a file in it cannot be removed.
@@ -161,10 +163,10 @@ pub fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Finds a running mesh: the one of this name, or the only one.
+/// Returns the state of a running mesh: the one of this name, or the only one.
 ///
 /// # Errors
-/// When there is none, or more than one to choose from.
+/// When no such mesh runs, or several run and no name is given.
 pub fn find(name: Option<&str>) -> Result<State, Error> {
     let root = root();
     let folders = fs::read_dir(&root).into_iter().flatten().filter_map(Result::ok);
@@ -189,23 +191,23 @@ pub fn find(name: Option<&str>) -> Result<State, Error> {
 }
 
 impl State {
-    /// The one who started it holds the lock as long as it runs.
+    /// Returns whether the mesh runs: its starter holds the lock until the end.
     fn is_alive(&self) -> bool {
         let Ok(file) = File::open(lock_file(&root(), &self.name)) else { return false };
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 
-    /// Whether a state seen later belongs to this mesh, and not to another of its name.
+    /// Returns whether `later` is a state of this run, and not of another mesh with the same name.
     pub fn is_same_run(&self, later: &Self) -> bool {
         self.process == later.process
     }
 
-    /// Where the logs of its programs are.
+    /// Returns the folder of its programs' logs.
     pub fn logs(&self) -> PathBuf {
         root().join(&self.name).join("logs")
     }
 
-    /// The pods of a workload, or the one pod, called `name` or `NAMESPACE/name`.
+    /// Returns the pods of the workload, or the pod, with this name, `NAME` or `NAMESPACE/NAME`.
     pub fn matching(&self, name: &str) -> Vec<&PodState> {
         let (namespace, name) = match name.split_once('/') {
             Some((namespace, name)) => (Some(namespace), name),
@@ -221,7 +223,7 @@ fn read(folder: &Path) -> io::Result<State> {
     Ok(serde_json::from_slice(&fs::read(folder.join("state.json"))?)?)
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically: readers see the old content or the new.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!(".{name}.new"));
