@@ -21,16 +21,17 @@ use tonic::metadata::{MetadataKey, MetadataMap};
 
 use crate::{
     admin::{self, Admin},
-    args::{Args, Common, Mesh, Mode},
+    args::{Args, Common, Mode},
     bootstrap::{self, Bootstrap, convert, runtime},
     discovery::{Configuration, Setup},
     envoy::Envoy,
     overload::Limits,
     peer::LocalWorkload,
     pressure::{self, Pressure},
-    secrets::{self, OwnCertificate, Secrets},
+    secrets::{self, Mesh, OwnCertificate, Secrets},
     telemetry::AccessLogger,
     translate::TlsContexts,
+    upstream::Dialer,
     worker::{Shared, Workers},
 };
 
@@ -67,7 +68,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .context("cannot get an event loop")?;
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
-        Mode::Envoy(envoy) => return runtime.block_on(in_its_place(envoy)),
+        Mode::Envoy(program, mesh, common) => {
+            return runtime.block_on(in_its_place(Envoy { program, mesh, common }));
+        }
         Mode::Bootstrap(source, common) => (Start::File(Box::new(bootstrap::load(&source)?)), common),
         Mode::Mesh(mesh, common) => {
             let node = bootstrap::load_node(&mesh.node)?;
@@ -124,8 +127,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let shared = Shared {
         snapshot: Arc::default(),
         local: Arc::new(local_workload(&node)?),
-        mark: common.mark,
-        principal: Arc::clone(&secrets.principal),
+        dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
         limits,
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
         pressure: Arc::new(Pressure::of(pressure)),

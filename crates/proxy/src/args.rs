@@ -7,8 +7,8 @@ use anyhow::bail;
 use crate::{
     admin::CommandLine,
     bootstrap::{Source, convert::Conversion, runtime},
-    envoy::Envoy,
     overload::Limits,
+    secrets::Mesh,
 };
 
 /// How to run the sidecar: from an Envoy bootstrap file, or as the sidecar of a mesh.
@@ -144,17 +144,8 @@ pub(crate) enum Mode {
     Convert(Conversion),
     Bootstrap(Source, Common),
     Mesh(Mesh, Common),
-    Envoy(Envoy),
-}
-
-/// Where a sidecar of a mesh gets everything from.
-#[derive(Clone)]
-pub(crate) struct Mesh {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) ca_root: PathBuf,
-    pub(crate) token: PathBuf,
-    pub(crate) node: PathBuf,
+    /// Run this Envoy in the sidecar's place.
+    Envoy(PathBuf, Mesh, Common),
 }
 
 /// What holds in both modes.
@@ -221,7 +212,7 @@ impl Args {
                 let (host, port) = host_and_port(&discovery)?;
                 let mesh = Mesh { host, port, ca_root, token, node };
                 Ok(match self.envoy {
-                    Some(program) => Mode::Envoy(Envoy { program, mesh, common }),
+                    Some(program) => Mode::Envoy(program, mesh, common),
                     None => Mode::Mesh(mesh, common),
                 })
             }

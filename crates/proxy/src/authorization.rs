@@ -149,7 +149,7 @@ pub(crate) async fn ask(
     }
     let (head, content) = match &config.service {
         Service::Grpc(metadata) => {
-            grpc_request(config, metadata, question, worker.shared.principal().as_deref())
+            grpc_request(config, metadata, question, worker.shared.dialer.principal().as_deref())
         }
         Service::Http(http) => {
             let content = question.body.map_or(&b""[..], |(content, _)| content);
@@ -179,7 +179,7 @@ pub(crate) async fn ask_about_connection(
     config: &ExternalAuthorization,
     origin: &Origin,
 ) -> Result<bool, Error> {
-    let principal = worker.shared.principal();
+    let principal = worker.shared.dialer.principal();
     let request = CheckRequest { attributes: Some(parties(config, origin, principal.as_deref())) };
     let (head, content) = (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.to_vec()));
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;

@@ -13,17 +13,15 @@ use crate::{
     config::Snapshot,
     context::Worker,
     error::{Error, Kind},
-    exchange,
     flow::Flow,
     head::{Headers, RequestHead, ResponseHead, Version},
-    hop,
     http1::{Framing, write::Persistence},
     http2::{Answered, Duplex},
     outlier::Outcome,
     pick,
     pool::{Busy, Host, Link, Pool, Upstream},
     timer,
-    upstream::{self, Offer},
+    upstream::{self, Offer, response},
     wire::Wire,
 };
 
@@ -66,7 +64,7 @@ pub(crate) async fn ask(
 pub(crate) fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
     // There is no original destination to follow.
     let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(worker, pool, nowhere, Want::default())?;
+    let host = pick::endpoint(&worker.dice, pool, nowhere, Want::default())?;
     let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
     Ok((host, busy))
 }
@@ -86,8 +84,8 @@ async fn exchange(
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
     let is_connect = head.method() == "CONNECT";
-    let limits = hop::answer_limits(&pool.cluster);
-    let (head, answer, connection) = exchange::answer(&mut upstream.wire, head.method(), &limits).await?;
+    let limits = pool.cluster.head_limits();
+    let (head, answer, connection) = response::answer(&mut upstream.wire, head.method(), &limits).await?;
     let mut answer = Flow::new(answer, answer, limits, true);
     poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, MOST))
         .await
@@ -113,7 +111,7 @@ async fn connection(
     let pooled = upstream::take(pool, host, &offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
     match pooled {
         Some(pooled) => Ok(pooled),
-        None => upstream::get(pool, host, &offer, &worker.shared, true).await,
+        None => upstream::get(pool, host, &offer, &worker.shared.dialer, true).await,
     }
 }
 

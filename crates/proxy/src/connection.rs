@@ -15,10 +15,11 @@ use std::{
 
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{
     admission::Admission,
+    authorization,
     chains::{self, Facts},
     config::{
         FilterChain, Listener, Snapshot,
@@ -26,10 +27,11 @@ use crate::{
         tls::ServerTls,
     },
     context::Worker,
-    downstream::{self, Origin},
+    downstream::{self, Accepted, Origin},
     drain::{Registered, Side},
     early::{self, Early},
     inspect::{self, Findings},
+    matching,
     notice::{self, Limit},
     peer::Peer,
     proxy_protocol::{self, Ends, Look},
@@ -45,17 +47,6 @@ use crate::{
 const MAX_INSPECTED: usize = 64 * 1024;
 const MAX_READS: u32 = 512;
 
-/// A connection from a client.
-pub(crate) struct Connection {
-    pub(crate) stream: Box<Stream>,
-    pub(crate) timer: Timer,
-    pub(crate) origin: Rc<Origin>,
-    /// Its server, if that was dialled before the client spoke.
-    pub(crate) early: Option<Box<Early>>,
-    /// Known to its side as long as this lives.
-    pub(crate) registered: Registered,
-}
-
 /// Serves a connection from its beginning to its end.
 pub(crate) async fn serve(
     worker: Rc<Worker>,
@@ -67,7 +58,8 @@ pub(crate) async fn serve(
     let registered = side.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
     // Boxed: the story of a request is far larger than what waits for a first byte.
-    let Some(connection) = Box::pin(begin(&worker, (side, registered), entry, tcp, source)).await else {
+    let Some((connection, early)) = Box::pin(begin(&worker, (side, registered), entry, tcp, source)).await
+    else {
         return;
     };
     drop(begins);
@@ -76,7 +68,7 @@ pub(crate) async fn serve(
     listener.cx_active.inc();
     match connection.origin.chain.terminal.clone() {
         Terminal::Http(manager) => serve::run(&worker, connection, manager).await,
-        Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, *connection, proxy)).await,
+        Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, *connection, early, proxy)).await,
     }
     listener.cx_active.dec();
 }
@@ -88,7 +80,7 @@ async fn begin(
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
-) -> Option<Box<Connection>> {
+) -> Option<(Box<Accepted>, Option<Box<Early>>)> {
     let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
     let (mut listener, dialled) = find_listener(&snapshot, &entry, &tcp, local)?;
@@ -180,7 +172,7 @@ async fn begin(
                 return None;
             }
         }
-        peer = stream.peer(worker.shared.principal());
+        peer = Peer::of(&stream, worker.shared.dialer.principal());
     }
     let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
     if !is_admitted(&mut origin, worker).await {
@@ -189,7 +181,7 @@ async fn begin(
     }
     let early = early.filter(|early: &Early| early.is_of(&origin.chain)).map(Box::new);
     // Boxed, because futures keep room for everything that is ever handed to them.
-    Some(Box::new(Connection { stream, timer, origin, early, registered }))
+    Some((Box::new(Accepted { stream, timer, origin, registered }), early))
 }
 
 /// Whether the connection is admitted by the configuration of now: its client may have been silent for long.
@@ -198,7 +190,22 @@ async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
         origin.note_revoked(worker);
         return false;
     }
-    origin.is_allowed(worker).await
+    is_allowed(origin, worker).await
+}
+
+/// Whether the chain's policies, and who is asked besides, let the connection pass.
+async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
+    let Some(found) = origin.pass_policies(worker) else { return false };
+    let Some(config) = origin.chain.ask.as_deref() else { return true };
+    let metadata = downstream::metadata(found);
+    if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
+        return true;
+    }
+    let asked = authorization::ask_about_connection(worker, &origin.snapshot, config, origin);
+    Box::pin(asked).await.unwrap_or_else(|error| {
+        warn!("{} cannot be asked for authorization: {error}", config.cluster);
+        config.failure_allowed
+    })
 }
 
 /// Counts and tells of a client that was too slow.
@@ -429,7 +436,7 @@ mod tests {
             size(|| serve::http1::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http2 =
             size(|| serve::http2::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
-        let tcp = size(|| tcp::run(unreachable!(), unreachable!(), unreachable!()));
+        let tcp = size(|| tcp::run(unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         assert!(task <= 500, "{task}");
         assert!(http1 <= 400, "{http1}");
         assert!(http2 <= 1_800, "{http2}");

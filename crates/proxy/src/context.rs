@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     pool::{Clusters, Pool},
     pressure::Pressure,
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
+    upstream::Dialer,
 };
 
 /// What all workers share.
@@ -28,22 +29,14 @@ pub struct Shared {
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     /// Who we are.
     pub local: Arc<LocalWorkload>,
-    /// Mark of every socket opened to an upstream, so that interception lets it through.
-    pub mark: Option<u32>,
-    /// The first URI name of our certificate, once there is one.
-    pub principal: Arc<ArcSwapOption<Arc<str>>>,
+    /// What connections to upstreams are made with.
+    pub dialer: Dialer,
     /// Where access log lines go.
     pub access_log: Arc<AccessLogger>,
     /// When a worker refuses requests.
     pub limits: Limits,
     /// Whether connections are taken.
     pub pressure: Arc<Pressure>,
-}
-
-impl Shared {
-    pub(crate) fn principal(&self) -> Option<Arc<str>> {
-        self.principal.load().as_deref().cloned()
-    }
 }
 
 /// What one worker has for itself. Everything that runs on it holds a reference.

@@ -9,20 +9,21 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::{
     admission::{Admission, Refusal},
-    authorization,
     chains::{self, Facts},
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
     context::Worker,
-    drain::Side,
+    drain::{Registered, Side},
     inspect::Findings,
     matching,
     notice::{self, Limit},
     peer::Peer,
     policy::{self, Subject, Tally, Verdict},
+    proxy_protocol::Ends,
+    socket::Stream,
     timer::Timer,
     wire::Wire,
 };
@@ -32,6 +33,15 @@ pub(crate) struct Downstream {
     pub(crate) wire: Wire,
     pub(crate) timer: Timer,
     pub(crate) origin: Rc<Origin>,
+}
+
+/// A client's connection that is admitted, before its first request or byte.
+pub(crate) struct Accepted {
+    pub(crate) stream: Box<Stream>,
+    pub(crate) timer: Timer,
+    pub(crate) origin: Rc<Origin>,
+    /// Registers the connection with its listener's side as long as this lives.
+    pub(crate) registered: Registered,
 }
 
 /// What is known of a client's connection.
@@ -60,28 +70,18 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    /// Returns the addresses of the connection, for a PROXY header.
+    pub(crate) fn ends(&self) -> Ends {
+        Ends { source: self.source, destination: self.destination }
+    }
+
     /// The server name that the client asked for.
     pub(crate) fn server_name(&self) -> Option<&str> {
         self.findings.server_name.as_deref()
     }
 
-    /// Whether the chain's policies, and who is asked besides, let the connection pass.
-    pub(crate) async fn is_allowed(&self, worker: &Rc<Worker>) -> bool {
-        let Some(found) = self.pass_policies(worker) else { return false };
-        let Some(config) = self.chain.ask.as_deref() else { return true };
-        let metadata = metadata(found);
-        if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
-            return true;
-        }
-        let asked = authorization::ask_about_connection(worker, &self.snapshot, config, self);
-        Box::pin(asked).await.unwrap_or_else(|error| {
-            warn!("{} cannot be asked for authorization: {error}", config.cluster);
-            config.failure_allowed
-        })
-    }
-
     /// What the chain's policies found out, if they let the connection pass.
-    fn pass_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
+    pub(crate) fn pass_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
         if self.chain.policies.is_empty() {
             return Some(Vec::new());
         }
@@ -240,7 +240,7 @@ pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), In
 }
 
 /// What policies found out, as metadata.
-fn metadata(found: Vec<(String, Value)>) -> Map<String, Value> {
+pub(crate) fn metadata(found: Vec<(String, Value)>) -> Map<String, Value> {
     Map::from_iter([("envoy.filters.network.rbac".to_owned(), Map::from_iter(found).into())])
 }
 

@@ -51,8 +51,8 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    args::{Common, Mesh},
-    secrets::{CONTROL_PLANE, Issued, OwnCertificate},
+    args::Common,
+    secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate},
 };
 
 /// Node metadata by which the control plane leaves out the filters that only Istio's build of Envoy has.

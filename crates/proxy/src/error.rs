@@ -6,6 +6,11 @@
 
 use std::{borrow::Cow, fmt};
 
+use crate::{
+    grpc_status,
+    http2::{Gone, Lost, Reason, Unsent},
+};
+
 /// Which end caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
@@ -250,7 +255,7 @@ impl Error {
     pub fn answer(&self) -> Answer {
         let plain = |status, flags, details: &'static str, body: &'static str| Answer {
             status,
-            grpc: grpc_status(status),
+            grpc: grpc_status::from_http(status),
             flags,
             details: Cow::Borrowed(details),
             body: Cow::Borrowed(body),
@@ -301,7 +306,7 @@ impl Error {
             },
             Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
             Kind::FaultAbortGrpc(grpc) => {
-                let status = http_status(*grpc);
+                let status = grpc_status::to_http(*grpc);
                 Answer { grpc: *grpc, ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort") }
             }
             Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
@@ -322,7 +327,7 @@ impl Error {
         let details = format!("upstream_reset_{started}_response_started{{{reason}{bar}{cause}}}");
         Answer {
             status,
-            grpc: grpc_status(status),
+            grpc: grpc_status::from_http(status),
             flags,
             details: Cow::Owned(one_word(&details)),
             body: Cow::Owned(format!(
@@ -351,33 +356,36 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The gRPC status that stands for an HTTP status (gRPC: HTTP to gRPC status code mapping).
-pub fn grpc_status(http: u16) -> u32 {
-    match http {
-        400 => 13,
-        401 => 16,
-        403 => 7,
-        404 => 12,
-        429 | 502..=504 => 14,
-        _ => 2,
+/// A stream to a server that has ended early.
+impl From<Lost> for Error {
+    fn from(lost: Lost) -> Self {
+        let kind = match lost {
+            Lost::Reset(Reason::PROTOCOL) => return Self::new(Kind::UpstreamProtocol),
+            Lost::Reset(_) | Lost::Dropped => return Self::new(Kind::UpstreamReset),
+            Lost::Unprocessed => return Self::new(Kind::UpstreamRefused),
+            Lost::Oversized => return Self::new(Kind::AnswerTooLarge),
+            Lost::Broken(_) => Kind::UpstreamProtocol,
+            Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
+        };
+        Self::caused(kind, lost)
     }
 }
 
-/// The HTTP status that stands for a gRPC status.
-pub fn http_status(grpc: u32) -> u16 {
-    match grpc {
-        0 => 200,
-        1 => 499,
-        3 | 9 | 11 => 400,
-        4 => 504,
-        5 => 404,
-        6 | 10 => 409,
-        7 => 403,
-        8 => 429,
-        12 => 501,
-        14 => 503,
-        16 => 401,
-        _ => 500,
+/// A request that a connection to a server did not take.
+impl From<Unsent> for Error {
+    fn from(unsent: Unsent) -> Self {
+        match unsent {
+            Unsent::Used => Self::new(Kind::UpstreamReset),
+            Unsent::Unrepresentable => Self::new(Kind::BadPath),
+            Unsent::Lost(lost) => Self::caused(Kind::UpstreamRefused, lost),
+        }
+    }
+}
+
+/// A response that a client did not take.
+impl From<Gone> for Error {
+    fn from(Gone: Gone) -> Self {
+        Self::new(Kind::DownstreamClosed)
     }
 }
 

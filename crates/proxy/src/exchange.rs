@@ -6,7 +6,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -15,10 +15,9 @@ use crate::{
     error::{Error, Kind},
     flow::{Broken, Flow},
     head::ResponseHead,
-    http1::{Connection, Framing, Limits, Malformed, Scan, parse},
-    http2::{Answered, Duplex},
-    socket::Stream,
+    http1::{Connection, Framing, Limits, Scan},
     timer::{Timer, earlier},
+    upstream::response::{poll_answer, poll_head},
     wire::Wire,
 };
 
@@ -279,71 +278,6 @@ impl<'a> Client<'a> {
         }
         Ok(())
     }
-}
-
-/// The head of an answer to a request of our own.
-pub(crate) async fn answer(
-    upstream: &mut Wire,
-    method: &str,
-    limits: &Limits,
-) -> Result<(ResponseHead, Framing, Connection), Error> {
-    let (mut scan, mut head) = (Scan::default(), ResponseHead::default());
-    loop {
-        let answer = poll_fn(|cx| match upstream {
-            Wire::Http1(stream) => poll_head(cx, stream, (&mut scan, limits), method, &mut head),
-            Wire::Http2(duplex) => poll_answer(cx, duplex, method, &mut head),
-        });
-        if let Some((framing, connection)) = answer.await? {
-            return Ok((head, framing, connection));
-        }
-    }
-}
-
-/// An answer's head, or `None` for one that is not the last (1xx).
-type Answer = Result<Option<(Framing, Connection)>, Error>;
-
-/// The head of an answer of HTTP/1.1.
-fn poll_head(
-    cx: &mut Context<'_>,
-    stream: &mut Stream,
-    (scan, limits): (&mut Scan, &Limits),
-    method: &str,
-    head: &mut ResponseHead,
-) -> Poll<Answer> {
-    let malformed = |why: Malformed| {
-        Error::new(if why.status == 431 { Kind::AnswerTooLarge } else { Kind::UpstreamProtocol })
-    };
-    loop {
-        if let Some(end) = scan.end(stream.input.bytes(), limits).map_err(malformed)? {
-            let parsed = parse::response(&stream.input.bytes()[..end], limits, method, head);
-            stream.input.consume(end);
-            let parsed = parsed.map_err(malformed)?;
-            let interim = matches!(head.status(), 100 | 102..=199);
-            return Poll::Ready(Ok(if interim { None } else { Some(parsed) }));
-        }
-        if stream.input.is_full() {
-            stream.input.grow(limits.max_head);
-        }
-        match ready!(stream.poll_fill(cx)) {
-            Ok(1..) => {}
-            Ok(0) => return Poll::Ready(Err(Error::new(Kind::UpstreamClosed))),
-            Err(error) => return Poll::Ready(Err(Error::caused(Kind::UpstreamClosed, error))),
-        }
-    }
-}
-
-/// The head of an answer of HTTP/2.
-fn poll_answer(
-    cx: &mut Context<'_>,
-    duplex: &mut Duplex,
-    method: &str,
-    head: &mut ResponseHead,
-) -> Poll<Answer> {
-    let answered = ready!(duplex.poll_answer(cx, method, head))?;
-    Poll::Ready(Ok(match answered {
-        Answered::Interim => None,
-        Answered::Final(framing) => Some((framing, Connection::default())),
-    }))
 }
 
 fn failed<T>(kind: Kind) -> Poll<Result<T, Error>> {

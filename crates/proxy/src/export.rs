@@ -18,8 +18,9 @@ use crate::{
     context::Worker,
     error::{Error, Kind},
     head::RequestHead,
+    record::Context,
     telemetry::{
-        self, Context,
+        self,
         export::{Exporter, Exporters},
         filter,
     },

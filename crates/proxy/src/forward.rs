@@ -22,7 +22,7 @@ use crate::{
     error::{self, Error, Flags, Kind},
     exchange::{Client, Deadlines},
     flow::Flow,
-    grpc,
+    grpc, grpc_status,
     grpc_web::Through,
     head::{ResponseHead, Version},
     hop,
@@ -36,7 +36,7 @@ use crate::{
     pool::{Host, Pool, bump},
     retry::{self, Asked, Outcome},
     route::Found,
-    story::{Story, grpc_status},
+    story::Story,
     tcp::Tunnel,
     tunnel,
     upstream::{self, Offer, Spoken},
@@ -145,7 +145,7 @@ impl Story<'_> {
         hop::remove_connection_fields(self.response, upgraded);
         self.meet();
         let elapsed = now.saturating_duration_since(self.started).as_millis();
-        hop::set_number(self.response, "x-envoy-upstream-service-time", elapsed as u64);
+        self.response.set_number("x-envoy-upstream-service-time", elapsed as u64);
         self.told.status = self.response.status();
         self.told.details = Cow::Borrowed("via_upstream");
         // What has come so far; all of it is added up at the end.
@@ -223,12 +223,13 @@ impl Story<'_> {
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
-                hop::set_number(self.head, "x-envoy-attempt-count", self.told.attempts.into());
+                self.head.set_number("x-envoy-attempt-count", self.told.attempts.into());
             }
             let avoided = retry.filter(|retry| retry.avoid_previous);
             let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
             let want = Want { hash: way.hash, avoid: &tried, attempts };
-            let host = pick::endpoint(self.worker, &way.pool, self.downstream.origin.destination, want)?;
+            let host =
+                pick::endpoint(&self.worker.dice, &way.pool, self.downstream.origin.destination, want)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (way.host, &host.endpoint.hostname) {
                 self.rename_host(name.as_bytes());
             }
@@ -252,8 +253,8 @@ impl Story<'_> {
                 self.end_try(Some(&failure.error), false);
                 way.pool.note_failure(&host.endpoint, &failure.error.kind, &self.worker.dice);
             } else if way.pool.cluster.outlier.is_some() {
-                let grpc = if self.grpc { grpc_status(self.response) } else { None };
-                let status = grpc.map_or(self.response.status(), error::http_status);
+                let grpc = if self.grpc { grpc_status::in_fields(self.response) } else { None };
+                let status = grpc.map_or(self.response.status(), grpc_status::to_http);
                 way.pool.note(&host.endpoint, outlier::Outcome::Answered(status), &self.worker.dice);
             }
             let outcome = match &attempt {
@@ -298,7 +299,7 @@ impl Story<'_> {
         self.told.host = Some(host.clone());
         self.told.busy = Some(pool.begin(host).ok_or_else(|| Error::new(Kind::Overflow))?);
         let offer = self.offer(way);
-        let connecting = upstream::get(pool, host, &offer, &self.worker.shared, fresh);
+        let connecting = upstream::get(pool, host, &offer, &self.worker.shared.dialer, fresh);
         let origin = self.downstream.origin.clone();
         let outbound = origin.listener.direction != Direction::Inbound;
         let mut client = Client::new(self.downstream, deadlines, body, self.head.version != Version::Http10);
@@ -356,8 +357,8 @@ impl Story<'_> {
             return Err(Error::new(Kind::Revoked).into());
         }
         client.body.begin_again();
-        upstream.wire.request(self.head, client.body.framing(), persistence)?;
-        let limits = hop::answer_limits(&pool.cluster);
+        upstream.wire.request(self.head, client.body.framing(), persistence).map_err(Error::from)?;
+        let limits = pool.cluster.head_limits();
         let case = case!(self, &origin, &upstream.link);
         let admission = &mut self.admission;
         let revoked = || admission.end(case.worker, || case.judge());
@@ -389,7 +390,7 @@ impl Story<'_> {
         } else {
             Offer::http(&way.pool.cluster, self.head, self.manager.istio_alpn)
         };
-        offer.of(&self.downstream.origin)
+        offer.for_client(self.downstream.origin.ends())
     }
 
     /// Takes from the answer what a sidecar says about itself, and says to the client's who we are.
@@ -468,8 +469,11 @@ impl Story<'_> {
         self.keep &= request.has_arrived(&self.downstream.wire);
         let persistence = self.persistence();
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };
-        self.downstream.wire.respond(self.response, out_framing, self.head.method(), persistence)?;
-        let limits = hop::answer_limits(&upstream.link.pool().cluster);
+        self.downstream
+            .wire
+            .respond(self.response, out_framing, self.head.method(), persistence)
+            .map_err(Error::from)?;
+        let limits = upstream.link.pool().cluster.head_limits();
         let mut body = Flow::new(framing, out_framing, limits, false);
         if let Some(through) = through {
             body.lead(through);
@@ -490,7 +494,7 @@ impl Story<'_> {
         }
         let complete = client.complete;
         self.told.sent = body.bytes;
-        self.told.grpc_status = body.trailers().and_then(grpc_status);
+        self.told.grpc_status = body.trailers().and_then(grpc_status::in_fields);
         self.note_trailers(body.trailers());
         self.told.reusable = result.is_ok() && complete && !connection.close;
         self.told.upstream = Some(upstream);

@@ -7,14 +7,14 @@ use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 
 use crate::{
     buffer::Buffer,
-    config::http::{Format, Http2Options},
+    config::http::Format,
     head::{Headers, RequestHead, ResponseHead},
     hop,
     http1::{
         Framing,
         write::{self, Persistence},
     },
-    http2::{self, Decoder, Encoder, Session},
+    http2::{self, Decoder, Encoder, Http2Options, Session},
     inspect::{self, Findings, Look},
     proxy_protocol::{self, Ends, Version},
     translate::{self, TlsContexts, Translator},

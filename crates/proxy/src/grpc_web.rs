@@ -7,9 +7,8 @@ use bytes::Bytes;
 
 use crate::{
     compress::Gzip,
-    error,
+    grpc_status,
     head::{Headers, RequestHead, ResponseHead},
-    hop,
 };
 
 /// What a client speaks.
@@ -60,8 +59,8 @@ impl Web {
         head.set("content-type", &[if self.wants_text { TEXT } else { WEB }, b"+proto"].concat());
         head.remove("content-length");
         if !grpc && !head.has("grpc-status") {
-            let status = error::grpc_status(head.status());
-            hop::set_number(head, "grpc-status", status.into());
+            let status = grpc_status::from_http(head.status());
+            head.set_number("grpc-status", status.into());
         }
         grpc.then_some(Through::Out { text: self.wants_text, trailers: None })
     }

@@ -8,8 +8,9 @@ use crate::{
         http::{Format, ForwardClientCert, HttpManager},
         route::{AppendAction, HeaderOp},
     },
+    format,
     head::{Headers, Names, RequestHead, ResponseHead, Scheme, Version},
-    telemetry::{Context, Record, format},
+    record::{Context, Record},
 };
 
 #[cfg(test)]

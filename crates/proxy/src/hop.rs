@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    config::{Cluster, HttpManager, http::ServerHeader},
+    config::{HttpManager, http::ServerHeader},
     context::Worker,
     head::{Headers, Names, ResponseHead},
     http1::Limits,
@@ -17,11 +17,6 @@ use crate::{
 /// What a request's head may be at most.
 pub(crate) fn limits(manager: &HttpManager) -> Limits {
     Limits { max_head: manager.max_head, max_headers: manager.max_headers }
-}
-
-/// What an answer's head may be at most.
-pub(crate) fn answer_limits(cluster: &Cluster) -> Limits {
-    Limits { max_head: cluster.max_head, max_headers: cluster.max_headers }
 }
 
 /// Fields that concern one connection alone, whatever its `connection` field says.
@@ -85,21 +80,6 @@ pub(crate) fn own_address() -> IpAddr {
     *OWN
 }
 
-/// Sets a field to a number.
-pub(crate) fn set_number(headers: &mut Headers, name: &str, mut number: u64) {
-    let mut digits = [0_u8; 20];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    headers.set(name, &digits[at..]);
-}
-
 /// Methods that may be sent twice: RFC 9110, section 9.2.2.
 pub(crate) fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
@@ -129,8 +109,8 @@ mod tests {
         remove_connection_fields(&mut head, false);
         let names: Vec<_> = head.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect();
         assert_eq!(names, ["x-other"]);
-        set_number(&mut head, "n", 0);
-        set_number(&mut head, "m", 1_234_567_890);
+        head.set_number("n", 0);
+        head.set_number("m", 1_234_567_890);
         assert_eq!(head.header("n"), Some(&b"0"[..]));
         assert_eq!(head.header("m"), Some(&b"1234567890"[..]));
     }

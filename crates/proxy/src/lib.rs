@@ -52,7 +52,7 @@ pub mod proxy_protocol;
 // How it gets to an endpoint.
 pub(crate) mod pick;
 pub(crate) mod pool;
-pub(crate) mod upstream;
+pub mod upstream;
 
 // The bytes.
 pub mod compress;
@@ -62,7 +62,7 @@ pub(crate) mod wire;
 
 pub(crate) mod buffer;
 pub mod http1;
-pub(crate) mod http2;
+pub mod http2;
 pub(crate) mod session;
 pub(crate) mod socket;
 pub(crate) mod splice;
@@ -86,7 +86,12 @@ pub mod matching;
 
 // What is told about it.
 pub mod error;
+pub mod expression;
+pub mod format;
+pub mod grpc_status;
+pub mod map;
 pub(crate) mod notice;
+pub mod record;
 pub mod telemetry;
 
 // What all of these share.

@@ -66,7 +66,7 @@ pub(crate) fn send(
                 };
                 let upstream = match shared {
                     Some(upstream) => upstream,
-                    None => upstream::get(&pool, &host, &offer, &worker.shared, true).await?,
+                    None => upstream::get(&pool, &host, &offer, &worker.shared.dialer, true).await?,
                 };
                 let mut wire = upstream.wire;
                 wire.request(&head, framing, Persistence::Close)?;

@@ -14,14 +14,13 @@
 use std::{
     cell::Cell,
     future::poll_fn,
-    rc::Rc,
     time::{Duration, Instant},
 };
 
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::{context::Worker, turns::Turns};
+use crate::turns::Turns;
 
 /// What is too much for a worker.
 #[derive(Clone, Copy, Debug)]
@@ -216,46 +215,45 @@ impl Overload {
         });
         self.refusing.set(if judge.refuses(&self.limits, now, lag) { until } else { now });
     }
+
+    /// Measures the worker's lag for as long as it is polled.
+    pub(crate) async fn watch(&self) {
+        let mut judge = Judge::default();
+        let (mut since, mut told) = (None, None);
+        loop {
+            self.probe.notified().await;
+            self.turn().await;
+            let now = Instant::now();
+            let lag = self.woken.get().map_or(Duration::ZERO, |woken| now.saturating_duration_since(woken));
+            self.probed(&mut judge, now, lag);
+            if !self.is_late(now) {
+                since = None;
+                continue;
+            }
+            // A moment's lag need not be told.
+            let lasting = now.saturating_duration_since(*since.get_or_insert(now)) >= self.limits.lasting;
+            if lasting && told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET) {
+                told = Some(now);
+                warn!(
+                    "overloaded: a worker has {} requests under way and gets to what is ready after {} ms; until it is quicker \
+                     it {}. It needs more CPU, or there must be more workers (--concurrency) or replicas",
+                    self.under_way.get(),
+                    lag.as_millis(),
+                    if judge.refuses {
+                        "refuses new requests, and connections wait"
+                    } else {
+                        "lets new connections wait"
+                    },
+                );
+            }
+        }
+    }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.0.under_way.set(self.0.under_way.get() - 1);
         self.0.turns.ended();
-    }
-}
-
-/// Measures a worker's lag as long as it is polled.
-pub(crate) async fn watch(worker: Rc<Worker>) {
-    let overload = &worker.overload;
-    let mut judge = Judge::default();
-    let (mut since, mut told) = (None, None);
-    loop {
-        overload.probe.notified().await;
-        overload.turn().await;
-        let now = Instant::now();
-        let lag = overload.woken.get().map_or(Duration::ZERO, |woken| now.saturating_duration_since(woken));
-        overload.probed(&mut judge, now, lag);
-        if !overload.is_late(now) {
-            since = None;
-            continue;
-        }
-        // A moment's lag need not be told.
-        let lasting = now.saturating_duration_since(*since.get_or_insert(now)) >= overload.limits.lasting;
-        if lasting && told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET) {
-            told = Some(now);
-            warn!(
-                "overloaded: a worker has {} requests under way and gets to what is ready after {} ms; until it is quicker \
-                 it {}. It needs more CPU, or there must be more workers (--concurrency) or replicas",
-                overload.under_way.get(),
-                lag.as_millis(),
-                if judge.refuses {
-                    "refuses new requests, and connections wait"
-                } else {
-                    "lets new connections wait"
-                },
-            );
-        }
     }
 }
 

@@ -22,7 +22,11 @@ use prost::Message as _;
 use prost_types::{Struct, Value, value::Kind};
 use rustls::pki_types::CertificateDer;
 
-use crate::config::{Map, cluster::Workload, http::ClientCertDetails};
+use crate::{
+    config::{cluster::Workload, http::ClientCertDetails},
+    map::Map,
+    socket::Stream,
+};
 
 /// Header with the metadata.
 pub const METADATA: &str = "x-envoy-peer-metadata";
@@ -147,6 +151,13 @@ impl Peer {
     /// The other end of a TLS connection.
     pub fn secured(certificate: Option<Rc<Certificate>>, local_principal: Option<Arc<str>>) -> Self {
         Self { tls: true, certificate, local_principal, ..Self::default() }
+    }
+
+    /// Returns the other end of a connection whose handshakes are complete. `local_principal` is the first URI name of our
+    /// certificate.
+    pub(crate) fn of(stream: &Stream, local_principal: Option<Arc<str>>) -> Self {
+        let Some(session) = stream.tls() else { return Self::plain() };
+        Self::secured(session.agreed().peer_certificates().and_then(Certificate::of), local_principal)
     }
 
     /// The names in its certificate.

@@ -1,6 +1,6 @@
 //! The pick phase, for requests and for connections: from a cluster's name to an endpoint.
 
-use std::{net::SocketAddr, rc::Rc};
+use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
 use crate::{
     balance::{self, Want},
@@ -8,14 +8,13 @@ use crate::{
         Endpoint,
         cluster::{Balancer, Discovery},
     },
-    context::Worker,
     error::{Error, Kind},
     pool::{Host, Pool},
 };
 
 /// Picks an endpoint of a cluster. `destination` is what the client dialled, for clusters that follow it.
 pub(crate) fn endpoint(
-    worker: &Worker,
+    dice: &RefCell<fastrand::Rng>,
     pool: &Rc<Pool>,
     destination: SocketAddr,
     want: Want<'_>,
@@ -31,7 +30,7 @@ pub(crate) fn endpoint(
         Balancer::PeakEwma { decay, unknown } => pool.expected(endpoint, decay, unknown),
         _ => pool.busy(endpoint).into(),
     };
-    let dice = &mut worker.dice.borrow_mut();
+    let dice = &mut dice.borrow_mut();
     let picked = balance::pick(cluster, &endpoints, &mut state, load, want, dice);
     if state.has_panicked() {
         pool.stats.healthy_panic.inc();

@@ -18,8 +18,9 @@ use tokio::sync::Notify;
 
 use crate::{
     balance::{PickState, latency::Latency},
-    config::{Cluster, Endpoint, Endpoints, Map, Snapshot, cluster::Balancer},
+    config::{Cluster, Endpoint, Endpoints, Snapshot, cluster::Balancer},
     http2::{Connection, Duplex},
+    map::Map,
     outlier,
     peer::Peer,
     socket::Stream,

@@ -39,7 +39,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-pub(crate) use self::own::{CONTROL_PLANE, Issued, OwnCertificate, authorization};
+pub(crate) use self::own::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, authorization};
 use crate::{
     remote::Remote,
     translate::{self, SecretName, SecretSource, TlsContexts, Translator},

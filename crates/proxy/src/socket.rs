@@ -9,7 +9,6 @@ use std::{
     mem::MaybeUninit,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
@@ -24,7 +23,6 @@ use tokio::{
 
 use crate::{
     buffer::Buffer,
-    peer::{Certificate, Peer},
     session::{Session, Side},
     splice::Pipe,
     timer::Timer,
@@ -68,11 +66,9 @@ impl Stream {
         self.tls.as_ref().and_then(|session| session.agreed().alpn_protocol())
     }
 
-    /// Who the other end is, by its certificate.
-    /// `principal` is our own first URI name.
-    pub(crate) fn peer(&self, principal: Option<Arc<str>>) -> Peer {
-        let Some(session) = &self.tls else { return Peer::plain() };
-        Peer::secured(session.agreed().peer_certificates().and_then(Certificate::of), principal)
+    /// Returns the TLS session, if the connection has one.
+    pub(crate) fn tls(&self) -> Option<&Session> {
+        self.tls.as_deref()
     }
 
     /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.

@@ -11,15 +11,13 @@ use crate::{
         trace::{CustomTag, Decorator, Provider, RouteTracing, TagValue, Tracer, Tracing},
     },
     error::{Error, Flags, Kind},
-    export,
+    export, format, grpc_status,
     head::{Headers, Version},
     matching,
-    story::{Story, grpc_status},
-    telemetry::{
-        Context, Record, format,
-        span::{End, Outcome, Span, SpanContext, Tags, Teller},
-    },
-    trace::{self, Form},
+    record::{Context, Record},
+    story::Story,
+    telemetry::span::{Outcome, Span, Tags, Teller},
+    trace::{self, End, Form, SpanContext},
     wire::Wire,
 };
 
@@ -252,7 +250,8 @@ impl<'a> Story<'a> {
         tags.set("request_size", record.bytes_received.to_string());
         tags.set("response_size", record.bytes_sent.to_string());
         // What is not said is not told.
-        let said = self.told.grpc_status.or_else(|| grpc_status(self.response)).filter(|_| record.grpc);
+        let said =
+            self.told.grpc_status.or_else(|| grpc_status::in_fields(self.response)).filter(|_| record.grpc);
         let outcome = Outcome { status: record.status, grpc: said };
         self.add_common(&mut tags, trace, record, outcome);
         self.export(

@@ -18,7 +18,6 @@ use std::{
 
 use serde_json::{Map, Value};
 
-pub(crate) use self::record::grpc_status;
 use crate::{
     admission::{Admission, Visits},
     compress::Compressor,
@@ -35,6 +34,7 @@ use crate::{
     exchange::{Client, Deadlines},
     filters::Filtered,
     flow::Flow,
+    grpc_status,
     grpc_web::Web,
     head::{RequestHead, ResponseHead, Version},
     headers::{self, Hop},
@@ -410,7 +410,7 @@ impl<'a> Story<'a> {
             self.response.set_status(200);
             self.response.set("content-type", b"application/grpc");
             if !self.response.has("grpc-status") {
-                hop::set_number(self.response, "grpc-status", error::grpc_status(status).into());
+                self.response.set_number("grpc-status", grpc_status::from_http(status).into());
             }
             if !text.is_empty() && self.head.method() != "HEAD" {
                 self.response.set("grpc-message", percent_encoded(text).as_bytes());
@@ -502,7 +502,7 @@ impl<'a> Story<'a> {
             length => Framing::Length(length),
         };
         if let Framing::Length(length) = framing {
-            hop::set_number(self.response, "content-length", length);
+            self.response.set_number("content-length", length);
         }
         // An answer to HEAD says the length of what is not sent.
         let silent = self.head.method() == "HEAD";

@@ -20,19 +20,20 @@ use crate::{
         listener::{TcpProxy, Terminal},
         route::Targets,
     },
-    connection::Connection,
     context::Worker,
-    downstream::Origin,
+    downstream::{Accepted, Origin},
+    early::Early,
     error::{self, Error, Flags, Kind, Side},
     export,
     outlier::Outcome,
     peer::greeting::{self, Greeting},
     pick,
     pool::{Full, Host, Link, Pool, Upstream},
+    record::{self, Record},
     route,
     socket::Stream,
     splice::Pipe,
-    telemetry::{self, Record, TcpCounts},
+    telemetry::TcpCounts,
     timer::{Timer, earlier},
     upstream::{self, Offer},
     wire::Wire,
@@ -49,11 +50,16 @@ pub(crate) type Server = (Stream, Rc<Link>);
 type Tried = Option<(Rc<Pool>, Rc<Host>)>;
 
 /// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, mut downstream: Connection, proxy: Arc<TcpProxy>) {
+pub(crate) async fn run(
+    worker: &Rc<Worker>,
+    mut downstream: Accepted,
+    early: Option<Box<Early>>,
+    proxy: Arc<TcpProxy>,
+) {
     let (start, began) = (SystemTime::now(), Instant::now());
     let mut timer = std::mem::take(&mut downstream.timer);
     let mut tried = None;
-    let connected = reach(worker, &mut downstream, &mut timer, began, &proxy, &mut tried).await;
+    let connected = reach(worker, (&mut downstream, early), &mut timer, began, &proxy, &mut tried).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
         Err(error) => return tell_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began)),
@@ -166,15 +172,15 @@ fn judge(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
 /// The server of a connection, which may have been dialled already.
 async fn reach(
     worker: &Rc<Worker>,
-    downstream: &mut Connection,
+    (downstream, early): (&mut Accepted, Option<Box<Early>>),
     timer: &mut Timer,
     began: Instant,
     proxy: &TcpProxy,
     tried: &mut Tried,
 ) -> Result<Server, Error> {
-    let Connection { stream, origin, early, .. } = downstream;
+    let Accepted { stream, origin, .. } = downstream;
     let mut client = Waiting { stream, timer, began };
-    if let Some(early) = early.take()
+    if let Some(early) = early
         && let Some(server) = client.wait(proxy, async { Ok(early.server().await) }).await?
     {
         return Ok(server);
@@ -288,14 +294,16 @@ pub(crate) async fn connect(
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
-    let host = pick::endpoint(worker, &pool, origin.destination, Want { hash, ..Want::default() })?;
+    let host = pick::endpoint(&worker.dice, &pool, origin.destination, Want { hash, ..Want::default() })?;
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
         // Nobody has asked for it yet, so nobody is made to wait for it.
         None => pool.admit(host).map_err(|Full| Error::new(Kind::Overflow))?,
     };
-    let got = upstream::bytes(pool, host, &Offer::BYTES.of(origin), &worker.shared, place).await;
+    let got =
+        upstream::bytes(pool, host, &Offer::BYTES.for_client(origin.ends()), &worker.shared.dialer, place)
+            .await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
@@ -335,7 +343,7 @@ fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> 
 }
 
 fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
-    let context = telemetry::Context { record, request: None, response: None };
+    let context = record::Context { record, request: None, response: None };
     export::log(worker, &proxy.access_logs, &context);
 }
 

@@ -1,6 +1,8 @@
 //! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
 //! where it was agreed on.
 
+pub(crate) mod response;
+
 use std::{
     future::poll_fn,
     io::{self, ErrorKind},
@@ -13,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwapOption;
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
@@ -27,8 +30,6 @@ use crate::{
         cluster::{AutoSni, Discovery, Keepalive, UpstreamProtocol},
         tls::{ClientConfigs, ClientTls},
     },
-    context::Shared,
-    downstream::Origin,
     error::{Error, Kind},
     head::{RequestHead, Version},
     http2,
@@ -87,9 +88,9 @@ impl Offer {
         Self { protocol, istio, ends: None, host }
     }
 
-    /// The same for a connection of this client's.
-    pub(crate) fn of(self, origin: &Origin) -> Self {
-        Self { ends: Some(Ends { source: origin.source, destination: origin.destination }), ..self }
+    /// Returns the offer for a connection on behalf of a client's, whose addresses a PROXY header names.
+    pub(crate) fn for_client(self, ends: Ends) -> Self {
+        Self { ends: Some(ends), ..self }
     }
 
     /// Of the configurations, the one that offers this.
@@ -100,6 +101,21 @@ impl Offer {
             (Spoken::Http2, false) => &configs.http2,
             (Spoken::Bytes | Spoken::Http1, _) => &configs.own,
         }
+    }
+}
+
+/// What the connections to upstreams of one process have in common.
+#[derive(Clone, Debug, Default)]
+pub struct Dialer {
+    /// Mark of every socket (SO_MARK), so that interception lets it through.
+    pub mark: Option<u32>,
+    /// The first URI name of our certificate, once there is one.
+    pub principal: Arc<ArcSwapOption<Arc<str>>>,
+}
+
+impl Dialer {
+    pub(crate) fn principal(&self) -> Option<Arc<str>> {
+        self.principal.load().as_deref().cloned()
     }
 }
 
@@ -131,7 +147,7 @@ pub(crate) async fn get(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
     offer: &Offer,
-    shared: &Shared,
+    dialer: &Dialer,
     fresh: bool,
 ) -> Result<Upstream, Error> {
     let mut waiting = None;
@@ -143,7 +159,7 @@ pub(crate) async fn get(
         if !soon {
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
-                Ok(place) => return Box::pin(open(pool, host, offer, tls, shared, place)).await,
+                Ok(place) => return Box::pin(open(pool, host, offer, tls, dialer, place)).await,
                 // Those that are idle were made for other hosts.
                 Err(Full) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
                 Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
@@ -180,11 +196,11 @@ pub(crate) async fn bytes(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
     offer: &Offer,
-    shared: &Shared,
+    dialer: &Dialer,
     place: Place,
 ) -> Result<Upstream, Error> {
     let tls = terms(host.endpoint.tls.as_deref(), offer)?;
-    open(pool, host, offer, tls, shared, place).await
+    open(pool, host, offer, tls, dialer, place).await
 }
 
 async fn open(
@@ -192,12 +208,12 @@ async fn open(
     host: &Rc<Host>,
     offer: &Offer,
     tls: Option<Terms>,
-    shared: &Shared,
+    dialer: &Dialer,
     place: Place,
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, shared).await?;
+        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, dialer).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == Spoken::Http2,
@@ -275,12 +291,12 @@ async fn establish(
     endpoint: &Endpoint,
     tls: Option<&Terms>,
     ends: Option<Ends>,
-    shared: &Shared,
+    dialer: &Dialer,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let mut tcp = reach(endpoint, &pool.cluster, shared.mark).await.map_err(refused)?;
+    let mut tcp = reach(endpoint, &pool.cluster, dialer.mark).await.map_err(refused)?;
     if let Some(version) = pool.cluster.proxy_protocol {
         tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
     }
@@ -290,7 +306,7 @@ async fn establish(
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
     stream.connect_tls(config, name, endpoint.address).await.map_err(failed)?;
-    let peer = stream.peer(shared.principal());
+    let peer = Peer::of(&stream, dialer.principal());
     Ok((stream, peer))
 }
 

@@ -7,13 +7,12 @@ use std::{
 
 use crate::{
     buffer::BLOCK,
-    error::Error,
     head::{RequestHead, ResponseHead},
     http1::{
         Framing,
         write::{self, Persistence},
     },
-    http2::Duplex,
+    http2::{Duplex, Gone, Unsent},
     socket::Stream,
 };
 
@@ -48,7 +47,7 @@ impl Wire {
         head: &RequestHead,
         framing: Framing,
         persistence: Persistence,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Unsent> {
         match self {
             Self::Http1(stream) => {
                 write::request(&mut stream.output, head, framing, persistence);
@@ -70,7 +69,7 @@ impl Wire {
         framing: Framing,
         method: &str,
         persistence: Persistence,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Gone> {
         match self {
             Self::Http1(stream) => {
                 write::response(&mut stream.output, head, framing, method, persistence);

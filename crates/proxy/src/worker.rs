@@ -29,7 +29,7 @@ use crate::{
     config::{Listener, Snapshot, listener::Direction},
     context::Worker,
     drain::Side,
-    export, listen, overload, pool,
+    export, listen, pool,
     telemetry::ShardSnapshot,
     timer,
 };
@@ -261,7 +261,7 @@ async fn run(
     let [swept, watched, judged, taking_turns] = std::array::from_fn(|_| worker.clone());
     let judge = spawn_local(steadily(async move || admission::wake(judged.clone()).await));
     let sweeper = spawn_local(steadily(async move || sweep(swept.clone()).await));
-    let watch = spawn_local(steadily(async move || overload::watch(watched.clone()).await));
+    let watch = spawn_local(steadily(async move || watched.overload.watch().await));
     let turns = spawn_local(steadily(async move || taking_turns.overload.turns.run().await));
     steadily(async || obey(&worker, &mut sockets, &mut commands).await).await;
     turns.abort();

@@ -14,12 +14,15 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use arc_swap::ArcSwap;
 use http2::{content, request};
-use skysail_proxy::config::{
-    Listener, Map, RouteTable, Snapshot,
-    demand::{Demand, Known, Question},
-    http::Routes,
-    listener::Terminal,
-    route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
+use skysail_proxy::{
+    config::{
+        Listener, RouteTable, Snapshot,
+        demand::{Demand, Known, Question},
+        http::Routes,
+        listener::Terminal,
+        route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
+    },
+    map::Map,
 };
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skysail_identity::Description;
 
 use super::Admin;
-use crate::telemetry;
+use crate::format;
 
 /// One entry a secret; `path` is its name.
 pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Json<Value> {
@@ -46,6 +46,6 @@ fn describe(path: &str, certificate: &CertificateDer<'_>) -> Option<Value> {
 /// A time as RFC 3339 has it, to the second.
 fn rfc3339(time: SystemTime) -> String {
     let mut text = Vec::new();
-    telemetry::format::write_time(time, &mut text);
+    format::write_time(time, &mut text);
     String::from_utf8_lossy(&text).into_owned()
 }

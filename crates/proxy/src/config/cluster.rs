@@ -11,12 +11,10 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::{
-    Map,
     health::{Outlier, SlowStart, Track},
-    http::Http2Options,
     tls::ClientTls,
 };
-use crate::proxy_protocol::Version;
+use crate::{http1, http2::Http2Options, map::Map, proxy_protocol::Version};
 
 /// Largest head in bytes where nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
 pub const MAX_HEAD: usize = 60 << 10;
@@ -86,6 +84,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// Returns the limits on the heads of responses.
+    pub fn head_limits(&self) -> http1::Limits {
+        http1::Limits { max_head: self.max_head, max_headers: self.max_headers }
+    }
+
     /// A cluster without endpoints that sets nothing and limits nothing.
     pub fn new(name: &str) -> Self {
         Self {

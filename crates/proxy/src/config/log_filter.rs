@@ -3,7 +3,7 @@
 //! Source: `envoy.config.accesslog.v3.AccessLogFilter`.
 
 use super::text::{HeaderMatch, MetadataMatch};
-use crate::{error::Flags, telemetry::expression::Expression};
+use crate::{error::Flags, expression::Expression};
 
 /// What must hold for a line to be written.
 #[derive(Debug)]

@@ -23,9 +23,7 @@ pub mod text;
 pub mod tls;
 pub mod trace;
 
-use std::{collections::HashMap, sync::Arc};
-
-use foldhash::fast::RandomState;
+use std::sync::Arc;
 
 pub use cluster::{Cluster, Endpoint, Endpoints};
 pub use http::HttpManager;
@@ -33,8 +31,7 @@ use listener::Terminal;
 pub use listener::{FilterChain, Listener};
 pub use route::RouteTable;
 
-/// A map that requests look into: hashed fast, with a seed of the process.
-pub type Map<K, V> = HashMap<K, V, RandomState>;
+use crate::map::Map;
 
 /// A map by resource name.
 pub type ByName<T> = Map<Arc<str>, Arc<T>>;

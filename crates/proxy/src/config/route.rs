@@ -9,7 +9,6 @@ use std::{
 };
 
 use super::{
-    Map,
     demand::Demand,
     http::Format,
     limit::RateLimit,
@@ -17,6 +16,8 @@ use super::{
     text::{HeaderMatch, TextMatch},
     trace::{Decorator, RouteTracing},
 };
+
+use crate::map::Map;
 
 /// All virtual hosts of one route configuration, indexed by domain.
 #[derive(Clone, Debug, Default)]

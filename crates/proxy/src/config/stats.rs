@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::telemetry::expression::Expression;
+use crate::expression::Expression;
 
 /// Which metrics are kept of requests and connections. Nothing changed by default.
 #[derive(Debug, Default)]

@@ -27,10 +27,11 @@ use super::{
 };
 use crate::{
     config::{
-        Map, RouteTable,
+        RouteTable,
         demand::{Demand, Known, Question},
         route::VirtualHost,
     },
+    map::Map,
     translate::{self, Translator},
 };
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Way;
 use crate::{
     config::route::{HostRewrite, Rewrite, RouteMatch},
-    grpc, head, headers, hop,
+    grpc, head, headers,
     retry::Asked,
     route::{self, Found},
     story::Story,
@@ -58,7 +58,7 @@ impl Story<'_> {
         let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(least));
         let waited = [try_timeout, left].into_iter().flatten().min();
         if let Some(timeout) = waited {
-            hop::set_number(self.head, "x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+            self.head.set_number("x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
             // The server should not wait for longer than is waited for here.
             if self.grpc && way.forward.grpc_timeout.is_some() {
                 grpc::set_timeout(self.head, timeout);

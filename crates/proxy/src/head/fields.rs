@@ -132,6 +132,21 @@ impl Headers {
         self.names.meets(names)
     }
 
+    /// Replaces all fields of this name by one whose value is the number in decimal digits.
+    pub fn set_number(&mut self, name: &str, mut number: u64) {
+        let mut digits = [0_u8; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        self.set(name, &digits[at..]);
+    }
+
     /// Puts this value in place of all of this name; the place of the first is kept.
     pub fn set(&mut self, name: &str, value: &[u8]) {
         let there = self.may_have(Names::one(name.as_bytes()));

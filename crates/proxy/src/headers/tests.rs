@@ -5,9 +5,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     config::{
-        http::{Codec, EscapedSlashes, Http2Options, Part, Routes, ServerHeader},
+        http::{Codec, EscapedSlashes, Part, Routes, ServerHeader},
         listener::{Cidr, Direction},
     },
+    http2::Http2Options,
     path,
 };
 

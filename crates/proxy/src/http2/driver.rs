@@ -12,7 +12,7 @@ use super::{
     frame::{Kind, Reason},
     session::{Limits, Lost, Request, Role, Session},
 };
-use crate::{config::http::Keepalive, head::RequestHead, socket::Stream, timer::Timer};
+use crate::{head::RequestHead, http2::Keepalive, socket::Stream, timer::Timer};
 
 /// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
 const BACKLOG: usize = 256 * 1024;
@@ -281,8 +281,7 @@ mod tests {
     use super::*;
     use crate::{
         buffer::{Buffer, LARGE},
-        config::http::Http2Options,
-        http2::{frame, heads::Bounds},
+        http2::{Http2Options, frame, heads::Bounds},
     };
 
     #[tokio::test]

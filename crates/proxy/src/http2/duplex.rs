@@ -15,7 +15,6 @@ use super::{
     session::{Lost, Request, Session},
 };
 use crate::{
-    error::{Error, Kind},
     head::{Headers, RequestHead, ResponseHead},
     http1::Framing,
 };
@@ -99,13 +98,12 @@ impl Duplex {
     ///
     /// # Errors
     /// The head cannot be carried by HTTP/2, or the connection takes no more streams.
-    pub(crate) fn request(&mut self, head: &RequestHead, end: bool, upgrade: bool) -> Result<(), Error> {
+    pub(crate) fn request(&mut self, head: &RequestHead, end: bool, upgrade: bool) -> Result<(), Unsent> {
         if self.id.is_some() {
-            return Err(Error::new(Kind::UpstreamReset));
+            return Err(Unsent::Used);
         }
         let id = self.connection.with(|session| session.request(head, end, upgrade));
-        let id = id.ok_or_else(|| Error::new(Kind::BadPath))?;
-        self.id = Some(id.map_err(|lost| Error::caused(Kind::UpstreamRefused, lost))?);
+        self.id = Some(id.ok_or(Unsent::Unrepresentable)?.map_err(Unsent::Lost)?);
         Ok(())
     }
 
@@ -115,10 +113,10 @@ impl Duplex {
         cx: &mut Context<'_>,
         method: &str,
         head: &mut ResponseHead,
-    ) -> Poll<Result<Answered, Error>> {
-        let Some(id) = self.id else { return Poll::Ready(Err(Error::new(Kind::UpstreamReset))) };
+    ) -> Poll<Result<Answered, Lost>> {
+        let Some(id) = self.id else { return Poll::Ready(Err(Lost::Dropped)) };
         let mut session = self.connection.0.borrow_mut();
-        let Some(length) = ready!(session.poll_answer(cx, id, head)).map_err(upstream_error)? else {
+        let Some(length) = ready!(session.poll_answer(cx, id, head))? else {
             return Poll::Ready(Ok(Answered::Interim));
         };
         let silent = method == "HEAD" || matches!(head.status(), 204 | 304);
@@ -135,9 +133,8 @@ impl Duplex {
     ///
     /// # Errors
     /// The client is gone.
-    pub(crate) fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Error> {
-        let sent = self.with(|session, id| session.respond(id, head, false, end));
-        sent.map_err(|Gone| Error::new(Kind::DownstreamClosed))
+    pub(crate) fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Gone> {
+        self.with(|session, id| session.respond(id, head, false, end))
     }
 
     /// Whether all that the other end sends has been taken.
@@ -227,6 +224,17 @@ impl Drop for Duplex {
 #[derive(Debug)]
 pub(crate) struct Gone;
 
+/// Why a request's head was not sent.
+#[derive(Debug)]
+pub(crate) enum Unsent {
+    /// The stream carries another request already.
+    Used,
+    /// HTTP/2 cannot carry the head.
+    Unrepresentable,
+    /// The connection takes no more streams.
+    Lost(Lost),
+}
+
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -239,17 +247,4 @@ impl fmt::Display for Lost {
             Self::Closed(why) => write!(f, "the connection is lost: {why}"),
         }
     }
-}
-
-/// What the end of a stream to a server means.
-fn upstream_error(lost: Lost) -> Error {
-    let kind = match lost {
-        Lost::Reset(Reason::PROTOCOL) => return Error::new(Kind::UpstreamProtocol),
-        Lost::Reset(_) | Lost::Dropped => return Error::new(Kind::UpstreamReset),
-        Lost::Unprocessed => return Error::new(Kind::UpstreamRefused),
-        Lost::Oversized => return Error::new(Kind::AnswerTooLarge),
-        Lost::Broken(_) => Kind::UpstreamProtocol,
-        Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
-    };
-    Error::caused(kind, lost)
 }

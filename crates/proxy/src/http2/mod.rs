@@ -9,12 +9,14 @@ mod duplex;
 mod frame;
 mod heads;
 mod hpack;
+mod options;
 mod session;
 
 pub(crate) use driver::Driver;
-pub(crate) use duplex::{Answered, Connection, Duplex};
-pub(crate) use frame::Kind;
+pub(crate) use duplex::{Answered, Connection, Duplex, Gone, Unsent};
+pub(crate) use frame::{Kind, Reason};
 pub(crate) use heads::{Bounds, Fault, framing};
+pub use options::{Http2Options, Keepalive};
 pub(crate) use session::{Limits, Lost, Request, Role};
 #[cfg(feature = "fuzzing")]
 pub(crate) use {

@@ -23,8 +23,9 @@ use super::{
 };
 use crate::{
     buffer::Buffer,
-    config::{Map, http::Http2Options},
     head::{Headers, RequestHead, ResponseHead},
+    http2::Http2Options,
+    map::Map,
 };
 use budget::Budget;
 use receive::{Block, Data};

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     convert::Infallible,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -27,15 +27,22 @@ use super::{
     Secrets, own_names, pause,
     watch::{Watch, folders_of_file},
 };
-use crate::{
-    args::Mesh,
-    remote::{Place, Remote, RemoteTls},
-};
+use crate::remote::{Place, Remote, RemoteTls};
 
 /// The name that the control plane's certificate must have.
 pub(crate) const CONTROL_PLANE: &str = "istiod.istio-system.svc";
 /// After a change of `--ca-root`, sidecars renew their certificates within this time.
 const SPREAD: Duration = Duration::from_secs(5);
+
+/// Where a sidecar of a mesh gets everything from.
+#[derive(Clone)]
+pub(crate) struct Mesh {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) ca_root: PathBuf,
+    pub(crate) token: PathBuf,
+    pub(crate) node: PathBuf,
+}
 
 /// The sidecar's own certificate, signed by the control plane.
 pub(crate) struct OwnCertificate {

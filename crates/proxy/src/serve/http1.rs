@@ -15,9 +15,8 @@ use super::{
 };
 use crate::{
     config::HttpManager,
-    connection::Connection as Accepted,
     context::Worker,
-    downstream::{self, Downstream},
+    downstream::{self, Accepted, Downstream},
     drain::Registered,
     head::{RequestHead, ResponseHead, Version},
     hop,
@@ -54,7 +53,7 @@ pub(crate) async fn run(
                 if begun.is_some() {
                     stream.output.extend(h2c::SWITCHED);
                 }
-                let connection = Accepted { stream, timer, origin, early: None, registered };
+                let connection = Accepted { stream, timer, origin, registered };
                 return Some((Box::new(connection), begun.map(|begun| *begun)));
             }
             Stop::Close => break,
@@ -68,7 +67,7 @@ pub(crate) async fn run(
 }
 
 fn split(connection: Accepted) -> (Downstream, Registered) {
-    let Accepted { stream, timer, origin, registered, .. } = connection;
+    let Accepted { stream, timer, origin, registered } = connection;
     (Downstream { wire: Wire::Http1(stream), timer, origin }, registered)
 }
 

@@ -14,14 +14,15 @@ use tracing::{debug, warn};
 use super::{h2c::Begun, newest, refuse};
 use crate::{
     admission::wake_in_turns,
-    config::{HttpManager, http::Http2Options},
-    connection::Connection as Accepted,
+    config::HttpManager,
     context::Worker,
-    downstream::{self, Downstream, Origin},
+    downstream::{self, Accepted, Downstream, Origin},
     drain::FAREWELL,
     head::{ResponseHead, Version},
     http1::{Connection as Persistence, Framing, Malformed},
-    http2::{self, Bounds, Connection, Driver, Duplex, Fault, Kind, Limits, Lost, Request, Role},
+    http2::{
+        self, Bounds, Connection, Driver, Duplex, Fault, Http2Options, Kind, Limits, Lost, Request, Role,
+    },
     notice::{self, Limit},
     socket::Stream,
     story::{Story, Terms},
@@ -39,7 +40,7 @@ pub(crate) async fn run(
     manager: &Arc<HttpManager>,
     begun: Option<Begun>,
 ) {
-    let Accepted { stream, mut timer, mut origin, registered, .. } = connection;
+    let Accepted { stream, mut timer, mut origin, registered } = connection;
     let mut driver = start(worker, *stream, manager, begun);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);

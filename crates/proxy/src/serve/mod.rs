@@ -9,13 +9,12 @@ use std::{rc::Rc, sync::Arc};
 
 use crate::{
     config::{HttpManager, http::Codec, listener::Terminal},
-    connection::Connection,
     context::Worker,
-    downstream::Origin,
+    downstream::{Accepted, Origin},
 };
 
 /// Serves a connection.
-pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Connection>, manager: Arc<HttpManager>) {
+pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager: Arc<HttpManager>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.cx_total.inc();
     counters.cx_active.inc();

@@ -16,7 +16,7 @@ use crate::{
     hop,
     http1::{Malformed, write},
     notice::{self, Limit},
-    telemetry::{self, Record},
+    record::{Context, Record},
 };
 
 const HEADER_TIMEOUT: &str = "request_header_timeout";
@@ -82,7 +82,7 @@ pub(super) fn note(
     let mut request = RequestHead::default();
     request.version = version;
     let response = response.map(|(response, _)| response);
-    let context = telemetry::Context { record: &record, request: Some(&request), response };
+    let context = Context { record: &record, request: Some(&request), response };
     export::log(worker, &manager.access_logs, &context);
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::Story;
 use crate::{
     config::{Cluster, route::Action},
-    error, export,
-    head::{Headers, ResponseHead},
+    export, grpc_status,
+    head::ResponseHead,
     pool::bump,
-    telemetry::{self, Record},
+    record::{Context, Record},
 };
 
 impl Story<'_> {
@@ -55,8 +55,8 @@ impl Story<'_> {
 
     /// How a call of gRPC has ended, by this answer: as it says, else as its status means.
     pub(super) fn grpc_status(&self, response: &ResponseHead) -> Option<u32> {
-        let said = self.told.grpc_status.or_else(|| grpc_status(response));
-        let meant = || (self.told.status > 0).then(|| error::grpc_status(self.told.status));
+        let said = self.told.grpc_status.or_else(|| grpc_status::in_fields(response));
+        let meant = || (self.told.status > 0).then(|| grpc_status::from_http(self.told.status));
         said.or_else(meant).filter(|_| self.grpc)
     }
 
@@ -72,7 +72,7 @@ impl Story<'_> {
             bump(&host.totals.errors);
         }
         let (request, response) = (Some(&*self.head), Some(&*self.response));
-        let context = telemetry::Context { record: &record, request, response };
+        let context = Context { record: &record, request, response };
         if let Some(stats) = &self.manager.stats {
             if stats.http.is_empty() {
                 self.worker.shard.request(&record, self.head);
@@ -83,9 +83,4 @@ impl Story<'_> {
         self.end_trace(&record);
         export::log(self.worker, &self.manager.access_logs, &context);
     }
-}
-
-/// What gRPC says of a call, in its answer's head or trailers.
-pub(crate) fn grpc_status(headers: &Headers) -> Option<u32> {
-    std::str::from_utf8(headers.header("grpc-status")?).ok()?.parse().ok()
 }

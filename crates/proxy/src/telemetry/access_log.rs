@@ -16,8 +16,7 @@ use std::{
     time::Duration,
 };
 
-use super::{format, record::Context};
-use crate::config::http::LogFormat;
+use crate::{config::http::LogFormat, format, record::Context};
 
 #[cfg(test)]
 mod tests;

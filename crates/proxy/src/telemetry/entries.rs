@@ -33,12 +33,12 @@ use skysail_xds::envoy::pb::{
     },
 };
 
-use super::record::{Context, Record};
 use crate::{
     config::http::LogHeaders,
     error::Flags,
     head::{Headers, RequestHead, ResponseHead, Version},
     peer::Peer,
+    record::{Context, Record},
 };
 
 #[cfg(test)]

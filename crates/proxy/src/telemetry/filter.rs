@@ -1,10 +1,11 @@
 //! Which requests and connections are logged.
 
+use super::attributes;
 use crate::{
     config::log_filter::{Comparison, LogFilter},
     matching,
+    record::Context,
     route::roll,
-    telemetry::Context,
 };
 
 /// Whether this is logged.
@@ -20,10 +21,10 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
         LogFilter::Flags(None) => record.flags.bits() != 0,
         LogFilter::Flags(Some(some)) => record.flags.bits() & some.bits() != 0,
         LogFilter::GrpcStatus { statuses, exclude } => {
-            let status = record.grpc_status.unwrap_or_else(|| crate::error::grpc_status(record.status));
+            let status = record.grpc_status.unwrap_or_else(|| crate::grpc_status::from_http(record.status));
             statuses.contains(&status) != *exclude
         }
-        LogFilter::Expression(expression) => expression.holds(context),
+        LogFilter::Expression(expression) => attributes::holds(expression, context),
         LogFilter::Metadata { test, otherwise } => match matching::known(&test.path, record.metadata) {
             Some(_) => matching::metadata(test, record.metadata),
             None => *otherwise,
@@ -54,7 +55,7 @@ mod tests {
         },
         error::Flags,
         head::RequestHead,
-        telemetry::Record,
+        record::Record,
     };
 
     #[test]

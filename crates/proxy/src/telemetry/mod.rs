@@ -5,13 +5,11 @@
 //! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
 
 pub mod access_log;
+mod attributes;
 mod entries;
 pub(crate) mod export;
-pub mod expression;
 pub(crate) mod filter;
-pub mod format;
 pub mod plain;
-pub mod record;
 mod records;
 mod render;
 mod series;
@@ -21,7 +19,6 @@ pub mod stats;
 
 pub use access_log::{AccessLogger, LogWriter};
 pub(crate) use entries::entry;
-pub use record::{Context, Record};
 pub(crate) use records::record as log_record;
 pub use render::{Metrics, Page, collect};
 pub use series::TcpCounts;

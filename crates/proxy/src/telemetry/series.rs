@@ -5,13 +5,13 @@
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use super::record::Record;
 use crate::{
     config::{
         cluster::{Service, Workload},
         listener::Direction,
     },
     peer::LocalWorkload,
+    record::Record,
 };
 
 /// Upper bounds of the buckets, for milliseconds and for bytes alike: Envoy's.

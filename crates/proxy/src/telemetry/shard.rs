@@ -14,8 +14,7 @@ use std::{
 };
 
 use super::{
-    expression::Expression,
-    record::{Context, Record},
+    attributes,
     series::{
         self, Destination, HttpSeries, LONGEST_NAME, LabelChange, OtherEnd, Series, TcpCounts, TcpSeries,
     },
@@ -23,12 +22,15 @@ use super::{
 };
 use crate::{
     config::{
-        Map, Snapshot,
+        Snapshot,
         listener::{Direction, Terminal},
         stats::{Change, HTTP, Stats, TCP},
     },
+    expression::Expression,
     head::RequestHead,
+    map::Map,
     peer::{LocalWorkload, Peer},
+    record::{Context, Record},
 };
 
 #[cfg(test)]
@@ -396,7 +398,7 @@ impl<'a> Changed<'a> {
     /// Of so many metrics. What an expression has no value for is `unknown`.
     fn new(change: &'a Change, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
-            let mut text = expression.text(context).unwrap_or_default();
+            let mut text = attributes::text(expression, context).unwrap_or_default();
             // A client says how long a header is, and each series has it in every line.
             text.truncate(text.floor_char_boundary(LONGEST_NAME));
             if text.is_empty() { "unknown".to_owned() } else { text }

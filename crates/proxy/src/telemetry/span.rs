@@ -10,50 +10,13 @@ use prost::encoding::message;
 use serde_json::{Map, Value, json};
 use skysail_xds::otlp::{self, SpanKind, Status, StatusCode, attribute};
 
-use crate::config::trace::{Tracer, Zipkin};
+use crate::{
+    config::trace::{Tracer, Zipkin},
+    trace::{End, SpanContext},
+};
 
 #[cfg(test)]
 mod tests;
-
-/// Where a span stands in its trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpanContext {
-    /// The trace.
-    pub trace: u128,
-    /// The trace's id is written with all of its 128 bits.
-    pub long: bool,
-    /// The span.
-    pub span: u64,
-    /// The one above it.
-    pub parent: Option<u64>,
-    /// That one is another program's.
-    pub remote: bool,
-    /// It is told.
-    pub sampled: bool,
-    /// `tracestate`, passed on as it came.
-    pub state: Box<str>,
-}
-
-impl SpanContext {
-    /// The trace's id, in hexadecimal digits.
-    pub fn trace_id(&self) -> String {
-        if self.long { format!("{:032x}", self.trace) } else { format!("{:016x}", self.trace) }
-    }
-
-    /// The span's id, in hexadecimal digits.
-    pub fn span_id(&self) -> String {
-        format!("{:016x}", self.span)
-    }
-}
-
-/// Which end of a call tells of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The one that was called.
-    Server,
-    /// The one that called.
-    Client,
-}
 
 /// A span that is over.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ use crate::{
         log_filter::{Comparison, LogFilter},
     },
     error::Flags,
-    telemetry::expression::Expression,
+    expression::Expression,
 };
 
 /// What Envoy logs where no format is given.

@@ -39,16 +39,18 @@ use super::{
     At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
     outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
-use crate::config::{
-    Cluster, Endpoints,
-    cluster::{
-        AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
-        TransportMatch, UpstreamProtocol, Usage,
-    },
-    http::Http2Options,
-    tls::ClientTls,
-};
 use crate::proxy_protocol::Version;
+use crate::{
+    config::{
+        Cluster, Endpoints,
+        cluster::{
+            AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
+            TransportMatch, UpstreamProtocol, Usage,
+        },
+        tls::ClientTls,
+    },
+    http2::Http2Options,
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);

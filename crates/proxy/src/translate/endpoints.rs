@@ -16,11 +16,14 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, cluster::labels, number};
-use crate::config::{
-    Cluster, Endpoint, Endpoints, Map,
-    cluster::{DnsName, Health, Locality, TransportMatch, Workload},
-    health::Track,
-    tls::ClientTls,
+use crate::{
+    config::{
+        Cluster, Endpoint, Endpoints,
+        cluster::{DnsName, Health, Locality, TransportMatch, Workload},
+        health::Track,
+        tls::ClientTls,
+    },
+    map::Map,
 };
 
 /// Envoy's limit too.

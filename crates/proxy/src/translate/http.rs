@@ -31,12 +31,15 @@ use super::{
     limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
 use crate::config::cluster::{MAX_HEAD, MAX_HEADERS};
-use crate::config::http::{
-    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, Http2Options, HttpManager,
-    Keepalive, MetadataExchange, Routes, ServerHeader,
-};
 use crate::config::listener::Cidr;
 use crate::config::trace::RequestIdUse;
+use crate::{
+    config::http::{
+        ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager,
+        MetadataExchange, Routes, ServerHeader,
+    },
+    http2::{Http2Options, Keepalive},
+};
 
 /// Envoy's defaults.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -11,7 +11,7 @@ use skysail_xds::istio::StatsConfig;
 use super::{At as _, Reject, Result, access_log, duration};
 use crate::{
     config::stats::{Change, HTTP, Stats, TCP},
-    telemetry::expression::Expression,
+    expression::Expression,
 };
 
 /// Istio's filter for requests and connections alike.

@@ -183,7 +183,7 @@ pub(crate) fn format(text: &str) -> Result<Format> {
         let (part, after) = operator(after)
             .ok_or_else(|| Reject::new(format!("{text:?}: an operator must be like %REQ(NAME?OTHER):80%")))?;
         if let Part::Operator { name, argument, .. } = &part
-            && !crate::telemetry::format::known(name, argument.as_deref())
+            && !crate::format::known(name, argument.as_deref())
         {
             return Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported")));
         }

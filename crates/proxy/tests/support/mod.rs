@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use skysail_proxy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, Routes, ServerHeader},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
             Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
@@ -22,9 +22,11 @@ use skysail_proxy::{
         trace::RequestIdUse,
     },
     context::Shared,
+    http2::Http2Options,
     overload::Limits as Taken,
     peer::LocalWorkload,
     telemetry::{self, AccessLogger},
+    upstream::Dialer,
     worker::Workers,
 };
 use tokio::{
@@ -80,8 +82,7 @@ impl Proxy {
         let shared = Shared {
             snapshot: Arc::new(ArcSwap::default()),
             local: Arc::clone(&local),
-            mark: None,
-            principal: Arc::new(ArcSwapOption::empty()),
+            dialer: Dialer::default(),
             limits,
             access_log: Arc::new(AccessLogger::start().unwrap()),
             pressure: Arc::default(),

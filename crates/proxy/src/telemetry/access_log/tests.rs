@@ -3,8 +3,9 @@ use std::time::SystemTime;
 use super::*;
 use crate::{
     config::{http::Format, listener::Direction},
+    format::tests::parse,
     head::RequestHead,
-    telemetry::{Record, format::tests::parse},
+    record::Record,
 };
 
 #[test]

@@ -12,15 +12,13 @@ use std::{
 
 use serde_json::Value;
 
-use super::{
-    record::{Context, Record},
-    span::SpanContext,
-};
 use crate::{
     config::http::{Format, Part},
     error,
     head::{Headers, RequestHead},
     peer::Peer,
+    record::{Context, Record},
+    trace::SpanContext,
 };
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::span::SpanContext;
 use crate::{
     config::{Cluster, Endpoint, listener::Direction},
     error::Flags,
     head::{RequestHead, ResponseHead},
     peer::Peer,
+    trace::SpanContext,
 };
 
 /// A request or connection, finished or (for header formats) on its way. Filled as things become known; what

@@ -1,17 +1,14 @@
-//! Expressions in CEL over what is known of a request or connection: Envoy's attributes.
+//! CEL expressions over Envoy's attributes of a request or connection.
 //!
-//! An expression is compiled once and knows which attributes it asks for, so that only those are put together when it is
-//! evaluated. What goes wrong then, such as a header that is not there, is for the user of an expression to deal
-//! with; Envoy's do not match, or say `unknown`.
+//! An expression is compiled once and records which attributes it reads, so that an evaluation builds only those. The caller
+//! gives their values and decides what a failed evaluation means, for example that a filter does not match.
 
 use std::{
     cell::RefCell,
     collections::HashMap,
     fmt::Write as _,
-    net::SocketAddr,
     sync::{Arc, LazyLock},
     thread,
-    time::SystemTime,
 };
 
 use cel::{
@@ -23,18 +20,6 @@ use cel::{
     extensions,
 };
 use regex::{Regex, RegexBuilder};
-use serde_json::Value as Json;
-
-use super::record::{Context, Record};
-use crate::{
-    config::{cluster::Workload, listener::Direction},
-    error::Flags,
-    head::{Headers, RequestHead},
-    peer::Peer,
-};
-
-#[cfg(test)]
-mod tests;
 
 /// The attributes that are known, by the variable they are fields of.
 const KNOWN: [(&str, &[&str]); 9] = [
@@ -92,32 +77,6 @@ const KNOWN: [(&str, &[&str]); 9] = [
     ("metadata", &["filter_metadata"]),
     ("filter_state", &["downstream_peer", "upstream_peer"]),
     ("xds", &["cluster_name", "route_name", "listener_direction"]),
-];
-
-/// Which bits Envoy's `response.flags` has for ours, in our order.
-const FLAG_BITS: [(Flags, u8); 22] = [
-    (Flags::UH, 1),
-    (Flags::UT, 2),
-    (Flags::LR, 3),
-    (Flags::UR, 4),
-    (Flags::UF, 5),
-    (Flags::UC, 6),
-    (Flags::UO, 7),
-    (Flags::NR, 8),
-    (Flags::DI, 9),
-    (Flags::FI, 10),
-    (Flags::RL, 11),
-    (Flags::UAEX, 12),
-    (Flags::DC, 14),
-    (Flags::URX, 15),
-    (Flags::SI, 16),
-    (Flags::DPE, 18),
-    (Flags::UMSDR, 19),
-    (Flags::NFCF, 21),
-    (Flags::DT, 22),
-    (Flags::UPE, 23),
-    (Flags::NC, 24),
-    (Flags::OM, 25),
 ];
 
 /// As long as an expression may be, in bytes, and as deep. Each level takes stack when it is read, evaluated and let go of.
@@ -182,14 +141,15 @@ struct Uses {
     depth: usize,
 }
 
-/// A field that an expression asks for.
+/// A field of an attribute that an expression reads.
 #[derive(Debug)]
-struct Asked {
-    field: &'static str,
-    /// What of it is asked for by name.
-    keys: Vec<String>,
-    /// All of it is asked for, too.
-    all: bool,
+pub struct Asked {
+    /// Its name.
+    pub field: &'static str,
+    /// Keys that the expression reads of it by name, for example names of headers.
+    pub keys: Vec<String>,
+    /// Whether the expression reads the field as a whole.
+    pub all: bool,
 }
 
 impl Expression {
@@ -237,14 +197,14 @@ impl Expression {
         &self.uses.unknown
     }
 
-    /// Whether it is true.
-    pub(super) fn holds(&self, context: &Context<'_>) -> bool {
-        matches!(self.evaluate(context), Ok(Value::Bool(true)))
+    /// Returns whether its value is `true`. `attribute` gives the value of an attribute by its variable and field.
+    pub fn holds(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> bool {
+        matches!(self.evaluate(attribute), Ok(Value::Bool(true)))
     }
 
-    /// Its value as a text; `None` where it has none.
-    pub(super) fn text(&self, context: &Context<'_>) -> Option<String> {
-        Some(match self.evaluate(context).ok()? {
+    /// Returns its value as text, or `None` if the evaluation fails or the value is a list, a map or null.
+    pub fn text(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> Option<String> {
+        Some(match self.evaluate(attribute).ok()? {
             Value::String(text) => text.as_str().to_owned(),
             Value::Int(number) => number.to_string(),
             Value::UInt(number) => number.to_string(),
@@ -255,12 +215,16 @@ impl Expression {
         })
     }
 
-    fn evaluate(&self, context: &Context<'_>) -> Result<Value, ExecutionError> {
+    /// Returns the attributes that it reads: variables with the fields read of each.
+    pub fn attributes(&self) -> impl Iterator<Item = (&'static str, &[Asked])> {
+        self.uses.attributes.iter().map(|(root, fields)| (*root, fields.as_slice()))
+    }
+
+    fn evaluate(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> Result<Value, ExecutionError> {
         let mut variables = cel::Context::with_env(Arc::clone(&FUNCTIONS));
-        for (root, fields) in &self.uses.attributes {
-            let there =
-                fields.iter().filter_map(|asked| Some((asked.field, attribute(root, asked, context)?)));
-            variables.add_variable_from_value(*root, there.collect::<HashMap<_, _>>());
+        for (root, fields) in self.attributes() {
+            let there = fields.iter().filter_map(|asked| Some((asked.field, attribute(root, asked)?)));
+            variables.add_variable_from_value(root, there.collect::<HashMap<_, _>>());
         }
         self.program.execute(&variables)
     }
@@ -370,176 +334,24 @@ impl Uses {
     }
 }
 
-/// The value of an attribute, if there is one.
-fn attribute(root: &str, asked: &Asked, context: &Context<'_>) -> Option<Value> {
-    let (record, field) = (context.record, asked.field);
-    match root {
-        "request" => request(context.request?, asked, record),
-        "response" => response(asked, context),
-        "connection" => match field {
-            "mtls" => Some(Value::Bool(record.downstream.is_some_and(|peer| peer.certificate.is_some()))),
-            "requested_server_name" => Some(record.server_name.unwrap_or_default().into()),
-            "termination_details" => some(record.termination),
-            _ => certificate(record.downstream?, field),
-        },
-        "upstream" => match field {
-            "address" => Some(record.upstream_address()?.to_string().into()),
-            "port" => Some(port(record.upstream_address()?)),
-            "local_address" => Some(record.upstream_local?.to_string().into()),
-            "transport_failure_reason" => record.upstream_address().map(|_| record.upstream_failure.into()),
-            "request_attempt_count" => Some(Value::Int(record.attempts.into())),
-            _ => certificate(record.upstream?, field),
-        },
-        "source" | "destination" => {
-            let address = if root == "source" { record.downstream_remote } else { record.downstream_local };
-            Some(if field == "port" { port(address?) } else { address?.to_string().into() })
-        }
-        "metadata" => {
-            let found = record.metadata.into_iter().flatten();
-            Some(found.map(|(filter, found)| (filter.clone(), json(found))).collect::<HashMap<_, _>>().into())
-        }
-        "filter_state" => match field {
-            "downstream_peer" => Some(workload(&*record.downstream?.workload()?)),
-            _ => {
-                let peer = record.upstream.and_then(Peer::workload);
-                Some(workload(&*peer.or_else(|| record.endpoint?.workload.clone())?))
-            }
-        },
-        _ => match field {
-            "cluster_name" => Some((*record.cluster?.name).into()),
-            "route_name" => some(record.route_name),
-            _ => Some(Value::Int(match record.direction {
-                Direction::Unspecified => 0,
-                Direction::Inbound => 1,
-                Direction::Outbound => 2,
-            })),
-        },
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(text: &str) -> bool {
+        Expression::compile(text).unwrap().holds(|_, _| None)
     }
-}
 
-fn request(head: &RequestHead, asked: &Asked, record: &Record<'_>) -> Option<Value> {
-    let header = |name| head.header(name).map(|value| String::from_utf8_lossy(value).as_ref().into());
-    Some(match asked.field {
-        "path" => head.path().into(),
-        "url_path" => head.path_without_query().into(),
-        "host" => head.authority().into(),
-        "scheme" => head.scheme().into(),
-        "method" => head.method().into(),
-        "headers" => {
-            let mut found = headers(head.headers(), asked);
-            for name in APART {
-                let keys = asked.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
-                for key in keys.chain(asked.all.then_some(name)) {
-                    found.extend(head.apart(name).map(|value| (key.to_owned(), value.to_owned())));
-                }
-            }
-            found.into()
+    #[test]
+    fn regular_expressions_are_kept() {
+        assert!(holds("'/api/v1'.matches('^/api/v[0-9]+$') && matches('ab', 'b')"));
+        assert!(!holds("'/api'.matches('^/api/v[0-9]+$')"));
+        // Neither is one that could be kept.
+        assert!(!holds("'a'.matches('(')") && !holds("!'a'.matches('(a{1000}){1000}')"));
+        REGEXES.with_borrow(|known| assert!(known["^/api/v[0-9]+$"].is_some() && known["("].is_none()));
+        for number in 0..2 * MOST_REGEXES {
+            assert!(holds(&format!("'{number}'.matches('^{number}$')")));
         }
-        "referer" => header("referer")?,
-        "useragent" => header("user-agent")?,
-        "id" => header("x-request-id")?,
-        "protocol" => head.version.as_str().into(),
-        "query" => head.query().unwrap_or_default().into(),
-        "time" => {
-            let since = record.start.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-            let seconds = i64::try_from(since.as_secs()).ok()?;
-            Value::Timestamp(chrono::DateTime::from_timestamp(seconds, since.subsec_nanos())?.fixed_offset())
-        }
-        "duration" => Value::Duration(chrono::Duration::from_std(record.duration).ok()?),
-        "size" => number(record.bytes_received),
-        _ => {
-            let apart = APART.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
-            number(record.bytes_received + (apart.sum::<usize>() + size(head.headers())) as u64)
-        }
-    })
-}
-
-/// Headers of HTTP/2 that are kept apart from the others.
-const APART: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
-
-fn response(asked: &Asked, context: &Context<'_>) -> Option<Value> {
-    let record = context.record;
-    let head = || Some(context.response?.headers());
-    Some(match asked.field {
-        "code" if record.status == 0 => return None,
-        "code" => Value::Int(record.status.into()),
-        "code_details" => return some(record.details),
-        "flags" => {
-            let set = FLAG_BITS.iter().filter(|(flag, _)| record.flags.contains(*flag));
-            Value::Int(set.map(|(_, bit)| 1 << bit).sum())
-        }
-        "grpc_status" => {
-            let stands_for = || (record.status != 0).then(|| crate::error::grpc_status(record.status));
-            Value::Int(record.grpc_status.or_else(stands_for)?.into())
-        }
-        "headers" => headers(head()?, asked).into(),
-        "size" => number(record.bytes_sent),
-        _ => number(record.bytes_sent + size(head()?) as u64),
-    })
-}
-
-fn certificate(peer: &Peer, field: &str) -> Option<Value> {
-    let names = peer.names();
-    Some(match field {
-        "uri_san_local_certificate" => (**peer.local_principal.as_ref()?).into(),
-        "subject_peer_certificate" => names?.subject.as_str().into(),
-        "dns_san_peer_certificate" => names?.dns.first()?.as_str().into(),
-        "uri_san_peer_certificate" => names?.uris.first()?.as_str().into(),
-        _ => (*peer.certificate.as_ref()?.fingerprint).into(),
-    })
-}
-
-fn workload(of: &Workload) -> Value {
-    let fields = [
-        ("workload", &of.name),
-        ("namespace", &of.namespace),
-        ("cluster", &of.cluster),
-        ("service", &of.canonical_name),
-        ("revision", &of.canonical_revision),
-        ("app", &of.app),
-        ("version", &of.version),
-    ];
-    fields.map(|(name, value)| (name, Value::from(&**value))).into_iter().collect::<HashMap<_, _>>().into()
-}
-
-/// Those that are asked for by name, for which case does not count, under that name; all under their own.
-fn headers(of: &Headers, asked: &Asked) -> HashMap<String, String> {
-    let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| asked.all);
-    let value = |name: &str| {
-        let values: Vec<_> = of.header_values(name).collect();
-        (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
-    };
-    let names = own.chain(asked.keys.iter().cloned());
-    names.filter_map(|name| value(&name.to_ascii_lowercase()).map(|value| (name, value))).collect()
-}
-
-fn size(of: &Headers) -> usize {
-    of.iter().map(|(name, value)| name.len() + value.len()).sum()
-}
-
-/// A text that is empty where there is none.
-fn some(text: &str) -> Option<Value> {
-    (!text.is_empty()).then(|| text.into())
-}
-
-fn port(of: SocketAddr) -> Value {
-    Value::Int(of.port().into())
-}
-
-fn number(of: u64) -> Value {
-    Value::Int(i64::try_from(of).unwrap_or(i64::MAX))
-}
-
-fn json(value: &Json) -> Value {
-    match value {
-        Json::Null => Value::Null,
-        Json::Bool(value) => Value::Bool(*value),
-        // As in a `google.protobuf.Struct`.
-        Json::Number(number) => Value::Float(number.as_f64().unwrap_or_default()),
-        Json::String(text) => text.as_str().into(),
-        Json::Array(list) => list.iter().map(json).collect::<Vec<_>>().into(),
-        Json::Object(map) => {
-            map.iter().map(|(key, value)| (key.clone(), json(value))).collect::<HashMap<_, _>>().into()
-        }
+        REGEXES.with_borrow(|known| assert!(known.len() <= MOST_REGEXES));
     }
 }

@@ -1,0 +1,8 @@
+//! The hash map of the request path.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+/// A map with a fast hash function that is seeded per process.
+pub type Map<K, V> = HashMap<K, V, RandomState>;
