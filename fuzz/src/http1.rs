@@ -2,8 +2,10 @@
 
 use skysail_proxy::{
     fuzzing,
-    head::{Headers, RequestHead, ResponseHead},
-    http1::{Decoder, Framing, Limits, Malformed, Scan, parse},
+    http::{
+        head::{Headers, RequestHead, ResponseHead},
+        http1::{Decoder, Framing, Limits, Malformed, Scan, parse},
+    },
 };
 
 const LIMITS: Limits = Limits { max_head: 4 * 1024, max_headers: 40 };

@@ -9,10 +9,14 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use serde_json::{Map, Value};
 use skysail_proxy::{
-    config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
-    head::RequestHead,
-    http1::{Limits, parse},
-    jwt::{Outcome, apply, check, sanitize},
+    http::{
+        head::RequestHead,
+        http1::{Limits, parse},
+    },
+    policy::{
+        config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        jwt::{Outcome, apply, check, sanitize},
+    },
 };
 
 /// When the requests come.

@@ -17,17 +17,23 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
 use skysail_proxy::{
-    config::{
-        http::{ClientCertDetails, Codec, EscapedSlashes, Http2Options, HttpManager, Routes, ServerHeader},
-        listener::Direction,
-        trace::RequestIdUse,
-    },
     fuzzing::{self, Resource},
-    head::{RequestHead, ResponseHead},
-    path::{Outcome, normalize},
-    peer,
-    proxy_protocol::{Ends, Version},
-    telemetry::{Context, Record, format as formats},
+    http::{
+        head::{RequestHead, ResponseHead},
+        http2::Http2Options,
+        proxy_protocol::{Ends, Version},
+    },
+    policy::{
+        config::{
+            http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader},
+            listener::Direction,
+            trace::RequestIdUse,
+        },
+        format as formats,
+        path::{Outcome, normalize},
+        peer,
+        record::{Context, Record},
+    },
 };
 
 pub use http1::{http1_request, http1_response};

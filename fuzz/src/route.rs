@@ -3,17 +3,21 @@
 use std::{collections::HashMap, sync::LazyLock};
 
 use skysail_proxy::{
-    config::{
-        RouteTable,
-        route::{
-            Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
-            VirtualHost,
-        },
-        text::{HeaderMatch, HeaderTest},
+    http::{
+        head::RequestHead,
+        http1::{Limits, parse},
     },
-    head::RequestHead,
-    http1::{Limits, parse},
-    route::{find, location, rewrite},
+    policy::{
+        config::{
+            RouteTable,
+            route::{
+                Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
+                VirtualHost,
+            },
+            text::{HeaderMatch, HeaderTest},
+        },
+        route::{find, location, rewrite},
+    },
 };
 
 static TABLE: LazyLock<RouteTable> = LazyLock::new(table);

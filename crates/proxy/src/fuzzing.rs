@@ -6,18 +6,20 @@ use std::task::{Context, Waker};
 use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 
 use crate::{
-    buffer::Buffer,
-    config::http::Format,
-    head::{Headers, RequestHead, ResponseHead},
-    hop,
-    http1::{
-        Framing,
-        write::{self, Persistence},
+    http::{
+        buffer::Buffer,
+        head::{Headers, RequestHead, ResponseHead},
+        http1::{
+            Framing,
+            write::{self, Persistence},
+        },
+        http2::{self, Decoder, Encoder, Http2Options, Session},
+        proxy_protocol::{self, Ends, Version},
     },
-    http2::{self, Decoder, Encoder, Http2Options, Session},
-    inspect::{self, Findings, Look},
-    proxy_protocol::{self, Ends, Version},
+    policy::config::http::Format,
+    request::hop,
     translate::{self, TlsContexts, Translator},
+    worker::inspect::{self, Findings, Look},
 };
 
 /// A request as it goes out to an upstream: head, content in these pieces, trailers.
@@ -96,7 +98,7 @@ pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
         Resource::Cluster => translator.cluster(body).is_ok(),
         Resource::Listener => translator.listener(body).is_ok(),
         Resource::Routes => translator.routes(body).is_ok(),
-        Resource::Bootstrap => crate::bootstrap::parse(body.to_vec().into(), false).is_ok(),
+        Resource::Bootstrap => crate::translate::bootstrap::parse(body.to_vec().into(), false).is_ok(),
         Resource::Endpoints => {
             // One named `a` whose endpoints come by discovery.
             let cluster = b"\x0a\x01a\x10\x03\x1a\x04\x0a\x02\x1a\x00";

@@ -19,13 +19,13 @@ use std::{
 
 use program::Program;
 use skysail_proxy::{
-    config::{
+    accept::workers::Drain,
+    overload::Limits,
+    policy::config::{
         Cluster, Listener,
         listener::{Direction, Inspect, Transport},
         route::Targets,
     },
-    overload::Limits,
-    worker::Drain,
 };
 use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, server, snapshot, within};
 use tokio::{

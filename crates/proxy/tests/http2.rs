@@ -24,13 +24,13 @@ use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
 use http2::{content, http2_server, limited_server, request, send};
 use skysail_proxy::{
-    config::{
+    http::http2::{Http2Options, Keepalive},
+    policy::config::{
         Cluster,
         cluster::UpstreamProtocol,
         listener::Direction,
         route::{RetryOn, RetryPolicy},
     },
-    http2::{Http2Options, Keepalive},
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{

@@ -15,14 +15,14 @@ use std::sync::{Arc, atomic::AtomicBool};
 use arc_swap::ArcSwap;
 use http2::{content, request};
 use skysail_proxy::{
-    config::{
+    http::map::Map,
+    policy::config::{
         Listener, RouteTable, Snapshot,
         demand::{Demand, Known, Question},
         http::Routes,
         listener::Terminal,
         route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
     },
-    map::Map,
 };
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};
@@ -92,7 +92,7 @@ impl Mesh {
             assert!(table.put(domain, index));
         }
         let by_name = [("listener".into(), Arc::clone(&self.listener))].into_iter().collect();
-        let listeners = skysail_proxy::config::Listeners { by_name, by_address: Map::default() };
+        let listeners = skysail_proxy::policy::config::Listeners { by_name, by_address: Map::default() };
         let routes = [("80".into(), Arc::new(table))].into_iter().collect();
         let snapshot =
             Snapshot { listeners: Arc::new(listeners), routes: Arc::new(routes), ..Snapshot::default() };

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use http::Request;
 use skysail_core::logging;
 use skysail_proxy::{
-    config::{
+    policy::config::{
         http::{Does, Filter},
         route::Fault,
         text::{HeaderMatch, HeaderTest},

@@ -15,7 +15,8 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use serde_json::json;
 use skysail_proxy::{
-    config::{
+    overload::Limits,
+    policy::config::{
         HttpManager, Listener, RouteTable, Snapshot,
         authorization::{Body, ExternalAuthorization, Http, Service},
         http::{Does, Filter, Routes},
@@ -25,7 +26,6 @@ use skysail_proxy::{
         route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
         text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
     },
-    overload::Limits,
 };
 use support::{Client, Proxy, cluster, http, listener, server, snapshot};
 
@@ -186,7 +186,7 @@ impl Running {
     /// A proxy with this listener, which ends at once what is not admitted any more.
     async fn start(listener: Listener) -> Self {
         let upstream = cluster(&[echo().await], None);
-        let authorizer = skysail_proxy::config::Cluster {
+        let authorizer = skysail_proxy::policy::config::Cluster {
             name: "authorizer".into(),
             ..cluster(&[authorizer().await], None)
         };

@@ -16,17 +16,16 @@ use arc_swap::ArcSwapOption;
 use mesh::{Mesh, accepting, pair};
 use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Connector};
-use skysail_proxy::config::{
+use skysail_proxy::policy::config::{
     Cluster, FilterChain, Listener,
     cluster::Limits,
-    http::ServerHeader,
-    http::{ClientCertDetails, Does, Filter, ForwardClientCert},
+    http::{ClientCertDetails, Does, Filter, ForwardClientCert, ServerHeader},
     listener::{ChainMatch, Inspect, Proxied, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::{overload::Limits as Taken, proxy_protocol::Version};
+use skysail_proxy::{http::proxy_protocol::Version, overload::Limits as Taken};
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
@@ -469,7 +468,7 @@ async fn a_new_configuration_holds_for_the_next_request() {
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.0.contains("server: new\r\n"));
     // Without the listener the connection ends after the request.
-    proxy.workers().publish(skysail_proxy::config::Snapshot::default()).await.unwrap();
+    proxy.workers().publish(skysail_proxy::policy::config::Snapshot::default()).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.rest().await.contains("connection: close\r\n"));
     assert_eq!(proxy.workers().addresses().await.len(), 0);

@@ -5,12 +5,12 @@ use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, sync::Arc};
 use serde_json::{Value, json};
 
 use crate::{
-    config::{
+    accept::workers::HostStats,
+    discovery::inventory::Inventory,
+    policy::config::{
         Cluster, Endpoint,
         cluster::{Discovery, Health},
     },
-    discovery::inventory::Inventory,
-    worker::HostStats,
 };
 
 /// Figures by cluster and address, of all workers together.

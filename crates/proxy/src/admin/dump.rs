@@ -35,9 +35,11 @@ use skysail_xds::{
 
 use super::Admin;
 use crate::{
-    bootstrap::convert::{self, Conversion},
     discovery::inventory::{Failure, Inventory, Kept},
-    translate::{SecretName, SecretSource, TlsContexts},
+    translate::{
+        SecretName, SecretSource, TlsContexts,
+        bootstrap::convert::{self, Conversion},
+    },
 };
 
 /// Everything, encoded for the child process.

@@ -37,9 +37,9 @@ use tokio::{net::TcpListener, sync::Notify};
 pub(crate) use self::logging::level;
 
 use crate::{
-    config::listener::Direction,
+    accept::workers::{Drain, Shared, Workers},
     discovery::Configuration,
-    worker::{Drain, Shared, Workers},
+    policy::config::listener::Direction,
 };
 
 /// What the pages show.

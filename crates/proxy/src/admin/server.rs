@@ -16,7 +16,7 @@ use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::config::bootstrap::v3::{Bootstrap, runtime_layer::LayerSpecifier};
 
 use super::Admin;
-use crate::bootstrap::{convert, runtime};
+use crate::translate::bootstrap::{convert, runtime};
 
 /// `envoy.admin.v3.ServerInfo.State`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

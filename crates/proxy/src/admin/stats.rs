@@ -229,7 +229,7 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     use super::*;
-    use crate::{peer::LocalWorkload, telemetry::ShardSnapshot};
+    use crate::{policy::peer::LocalWorkload, telemetry::ShardSnapshot};
 
     async fn take() -> Metrics {
         let mut metrics = Metrics::new(vec![ShardSnapshot::default()], &LocalWorkload::default(), None);

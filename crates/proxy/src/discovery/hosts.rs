@@ -26,12 +26,12 @@ use super::{
     uses,
 };
 use crate::{
-    config::{
+    http::map::Map,
+    policy::config::{
         RouteTable,
         demand::{Demand, Known, Question},
         route::VirtualHost,
     },
-    map::Map,
     translate::{self, Translator},
 };
 

@@ -27,11 +27,11 @@ use super::{
     uses,
 };
 use crate::{
-    config::{
+    discovery::secrets::Secrets,
+    overload::limit_log::{self, Limit},
+    policy::config::{
         ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
     },
-    notice::{self, Limit},
-    secrets::Secrets,
     translate::{self, SecretName, SecretSource, Translator},
 };
 
@@ -371,7 +371,7 @@ impl Inventory {
             active.map(|(name, kept)| (Arc::clone(name), Arc::clone(&kept.value))).collect()
         }
         let by_name = active(&self.listeners);
-        let mut by_address = crate::map::Map::default();
+        let mut by_address = crate::http::map::Map::default();
         for listener in by_name.values() {
             for address in &listener.addresses {
                 by_address.insert(*address, Arc::clone(listener));
@@ -386,7 +386,7 @@ impl Inventory {
             }
         }
         Snapshot {
-            listeners: Arc::new(crate::config::Listeners { by_name, by_address }),
+            listeners: Arc::new(crate::policy::config::Listeners { by_name, by_address }),
             routes: Arc::new(routes),
             clusters: Arc::new(active(&self.clusters)),
             distrusted: self.distrusted,
@@ -474,7 +474,7 @@ impl Inventory {
         };
         let name = format!("{}/{}", question.table, question.authority);
         if !hosts.ask(question, now, connected) {
-            notice::tell(Limit::Names, format_args!("{name}"));
+            limit_log::tell(Limit::Names, format_args!("{name}"));
         }
     }
 

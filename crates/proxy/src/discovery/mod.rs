@@ -4,6 +4,9 @@
 //! its end, goes through [`Configuration`] one after the other: take it, put into force what is warm, ask for what is
 //! named, publish.
 
+pub(crate) mod remote;
+pub(crate) mod secrets;
+
 mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;
@@ -31,12 +34,10 @@ use tonic::metadata::MetadataMap;
 
 use self::inventory::{Inventory, Take};
 use crate::{
-    bootstrap,
-    config::demand::Question,
-    remote::Remote,
-    secrets::Secrets,
-    translate::{TlsContexts, Translator},
-    worker::Workers,
+    accept::workers::Workers,
+    discovery::{remote::Remote, secrets::Secrets},
+    policy::config::demand::Question,
+    translate::{TlsContexts, Translator, bootstrap},
 };
 
 /// After a change, further ones are expected for so long.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{
+use crate::policy::config::{
     FilterChain, HttpManager, Listener, RouteTable,
     http::{AccessLog, Does, LogTarget, Routes},
     jwt::Keys,

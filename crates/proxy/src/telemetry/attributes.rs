@@ -6,13 +6,17 @@ use cel::Value;
 use serde_json::Value as Json;
 
 use crate::{
-    config::{cluster::Workload, listener::Direction},
-    error::Flags,
-    expression::{Asked, Expression},
-    grpc_status,
-    head::{Headers, RequestHead},
-    peer::Peer,
-    record::{Context, Record},
+    http::{
+        grpc_status,
+        head::{Headers, RequestHead},
+    },
+    policy::{
+        config::{cluster::Workload, listener::Direction},
+        error::Flags,
+        expression::{Asked, Expression},
+        peer::Peer,
+        record::{Context, Record},
+    },
 };
 
 #[cfg(test)]

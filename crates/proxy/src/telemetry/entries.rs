@@ -34,11 +34,13 @@ use skysail_xds::envoy::pb::{
 };
 
 use crate::{
-    config::http::LogHeaders,
-    error::Flags,
-    head::{Headers, RequestHead, ResponseHead, Version},
-    peer::Peer,
-    record::{Context, Record},
+    http::head::{Headers, RequestHead, ResponseHead, Version},
+    policy::{
+        config::http::LogHeaders,
+        error::Flags,
+        peer::Peer,
+        record::{Context, Record},
+    },
 };
 
 #[cfg(test)]

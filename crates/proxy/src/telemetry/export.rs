@@ -1,7 +1,7 @@
 //! What waits to be sent to collectors: bounded batches, one of a collector on each worker.
 //!
 //! Requests only add to a batch, which never waits. What does not fit is dropped and counted, and told of once in a
-//! while. How batches are sent is in [`crate::export`].
+//! while. How batches are sent is in [`crate::call::export`].
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Shard, stats::ExportStats};
-use crate::config::collector::Collector;
+use crate::policy::config::collector::Collector;
 
 /// So many bytes may wait, or a batch where that is more.
 const MOST: usize = 1 << 20;
@@ -152,7 +152,7 @@ impl Exporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::policy::{
         config::collector::{Call, Envelope},
         peer::LocalWorkload,
     };

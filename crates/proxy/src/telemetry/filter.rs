@@ -1,7 +1,7 @@
 //! Which requests and connections are logged.
 
 use super::attributes;
-use crate::{
+use crate::policy::{
     config::log_filter::{Comparison, LogFilter},
     matching,
     record::Context,
@@ -21,7 +21,8 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
         LogFilter::Flags(None) => record.flags.bits() != 0,
         LogFilter::Flags(Some(some)) => record.flags.bits() & some.bits() != 0,
         LogFilter::GrpcStatus { statuses, exclude } => {
-            let status = record.grpc_status.unwrap_or_else(|| crate::grpc_status::from_http(record.status));
+            let status =
+                record.grpc_status.unwrap_or_else(|| crate::http::grpc_status::from_http(record.status));
             statuses.contains(&status) != *exclude
         }
         LogFilter::Expression(expression) => attributes::holds(expression, context),
@@ -49,13 +50,15 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{
-            listener::Direction,
-            text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
+        http::head::RequestHead,
+        policy::{
+            config::{
+                listener::Direction,
+                text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
+            },
+            error::Flags,
+            record::Record,
         },
-        error::Flags,
-        head::RequestHead,
-        record::Record,
     };
 
     #[test]

@@ -21,16 +21,17 @@ use super::{
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use crate::{
-    config::{
-        Snapshot,
-        listener::{Direction, Terminal},
-        stats::{Change, HTTP, Stats, TCP},
+    http::{head::RequestHead, map::Map},
+    policy::{
+        config::{
+            Snapshot,
+            listener::{Direction, Terminal},
+            stats::{Change, HTTP, Stats, TCP},
+        },
+        expression::Expression,
+        peer::{LocalWorkload, Peer},
+        record::{Context, Record},
     },
-    expression::Expression,
-    head::RequestHead,
-    map::Map,
-    peer::{LocalWorkload, Peer},
-    record::{Context, Record},
 };
 
 #[cfg(test)]

@@ -39,9 +39,10 @@ use super::{
     At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
     outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
-use crate::proxy_protocol::Version;
+use crate::http::proxy_protocol::Version;
 use crate::{
-    config::{
+    http::http2::Http2Options,
+    policy::config::{
         Cluster, Endpoints,
         cluster::{
             AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
@@ -49,7 +50,6 @@ use crate::{
         },
         tls::ClientTls,
     },
-    http2::Http2Options,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

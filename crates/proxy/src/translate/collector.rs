@@ -24,7 +24,7 @@ use super::{
     authorization::{self, Callee},
     duration, jwt, number, text,
 };
-use crate::config::{
+use crate::policy::config::{
     collector::{Call, Collector, Envelope},
     http::{LogHeaders, LogTarget, LogValue},
 };

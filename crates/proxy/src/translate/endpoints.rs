@@ -17,13 +17,13 @@ use skysail_xds::envoy::pb::{
 
 use super::{At as _, Reject, Result, cluster::labels, number};
 use crate::{
-    config::{
+    http::map::Map,
+    policy::config::{
         Cluster, Endpoint, Endpoints,
         cluster::{DnsName, Health, Locality, TransportMatch, Workload},
         health::Track,
         tls::ClientTls,
     },
-    map::Map,
 };
 
 /// Envoy's limit too.

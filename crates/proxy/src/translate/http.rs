@@ -30,15 +30,15 @@ use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
     limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
-use crate::config::cluster::{MAX_HEAD, MAX_HEADERS};
-use crate::config::listener::Cidr;
-use crate::config::trace::RequestIdUse;
+use crate::policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
+use crate::policy::config::listener::Cidr;
+use crate::policy::config::trace::RequestIdUse;
 use crate::{
-    config::http::{
+    http::http2::{Http2Options, Keepalive},
+    policy::config::http::{
         ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager,
         MetadataExchange, Routes, ServerHeader,
     },
-    http2::{Http2Options, Keepalive},
 };
 
 /// Envoy's defaults.

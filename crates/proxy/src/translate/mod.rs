@@ -4,6 +4,8 @@
 //! wrong. First [`coverage`] walks the encoded message and names every field we do not take, so that nothing is
 //! left out in silence; then the module of its kind turns it into our types.
 
+pub(crate) mod bootstrap;
+
 mod access_log;
 mod authorization;
 mod balancer;
@@ -49,7 +51,7 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
-use crate::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
+use crate::policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 pub(crate) use route::{domains, has_hosts_apart};
 #[cfg(feature = "fuzzing")]
 pub(crate) use text::format;

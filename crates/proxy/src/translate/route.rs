@@ -40,12 +40,12 @@ use super::{
     text, timeout, tls_context, trace, type_name, unpack,
 };
 use crate::{
-    config::route::{
+    http::head,
+    policy::config::route::{
         Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy,
         HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy,
         Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
     },
-    head,
 };
 
 /// Envoy's defaults.

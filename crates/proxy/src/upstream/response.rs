@@ -6,12 +6,14 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Kind},
-    head::ResponseHead,
-    http1::{Connection, Framing, Limits, Malformed, Scan, parse},
-    http2::{Answered, Duplex},
-    socket::Stream,
-    wire::Wire,
+    http::{
+        head::ResponseHead,
+        http1::{Connection, Framing, Limits, Malformed, Scan, parse},
+        http2::{Answered, Duplex},
+        socket::Stream,
+        wire::Wire,
+    },
+    policy::error::{Error, Kind},
 };
 
 /// The head of an answer to a request of our own.

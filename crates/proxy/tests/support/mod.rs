@@ -11,23 +11,25 @@ use std::{
 
 use arc_swap::ArcSwap;
 use skysail_proxy::{
-    config::{
-        Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
-        listener::{ChainMatch, Direction, TcpProxy, Terminal},
-        route::{
-            Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
-        },
-        tls::{ClientTls, ServerTls},
-        trace::RequestIdUse,
-    },
-    context::Shared,
-    http2::Http2Options,
+    accept::workers::Workers,
+    http::http2::Http2Options,
     overload::Limits as Taken,
-    peer::LocalWorkload,
+    policy::{
+        config::{
+            Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
+            http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
+            listener::{ChainMatch, Direction, TcpProxy, Terminal},
+            route::{
+                Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
+            },
+            tls::{ClientTls, ServerTls},
+            trace::RequestIdUse,
+        },
+        peer::LocalWorkload,
+    },
     telemetry::{self, AccessLogger},
     upstream::Dialer,
-    worker::Workers,
+    worker::Shared,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -409,7 +411,7 @@ pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) ->
 /// Tries again on everything there is.
 pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
     Arc::new(RetryPolicy {
-        on: skysail_proxy::config::route::RetryOn {
+        on: skysail_proxy::policy::config::route::RetryOn {
             gateway_error: true,
             connect_failure: true,
             ..Default::default()

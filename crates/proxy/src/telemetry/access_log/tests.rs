@@ -2,10 +2,12 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::{
-    config::{http::Format, listener::Direction},
-    format::tests::parse,
-    head::RequestHead,
-    record::Record,
+    http::head::RequestHead,
+    policy::{
+        config::{http::Format, listener::Direction},
+        format::tests::parse,
+        record::Record,
+    },
 };
 
 #[test]

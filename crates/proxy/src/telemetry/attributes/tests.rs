@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use crate::{config::Cluster, head::ResponseHead};
+use crate::{http::head::ResponseHead, policy::config::Cluster};
 
 /// Whether it is true of one request.
 fn holds(text: &str) -> bool {

@@ -6,12 +6,14 @@ use std::{
 
 use super::*;
 use crate::{
-    config::{
-        Cluster, Endpoint,
-        cluster::{Service, Workload},
+    policy::{
+        config::{
+            Cluster, Endpoint,
+            cluster::{Service, Workload},
+        },
+        error::Flags,
+        peer::Certificate,
     },
-    error::Flags,
-    peer::Certificate,
     telemetry::collect,
 };
 

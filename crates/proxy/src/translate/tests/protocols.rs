@@ -28,7 +28,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::*;
-use crate::{proxy_protocol::Version, translate::http::http2_options};
+use crate::{http::proxy_protocol::Version, translate::http::http2_options};
 
 /// A message as it is packed into another.
 fn packed<M: Message + Name>(message: &M) -> Any {

@@ -19,7 +19,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::*;
-use crate::config::{
+use crate::policy::config::{
     collector::{Call, Envelope},
     trace::{Sampling, Share, TagValue, Tracer, Tracing, Zipkin},
 };

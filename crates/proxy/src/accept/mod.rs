@@ -1,0 +1,6 @@
+//! Accepts connections: the workers with their listeners, and the steps of a connection up to its filter chain.
+
+pub mod workers;
+
+pub(crate) mod connection;
+pub(crate) mod listen;

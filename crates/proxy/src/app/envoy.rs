@@ -1,0 +1,488 @@
+//! A real Envoy in the sidecar's place: what Istio's agent does beside it.
+//!
+//! Envoy asks a local server for its certificate by SDS; everything else it takes from the control plane itself.
+//! So here the certificate is obtained and renewed, served over a Unix socket, and Envoy is started with a
+//! bootstrap that leads to both. Public Envoy lacks Istio's own filters: the node says so, and the control plane
+//! leaves them out. When it is told to end, Envoy is first asked to send its clients away.
+
+use std::{
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+use skysail_core::{names, shutdown};
+use skysail_proto::Codec as _;
+use skysail_xds::{
+    Kind,
+    envoy::pb::{
+        envoy::{
+            config::core::v3::{DataSource, data_source::Specifier},
+            extensions::transport_sockets::tls::v3::{
+                CertificateValidationContext, Secret, TlsCertificate, secret,
+            },
+            service::{
+                discovery::v3::{
+                    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+                },
+                secret::v3::secret_discovery_service_server::{
+                    SecretDiscoveryService, SecretDiscoveryServiceServer,
+                },
+            },
+        },
+        google::protobuf::Any,
+    },
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UnixListener},
+    process::{Child, Command},
+    sync::{mpsc, watch},
+    time::{sleep, timeout},
+};
+use tokio_stream::{
+    Stream,
+    wrappers::{ReceiverStream, UnixListenerStream},
+};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{
+    app::args::Common,
+    discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate},
+};
+
+/// Node metadata by which the control plane leaves out the filters that only Istio's build of Envoy has.
+const PLAIN: &str = "SKYSAIL_PLAIN_ENVOY";
+
+/// The first version of Envoy that takes virtual hosts over its aggregated stream.
+const FIRST_WITH_VIRTUAL_HOSTS: (u32, u32) = (1, 37);
+
+/// How often to see whether Envoy's clients have gone.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What Envoy is started with.
+pub(crate) struct Envoy {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// Where the control plane is.
+    pub(crate) mesh: Mesh,
+    pub(crate) common: Common,
+}
+
+impl Envoy {
+    /// Runs Envoy until it ends or the process is told to end.
+    ///
+    /// # Errors
+    /// When Envoy cannot be started, or ends by itself.
+    pub(crate) async fn run(&self, own: OwnCertificate) -> anyhow::Result<()> {
+        let mut terminate = std::pin::pin!(shutdown::terminate());
+        let folder = Folder::new()?;
+        let socket = folder.0.join("sds.sock");
+        let listener =
+            UnixListener::bind(&socket).context("cannot listen for Envoy's requests for secrets")?;
+        let (sender, issued) = watch::channel(None);
+        let secrets = SecretDiscoveryServiceServer::new(Secrets(issued));
+        let served = tonic::transport::Server::builder()
+            .add_service(secrets)
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        let mut node = node(&self.mesh.node)?;
+        node["metadata"][names::TAKES_RESOLVED_NAMES] = "true".into();
+        if takes_virtual_hosts(&self.program).await {
+            node["metadata"][names::TAKES_VIRTUAL_HOSTS] = "true".into();
+        }
+        let bootstrap = folder.0.join("bootstrap.json");
+        let text = serde_json::to_vec(&self.bootstrap(&node, &socket))?;
+        std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
+        let mut envoy = self.start(&bootstrap)?;
+        tokio::select! {
+            status = envoy.wait() => bail!("Envoy ended by itself: {}", status?),
+            ended = served => bail!("the server of secrets ended: {ended:?}"),
+            never = own.keep(|issued| { sender.send_replace(Some(Arc::new(issued))); Ok(()) }) => match never {},
+            signal = &mut terminate => tracing::info!(signal = signal?, "draining Envoy"),
+        }
+        match timeout(self.common.drain, self.drain()).await {
+            Ok(Ok(())) => tracing::info!("drained"),
+            Ok(Err(error)) => tracing::warn!(%error, "Envoy's admin page does not drain it"),
+            Err(_) => tracing::info!("drained, but for connections that stay open"),
+        }
+        end(&mut envoy).await
+    }
+
+    /// Has Envoy tell its clients to go, with their next answer or by GOAWAY, and waits until they have.
+    async fn drain(&self) -> anyhow::Result<()> {
+        self.ask("POST", "/drain_listeners?graceful").await?;
+        let own = [self.health(), self.metrics()].map(|port| format!("0.0.0.0_{port}"));
+        loop {
+            let stats = self.ask("GET", "/stats?filter=downstream_cx_active").await?;
+            if open_connections(&stats, &own) == 0 {
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Envoy's answer at its admin page.
+    async fn ask(&self, method: &str, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.admin())).await?;
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let good = answer.starts_with("HTTP/1.1 200");
+        let refused = || std::io::Error::other(answer.lines().next().unwrap_or("no answer").to_owned());
+        if good { Ok(answer) } else { Err(refused()) }
+    }
+
+    fn admin(&self) -> u16 {
+        self.common.admin_port.unwrap_or(names::ADMIN_PORT)
+    }
+
+    fn health(&self) -> u16 {
+        self.common.health_port.unwrap_or(names::HEALTH_PORT)
+    }
+
+    fn metrics(&self) -> u16 {
+        self.common.metrics_port.unwrap_or(names::METRICS_PORT)
+    }
+
+    fn start(&self, bootstrap: &Path) -> anyhow::Result<Child> {
+        Command::new(&self.program)
+            .arg("--config-path")
+            .arg(bootstrap)
+            .args(["--concurrency", &self.common.concurrency.to_string()])
+            .args(["--disable-hot-restart", "--log-level", "warning"])
+            // As Istio's agent has it: every answer while draining tells the client to go.
+            .args(["--drain-time-s", &self.common.drain.as_secs().max(1).to_string()])
+            .args(["--drain-strategy", "immediate"])
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start Envoy, {}", self.program.display()))
+    }
+
+    /// As Istio's agent writes it: discovery over TLS with the certificate that SDS gives, readiness and metrics on
+    /// their usual ports.
+    fn bootstrap(&self, node: &Value, secrets: &Path) -> Value {
+        let (admin, health, metrics) = (self.admin(), self.health(), self.metrics());
+        let ads = json!({"ads": {}, "resource_api_version": "V3"});
+        let mut bootstrap = json!({
+            "node": node,
+            "admin": {"address": address("127.0.0.1", admin)},
+            "dynamic_resources": {
+                "lds_config": ads,
+                "cds_config": ads,
+                "ads_config": {
+                    "api_type": "DELTA_GRPC",
+                    "transport_api_version": "V3",
+                    "set_node_on_first_message_only": true,
+                    "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}],
+                },
+            },
+            "static_resources": {
+                "clusters": [
+                    self.discovery_cluster(),
+                    cluster("sds-grpc", "STATIC", json!({"pipe": {"path": secrets}}), true),
+                    cluster("admin", "STATIC", address("127.0.0.1", admin), false),
+                ],
+                "listeners": [
+                    page("readiness", health, "/healthz/ready", "/ready"),
+                    page("metrics", metrics, "/stats/prometheus", "/stats/prometheus"),
+                ],
+            },
+        });
+        if let Some(mark) = self.common.mark {
+            bootstrap["cluster_manager"] = json!({"upstream_bind_config": {"socket_options": [{
+                // SO_MARK of SOL_SOCKET.
+                "level": 1, "name": 36, "int_value": mark, "state": "STATE_PREBIND",
+            }]}});
+        }
+        bootstrap
+    }
+
+    fn discovery_cluster(&self) -> Value {
+        let kind = if self.mesh.host.parse::<std::net::IpAddr>().is_ok() { "STATIC" } else { "STRICT_DNS" };
+        let mut cluster = cluster("xds-grpc", kind, address(&self.mesh.host, self.mesh.port), true);
+        let secret = |name: &str| {
+            json!({
+                "name": name,
+                "sds_config": {
+                    "resource_api_version": "V3",
+                    "api_config_source": {
+                        "api_type": "GRPC",
+                        "transport_api_version": "V3",
+                        "grpc_services": [{"envoy_grpc": {"cluster_name": "sds-grpc"}}],
+                    },
+                },
+            })
+        };
+        cluster["transport_socket"] = json!({
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+                "sni": CONTROL_PLANE,
+                "common_tls_context": {
+                    "alpn_protocols": ["h2"],
+                    "tls_certificate_sds_secret_configs": [secret("default")],
+                    "combined_validation_context": {
+                        "default_validation_context": {
+                            "match_typed_subject_alt_names": [
+                                {"san_type": "DNS", "matcher": {"exact": CONTROL_PLANE}},
+                            ],
+                        },
+                        // Not the file, which Envoy reads once: the root may be replaced.
+                        "validation_context_sds_secret_config": secret("ROOTCA"),
+                    },
+                },
+            },
+        });
+        cluster
+    }
+}
+
+/// The node, with the word that this Envoy is a public build.
+fn node(file: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read(file).with_context(|| format!("cannot read --node {}", file.display()))?;
+    let mut node: Value =
+        serde_json::from_slice(&text).with_context(|| format!("--node {}", file.display()))?;
+    let Some(fields) = node.as_object_mut() else { bail!("--node {} is not a JSON object", file.display()) };
+    // Envoy states these of itself.
+    for field in ["userAgentName", "userAgentBuildVersion", "clientFeatures"] {
+        fields.remove(field);
+    }
+    node["metadata"][PLAIN] = "true".into();
+    Ok(node)
+}
+
+/// Whether an Envoy takes virtual hosts one by one, by what it says of its version.
+async fn takes_virtual_hosts(program: &Path) -> bool {
+    let output = Command::new(program).arg("--version").output().await;
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    version(&text).is_some_and(|version| version >= FIRST_WITH_VIRTUAL_HOSTS)
+}
+
+/// The version in `PATH/envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (_, build) = text.rsplit_once("version: ")?;
+    let mut numbers = build.split('/').nth(1)?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn address(host: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": host, "port_value": port}})
+}
+
+fn cluster(name: &str, kind: &str, address: Value, http2: bool) -> Value {
+    let mut cluster = json!({
+        "name": name,
+        "type": kind,
+        "connect_timeout": "5s",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+    });
+    if http2 {
+        cluster["typed_extension_protocol_options"] = json!({
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {}},
+            },
+        });
+    }
+    cluster
+}
+
+/// One page of the admin interface on a port of its own.
+fn page(name: &str, port: u16, path: &str, admin: &str) -> Value {
+    json!({
+        "name": name,
+        "address": address("0.0.0.0", port),
+        "filter_chains": [{"filters": [{
+            "name": "envoy.filters.network.http_connection_manager",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+                "stat_prefix": name,
+                "route_config": {"virtual_hosts": [{
+                    "name": name,
+                    "domains": ["*"],
+                    "routes": [{
+                        "match": {"path": path},
+                        "route": {"cluster": "admin", "prefix_rewrite": admin},
+                    }],
+                }]},
+                "http_filters": [{
+                    "name": "envoy.filters.http.router",
+                    "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+                }],
+            },
+        }]}],
+    })
+}
+
+/// How many connections listeners hold, by Envoy's statistics: `listener.ADDRESS.downstream_cx_active: N`. The admin
+/// page's and those of these addresses do not count.
+fn open_connections(stats: &str, but: &[String]) -> u64 {
+    let open = |line: &str| -> Option<u64> {
+        let (name, number) = line.split_once(": ")?;
+        let address = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
+        let counts = !address.starts_with("admin")
+            && !address.contains(".worker_")
+            && !but.iter().any(|it| it == address);
+        number.trim().parse().ok().filter(|_| counts)
+    };
+    stats.lines().filter_map(open).sum()
+}
+
+/// Asks Envoy to end, and waits.
+async fn end(envoy: &mut Child) -> anyhow::Result<()> {
+    if let Some(id) = envoy.id().and_then(|id| i32::try_from(id).ok()) {
+        // It fails only when Envoy is gone already.
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGTERM);
+    }
+    envoy.wait().await.context("cannot wait for Envoy")?;
+    Ok(())
+}
+
+/// A private folder, gone at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> anyhow::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let path = std::env::temp_dir().join(format!("skysail-envoy-{:016x}", fastrand::u64(..)));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The server of `default` and `ROOTCA`.
+struct Secrets(watch::Receiver<Option<Arc<Issued>>>);
+
+#[tonic::async_trait]
+impl SecretDiscoveryService for Secrets {
+    type StreamSecretsStream = ReceiverStream<Result<DiscoveryResponse, Status>>;
+    type DeltaSecretsStream = Pin<Box<dyn Stream<Item = Result<DeltaDiscoveryResponse, Status>> + Send>>;
+
+    async fn stream_secrets(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
+        let (sender, responses) = mpsc::channel(1);
+        let (mut requests, mut issued) = (request.into_inner(), self.0.clone());
+        tokio::spawn(async move {
+            let Ok(Some(first)) = requests.message().await else { return };
+            for nonce in 1_u64.. {
+                let Ok(now) = issued.wait_for(Option::is_some).await.map(|now| now.clone()) else { return };
+                let resources =
+                    now.iter().flat_map(|issued| resources(issued, &first.resource_names)).collect();
+                let response = DiscoveryResponse {
+                    version_info: nonce.to_string(),
+                    nonce: nonce.to_string(),
+                    type_url: Kind::Secret.url().to_owned(),
+                    resources,
+                    ..DiscoveryResponse::default()
+                };
+                if sender.send(Ok(response)).await.is_err() {
+                    return;
+                }
+                loop {
+                    tokio::select! {
+                        changed = issued.changed() => match changed {
+                            Ok(()) => break,
+                            Err(_) => return,
+                        },
+                        message = requests.message() => match message {
+                            Ok(Some(DiscoveryRequest { error_detail: Some(error), .. })) => {
+                                tracing::warn!(reason = error.message, "Envoy refused a secret");
+                            }
+                            Ok(Some(_)) => {}
+                            _ => return,
+                        },
+                    }
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
+
+    async fn delta_secrets(
+        &self,
+        _: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
+        Err(Status::unimplemented("this server speaks state of the world"))
+    }
+
+    async fn fetch_secrets(
+        &self,
+        _: Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        Err(Status::unimplemented("this server speaks streams"))
+    }
+}
+
+/// The secrets of these names.
+fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
+    let inline = |pem: &str| {
+        Some(DataSource {
+            specifier: Some(Specifier::InlineBytes(pem.as_bytes().to_vec())),
+            ..DataSource::default()
+        })
+    };
+    let secret = |name: &str| match name {
+        "default" => Some(secret::Type::TlsCertificate(TlsCertificate {
+            certificate_chain: inline(&issued.chain_pem),
+            private_key: inline(&issued.key_pem),
+            ..TlsCertificate::default()
+        })),
+        "ROOTCA" => Some(secret::Type::ValidationContext(CertificateValidationContext {
+            trusted_ca: inline(&issued.roots_pem),
+            ..CertificateValidationContext::default()
+        })),
+        _ => None,
+    };
+    let encode = |name: &String| {
+        let secret = Secret { name: name.clone(), r#type: Some(secret(name)?) };
+        Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.to_vec() })
+    };
+    asked.iter().filter_map(encode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_envoy_says_its_version() {
+        let text = "\n/usr/bin/envoy  version: 88bb6ba8c06dc2e3db8fd5e5b9fbd2ff9e53b0f1/1.40.0/Clean/RELEASE/BoringSSL\n";
+        assert_eq!(version(text), Some((1, 40)));
+        assert_eq!(version("command not found"), None);
+    }
+
+    #[test]
+    fn connections_of_the_mesh_count() {
+        let stats = "HTTP/1.1 200 OK\r\ndate: now\r\n\r\n1f\r\n\
+            http.admin.downstream_cx_active: 9\n\
+            listener.0.0.0.0_15006.downstream_cx_active: 2\n\
+            listener.0.0.0.0_15006.worker_0.downstream_cx_active: 2\n\
+            listener.0.0.0.0_15090.downstream_cx_active: 9\n\
+            listener.10.96.0.1_80.downstream_cx_active: 1\n\
+            listener.admin.downstream_cx_active: 1\n\
+            listener.admin.main_thread.downstream_cx_active: 1\n";
+        assert_eq!(open_connections(stats, &["0.0.0.0_15021".to_owned(), "0.0.0.0_15090".to_owned()]), 3);
+    }
+}

@@ -1,0 +1,320 @@
+//! In which order the sidecar starts and ends.
+
+pub(crate) mod args;
+pub(crate) mod envoy;
+
+use std::{convert::Infallible, sync::Arc};
+
+use anyhow::Context as _;
+use prost::Message as _;
+use skysail_core::{
+    confine::{self, Children},
+    descriptors, logging, names, shutdown,
+};
+use skysail_xds::{
+    Kind,
+    client::{Form, Options},
+    envoy::pb::envoy::config::core::v3::Node,
+};
+use tokio::{
+    sync::Notify,
+    task::{LocalSet, spawn_local},
+};
+use tonic::metadata::{MetadataKey, MetadataMap};
+
+use crate::{
+    accept::workers::{Shared, Workers},
+    admin::{self, Admin},
+    app::{
+        args::{Args, Common, Mode},
+        envoy::Envoy,
+    },
+    discovery::{
+        Configuration, Setup,
+        secrets::{self, Mesh, OwnCertificate, Secrets},
+    },
+    overload::{
+        Limits,
+        pressure::{self, Pressure},
+    },
+    policy::peer::LocalWorkload,
+    telemetry::AccessLogger,
+    translate::{
+        TlsContexts,
+        bootstrap::{self, Bootstrap, convert, runtime},
+    },
+    upstream::Dialer,
+};
+
+/// Runs the sidecar until it is told to end.
+///
+/// # Errors
+/// When it cannot start: a file cannot be read or used, a port is taken, the system refuses something.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let level = args.log_level().map(admin::level).transpose().map_err(anyhow::Error::msg)?;
+    let mode = args.mode()?;
+    if let Mode::Convert(conversion) = mode {
+        // Plainly, for the process that reads it.
+        if let Err(error) = convert::child(conversion) {
+            eprint!("{error:#}");
+            std::process::exit(1);
+        }
+        return Ok(());
+    }
+    // Before the first further thread, so that all are confined. An Envoy in the sidecar's place needs other calls.
+    if let Mode::Bootstrap(_, common) | Mode::Mesh(_, common) = &mode
+        && common.seccomp
+    {
+        confine::process(Children::Programs)?;
+    }
+    let _flush = logging::init(logging::Format::Text);
+    if let Some(level) = level.filter(|_| std::env::var_os("SKYSAIL_LOG").is_none()) {
+        logging::set_level(None, level)?;
+    }
+    descriptors::raise();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .build()
+        .context("cannot get an event loop")?;
+    let (start, common) = match mode {
+        Mode::Convert(_) => return Ok(()),
+        Mode::Envoy(program, mesh, common) => {
+            return runtime.block_on(in_its_place(Envoy { program, mesh, common }));
+        }
+        Mode::Bootstrap(source, common) => (Start::File(Box::new(bootstrap::load(&source)?)), common),
+        Mode::Mesh(mesh, common) => {
+            let node = bootstrap::load_node(&mesh.node)?;
+            (Start::Mesh(mesh, Box::new(node)), common)
+        }
+    };
+    let local = LocalSet::new();
+    let workers = local.block_on(&runtime, control(start, common))?;
+    // What still refers to the workers, such as open admin pages, ends with the runtime; then they can be joined,
+    // and with the last of them the access log is written out.
+    drop(local);
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    if let Some(workers) = Arc::into_inner(workers) {
+        workers.join();
+    }
+    Ok(())
+}
+
+/// Runs a real Envoy in this sidecar's place.
+async fn in_its_place(envoy: Envoy) -> anyhow::Result<()> {
+    let node = bootstrap::load_node(&envoy.mesh.node)?;
+    let own =
+        OwnCertificate::new(&Secrets::new(Arc::default()), envoy.mesh.clone(), node, envoy.common.mark)?;
+    envoy.run(own).await
+}
+
+/// What the configuration begins with.
+enum Start {
+    File(Box<Bootstrap>),
+    Mesh(Mesh, Box<Node>),
+}
+
+/// The thread that carries no traffic: discovery, certificates, the admin page, the end.
+async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
+    // Before anything else, so that a signal during the start is not lost.
+    let terminate = spawn_local(shutdown::terminate());
+    let node = match &start {
+        Start::File(file) => file.node.clone(),
+        Start::Mesh(_, node) => (**node).clone(),
+    };
+    let mut limits = match &start {
+        Start::File(file) => file.limits,
+        Start::Mesh(..) => Limits::default(),
+    };
+    limits.series = common.metric_series;
+    for (key, value) in &common.runtime {
+        runtime::set(&mut limits, key, value)?;
+    }
+    let secrets = Secrets::new(Arc::new(TlsContexts::default()));
+    let pressure = match &start {
+        Start::File(file) => file.pressure.clone(),
+        Start::Mesh(..) => pressure::Settings::default(),
+    };
+    let shared = Shared {
+        snapshot: Arc::default(),
+        local: Arc::new(local_workload(&node)?),
+        dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
+        limits,
+        access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
+        pressure: Arc::new(Pressure::of(pressure)),
+    };
+    let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);
+    let mut configuration = Configuration::new(Setup {
+        workers: Arc::clone(&workers),
+        secrets: secrets.clone(),
+        node: node.clone(),
+        mark: common.mark,
+        in_mesh: matches!(start, Start::Mesh(..)),
+    });
+    if let Start::File(file) = &start {
+        configuration.add_static(file)?;
+    }
+    let configuration = Arc::new(configuration);
+    let quit = Arc::new(Notify::new());
+    let admin = Admin::new(
+        Arc::clone(&configuration),
+        Arc::clone(&workers),
+        shared.clone(),
+        &start_body(&start),
+        Arc::clone(&quit),
+        common.admin.clone(),
+    );
+    listen(&admin, &start, &common).await?;
+
+    let failed = configuration.refresh().await;
+    if let (Start::File(_), Some((_, reason))) = (&start, failed.first()) {
+        anyhow::bail!("{reason}");
+    }
+    let _fresh = Task::start({
+        let configuration = Arc::clone(&configuration);
+        async move { configuration.keep_fresh().await }
+    });
+    let _heard = Task::start({
+        let configuration = Arc::clone(&configuration);
+        async move { configuration.hear().await }
+    });
+    let _watch = spawn_local({
+        let (pressure, workers) = (Arc::clone(&shared.pressure), Arc::clone(&workers));
+        async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
+    });
+    let _small = Task::start({
+        let configuration = Arc::clone(&configuration);
+        async move { configuration.keep_small().await }
+    });
+    let _discovery = match start {
+        Start::File(file) => Task::start(from_file(*file, node, Arc::clone(&configuration))?),
+        Start::Mesh(mesh, node) => {
+            Task::start(from_mesh(mesh, *node, common.mark, secrets, Arc::clone(&configuration))?)
+        }
+    };
+
+    tokio::select! {
+        signal = terminate => tracing::info!(signal = signal??, "draining"),
+        () = quit.notified() => tracing::info!("told to quit, draining"),
+    }
+    admin.drain();
+    let cut = workers.drain(common.drain).await;
+    tracing::info!(cut, "drained");
+    Ok(workers)
+}
+
+fn local_workload(node: &Node) -> anyhow::Result<LocalWorkload> {
+    // The same message, generated by two crates.
+    let metadata = node.metadata.as_ref().map(prost::Message::encode_to_vec).unwrap_or_default();
+    let metadata = prost_types::Struct::decode(metadata.as_slice())?;
+    let zone = node.locality.as_ref().map_or("", |locality| &locality.zone).into();
+    Ok(LocalWorkload { zone, ..LocalWorkload::new(&node.id, &node.cluster, &metadata) })
+}
+
+fn start_body(start: &Start) -> bytes::Bytes {
+    match start {
+        Start::File(file) => file.body.clone(),
+        Start::Mesh(_, node) => admin::node_only(node),
+    }
+}
+
+/// Opens the ports of the admin page, of readiness and of metrics.
+async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::Result<()> {
+    use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, METRICS_PORT};
+    let mesh = matches!(start, Start::Mesh(..));
+    let from_file = match start {
+        Start::File(file) => file.admin,
+        Start::Mesh(..) => None,
+    };
+    let local = |port: u16| (std::net::Ipv4Addr::LOCALHOST, port).into();
+    let any = |port: u16| (std::net::Ipv4Addr::UNSPECIFIED, port).into();
+    let usual = |given: Option<u16>, usual: u16| given.or(mesh.then_some(usual));
+    let address = common.admin_port.map(local).or(from_file).or(mesh.then(|| local(ADMIN_PORT)));
+    if let Some(address) = address {
+        admin::serve(admin, address, "admin page", admin::Pages::All).await?;
+    }
+    if let Some(port) = usual(common.health_port, HEALTH_PORT) {
+        admin::serve(admin, any(port), "readiness", admin::Pages::Health).await?;
+    }
+    if let Some(port) = usual(common.metrics_port, METRICS_PORT) {
+        admin::serve(admin, any(port), "metrics", admin::Pages::Metrics).await?;
+    }
+    Ok(())
+}
+
+type Forever = std::pin::Pin<Box<dyn Future<Output = Infallible>>>;
+
+/// Discovery as a bootstrap file has it; without any, nothing goes on.
+fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> anyhow::Result<Forever> {
+    let Some(ads) = file.ads else { return Ok(Box::pin(std::future::pending())) };
+    let remote = configuration.remote(&ads.cluster).with_context(|| {
+        format!("dynamic_resources.ads_config: static_resources has no usable cluster {:?}", ads.cluster)
+    })?;
+    let wildcard = [(ads.clusters, Kind::Cluster), (ads.listeners, Kind::Listener)];
+    let wildcard = wildcard.into_iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind).collect();
+    let mut metadata = MetadataMap::new();
+    for (key, value) in &ads.metadata {
+        let key = MetadataKey::from_bytes(key.as_bytes())
+            .context("dynamic_resources.ads_config: initial_metadata")?;
+        metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
+    }
+    let options = Options { node: telling_what_it_takes(node, ads.form), form: ads.form, wildcard };
+    Ok(Box::pin(async move { configuration.follow(options, remote, || Ok(metadata.clone())).await }))
+}
+
+/// The node, saying to our own control plane that it may send addresses for names, and virtual hosts one by one. Others
+/// do not know the words.
+fn telling_what_it_takes(mut node: Node, form: Form) -> Node {
+    let metadata = node.metadata.get_or_insert_default();
+    metadata.fields.insert(names::TAKES_RESOLVED_NAMES.to_owned(), skysail_xds::istio::string("true"));
+    if form == Form::Delta {
+        metadata.fields.insert(names::TAKES_VIRTUAL_HOSTS.to_owned(), skysail_xds::istio::string("true"));
+    }
+    node
+}
+
+/// First the certificate, then discovery with it.
+fn from_mesh(
+    mesh: Mesh,
+    node: Node,
+    mark: Option<u32>,
+    secrets: Secrets,
+    configuration: Arc<Configuration>,
+) -> anyhow::Result<Forever> {
+    let token = mesh.token.clone();
+    let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
+    let remote = own.remote.clone();
+    let node = telling_what_it_takes(node, Form::Delta);
+    // Clusters are asked for once it is known whether the server is ours.
+    let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Listener] };
+    Ok(Box::pin(async move {
+        let got = Arc::new(Notify::new());
+        let _renewal = Task::start({
+            let got = Arc::clone(&got);
+            own.keep(move |issued| {
+                secrets.take_own(issued)?;
+                got.notify_one();
+                Ok(())
+            })
+        });
+        got.notified().await;
+        configuration.follow(options, remote, || secrets::authorization(&token)).await
+    }))
+}
+
+/// A task of this thread that ends when this is dropped.
+struct Task(tokio::task::JoinHandle<()>);
+
+impl Task {
+    fn start(future: impl Future<Output = Infallible> + 'static) -> Self {
+        Self(spawn_local(async move {
+            future.await;
+        }))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

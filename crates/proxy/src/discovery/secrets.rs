@@ -1,0 +1,238 @@
+//! Certificates and trusted roots: where they come from and when they are renewed.
+//!
+//! In own mode the sidecar makes its key, has it signed by the control plane, and renews in time; what it gets
+//! serves every TLS context that names `default` and `ROOTCA` by SDS from `sds-grpc`, as istiod's all do. With a
+//! bootstrap file secrets come from SDS servers, one stream for each secret, as with Envoy, or from [`files`]. Either
+//! way the handles in [`TlsContexts`] are filled, which takes effect with the next handshake and interrupts nothing.
+
+mod files;
+mod own;
+mod watch;
+
+use std::{
+    collections::{HashMap, HashSet},
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use skysail_identity::{Identity, Roots, renewal};
+use skysail_xds::{
+    Kind,
+    client::BoxError,
+    envoy::pb::{
+        envoy::{
+            config::core::v3::Node,
+            extensions::transport_sockets::tls::v3::Secret,
+            service::{
+                discovery::v3::{DiscoveryRequest, DiscoveryResponse},
+                secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient,
+            },
+        },
+        google::rpc::Status as RpcStatus,
+    },
+};
+use tokio::{
+    sync::{Notify, mpsc, watch as channel},
+    task::AbortHandle,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+pub(crate) use self::own::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, authorization};
+use crate::{
+    discovery::remote::Remote,
+    translate::{self, SecretName, SecretSource, TlsContexts, Translator},
+};
+
+/// The cluster that istiod's TLS contexts name for secrets.
+const SDS_CLUSTER: &str = "sds-grpc";
+/// The shortest pause before another attempt to connect, also when certificates, roots or tokens have changed.
+const LEAST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Who gets told what about certificates.
+#[derive(Clone)]
+pub(crate) struct Secrets {
+    pub(crate) tls: Arc<TlsContexts>,
+    /// The first URI of our certificate.
+    pub(crate) principal: Arc<ArcSwapOption<Arc<str>>>,
+    /// Notified when a secret came, as clusters and listeners may wait for it.
+    pub(crate) changed: Arc<Notify>,
+    /// Notified when a certificate, a root or a token has changed, so that a failed connection is tried again at once.
+    pub(crate) renewed: channel::Sender<()>,
+    /// Secrets that a task fetches already.
+    fetched: Arc<Mutex<HashSet<SecretName>>>,
+    /// Tasks that watch the files of secrets that came from servers.
+    watched: Arc<Mutex<HashMap<SecretName, AbortHandle>>>,
+}
+
+impl Secrets {
+    pub(crate) fn new(tls: Arc<TlsContexts>) -> Self {
+        Self {
+            tls,
+            principal: Arc::default(),
+            changed: Arc::default(),
+            renewed: channel::Sender::new(()),
+            fetched: Arc::default(),
+            watched: Arc::default(),
+        }
+    }
+
+    /// Decodes a secret that a server sent, after a look at all its fields.
+    pub(crate) fn decode(&self, body: &[u8]) -> translate::Result<Secret> {
+        Translator { tls: &self.tls, node: &Node::default(), strict: false }.decode(body)
+    }
+
+    /// Takes a secret, and follows the files that it names unless it stands in a bootstrap file.
+    pub(crate) fn take(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+        self.put(name, secret)?;
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = watched.remove(name) {
+            before.abort();
+        }
+        if name.source != SecretSource::Static && files::names_files(secret) {
+            let keep = files::keep(self.clone(), name.clone(), files::Origin::Delivered(secret.clone()));
+            watched.insert(name.clone(), tokio::spawn(keep).abort_handle());
+        }
+        Ok(())
+    }
+
+    /// Puts a secret to use.
+    fn put(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+        let identity = translate::take_secret(&self.tls, name, secret)?;
+        self.took(identity)
+    }
+
+    /// Takes the sidecar's own certificate, for every context that names the mesh's secrets.
+    pub(crate) fn take_own(&self, issued: Issued) -> anyhow::Result<()> {
+        let roots = Roots::from_pem(issued.roots_pem.as_bytes())?;
+        let (own_name, root_name) = own_names();
+        self.tls.identity(&own_name).set(Arc::clone(&issued.identity));
+        self.tls.set_roots(&root_name, roots);
+        Ok(self.took(Some(issued.identity))?)
+    }
+
+    fn took(&self, identity: Option<Arc<Identity>>) -> translate::Result<()> {
+        if let Some(uri) = identity.and_then(|identity| identity.peer.uris.first().cloned()) {
+            self.principal.store(Some(Arc::new(uri.into())));
+        }
+        self.tls.refresh()?;
+        self.changed.notify_one();
+        self.renewed.send_replace(());
+        Ok(())
+    }
+
+    /// Starts to follow every file that contexts name for secrets and that is not followed yet.
+    pub(crate) fn follow_files(&self) {
+        for name in self.tls.names() {
+            let origin = match name.source.clone() {
+                SecretSource::File { path, watched } => files::Origin::File { path, watched, found: None },
+                SecretSource::CrlFile { path, watched } => files::Origin::crl(&path, watched),
+                SecretSource::Ads | SecretSource::Cluster(_) | SecretSource::Static => continue,
+            };
+            if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+                tokio::spawn(files::keep(self.clone(), name, origin));
+            }
+        }
+    }
+
+    /// Starts to fetch every secret that contexts name from SDS servers and that is not fetched yet. `remote` finds
+    /// the server behind a cluster.
+    pub(crate) fn fetch(&self, node: &Node, remote: impl Fn(&str) -> Option<Remote>) {
+        for name in self.tls.names() {
+            let SecretSource::Cluster(cluster) = &name.source else { continue };
+            let mut fetched = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+            if fetched.contains(&name) {
+                continue;
+            }
+            let Some(remote) = remote(cluster) else {
+                tracing::warn!(secret = %name.name, %cluster, "there is no cluster of this name to get the secret from");
+                fetched.insert(name);
+                continue;
+            };
+            fetched.insert(name.clone());
+            let (secrets, node) = (self.clone(), node.clone());
+            tokio::spawn(async move { secrets.follow(&name, &node, &remote).await });
+        }
+    }
+
+    /// Keeps one secret up to date.
+    async fn follow(&self, name: &SecretName, node: &Node, remote: &Remote) -> Infallible {
+        let mut failures = 0;
+        let mut version = String::new();
+        let mut renewed = self.renewed.subscribe();
+        loop {
+            renewed.mark_unchanged();
+            let Err(error) = self.stream(name, node, remote, &mut version, &mut failures).await;
+            failures += 1;
+            let next = renewal::retry(failures, fastrand::f64());
+            tracing::warn!(secret = %name.name, %error, pause = ?next, "no secret discovery; what there is stays in use");
+            pause(next, renewed.changed()).await;
+        }
+    }
+
+    async fn stream(
+        &self,
+        name: &SecretName,
+        node: &Node,
+        remote: &Remote,
+        version: &mut String,
+        failures: &mut u32,
+    ) -> Result<Infallible, BoxError> {
+        let mut client = SecretDiscoveryServiceClient::new(remote.connect().await?);
+        let (sender, requests) = mpsc::unbounded_channel();
+        let first = DiscoveryRequest {
+            node: Some(node.clone()),
+            version_info: version.clone(),
+            resource_names: vec![name.name.to_string()],
+            type_url: Kind::Secret.url().to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        sender.send(first.clone())?;
+        let mut responses = client.stream_secrets(UnboundedReceiverStream::new(requests)).await?.into_inner();
+        while let Some(response) = responses.message().await? {
+            *failures = 0;
+            let outcome = self.response(name, &response);
+            let error_detail = outcome.err().map(|message| {
+                tracing::warn!(secret = %name.name, reason = message, "secret rejected; the one before it stays in use");
+                RpcStatus { code: tonic::Code::InvalidArgument.into(), message, details: Vec::new() }
+            });
+            if error_detail.is_none() {
+                *version = response.version_info;
+            }
+            let answer = DiscoveryRequest {
+                node: None,
+                version_info: version.clone(),
+                response_nonce: response.nonce,
+                error_detail,
+                ..first.clone()
+            };
+            sender.send(answer)?;
+        }
+        Err("the server closed the stream".into())
+    }
+
+    fn response(&self, name: &SecretName, response: &DiscoveryResponse) -> Result<(), String> {
+        for any in &response.resources {
+            let secret = self.decode(&any.value).map_err(|reject| reject.to_string())?;
+            if *secret.name == *name.name {
+                self.take(name, &secret).map_err(|reject| reject.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The handles of our certificate and of the roots of the mesh.
+fn own_names() -> (SecretName, SecretName) {
+    let name =
+        |name: &str| SecretName { source: SecretSource::Cluster(SDS_CLUSTER.into()), name: name.into() };
+    (name("default"), name("ROOTCA"))
+}
+
+/// Waits before another attempt to connect; ends early when what connections are made with has changed.
+async fn pause(full: Duration, renewed: impl Future<Output = impl Sized>) {
+    let least = full.min(LEAST_PAUSE);
+    tokio::time::sleep(least).await;
+    let _ = tokio::time::timeout(full - least, renewed).await;
+}

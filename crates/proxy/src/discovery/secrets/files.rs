@@ -1,0 +1,231 @@
+//! Secrets whose content is in files, read again when those change.
+//!
+//! As in Envoy that is done for secrets that come by discovery, be it from a server or from a file of its own
+//! (`path_config_source`), and not for what stands in a bootstrap file itself, which is read once. Folders are watched
+//! rather than files, since files are replaced by renaming, on Kubernetes even only a link beside them. What cannot be
+//! used, such as a certificate whose key is not there yet, is warned about, and what was there before stays in use.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use skysail_proto::Codec as _;
+use skysail_xds::{
+    Kind,
+    envoy::pb::envoy::{
+        config::core::v3::{DataSource, Node, WatchedDirectory, data_source::Specifier},
+        extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, secret::Type},
+        service::discovery::v3::DiscoveryResponse,
+    },
+};
+
+use super::{
+    Secrets,
+    watch::{Watch, folders_of_file},
+};
+use crate::translate::{
+    SecretName, Translator,
+    bootstrap::convert::{self, Conversion},
+};
+
+/// Where a secret is that names files or is in one.
+pub(super) enum Origin {
+    /// It came from a server and names files.
+    Delivered(Secret),
+    /// It is in a file, with what was last found there.
+    File { path: PathBuf, watched: Option<PathBuf>, found: Option<(Vec<u8>, Secret)> },
+}
+
+/// Keeps a secret as its files have it.
+pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: Origin) -> Infallible {
+    let mut folders = origin.folders();
+    let mut watch = Watch::new(&folders);
+    let (mut taken, mut warned) = (None, String::new());
+    loop {
+        let read = origin.secret(&secrets, &name).await.and_then(|mut secret| {
+            let all: BTreeSet<_> = origin.folders().into_iter().chain(folders_of(&mut secret)).collect();
+            if all == folders {
+                read_in(&mut secret)?;
+                return Ok(Some(secret));
+            }
+            folders = all;
+            Ok(None)
+        });
+        let outcome = match read {
+            Ok(None) => {
+                watch = Watch::new(&folders);
+                continue;
+            }
+            Ok(secret) if secret == taken => Ok(()),
+            Ok(Some(secret)) => secrets.put(&name, &secret).map_err(anyhow::Error::new).map(|()| {
+                tracing::info!(secret = %name.name, "read from files");
+                taken = Some(secret);
+            }),
+            Err(error) => Err(error),
+        };
+        let reason = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        if !reason.is_empty() && reason != warned {
+            tracing::warn!(secret = %name.name, reason, "cannot be used from its files; what there is stays in use");
+        }
+        warned = reason;
+        if watch.changed().await {
+            watch = Watch::new(&folders);
+        }
+    }
+}
+
+impl Origin {
+    async fn secret(&mut self, secrets: &Secrets, name: &SecretName) -> anyhow::Result<Secret> {
+        let (path, found) = match self {
+            Self::Delivered(secret) => return Ok(secret.clone()),
+            Self::File { path, found, .. } => (path, found),
+        };
+        let text = std::fs::read(&*path).with_context(|| format!("cannot read {}", path.display()))?;
+        if let Some((_, secret)) = found.as_ref().filter(|(before, _)| *before == text) {
+            return Ok(secret.clone());
+        }
+        let input = text.clone();
+        let converted =
+            tokio::task::spawn_blocking(|| convert::convert_in_child(Conversion::Discovery, input));
+        let in_file = || path.display().to_string();
+        let body = converted.await?.with_context(in_file)?;
+        let translator = Translator { tls: &secrets.tls, node: &Node::default(), strict: true };
+        let response: DiscoveryResponse = translator.decode(&body).with_context(in_file)?;
+        for any in response.resources.iter().filter(|any| any.type_url == Kind::Secret.url()) {
+            let secret = Secret::from_slice(&any.value).with_context(in_file)?;
+            if *secret.name == *name.name {
+                *found = Some((text, secret.clone()));
+                return Ok(secret);
+            }
+        }
+        bail!("{} has no secret {:?}", path.display(), name.name)
+    }
+
+    fn folders(&self) -> BTreeSet<PathBuf> {
+        match self {
+            Self::Delivered(_) => BTreeSet::new(),
+            Self::File { path, watched, .. } => folders_of_file(path).chain(watched.clone()).collect(),
+        }
+    }
+}
+
+impl Origin {
+    /// The file of revocation lists that a TLS context names.
+    pub(super) fn crl(path: &Path, watched: Option<PathBuf>) -> Self {
+        let name = path.to_string_lossy().into_owned();
+        let folder = watched.map(|folder| WatchedDirectory {
+            path: folder.to_string_lossy().into_owned(),
+            ..WatchedDirectory::default()
+        });
+        let context = CertificateValidationContext {
+            crl: Some(DataSource {
+                specifier: Some(Specifier::Filename(name.clone())),
+                ..DataSource::default()
+            }),
+            watched_directory: folder,
+            ..CertificateValidationContext::default()
+        };
+        Self::Delivered(Secret { name, r#type: Some(Type::ValidationContext(context)) })
+    }
+}
+
+/// Whether a secret names files.
+pub(super) fn names_files(secret: &Secret) -> bool {
+    !folders_of(&mut secret.clone()).is_empty()
+}
+
+/// The folders to watch for a secret that names files.
+fn folders_of(secret: &mut Secret) -> BTreeSet<PathBuf> {
+    let watched = match &secret.r#type {
+        Some(Type::TlsCertificate(certificate)) => certificate.watched_directory.as_ref(),
+        Some(Type::ValidationContext(context)) => context.watched_directory.as_ref(),
+        _ => None,
+    };
+    let watched = watched.map(|folder| PathBuf::from(&folder.path));
+    let files: BTreeSet<_> = sources(secret)
+        .filter_map(|source| match &source.specifier {
+            Some(Specifier::Filename(path)) => Some(folders_of_file(Path::new(path))),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if files.is_empty() { files } else { files.into_iter().chain(watched).collect() }
+}
+
+/// Puts the content of files in the place of their names.
+fn read_in(secret: &mut Secret) -> anyhow::Result<()> {
+    for source in sources(secret) {
+        if let Some(Specifier::Filename(path)) = &source.specifier {
+            let content = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
+            source.specifier = Some(Specifier::InlineBytes(content));
+        }
+    }
+    Ok(())
+}
+
+fn sources(secret: &mut Secret) -> impl Iterator<Item = &mut DataSource> {
+    let (first, second) = match &mut secret.r#type {
+        Some(Type::TlsCertificate(certificate)) => {
+            (certificate.certificate_chain.as_mut(), certificate.private_key.as_mut())
+        }
+        Some(Type::ValidationContext(context)) => (context.trusted_ca.as_mut(), context.crl.as_mut()),
+        _ => (None, None),
+    };
+    first.into_iter().chain(second)
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::TlsCertificate;
+
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::translate::SecretSource;
+
+    /// Writes a certificate and its key as files that are put in the place of those before.
+    fn issue(folder: &Path, account: &str) {
+        let authority = skysail_identity::Authority::ephemeral().unwrap();
+        let request = skysail_identity::KeyAndCsr::generate(None).unwrap();
+        let id = skysail_core::SpiffeId::new("cluster.local", "default", account);
+        let signed = authority.sign(&request.csr_pem, &id, Duration::from_secs(3600)).unwrap();
+        for (name, content) in [("cert.pem", signed.pem()), ("key.pem", request.key_pem())] {
+            std::fs::write(folder.join("new"), content).unwrap();
+            std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_delivered_secret_names_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        issue(folder.path(), "before");
+        let file = |name: &str| {
+            let path = folder.path().join(name).to_str().unwrap().to_owned();
+            Some(DataSource { specifier: Some(Specifier::Filename(path)), ..DataSource::default() })
+        };
+        let certificate = TlsCertificate {
+            certificate_chain: file("cert.pem"),
+            private_key: file("key.pem"),
+            ..TlsCertificate::default()
+        };
+        let secret = Secret { name: "s".to_owned(), r#type: Some(Type::TlsCertificate(certificate)) };
+        let secrets = Secrets::new(Arc::default());
+        let name = |source| SecretName { source, name: "s".into() };
+        let (delivered, written) = (name(SecretSource::Ads), name(SecretSource::Static));
+        secrets.take(&delivered, &secret).unwrap();
+        secrets.take(&written, &secret).unwrap();
+        let uri = |name: &SecretName| secrets.tls.identity(name).get().unwrap().peer.uris[0].clone();
+        assert!(uri(&delivered).ends_with("/before"));
+        issue(folder.path(), "after");
+        let changed = async {
+            while !uri(&delivered).ends_with("/after") {
+                secrets.changed.notified().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), changed).await.unwrap();
+        assert!(uri(&written).ends_with("/before"), "what a bootstrap file holds is read once");
+    }
+}

@@ -1,0 +1,119 @@
+//! What each hop does to heads whatever the configuration: fields that concern one connection alone go, and
+//! answers get a date and a server.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::LazyLock,
+    time::Instant,
+};
+
+use crate::{
+    http::{
+        head::{Headers, Names, ResponseHead},
+        http1::Limits,
+    },
+    policy::config::{HttpManager, http::ServerHeader},
+    worker::Worker,
+};
+
+/// What a request's head may be at most.
+pub(crate) fn limits(manager: &HttpManager) -> Limits {
+    Limits { max_head: manager.max_head, max_headers: manager.max_headers }
+}
+
+/// Fields that concern one connection alone, whatever its `connection` field says.
+const HOP_BY_HOP: Names = Names::of(&[
+    "connection",
+    "http2-settings",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+]);
+
+/// Removes the fields that concern one connection alone, and those that `connection` names: RFC 9110, section 7.6.1. The
+/// fields that frame a message are written anew anyway; `te: trailers` may stay, as trailers are passed on.
+pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {
+    if headers.has("connection") {
+        let named: Vec<Vec<u8>> = headers
+            .header_values("connection")
+            .flat_map(|value| value.split(|b| *b == b','))
+            .map(|token| token.trim_ascii().to_ascii_lowercase())
+            .filter(|token| !matches!(&**token, b"" | b"close" | b"keep-alive" | b"upgrade" | b"te"))
+            .collect();
+        if !named.is_empty() {
+            headers.remove_if(|name, _| named.iter().any(|token| **token == *name));
+        }
+    }
+    if !headers.may_have(HOP_BY_HOP) {
+        return;
+    }
+    headers.remove_if(|name, value| match name {
+        b"connection" | b"http2-settings" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" => {
+            true
+        }
+        b"upgrade" => !keep_upgrade,
+        b"te" => !value.eq_ignore_ascii_case(b"trailers"),
+        _ => false,
+    });
+}
+
+/// The last touches to an answer.
+pub(crate) fn finish_response(worker: &Worker, manager: &HttpManager, head: &mut ResponseHead, now: Instant) {
+    if !head.has("date") {
+        worker.with_date(now, |date| head.append("date", date.as_bytes()));
+    }
+    match &manager.server {
+        ServerHeader::Overwrite(name) => head.set("server", name.as_bytes()),
+        ServerHeader::AppendIfAbsent(name) if !head.has("server") => head.append("server", name.as_bytes()),
+        _ => {}
+    }
+}
+
+/// This machine's address, as it tells others: its first that is not the loopback's.
+pub(crate) fn own_address() -> IpAddr {
+    static OWN: LazyLock<IpAddr> = LazyLock::new(|| {
+        let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+        let mut addresses = all.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
+        let first = addresses.find(|address| *address != Ipv4Addr::LOCALHOST);
+        first.unwrap_or(Ipv4Addr::LOCALHOST).into()
+    });
+    *OWN
+}
+
+/// Methods that may be sent twice: RFC 9110, section 9.2.2.
+pub(crate) fn is_idempotent(method: &str) -> bool {
+    matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::head::RequestHead;
+
+    #[test]
+    fn fields_of_one_connection_stay_on_it() {
+        let mut head = RequestHead::build(
+            "GET",
+            "/",
+            "a",
+            &[
+                ("connection", "X-Own, close"),
+                ("x-own", "1"),
+                ("keep-alive", "5"),
+                ("te", "gzip"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABk"),
+                ("x-other", "2"),
+            ],
+        );
+        remove_connection_fields(&mut head, false);
+        let names: Vec<_> = head.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect();
+        assert_eq!(names, ["x-other"]);
+        head.set_number("n", 0);
+        head.set_number("m", 1_234_567_890);
+        assert_eq!(head.header("n"), Some(&b"0"[..]));
+        assert_eq!(head.header("m"), Some(&b"1234567890"[..]));
+    }
+}

@@ -1,0 +1,265 @@
+//! HTTP/2 on a downstream connection: every request is a stream, and a task of its own.
+
+use std::{
+    cell::OnceCell,
+    future::poll_fn,
+    rc::Rc,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tracing::{debug, warn};
+
+use super::{h2c::Begun, newest, refuse};
+use crate::{
+    http::{
+        head::{ResponseHead, Version},
+        http1::{Connection as Persistence, Framing, Malformed},
+        http2::{
+            self, Bounds, Connection, Driver, Duplex, Fault, Http2Options, Kind, Limits, Lost, Request, Role,
+        },
+        socket::Stream,
+        timer::{Timer, earlier},
+        wire::Wire,
+    },
+    overload::{
+        drain::FAREWELL,
+        limit_log::{self, Limit},
+    },
+    policy::config::HttpManager,
+    request::story::{Story, Terms},
+    worker::{
+        Worker,
+        downstream::{self, Accepted, Downstream, Origin},
+        revalidation::wake_in_turns,
+    },
+};
+
+/// A client that says nothing at first is waited for so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves a connection, on which a request of HTTP/1.1 may have `begun` HTTP/2.
+pub(crate) async fn run(
+    worker: &Rc<Worker>,
+    connection: Accepted,
+    manager: &Arc<HttpManager>,
+    begun: Option<Begun>,
+) {
+    let Accepted { stream, mut timer, mut origin, registered } = connection;
+    let mut driver = start(worker, *stream, manager, begun);
+    let mut manager = manager.clone();
+    let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
+    // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
+    let mut ending = None;
+    let (mut idle, mut served) = (None, 0_u32);
+    // The frame that has come in part, and when the rest is due.
+    let mut partial: Option<(u64, Instant, Malformed)> = None;
+    // Who comes while others go may ask for one thing before it is told.
+    let mut newcomer = origin.side.is_draining();
+    let begun = Instant::now();
+    loop {
+        let next = poll_fn(|cx| {
+            loop {
+                let revoked = is_revoked(worker, &driver, &mut origin);
+                if ending.is_none() && (revoked || (!newcomer && origin.side.is_draining())) {
+                    (ending, idle) = (leave(&driver, &manager), None);
+                }
+                if let Poll::Ready(next) = driver.poll_accept(cx) {
+                    return Poll::Ready(next);
+                }
+                note_refused(worker, &origin, &manager, driver.refused());
+                if driver.is_busy() {
+                    idle = None;
+                } else if idle.is_none() {
+                    let farewell = origin.side.farewell().or(ending.map(|_| FAREWELL));
+                    let patience = farewell.or(manager.idle_timeout);
+                    idle = patience.map(|patience| Instant::now() + patience);
+                }
+                // Each frame has its own time, as there may always be one that has come in part.
+                partial = driver.partial().and_then(|frame| {
+                    partial.filter(|(known, ..)| *known == frame).or_else(|| {
+                        let (timeout, why) = refuse::head_timeout(&manager)?;
+                        Some((frame, Instant::now() + timeout, why))
+                    })
+                });
+                let waits = driver.is_settled() || origin.side.is_draining();
+                let quiet = if waits { idle } else { Some(begun + PATIENCE) };
+                let last = ending.filter(|_| driver.is_leaving());
+                let head = partial.map(|(_, deadline, _)| deadline);
+                if timer.poll(cx, earlier(earlier(quiet, head), last)).is_pending() {
+                    return Poll::Pending;
+                }
+                if last.is_some_and(|last| Instant::now() >= last) {
+                    driver.refuse();
+                    continue;
+                }
+                if let Some((.., why)) = partial.filter(|(_, deadline, _)| Instant::now() >= *deadline) {
+                    refuse::note(worker, &origin, &manager, why, Version::Http2, None);
+                    driver.fail();
+                    return Poll::Ready(None);
+                }
+                if ending.is_some() || !driver.is_settled() {
+                    return Poll::Ready(None);
+                }
+                worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
+                (ending, idle) = (leave(&driver, &manager), None);
+            }
+        });
+        let Some(request) = next.await else { break };
+        newcomer = false;
+        if let Err(end) = downstream::refresh(&mut origin, worker) {
+            if ending.is_none() {
+                ending = leave(&driver, &manager);
+            }
+            if Instant::now() >= end {
+                drop(Duplex::accepted(driver.connection(), &request));
+                continue;
+            }
+        }
+        if let Some(newest) = newest(&origin, &manager) {
+            forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
+            manager = newest;
+        }
+        let connection = driver.connection();
+        if let Some(fault) = request.oversized {
+            refuse_head(worker, &origin, &manager, (connection, request), fault);
+            continue;
+        }
+        served = served.saturating_add(1);
+        if manager.max_requests_per_connection.is_some_and(|most| served >= most) && ending.is_none() {
+            worker.shard.manager(&manager.stat_prefix).cx_max_requests.inc();
+            ending = leave(&driver, &manager);
+        }
+        let task = tell(
+            worker.clone(),
+            manager.clone(),
+            origin.clone(),
+            forwarded_cert.clone(),
+            request,
+            connection,
+        );
+        tokio::task::spawn_local(task);
+    }
+    note_refused(worker, &origin, &manager, driver.refused());
+    if let Some(lost) = driver.lost() {
+        report(worker, &origin, &manager, &lost, driver.culprit());
+    }
+    driver.close().await;
+    drop(registered);
+}
+
+/// Tells the client to go, and returns until when it may still open streams.
+fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
+    driver.leave();
+    Some(Instant::now() + manager.drain_timeout)
+}
+
+/// Whether the connection would not be admitted any more. Its streams judge themselves.
+#[inline]
+fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
+    if origin.admission.is_due(worker) {
+        let known = origin.admission.refusal().is_some();
+        tokio::task::spawn_local(wake_in_turns(driver.wakers()));
+        if downstream::refresh(origin, worker).is_err() && !known {
+            origin.note_revoked(worker);
+        }
+    }
+    origin.admission.refusal().is_some()
+}
+
+fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
+    let head = Bounds { size: manager.max_head, fields: manager.max_headers };
+    let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
+    let driver = Driver::new(stream, Role::Server, Limits { head, options });
+    if let Some(begun) = begun {
+        driver.begin(&begun.settings, begun.head);
+    }
+    driver
+}
+
+/// Counts and tells of streams that were refused because there were too many at once.
+fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: u32) {
+    if count > 0 {
+        worker.shard.manager(&manager.stat_prefix).http2_refused.add(count.into());
+        limit_log::tell(Limit::Streams, format_args!("{}, client {}", manager.stat_prefix, origin.source));
+    }
+}
+
+/// Answers a request whose head is larger than allowed. Nobody reads its content.
+fn refuse_head(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    manager: &HttpManager,
+    (connection, request): (Connection, Request),
+    fault: Fault,
+) {
+    let reason = match fault {
+        Fault::TooMany => "http2.too_many_headers",
+        Fault::TooLarge | Fault::Malformed => "http2.header_list_size_too_large",
+    };
+    let why = Malformed::new(431, reason);
+    let response = refuse::answer(worker, manager, why);
+    // A client that is gone is told nothing.
+    let _ = Duplex::accepted(connection, &request).respond(&response, true);
+    request.head.recycle();
+    refuse::note(worker, origin, manager, why, Version::Http2, Some((&response, 0)));
+}
+
+/// Tells why a connection ended before its time.
+fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<Kind>) {
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    if let Lost::Silent = lost {
+        counters.http2_keepalive_timeout.inc();
+    }
+    let Some(culprit) = culprit else {
+        return debug!("HTTP/2 with {} ended: {lost}", origin.source);
+    };
+    match culprit {
+        Kind::WindowUpdate => counters.http2_window_updates.inc(),
+        Kind::Priority => counters.http2_priorities.inc(),
+        Kind::Data | Kind::Unknown => counters.http2_empty_frames.inc(),
+        Kind::Headers | Kind::Continuation => counters.http2_headers.inc(),
+        Kind::Reset => counters.premature_resets.inc(),
+        Kind::Settings | Kind::Ping | Kind::GoAway | Kind::PushPromise => counters.http2_controls.inc(),
+    }
+    warn!("HTTP/2 with {} is closed: it sent more {culprit:?} frames than do any good", origin.source);
+}
+
+/// Tells one request from beginning to end.
+async fn tell(
+    worker: Rc<Worker>,
+    manager: Arc<HttpManager>,
+    origin: Rc<Origin>,
+    forwarded_cert: Option<Rc<str>>,
+    request: Request,
+    connection: Connection,
+) {
+    let mut wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
+    if worker.overload.turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
+        return;
+    }
+    let Request { mut head, length, end, upgrade, .. } = request;
+    let mut response = ResponseHead::spare();
+    let framing = if upgrade { Framing::None } else { http2::framing(end, length) };
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    counters.rq_total.inc();
+    counters.rq_active.inc();
+    let snapshot = origin.snapshot.clone();
+    let mut downstream = Downstream { wire, timer: Timer::default(), origin };
+    let renewed = OnceCell::new();
+    let terms = Terms {
+        worker: &worker,
+        manager: &manager,
+        snapshot: &snapshot,
+        renewed: &renewed,
+        counters: &counters,
+        forwarded_cert: forwarded_cert.as_deref(),
+    };
+    let mut story = Story::new(terms, &mut downstream, &mut head, &mut response);
+    Box::pin(story.tell(framing, Persistence { close: false, upgrade }, false)).await;
+    drop(story);
+    counters.rq_active.dec();
+    head.recycle();
+    response.recycle();
+}

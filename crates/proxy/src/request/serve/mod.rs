@@ -1,0 +1,47 @@
+//! HTTP on a downstream connection: which version the client speaks, and its requests, each told by `story`.
+
+pub(crate) mod h2c;
+pub(crate) mod http1;
+pub(crate) mod http2;
+mod refuse;
+
+use std::{rc::Rc, sync::Arc};
+
+use crate::{
+    policy::config::{HttpManager, http::Codec, listener::Terminal},
+    worker::{
+        Worker,
+        downstream::{Accepted, Origin},
+    },
+};
+
+/// Serves a connection.
+pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager: Arc<HttpManager>) {
+    let counters = worker.shard.manager(&manager.stat_prefix);
+    counters.cx_total.inc();
+    counters.cx_active.inc();
+    let agreed = connection.stream.alpn().map(|protocol| protocol.ends_with(b"h2"));
+    let known = match manager.codec {
+        Codec::Auto => agreed,
+        Codec::Http1 => Some(false),
+        Codec::Http2 => Some(true),
+    };
+    // Boxed: they are far larger than what waits for a first byte.
+    let http2 = match known {
+        Some(true) => Some((connection, None)),
+        Some(false) => Box::pin(http1::run(worker, connection, &manager, false)).await,
+        None => Box::pin(http1::run(worker, connection, &manager, true)).await,
+    };
+    if let Some((connection, begun)) = http2 {
+        Box::pin(http2::run(worker, *connection, &manager, begun)).await;
+    }
+    counters.cx_active.dec();
+}
+
+/// The newest settings for a connection, if they are others than these.
+fn newest(origin: &Origin, manager: &Arc<HttpManager>) -> Option<Arc<HttpManager>> {
+    match &origin.chain.terminal {
+        Terminal::Http(newest) if !Arc::ptr_eq(newest, manager) => Some(newest.clone()),
+        _ => None,
+    }
+}

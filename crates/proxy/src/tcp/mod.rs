@@ -1,0 +1,667 @@
+//! Connections passed on as bytes: route → pick → upstream → both ways until both have ended.
+//!
+//! Either side may end first (half-close); the other goes on. Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
+
+pub(crate) mod early;
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    call::export,
+    http::{
+        socket::Stream,
+        splice::Pipe,
+        timer::{Timer, earlier},
+        wire::Wire,
+    },
+    policy::{
+        balance::{self, Want},
+        config::{
+            cluster::Workload,
+            listener::{TcpProxy, Terminal},
+            route::Targets,
+        },
+        error::{self, Error, Flags, Kind, Side},
+        outlier::Outcome,
+        peer::greeting::{self, Greeting},
+        record::{self, Record},
+        route,
+    },
+    tcp::early::Early,
+    telemetry::TcpCounts,
+    upstream::{
+        self, Offer, pick,
+        pool::{Full, Host, Link, Pool, Upstream},
+    },
+    worker::{
+        Worker,
+        downstream::{Accepted, Origin},
+        revalidation::Refusal,
+    },
+};
+
+/// Fewer bytes at once than this are copied.
+const LITTLE: usize = 4 * 1024;
+/// How often the bytes of a long connection are counted.
+const REPORT: Duration = Duration::from_secs(5);
+
+/// A connection to a server.
+pub(crate) type Server = (Stream, Rc<Link>);
+/// The endpoint that was to be connected to.
+type Tried = Option<(Rc<Pool>, Rc<Host>)>;
+
+/// Serves a connection.
+pub(crate) async fn run(
+    worker: &Rc<Worker>,
+    mut downstream: Accepted,
+    early: Option<Box<Early>>,
+    proxy: Arc<TcpProxy>,
+) {
+    let (start, began) = (SystemTime::now(), Instant::now());
+    let mut timer = std::mem::take(&mut downstream.timer);
+    let mut tried = None;
+    let connected = reach(worker, (&mut downstream, early), &mut timer, began, &proxy, &mut tried).await;
+    let (mut server, link) = match connected {
+        Ok(connected) => connected,
+        Err(error) => return tell_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began)),
+    };
+    // A connection may last long, and needs no more of the configuration it began with.
+    Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
+    let origin = &downstream.origin;
+    let mut counted = (0, 0);
+    let mut tunnel = Tunnel::default();
+    let greeting = &worker.shared.local.greeting;
+    if origin.chain.metadata_exchange {
+        tunnel.up.greeted = exchange(&mut downstream.stream, greeting);
+    }
+    if link.pool().cluster.metadata_exchange {
+        tunnel.down.greeted = exchange(&mut server, greeting);
+    }
+    let mut opened = false;
+    let mut admission = origin.admission.clone();
+    let last = proxy.max_duration.map(|duration| began + duration);
+    let mut flags = Flags::NONE;
+    loop {
+        // A connection is counted once it is known whose it is.
+        let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
+        if let Some(stats) = &proxy.stats
+            && !opened
+            && !expects
+        {
+            let counts = TcpCounts { opened: 1, ..TcpCounts::default() };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
+            opened = true;
+        }
+        let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
+        let client = &mut downstream.stream;
+        let judge = || judge(worker, origin, &link);
+        let revoked = || admission.end(worker, judge);
+        let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report, revoked).await;
+        let [of_client, of_server] = tunnel.met();
+        for (peer, workload) in [(&*origin.peer, of_client), (&link.peer, of_server)] {
+            if let Some(workload) = workload {
+                peer.set_workload(Some(Arc::new(workload)));
+            }
+        }
+        if let Some(stats) = &proxy.stats
+            && ended != Ended::Met
+        {
+            let now = (downstream.stream.received, downstream.stream.sent);
+            let counts = TcpCounts {
+                opened: u64::from(!opened),
+                received: now.0 - counted.0,
+                sent: now.1 - counted.1,
+                ..TcpCounts::default()
+            };
+            worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
+            (opened, counted) = (true, now);
+        }
+        let counters = || worker.shard.listener(&origin.listener.name);
+        if last.is_some_and(|last| Instant::now() >= last) {
+            counters().tcp_max_duration.inc();
+            flags = Flags::DT;
+            break;
+        }
+        match ended {
+            Ended::Closed => break,
+            Ended::Revoked => {
+                flags = Flags::RV;
+                break;
+            }
+            Ended::Idle => {
+                counters().tcp_idle_timeout.inc();
+                break;
+            }
+            Ended::Reported | Ended::Met => {}
+        }
+    }
+    let refusal = admission.ended().filter(|_| flags == Flags::RV);
+    let details = refusal.map(error::revoked).unwrap_or_default();
+    if let Some(refusal) = refusal {
+        origin.note_refusal(worker, refusal);
+    }
+    let mut record = record(origin, Some(&link), start);
+    record.flags = flags;
+    record.details = &details;
+    record.duration = began.elapsed();
+    record.bytes_received = downstream.stream.received;
+    record.bytes_sent = downstream.stream.sent;
+    record.wire_received = record.bytes_received;
+    record.wire_sent = record.bytes_sent;
+    if let Some(stats) = &proxy.stats {
+        worker.shard.connection(stats, &record, TcpCounts { closed: 1, ..TcpCounts::default() });
+    }
+    log(worker, &proxy, &record);
+}
+
+/// Judges a connection by the configuration of now.
+fn judge(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
+    let chain = origin.judge(worker)?;
+    let Terminal::Tcp(proxy) = &chain.terminal else { return Err(Refusal::FilterChain) };
+    let cluster = &link.pool().cluster.name;
+    let leads = match &proxy.targets {
+        Targets::Single(name) => **name == **cluster,
+        Targets::Weighted { targets, .. } => targets.iter().any(|target| *target.cluster == **cluster),
+        Targets::Header(_) => false,
+    };
+    if !leads {
+        return Err(Refusal::Destination);
+    }
+    if upstream::is_trusted(link, worker.snapshot().distrusted) { Ok(()) } else { Err(Refusal::Server) }
+}
+
+/// The server of a connection, which may have been dialled already.
+async fn reach(
+    worker: &Rc<Worker>,
+    (downstream, early): (&mut Accepted, Option<Box<Early>>),
+    timer: &mut Timer,
+    began: Instant,
+    proxy: &TcpProxy,
+    tried: &mut Tried,
+) -> Result<Server, Error> {
+    let Accepted { stream, origin, .. } = downstream;
+    let mut client = Waiting { stream, timer, began };
+    if let Some(early) = early
+        && let Some(server) = client.wait(proxy, async { Ok(early.server().await) }).await?
+    {
+        return Ok(server);
+    }
+    Box::pin(connect(worker, origin, Some(client), proxy, tried)).await
+}
+
+/// Tells of a connection that has found no server.
+fn tell_failure(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    proxy: &TcpProxy,
+    error: &Error,
+    tried: Tried,
+    (start, began): (SystemTime, Instant),
+) {
+    let answer = error.answer();
+    let mut record = record(origin, None, start);
+    record.flags = answer.flags;
+    if let Some((pool, host)) = &tried {
+        record.cluster = Some(&pool.cluster);
+        record.endpoint = Some(&host.endpoint);
+        record.attempts = 1;
+        // There is no other try.
+        if error.side() != Side::Downstream {
+            record.flags.insert(Flags::URX);
+        }
+    }
+    let counters = worker.shard.listener(&origin.listener.name);
+    match error.kind {
+        Kind::StreamIdle(_) => counters.tcp_idle_timeout.inc(),
+        Kind::StreamDuration(_) => {
+            counters.tcp_max_duration.inc();
+            record.flags = Flags::DT;
+        }
+        _ => {}
+    }
+    record.details = &answer.details;
+    record.upstream_failure = error.cause.as_deref().unwrap_or_default();
+    record.duration = began.elapsed();
+    log(worker, proxy, &record);
+    if let Some(stats) = &proxy.stats {
+        worker.shard.connection(stats, &record, TcpCounts { opened: 1, closed: 1, ..TcpCounts::default() });
+    }
+}
+
+/// A client that waits for a connection to an endpoint.
+pub(crate) struct Waiting<'a> {
+    stream: &'a mut Stream,
+    timer: &'a mut Timer,
+    began: Instant,
+}
+
+impl Waiting<'_> {
+    /// Waits for a place among the cluster's connections, unless the client goes away or has waited for too long.
+    async fn wait<T>(
+        &mut self,
+        proxy: &TcpProxy,
+        place: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let mut place = pin!(place);
+        let idle = proxy.idle_timeout.map(|timeout| (self.began + timeout, Kind::StreamIdle(true)));
+        let last = proxy.max_duration.map(|duration| (self.began + duration, Kind::StreamDuration(true)));
+        let over = [idle, last].into_iter().flatten().min_by_key(|(deadline, _)| *deadline);
+        poll_fn(|cx| {
+            if let Poll::Ready(result) = place.as_mut().poll(cx) {
+                return Poll::Ready(result);
+            }
+            if self.is_gone(cx) {
+                return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
+            }
+            let Some((deadline, kind)) = &over else { return Poll::Pending };
+            self.timer.poll(cx, Some(*deadline)).map(|()| Err(Error::new(kind.clone())))
+        })
+        .await
+    }
+
+    /// Whether nobody waits any more. Who has said something before the end may wait for what is said to that.
+    fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        while !self.stream.input.is_full() {
+            match self.stream.poll_fill(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(1..)) => {}
+                Poll::Ready(Ok(_)) => return self.stream.input.is_empty(),
+                Poll::Ready(Err(_)) => return true,
+            }
+        }
+        false
+    }
+}
+
+/// Connects to an endpoint of the cluster; `tried` is the one that it tried. The client is watched while it has to wait for a
+/// place there; nothing waits without one.
+pub(crate) async fn connect(
+    worker: &Rc<Worker>,
+    origin: &Origin,
+    client: Option<Waiting<'_>>,
+    proxy: &TcpProxy,
+    tried: &mut Tried,
+) -> Result<Server, Error> {
+    let missing = || Error::new(Kind::ClusterNotFound(503));
+    let name = match &proxy.targets {
+        Targets::Single(name) => Some(name),
+        Targets::Weighted { total, targets } => {
+            route::weighted(*total, targets, &mut worker.dice.borrow_mut()).map(|target| &target.cluster)
+        }
+        // Connections have none.
+        Targets::Header(_) => None,
+    };
+    let name = name.ok_or_else(missing)?;
+    let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
+    let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
+    let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
+    let host = pick::endpoint(&worker.dice, &pool, origin.destination, Want { hash, ..Want::default() })?;
+    let (pool, host) = tried.insert((pool, host));
+    let place = match client {
+        Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
+        // Nobody has asked for it yet, so nobody is made to wait for it.
+        None => pool.admit(host).map_err(|Full| Error::new(Kind::Overflow))?,
+    };
+    let got =
+        upstream::bytes(pool, host, &Offer::BYTES.for_client(origin.ends()), &worker.shared.dialer, place)
+            .await;
+    let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
+    let Upstream { wire, link } = outcome?;
+    pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
+    link.peer.set_workload(host.endpoint.workload.clone());
+    match wire {
+        Wire::Http1(stream) => Ok((*stream, link)),
+        Wire::Http2(_) => Err(Error::new(Kind::UpstreamProtocol)),
+    }
+}
+
+/// Says who we are where ALPN agreed on it, and expects the same of the other side.
+fn exchange(stream: &mut Stream, greeting: &[u8]) -> Option<Met> {
+    if stream.alpn() != Some(greeting::ALPN) {
+        return None;
+    }
+    stream.output.extend(greeting);
+    Some(Met::Expected)
+}
+
+fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> Record<'a> {
+    let mut record = Record::new(origin.listener.direction, start);
+    record.downstream = Some(&origin.peer);
+    record.downstream_local = Some(origin.destination);
+    record.downstream_remote = Some(origin.source);
+    record.downstream_direct = Some(origin.direct);
+    record.server_name = origin.server_name();
+    record.flags = Flags::NONE;
+    if let Some(link) = link {
+        record.upstream = Some(&link.peer);
+        record.cluster = Some(&link.pool().cluster);
+        record.endpoint = Some(&link.host.endpoint);
+        record.upstream_remote = Some(link.remote);
+        record.upstream_local = link.local;
+        record.attempts = 1;
+    }
+    record
+}
+
+fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
+    let context = record::Context { record, request: None, response: None };
+    export::log(worker, &proxy.access_logs, &context);
+}
+
+/// Whether an error is about splicing as such. With an empty pipe, `splice` says so before it has taken anything.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied
+    )
+}
+
+/// How a stretch of a tunnel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Both sides are done, or one is broken.
+    Closed,
+    /// Nothing moved for too long.
+    Idle,
+    /// It would not be admitted any more.
+    Revoked,
+    /// It goes on, but its bytes should be counted.
+    Reported,
+    /// It goes on, and a side has said who it is.
+    Met,
+}
+
+/// Two connections joined.
+#[derive(Default)]
+pub(crate) struct Tunnel {
+    up: Way,
+    down: Way,
+    moved: Option<Instant>,
+}
+
+/// One way of a tunnel.
+#[derive(Default)]
+struct Way {
+    state: State,
+    /// How the next bytes go.
+    passage: Passage,
+    /// Bytes that passed through no buffer and are yet to be written.
+    pipe: Option<Pipe>,
+    /// The sender may say who it is before all else.
+    greeted: Option<Met>,
+}
+
+/// How bytes pass. A pipe saves the copies, and costs more than they do where there is little to copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Passage {
+    #[default]
+    Buffers,
+    /// There is so much that a block was not enough.
+    Pipe,
+    /// There is none; some sandboxes refuse it.
+    NoPipe,
+}
+
+/// What came of a greeting.
+enum Met {
+    Expected,
+    Known(Option<Workload>),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Open,
+    /// The sender has ended; the receiver is yet to be told.
+    Ending,
+    Done,
+}
+
+impl Tunnel {
+    /// Passes bytes on until the end, or until `report` or `revoked`.
+    pub(crate) async fn run(
+        &mut self,
+        client: &mut Stream,
+        server: &mut Stream,
+        timer: &mut Timer,
+        idle_timeout: Option<Duration>,
+        report: Option<Instant>,
+        mut revoked: impl FnMut() -> Option<Instant>,
+    ) -> Ended {
+        poll_fn(|cx| {
+            let revoked = revoked();
+            if revoked.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(Ended::Revoked);
+            }
+            let before = (client.received, server.received, client.sent, server.sent);
+            let ways = [self.up.poll(cx, client, server), self.down.poll(cx, server, client)];
+            if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
+                return Poll::Ready(Ended::Closed);
+            }
+            if (self.up.state, self.down.state) == (State::Done, State::Done) {
+                return Poll::Ready(Ended::Closed);
+            }
+            if [&self.up, &self.down].iter().any(|way| matches!(way.greeted, Some(Met::Known(_)))) {
+                return Poll::Ready(Ended::Met);
+            }
+            if idle_timeout.is_some()
+                && before != (client.received, server.received, client.sent, server.sent)
+            {
+                self.moved = Some(Instant::now());
+            }
+            let idle = idle_timeout.map(|timeout| *self.moved.get_or_insert_with(Instant::now) + timeout);
+            ready!(timer.poll(cx, earlier(earlier(idle, report), revoked)));
+            if revoked.is_some_and(|end| Instant::now() >= end) {
+                return Poll::Ready(Ended::Revoked);
+            }
+            let is_idle = idle.is_some_and(|idle| Instant::now() >= idle);
+            Poll::Ready(if is_idle { Ended::Idle } else { Ended::Reported })
+        })
+        .await
+    }
+
+    /// Who the two sides said they are, since the last time asked.
+    fn met(&mut self) -> [Option<Workload>; 2] {
+        [&mut self.up, &mut self.down].map(|way| match way.greeted.take() {
+            Some(Met::Known(workload)) => workload,
+            other => {
+                way.greeted = other;
+                None
+            }
+        })
+    }
+}
+
+impl Way {
+    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
+        loop {
+            if ready!(self.poll_flush(cx, to)).is_err() {
+                // Nothing more gets there, but what came from there may still be on its way.
+                to.output.clear();
+                self.pipe = None;
+                self.state = State::Done;
+            }
+            if self.state == State::Done {
+                return Poll::Ready(Ok(()));
+            }
+            if !self.greet(from)? && !from.input.is_empty() {
+                // Blocks change hands; nothing is copied.
+                std::mem::swap(&mut to.output, &mut from.input);
+                continue;
+            }
+            match self.state {
+                State::Done => {}
+                State::Ending => {
+                    ready!(to.poll_shutdown(cx))?;
+                    self.state = State::Done;
+                }
+                State::Open => {
+                    if ready!(self.poll_fill(cx, from, to.is_plain()))? == 0 {
+                        self.state = State::Ending;
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
+        ready!(to.poll_flush(cx))?;
+        match &mut self.pipe {
+            Some(pipe) => to.poll_drain_pipe(cx, pipe),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Takes more from the sender; 0 is its end. All that was taken before must have been passed on.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream, plain: bool) -> Poll<io::Result<usize>> {
+        from.rest();
+        if self.passage == Passage::Pipe && self.pipe.is_none() {
+            self.pipe = Pipe::lend();
+        }
+        if let Some(pipe) = &mut self.pipe {
+            let filled = from.poll_fill_pipe(cx, pipe);
+            match &filled {
+                Poll::Ready(Ok(count)) if *count >= LITTLE => return filled,
+                Poll::Ready(Ok(_)) => self.passage = Passage::Buffers,
+                Poll::Ready(Err(error)) if is_refusal(error) => self.passage = Passage::NoPipe,
+                Poll::Ready(Err(_)) | Poll::Pending => {}
+            }
+            if pipe.is_empty() {
+                self.pipe = None;
+            }
+            if self.passage != Passage::NoPipe {
+                return filled;
+            }
+        }
+        let count = ready!(from.poll_fill(cx))?;
+        if from.input.is_full() && self.passage == Passage::Buffers && plain && from.is_plain() {
+            self.passage = Passage::Pipe;
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// Takes a greeting off the front. True while it is not yet known whether there is one.
+    fn greet(&mut self, from: &mut Stream) -> io::Result<bool> {
+        if !matches!(self.greeted, Some(Met::Expected)) {
+            return Ok(false);
+        }
+        match greeting::read(from.input.bytes()) {
+            Greeting::Incomplete if self.state == State::Open && !from.input.is_full() => return Ok(true),
+            Greeting::TooLarge => return Err(io::Error::other("the peer's metadata are too large")),
+            Greeting::Complete(length, workload) => {
+                from.input.consume(length);
+                self.greeted = Some(Met::Known(workload));
+            }
+            Greeting::Incomplete | Greeting::Absent => self.greeted = Some(Met::Known(None)),
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// Two ends of a TCP connection.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    fn noise(length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        fastrand::Rng::with_seed(3).fill(&mut bytes);
+        bytes
+    }
+
+    /// Sends all of it while reading as much at the other end.
+    async fn pass(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
+        let mut got = vec![0; bytes.len()];
+        let (sent, read) = tokio::join!(from.write_all(bytes), to.read_exact(&mut got));
+        sent.unwrap();
+        read.unwrap();
+        assert!(got == bytes);
+    }
+
+    #[tokio::test]
+    async fn much_goes_through_a_pipe_and_little_through_buffers() {
+        let (mut client, near) = connected().await;
+        let (far, mut server) = connected().await;
+        let (mut near, mut far) = (Stream::new(near), Stream::new(far));
+        let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
+        let much = noise(5_000_000);
+        // Runs the tunnel as long as the peers have something to do.
+        macro_rules! meanwhile {
+            ($peers:expr) => {
+                tokio::select! {
+                    ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None) => panic!("{ended:?}"),
+                    () = $peers => {}
+                }
+            };
+        }
+        meanwhile!(pass(&mut client, &mut server, b"hello"));
+        assert_eq!(tunnel.up.passage, Passage::Buffers);
+        // What a block holds is copied; what a socket holds beyond it is not.
+        client.write_all(&much[..100_000]).await.unwrap();
+        meanwhile!(async {
+            server.read_exact(&mut vec![0; 100_000]).await.unwrap();
+        });
+        meanwhile!(pass(&mut client, &mut server, &much));
+        meanwhile!(async {
+            pass(&mut client, &mut server, &much).await;
+            pass(&mut server, &mut client, &much).await;
+        });
+        meanwhile!(pass(&mut client, &mut server, b"bye"));
+        assert!(tunnel.up.pipe.is_none() && tunnel.down.pipe.is_none(), "an idle connection holds a pipe");
+        let up = 5 + 100_000 + 2 * 5_000_000 + 3;
+        assert_eq!((near.received, far.sent, far.received, near.sent), (up, up, 5_000_000, 5_000_000));
+        assert!(!near.input.has_memory() && !far.output.has_memory());
+
+        // The other way still passes after one has ended.
+        client.shutdown().await.unwrap();
+        meanwhile!(async {
+            assert_eq!(server.read(&mut [0]).await.unwrap(), 0);
+            pass(&mut server, &mut client, &much).await;
+        });
+        drop(server);
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None).await;
+        assert_eq!(ended, Ended::Closed);
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_leaves_ends_its_way_and_keeps_nothing() {
+        let (mut client, near) = connected().await;
+        let (far, server) = connected().await;
+        let (mut near, mut far) = (Stream::new(near), Stream::new(far));
+        let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
+        // It reads nothing, so the pipe fills up; then it is gone, with bytes unread.
+        let much = noise(20_000_000);
+        let sender = tokio::spawn(async move { client.write_all(&much).await });
+        tokio::select! {
+            ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None) => panic!("{ended:?}"),
+            () = async {
+                while server.peek(&mut [0; 65_536]).await.unwrap() < 65_536 {}
+            } => {}
+        }
+        drop(server);
+        let ended = tunnel.run(&mut near, &mut far, &mut timer, None, None, || None).await;
+        assert_eq!(ended, Ended::Closed);
+        drop((near, far, tunnel));
+        assert!(sender.await.unwrap().is_err());
+    }
+}

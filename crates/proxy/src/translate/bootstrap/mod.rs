@@ -1,0 +1,190 @@
+//! An Envoy bootstrap file: what is in it for us, and what we refuse.
+
+pub(crate) mod convert;
+mod overload;
+pub(crate) mod runtime;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use skysail_proto::Codec as _;
+use skysail_xds::{
+    client::Form,
+    envoy::pb::envoy::{
+        config::{
+            bootstrap::v3::Bootstrap as Proto,
+            cluster::v3::Cluster,
+            core::v3::{
+                ApiConfigSource, ConfigSource, Node, api_config_source::ApiType,
+                config_source::ConfigSourceSpecifier, grpc_service::TargetSpecifier,
+            },
+        },
+        extensions::transport_sockets::tls::v3::Secret,
+    },
+};
+
+use self::convert::Conversion;
+use crate::{
+    overload::{Limits, pressure},
+    translate::{self, TlsContexts, Translator},
+};
+
+/// What a bootstrap file says.
+pub(crate) struct Bootstrap {
+    /// Encoded, for the config dump.
+    pub(crate) body: Bytes,
+    /// Who we are.
+    pub(crate) node: Node,
+    /// Listeners, encoded.
+    pub(crate) listeners: Vec<(String, Bytes)>,
+    /// Clusters, encoded.
+    pub(crate) clusters: Vec<(String, Bytes)>,
+    /// Secrets that contexts name without a source.
+    pub(crate) secrets: Vec<Secret>,
+    /// Where discovery is.
+    pub(crate) ads: Option<Ads>,
+    /// Where the admin page listens.
+    pub(crate) admin: Option<SocketAddr>,
+    /// What a worker takes.
+    pub(crate) limits: Limits,
+    /// What the process takes.
+    pub(crate) pressure: pressure::Settings,
+}
+
+/// Where discovery is.
+pub(crate) struct Ads {
+    /// The static cluster it is behind.
+    pub(crate) cluster: String,
+    pub(crate) form: Form,
+    /// Whether clusters and listeners come by it.
+    pub(crate) clusters: bool,
+    pub(crate) listeners: bool,
+    /// Sent with the stream's headers.
+    pub(crate) metadata: Vec<(String, String)>,
+}
+
+/// Which bootstrap to read, and how.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// A bootstrap in YAML or JSON that is merged into that of the file.
+    pub(crate) merged: Option<String>,
+    /// Fields that are known but not supported are warned about, not refused.
+    pub(crate) lenient: bool,
+}
+
+/// Reads a bootstrap file; the conversion runs in a child process.
+pub(crate) fn load(source: &Source) -> anyhow::Result<Bootstrap> {
+    let path = source.path.display();
+    let text = std::fs::read(&source.path).with_context(|| format!("cannot read {path}"))?;
+    let mut body = convert::convert_in_child(Conversion::Bootstrap, text)
+        .with_context(|| format!("{path} cannot be used"))?;
+    if let Some(merged) = &source.merged {
+        // Messages one behind the other are a merged message, as the encoding has it.
+        body.extend(
+            convert::convert_in_child(Conversion::Bootstrap, merged.as_bytes().to_vec())
+                .context("--config-yaml cannot be used")?,
+        );
+    }
+    parse(body.into(), source.lenient).with_context(|| format!("{path} cannot be used"))
+}
+
+/// Reads a node file, JSON.
+pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let read = || anyhow::Ok(Node::from_slice(&convert::convert_in_child(Conversion::Node, text)?)?);
+    read().with_context(|| format!("{} is not a node", path.display()))
+}
+
+/// Takes an encoded bootstrap apart; anything in it that we do not support is an error, or with `lenient` a warning where it
+/// is known what is missed.
+pub(crate) fn parse(body: Bytes, lenient: bool) -> anyhow::Result<Bootstrap> {
+    let tls = TlsContexts::default();
+    let proto: Proto = Translator { tls: &tls, node: &Node::default(), strict: !lenient }.decode(&body)?;
+    let resources = proto.static_resources.unwrap_or_default();
+    let admin = match proto.admin.as_ref().and_then(|admin| admin.address.as_ref()) {
+        Some(address) => Some(translate::ip_and_port(address).context("admin.address")?),
+        None => None,
+    };
+    let ads = match proto.dynamic_resources {
+        None => None,
+        Some(dynamic) => {
+            let clusters = is_ads(dynamic.cds_config.as_ref()).context("dynamic_resources.cds_config")?;
+            let listeners = is_ads(dynamic.lds_config.as_ref()).context("dynamic_resources.lds_config")?;
+            let source = dynamic.ads_config.as_ref();
+            source
+                .map(|source| ads(source, clusters, listeners))
+                .transpose()
+                .context("dynamic_resources.ads_config")?
+        }
+    };
+    let pressure = proto.overload_manager.as_ref().map(overload::settings).transpose();
+    let pressure = pressure.context("overload_manager")?.unwrap_or_default();
+    let limits = runtime::limits(&proto.layered_runtime.unwrap_or_default()).context("layered_runtime")?;
+    Ok(Bootstrap {
+        body,
+        node: proto.node.unwrap_or_default(),
+        listeners: resources
+            .listeners
+            .iter()
+            .map(|proto| (proto.name.clone(), proto.to_vec().into()))
+            .collect(),
+        clusters: resources
+            .clusters
+            .iter()
+            .map(|proto| (proto.name.clone(), proto.to_vec().into()))
+            .collect(),
+        secrets: resources.secrets,
+        ads,
+        admin,
+        limits,
+        pressure,
+    })
+}
+
+fn is_ads(source: Option<&ConfigSource>) -> anyhow::Result<bool> {
+    match source.map(|source| source.config_source_specifier.as_ref()) {
+        None => Ok(false),
+        Some(Some(ConfigSourceSpecifier::Ads(_))) => Ok(true),
+        Some(_) => bail!("only `ads: {{}}` is supported, no api_config_source or path_config_source"),
+    }
+}
+
+fn ads(source: &ApiConfigSource, clusters: bool, listeners: bool) -> anyhow::Result<Ads> {
+    let form = match source.api_type() {
+        ApiType::Grpc => Form::Sotw,
+        ApiType::DeltaGrpc => Form::Delta,
+        other => bail!("api_type: {} is not supported: use GRPC or DELTA_GRPC", other.as_str_name()),
+    };
+    let [service] = source.grpc_services.as_slice() else { bail!("grpc_services: must be one") };
+    let Some(TargetSpecifier::EnvoyGrpc(target)) = &service.target_specifier else {
+        bail!("grpc_services[0]: must name a cluster by envoy_grpc")
+    };
+    let metadata =
+        service.initial_metadata.iter().map(|header| (header.key.clone(), header.value.clone())).collect();
+    Ok(Ads { cluster: target.cluster_name.clone(), form, clusters, listeners, metadata })
+}
+
+/// Whether a static cluster is only good for discovery and secrets: one that is reached by a Unix socket.
+pub(crate) fn is_pipe(body: &[u8]) -> bool {
+    use skysail_xds::envoy::pb::envoy::config::{
+        core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier,
+    };
+    let Ok(cluster) = Cluster::from_slice(body) else { return false };
+    let endpoints = cluster.load_assignment.iter().flat_map(|assignment| &assignment.endpoints);
+    endpoints.flat_map(|locality| &locality.lb_endpoints).any(|lb| match &lb.host_identifier {
+        Some(HostIdentifier::Endpoint(endpoint)) => matches!(
+            endpoint.address.as_ref().and_then(|address| address.address.as_ref()),
+            Some(address::Address::Pipe(_))
+        ),
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,526 @@
+//! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
+//! where it was agreed on.
+
+pub(crate) mod pick;
+pub(crate) mod pool;
+
+pub(crate) mod response;
+
+use std::{
+    future::poll_fn,
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+    pin::Pin,
+    rc::Rc,
+    sync::{Arc, LazyLock},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwapOption;
+use rustls::pki_types::ServerName;
+use skysail_identity::Connector;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpSocket, TcpStream},
+};
+
+use crate::{
+    http::{
+        head::{RequestHead, Version},
+        http2,
+        proxy_protocol::{self, Ends},
+        socket::Stream,
+        timer::{self, Timer},
+        wire::Wire,
+    },
+    policy::{
+        config::{
+            Cluster, Endpoint,
+            cluster::{AutoSni, Discovery, Keepalive, UpstreamProtocol},
+            tls::{ClientConfigs, ClientTls},
+        },
+        error::{Error, Kind},
+        peer::Peer,
+        route,
+    },
+    upstream::pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump},
+};
+
+/// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// So many ports that nobody else is given are tried; most are free.
+const PORT_TRIES: u32 = 3;
+/// Fewer ports than these are soon in use.
+const MIN_PORTS_APART: u16 = 1_024;
+
+/// What will be spoken on a connection, which decides what TLS offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) protocol: Spoken,
+    /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
+    pub(crate) istio: bool,
+    /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
+    pub(crate) ends: Option<Ends>,
+    /// The host that a server is asked for over TLS, where the cluster goes by it (`auto_sni`).
+    host: Option<Box<str>>,
+}
+
+/// What is spoken where TLS does not settle it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spoken {
+    /// Whatever the client speaks.
+    Bytes,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+}
+
+impl Offer {
+    /// For connections passed on as bytes.
+    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None, host: None };
+
+    /// For a request, as it will be sent, to a cluster.
+    pub(crate) fn http(cluster: &Cluster, head: &RequestHead, istio: bool) -> Self {
+        let http2 = match cluster.protocol {
+            UpstreamProtocol::Http2 => true,
+            UpstreamProtocol::AsDownstream => head.version == Version::Http2,
+            UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
+        };
+        let protocol = if http2 { Spoken::Http2 } else { Spoken::Http1 };
+        let host = cluster.auto_sni.as_ref().and_then(|auto| asked_host(auto, head)).map(Into::into);
+        Self { protocol, istio, ends: None, host }
+    }
+
+    /// Returns the offer for a connection on behalf of a client's, whose addresses a PROXY header names.
+    pub(crate) fn for_client(self, ends: Ends) -> Self {
+        Self { ends: Some(ends), ..self }
+    }
+
+    /// Of the configurations, the one that offers this.
+    fn config<'a>(&self, configs: &'a ClientConfigs) -> &'a Arc<Connector> {
+        match (self.protocol, self.istio) {
+            (Spoken::Http1, true) => &configs.istio_http1,
+            (Spoken::Http2, true) => &configs.istio_h2,
+            (Spoken::Http2, false) => &configs.http2,
+            (Spoken::Bytes | Spoken::Http1, _) => &configs.own,
+        }
+    }
+}
+
+/// What the connections to upstreams of one process have in common.
+#[derive(Clone, Debug, Default)]
+pub struct Dialer {
+    /// Mark of every socket (SO_MARK), so that interception lets it through.
+    pub mark: Option<u32>,
+    /// The first URI name of our certificate, once there is one.
+    pub principal: Arc<ArcSwapOption<Arc<str>>>,
+}
+
+impl Dialer {
+    pub(crate) fn principal(&self) -> Option<Arc<str>> {
+        self.principal.load().as_deref().cloned()
+    }
+}
+
+/// A connection to an endpoint that is there and can be used, or a share of one.
+pub(crate) fn take(pool: &Pool, host: &Host, offer: &Offer) -> Result<Option<Upstream>, Error> {
+    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    Ok(reuse(pool, host, offer, tls.as_ref()))
+}
+
+/// Whether a connection is for one request alone, as it says whose it is.
+fn is_own(pool: &Pool) -> bool {
+    pool.cluster.proxy_protocol.is_some()
+}
+
+fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&Terms>) -> Option<Upstream> {
+    if is_own(pool) {
+        return None;
+    }
+    // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
+    match offer.protocol {
+        Spoken::Bytes => None,
+        Spoken::Http1 => pool.take(host, tls).or_else(|| pool.share(host, tls)),
+        Spoken::Http2 => pool.share(host, tls).or_else(|| pool.take(host, tls)),
+    }
+}
+
+/// A connection to an endpoint: a new one, or one that becomes free while waiting for a place. `fresh` insists on a new one.
+pub(crate) async fn get(
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    offer: &Offer,
+    dialer: &Dialer,
+    fresh: bool,
+) -> Result<Upstream, Error> {
+    let mut waiting = None;
+    loop {
+        // Trust may change while it waits.
+        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+        let (freed, room) = (host.freed.notified(), pool.room.notified());
+        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh && !is_own(pool);
+        if !soon {
+            match pool.admit(host) {
+                // Boxed: a request seldom opens one, and its future is held by every connection that waits.
+                Ok(place) => return Box::pin(open(pool, host, offer, tls, dialer, place)).await,
+                // Those that are idle were made for other hosts.
+                Err(Full) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
+                Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
+                Err(Full) => {}
+            }
+        }
+        tokio::select! {
+            () = freed => {}
+            () = room => {}
+        }
+        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+        if !fresh && let Some(upstream) = reuse(pool, host, offer, tls.as_ref()) {
+            return Ok(upstream);
+        }
+    }
+}
+
+/// A place for a connection to an endpoint, which is waited for if there are as many as there may be.
+pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Place, Error> {
+    let mut waiting = None;
+    loop {
+        let room = pool.room.notified();
+        match pool.admit(host) {
+            Ok(place) => return Ok(place),
+            Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
+            Err(Full) => {}
+        }
+        room.await;
+    }
+}
+
+/// A connection for bytes, at a place of its own.
+pub(crate) async fn bytes(
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    offer: &Offer,
+    dialer: &Dialer,
+    place: Place,
+) -> Result<Upstream, Error> {
+    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    open(pool, host, offer, tls, dialer, place).await
+}
+
+async fn open(
+    pool: &Rc<Pool>,
+    host: &Rc<Host>,
+    offer: &Offer,
+    tls: Option<Terms>,
+    dialer: &Dialer,
+    place: Place,
+) -> Result<Upstream, Error> {
+    let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
+    let connect = async {
+        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, dialer).await?;
+        let http2 = match stream.alpn() {
+            Some(agreed) => agreed.ends_with(b"h2"),
+            None => offer.protocol == Spoken::Http2,
+        };
+        let link = Pool::opened(place, &stream, peer, tls);
+        if http2 && offer.protocol != Spoken::Bytes {
+            multiplex(host, stream, link).await
+        } else {
+            Ok(Upstream::own(Box::new(stream), link))
+        }
+    };
+    let error = match timer::timeout(pool.cluster.connect_timeout, connect).await {
+        Some(Ok(upstream)) => return Ok(upstream),
+        Some(Err(error)) => error,
+        None => Error::new(Kind::ConnectTimeout),
+    };
+    bump(&host.totals.connect_failures);
+    pool.stats.cx_connect_fail.inc();
+    if error.kind == Kind::ConnectTimeout {
+        pool.stats.cx_connect_timeout.inc();
+    }
+    Err(error)
+}
+
+/// Says that a connection is on its way, and in the end that it has come or will not come.
+struct Connecting<'a>(&'a Host);
+
+impl<'a> Connecting<'a> {
+    fn begin(host: &'a Host) -> Self {
+        host.connecting.set(true);
+        Self(host)
+    }
+}
+
+impl Drop for Connecting<'_> {
+    fn drop(&mut self) {
+        self.0.connecting.set(false);
+        self.0.freed.notify_waiters();
+    }
+}
+
+/// Begins HTTP/2 on a connection, which requests share unless it is one's own.
+async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
+    let cluster = &link.pool().cluster;
+    let head = http2::Bounds { size: cluster.max_head, fields: cluster.max_headers };
+    let limits = http2::Limits { head, options: cluster.http2 };
+    let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
+    let connection = driver.connection();
+    // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
+    let settled = poll_fn(|cx| {
+        let over = driver.poll(cx).is_ready();
+        if over || driver.is_settled() { Poll::Ready(!over) } else { Poll::Pending }
+    });
+    if !settled.await {
+        let lost = driver.lost().map_or_else(String::new, |lost| lost.to_string());
+        return Err(Error::caused(Kind::ConnectFailed, lost));
+    }
+    let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
+    tokio::task::spawn_local(async move {
+        // What went wrong is told to every request that it concerns.
+        poll_fn(|cx| driver.poll(cx)).await;
+        if let Some(host) = owner.upgrade() {
+            host.remove_shared(&known);
+        }
+        driver.close().await;
+    });
+    if is_own(link.pool()) {
+        return Ok(Upstream { wire: Wire::Http2(Box::new(http2::Duplex::idle(connection))), link });
+    }
+    Ok(host.add_shared(link, connection))
+}
+
+async fn establish(
+    pool: &Pool,
+    endpoint: &Endpoint,
+    tls: Option<&Terms>,
+    ends: Option<Ends>,
+    dialer: &Dialer,
+) -> Result<(Stream, Peer), Error> {
+    let refused = |error: io::Error| {
+        Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
+    };
+    let mut tcp = reach(endpoint, &pool.cluster, dialer.mark).await.map_err(refused)?;
+    if let Some(version) = pool.cluster.proxy_protocol {
+        tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
+    }
+    let mut stream = Stream::new(tcp);
+    let Some(Terms { config, host }) = tls else { return Ok((stream, Peer::plain())) };
+    let name = server_name(endpoint, host.as_deref())?;
+    let failed =
+        |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
+    stream.connect_tls(config, name, endpoint.address).await.map_err(failed)?;
+    let peer = Peer::of(&stream, dialer.principal());
+    Ok((stream, peer))
+}
+
+/// Connects to an endpoint; one that has several addresses where it answers first (RFC 8305): the next address is tried
+/// when one fails or has not answered for a while.
+async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
+    if endpoint.others.is_empty() {
+        return dial(endpoint.address, cluster, mark).await;
+    }
+    let mut addresses = std::iter::once(&endpoint.address).chain(&endpoint.others);
+    let mut attempts: Vec<Pin<Box<dyn Future<Output = io::Result<TcpStream>> + '_>>> = Vec::new();
+    let (mut timer, mut next) = (Timer::default(), Instant::now());
+    let mut failure = io::ErrorKind::NotFound.into();
+    poll_fn(|cx| {
+        loop {
+            let mut index = 0;
+            while let Some(attempt) = attempts.get_mut(index) {
+                match attempt.as_mut().poll(cx) {
+                    Poll::Ready(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                    Poll::Ready(Err(error)) => {
+                        drop(attempts.swap_remove(index));
+                        (failure, next) = (error, Instant::now());
+                    }
+                    Poll::Pending => index += 1,
+                }
+            }
+            if !attempts.is_empty() && timer.poll(cx, Some(next)).is_pending() {
+                return Poll::Pending;
+            }
+            match addresses.next() {
+                Some(address) => attempts.push(Box::pin(dial(*address, cluster, mark))),
+                None if attempts.is_empty() => {
+                    return Poll::Ready(Err(std::mem::replace(&mut failure, io::ErrorKind::Other.into())));
+                }
+                None => return Poll::Pending,
+            }
+            next = Instant::now() + ATTEMPT_DELAY;
+        }
+    })
+    .await
+}
+
+/// Opens a TCP connection.
+async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
+    // An address of its own is as good as a port.
+    let as_client = cluster.sources.is_empty() && matches!(cluster.discovery, Discovery::OriginalDst(_));
+    let tries = if as_client { PORT_TRIES } else { 0 };
+    for port in (0..tries).filter_map(|_| port_apart()) {
+        match dial_from(port, address, cluster, mark).await {
+            Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
+            done => return done,
+        }
+    }
+    dial_from(0, address, cluster, mark).await
+}
+
+/// From this port of ours; 0 leaves it to the kernel.
+async fn dial_from(
+    port: u16,
+    address: SocketAddr,
+    cluster: &Cluster,
+    mark: Option<u32>,
+) -> io::Result<TcpStream> {
+    let socket =
+        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    socket.set_tcp_nodelay(true)?;
+    if let Some(mark) = mark {
+        socket.set_mark(mark)?;
+    }
+    if let Some(keepalive) = &cluster.keepalive {
+        socket.set_tcp_keepalive(&tcp_keepalive(keepalive))?;
+    }
+    let source = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4());
+    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    if port != 0 {
+        // It is shared by connections to different places.
+        socket.set_reuse_address(true)?;
+    }
+    if source.is_some() || port != 0 {
+        socket.bind(&SocketAddr::new(source.copied().unwrap_or(any), port).into())?;
+    }
+    TcpSocket::from_std_stream(socket.into()).connect(address).await
+}
+
+/// A port to dial from where an application in the pod dials itself: one that the kernel gives nobody. What the kernel decided for
+/// a connection, here that it is not to be intercepted, it keeps for two minutes where nobody answered, and would apply to the
+/// application's next one if that had the same port. `None` where the kernel gives out all.
+fn port_apart() -> Option<u16> {
+    static APART: LazyLock<Option<RangeInclusive<u16>>> = LazyLock::new(|| {
+        let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+        let last: u16 = given.split_whitespace().nth(1)?.parse().ok()?;
+        (u16::MAX - last >= MIN_PORTS_APART).then(|| last + 1..=u16::MAX)
+    });
+    APART.clone().map(fastrand::u16)
+}
+
+fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
+    let mut keepalive = TcpKeepalive::new();
+    if let Some(probes) = config.probes {
+        keepalive = keepalive.with_retries(probes);
+    }
+    if let Some(time) = config.time {
+        keepalive = keepalive.with_time(time);
+    }
+    if let Some(interval) = config.interval {
+        keepalive = keepalive.with_interval(interval);
+    }
+    keepalive
+}
+
+fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<Terms>, Error> {
+    let Some(tls) = tls else { return Ok(None) };
+    let configs = tls.config.load();
+    let Some(configs) = configs.as_ref() else {
+        let cause = "TLS error: the certificates for this cluster have not arrived yet";
+        return Err(Error::caused(Kind::ConnectFailed, cause));
+    };
+    Ok(Some(Terms { config: offer.config(configs).clone(), host: offer.host.clone() }))
+}
+
+/// The name of the host that a request asks for; `None` if it is an address, which TLS does not send (RFC 6066, section 3).
+fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
+    let header = auto.header.as_deref().and_then(|name| head.header(name));
+    let said = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
+    let host = route::without_port(said.unwrap_or_else(|| head.authority()));
+    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
+    (!is_address).then_some(host)
+}
+
+/// Whether the roots of now vouch for the server of a connection.
+pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
+    let (Some(Terms { config, host }), Some(certificate)) = (&link.tls, &link.peer.certificate) else {
+        return true;
+    };
+    let Ok(name) = server_name(&link.host.endpoint, host.as_deref()) else { return true };
+    certificate
+        .is_trusted(distrusted, Arc::as_ptr(config).addr(), |chain| config.recheck(chain, &name).is_ok())
+}
+
+/// The name to ask for: the request's host where it is to be, else the configured one, else the endpoint's, else its
+/// address.
+fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'static>, Error> {
+    if let Some(asked) = asked {
+        let refused = |_| {
+            let cause = format_args!("TLS error: the host asked for, {asked:?}, can be no server's name");
+            Error::caused(Kind::ConnectFailed, cause)
+        };
+        return ServerName::try_from(asked.to_owned()).map_err(refused);
+    }
+    let configured = endpoint.tls.as_ref().and_then(|tls| tls.sni.clone());
+    let host = || ServerName::try_from(endpoint.hostname.as_deref()?.to_owned()).ok();
+    Ok(configured.or_else(host).unwrap_or_else(|| ServerName::from(endpoint.address.ip())))
+}
+
+/// What the system or rustls says, without the number in brackets that `io::Error` adds.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error ") {
+        Some((text, _)) => text.to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, time::Duration};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn where_applications_dial_themselves_another_port_is_used() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let mut cluster = Cluster::new("c");
+        let apart = |stream: &TcpStream| {
+            let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+            let last: u16 = range.split_whitespace().nth(1).unwrap().parse().unwrap();
+            stream.local_addr().unwrap().port() > last
+        };
+        assert!(!apart(&dial(address, &cluster, None).await.unwrap()));
+        cluster.discovery = Discovery::OriginalDst(None);
+        let all_given = port_apart().is_none();
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            let stream = dial(address, &cluster, None).await.unwrap();
+            held.push((apart(&stream) || all_given, stream));
+        }
+        assert!(held.iter().all(|(apart, _)| *apart), "three taken ports in a row are most unlikely");
+        let taken =
+            dial_from(held[0].1.local_addr().unwrap().port(), address, &cluster, None).await.unwrap_err();
+        assert!(matches!(taken.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable), "{taken}");
+    }
+
+    #[tokio::test]
+    async fn the_kernel_looks_after_connections_as_configured() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let mut cluster = Cluster::new("c");
+        let plain = dial(address, &cluster, None).await.unwrap();
+        assert!(!socket2::SockRef::from(&plain).keepalive().unwrap());
+        let (time, interval) = (Some(Duration::from_secs(70)), Some(Duration::from_secs(7)));
+        cluster.keepalive = Some(Keepalive { probes: Some(3), time, interval });
+        let kept = dial(address, &cluster, None).await.unwrap();
+        let kept = socket2::SockRef::from(&kept);
+        assert!(kept.keepalive().unwrap());
+        assert_eq!(kept.tcp_keepalive_retries().unwrap(), 3);
+        assert_eq!(Some(kept.tcp_keepalive_time().unwrap()), time);
+        assert_eq!(Some(kept.tcp_keepalive_interval().unwrap()), interval);
+    }
+}

@@ -1,0 +1,47 @@
+//! The pick phase, for requests and for connections: from a cluster's name to an endpoint.
+
+use std::{cell::RefCell, net::SocketAddr, rc::Rc};
+
+use crate::{
+    policy::{
+        balance::{self, Want},
+        config::{
+            Endpoint,
+            cluster::{Balancer, Discovery},
+        },
+        error::{Error, Kind},
+    },
+    upstream::pool::{Host, Pool},
+};
+
+/// Picks an endpoint of a cluster. `destination` is what the client dialled, for clusters that follow it.
+pub(crate) fn endpoint(
+    dice: &RefCell<fastrand::Rng>,
+    pool: &Rc<Pool>,
+    destination: SocketAddr,
+    want: Want<'_>,
+) -> Result<Rc<Host>, Error> {
+    let cluster = &pool.cluster;
+    if let Discovery::OriginalDst(port) = cluster.discovery {
+        let address = SocketAddr::new(destination.ip(), port.unwrap_or(destination.port()));
+        return Ok(pool.host(&pool.original(address)));
+    }
+    let endpoints = cluster.endpoints.load();
+    let mut state = pool.pick.borrow_mut();
+    let load = |endpoint: &Endpoint| match cluster.balancer {
+        Balancer::PeakEwma { decay, unknown } => pool.expected(endpoint, decay, unknown),
+        _ => pool.busy(endpoint).into(),
+    };
+    let dice = &mut dice.borrow_mut();
+    let picked = balance::pick(cluster, &endpoints, &mut state, load, want, dice);
+    if state.has_panicked() {
+        pool.stats.healthy_panic.inc();
+    }
+    match picked {
+        Some(endpoint) => Ok(pool.host(endpoint)),
+        None => {
+            pool.stats.none_healthy.inc();
+            Err(Error::new(Kind::NoHealthyUpstream))
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Endpoints that fail: what they do is told to `outlier`, and what it decides is counted and logged.
+
+use std::{
+    cell::RefCell,
+    rc::{Rc, Weak},
+    time::Instant,
+};
+
+use super::Pool;
+use crate::{
+    http::timer,
+    overload::limit_log::Limit,
+    policy::{
+        config::{
+            Endpoint,
+            health::{Cause, Outlier, Track},
+        },
+        error::Kind,
+        outlier::{self, Outcome, Verdict},
+    },
+};
+
+impl Pool {
+    /// Takes notice of how an endpoint did.
+    #[inline]
+    pub(crate) fn note(&self, endpoint: &Endpoint, outcome: Outcome, dice: &RefCell<fastrand::Rng>) {
+        if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.track) {
+            outlier::note(outlier, track, outcome, |cause| {
+                decide(self, outlier, (endpoint, track), cause, &mut dice.borrow_mut());
+            });
+        }
+    }
+
+    /// The same where a connection or a request failed. Not every failure is the endpoint's.
+    pub(crate) fn note_failure(&self, endpoint: &Endpoint, kind: &Kind, dice: &RefCell<fastrand::Rng>) {
+        match kind {
+            Kind::TryTimeout => self.stats.rq_per_try_timeout.inc(),
+            Kind::UpstreamProtocol => self.stats.cx_protocol_error.inc(),
+            Kind::AnswerTooLarge => {
+                self.stats.cx_protocol_error.inc();
+                self.stats.head_too_large.inc();
+                self.tell(Limit::AnswerHead);
+            }
+            _ => {}
+        }
+        let outcome = match kind {
+            Kind::ConnectFailed | Kind::ConnectTimeout => Outcome::Failed { connected: false },
+            Kind::UpstreamClosed
+            | Kind::UpstreamReset
+            | Kind::UpstreamRefused
+            | Kind::UpstreamProtocol
+            | Kind::AnswerTooLarge => Outcome::Failed { connected: true },
+            Kind::ResponseTimeout | Kind::TryTimeout => Outcome::Late,
+            _ => return,
+        };
+        self.note(endpoint, outcome, dice);
+    }
+}
+
+fn decide(
+    pool: &Pool,
+    outlier: &Outlier,
+    (endpoint, track): (&Endpoint, &Track),
+    cause: Cause,
+    dice: &mut fastrand::Rng,
+) {
+    let Some(stats) = &pool.outliers else { return };
+    let endpoints = pool.cluster.endpoints.load();
+    let verdict = outlier::eject(outlier, &endpoints, track, cause, Instant::now(), dice);
+    let (detected, enforced) = stats.of(cause);
+    if verdict != Verdict::Already {
+        detected.inc();
+    }
+    let (cluster, address) = (&pool.cluster.name, endpoint.address);
+    match verdict {
+        Verdict::Ejected { term, change } => {
+            stats.ejections_enforced.inc();
+            enforced.inc();
+            stats.ejections_active.add(change);
+            tracing::warn!("endpoint {address} of cluster {cluster} is ejected for {term:?}: {cause}");
+        }
+        Verdict::Overflow => {
+            stats.ejections_overflow.inc();
+            tracing::debug!(
+                "endpoint {address} of cluster {cluster} stays, as too many are ejected already: {cause}"
+            );
+        }
+        Verdict::Spared | Verdict::Already => {}
+    }
+}
+
+/// Looks after the endpoints of a cluster at its interval, unless another worker does, until the cluster is gone.
+pub(super) async fn watch(pool: Weak<Pool>) {
+    let mut dice = fastrand::Rng::new();
+    while let Some(interval) = interval(&pool) {
+        timer::sleep(interval).await;
+        if let Some(pool) = pool.upgrade() {
+            look_after(&pool, &mut dice);
+        }
+    }
+}
+
+fn interval(pool: &Weak<Pool>) -> Option<std::time::Duration> {
+    let pool = pool.upgrade().filter(|pool| !pool.gone.get())?;
+    pool.cluster.outlier.as_ref().map(|outlier| outlier.interval)
+}
+
+fn look_after(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
+    let (Some(outlier), Some(stats)) = (&pool.cluster.outlier, &pool.outliers) else { return };
+    let now = Instant::now();
+    if !outlier::is_due(outlier, now) {
+        return;
+    }
+    let endpoints = pool.cluster.endpoints.load();
+    let mut found = Vec::new();
+    let change = outlier::look_after(
+        outlier,
+        &endpoints,
+        now,
+        |endpoint| {
+            let (cluster, address) = (&pool.cluster.name, endpoint.address);
+            tracing::info!("endpoint {address} of cluster {cluster} is used again");
+        },
+        |endpoint, track, cause| found.push((endpoint, track, cause)),
+    );
+    // It is the sum of all workers', of which each adds what it has done.
+    stats.ejections_active.add(change);
+    for (endpoint, track, cause) in found {
+        decide(pool, outlier, (endpoint, track), cause, dice);
+    }
+}

@@ -1,0 +1,170 @@
+//! What is limited: connections, requests, those that wait, retries. Each counts as long as it is held.
+//!
+//! The numbers hold for all workers together, and are counted only where there is a limit. As in Envoy, a worker without
+//! a connection to an endpoint may always open one.
+
+use std::{
+    rc::Rc,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use super::{Host, Pool, bump};
+use crate::{
+    overload::limit_log::{self, Limit},
+    policy::{
+        config::cluster::Limits,
+        error::{Error, Kind},
+    },
+};
+
+/// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
+pub(crate) struct Place {
+    pub(super) host: Rc<Host>,
+    pub(super) pool: Rc<Pool>,
+    limited: bool,
+    /// It counts among those of its endpoint on all workers.
+    counted: bool,
+}
+
+/// No connection may be opened now: one must be waited for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// A request that counts while it is under way.
+pub(crate) struct Busy {
+    host: Rc<Host>,
+    pool: Rc<Pool>,
+    limited: bool,
+}
+
+/// A retry, or a request that waits, that counts while it is held.
+pub(crate) struct Counted {
+    pool: Rc<Pool>,
+    of: Option<fn(&Pool) -> &AtomicU32>,
+}
+
+impl Pool {
+    /// A place for another connection to this endpoint, if one may be opened now.
+    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<Place, Full> {
+        let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
+        let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
+        let first = host.connections.get() == 0;
+        let track = host.endpoint.track.as_ref().filter(|_| of_host != u32::MAX);
+        if let Some(track) = track
+            && !claim(&track.connections, of_host)
+        {
+            if !first {
+                return Err(Full);
+            }
+            track.connections.fetch_add(1, Relaxed);
+        }
+        if limited && !claim(used, limit) {
+            if !first {
+                if let Some(track) = track {
+                    track.connections.fetch_sub(1, Relaxed);
+                }
+                return Err(Full);
+            }
+            used.fetch_add(1, Relaxed);
+        }
+        host.connections.set(host.connections.get() + 1);
+        Ok(Place { host: host.clone(), pool: self.clone(), limited, counted: track.is_some() })
+    }
+
+    /// Counts a request; `None` when there are too many.
+    pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
+        let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
+        if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
+            self.stats.rq_active_overflow.inc();
+            self.tell(Limit::Requests);
+            return None;
+        }
+        host.requests.set(host.requests.get() + 1);
+        bump(&host.totals.requests);
+        self.stats.rq_total.inc();
+        self.stats.rq_active.inc();
+        Some(Busy { host: host.clone(), pool: self.clone(), limited })
+    }
+
+    /// Counts a retry; `None` when there are too many.
+    pub(crate) fn retry(self: &Rc<Self>) -> Option<Counted> {
+        let Limits { retries, budget, .. } = self.cluster.limits;
+        let limit = budget.map_or(retries, |budget| {
+            let usage = &self.cluster.usage;
+            let requests = u64::from(usage.requests.load(Relaxed)) + u64::from(usage.pending.load(Relaxed));
+            let share = requests * u64::from(budget.share) / 1_000_000;
+            u32::try_from(share).unwrap_or(u32::MAX).max(budget.least)
+        });
+        let retry = self.counted(limit, |pool| &pool.cluster.usage.retries);
+        if retry.is_none() {
+            self.stats.rq_retry_overflow.inc();
+            self.tell(Limit::Retries);
+        }
+        retry
+    }
+
+    /// Counts a request that waits for a connection, as there are as many as there may be.
+    ///
+    /// # Errors
+    /// Too many wait.
+    pub(crate) fn pending(self: &Rc<Self>) -> Result<Counted, Error> {
+        self.stats.cx_overflow.inc();
+        self.tell(Limit::Connections);
+        let pending = self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending);
+        if pending.is_none() {
+            self.stats.rq_pending_overflow.inc();
+            self.tell(Limit::Pending);
+        }
+        pending.ok_or_else(|| Error::new(Kind::Overflow))
+    }
+
+    /// Says in the log that a limit has been reached.
+    pub(super) fn tell(&self, limit: Limit) {
+        limit_log::tell(limit, format_args!("cluster {}", self.cluster.name));
+    }
+
+    fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
+        if limit == u32::MAX && self.cluster.limits.budget.is_none() {
+            return Some(Counted { pool: self.clone(), of: None });
+        }
+        claim(of(self), limit).then(|| Counted { pool: self.clone(), of: Some(of) })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.host.connections.set(self.host.connections.get().saturating_sub(1));
+        if let Some(track) = self.host.endpoint.track.as_ref().filter(|_| self.counted) {
+            track.connections.fetch_sub(1, Relaxed);
+        }
+        if self.limited {
+            self.pool.cluster.usage.connections.fetch_sub(1, Relaxed);
+        }
+        if self.limited || self.counted {
+            self.pool.room.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.host.requests.set(self.host.requests.get().saturating_sub(1));
+        self.pool.stats.rq_active.dec();
+        if self.limited {
+            self.pool.cluster.usage.requests.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(of) = self.of {
+            of(&self.pool).fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// Takes one more if the limit allows.
+fn claim(counter: &AtomicU32, limit: u32) -> bool {
+    counter.fetch_update(Relaxed, Relaxed, |used| (used < limit).then_some(used + 1)).is_ok()
+}

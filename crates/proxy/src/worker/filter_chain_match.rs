@@ -1,0 +1,249 @@
+//! Which filter chain takes a connection.
+//!
+//! Envoy narrows the chains down criterion by criterion, and within each keeps only the most specific: destination
+//! port, destination address, server name, transport, application protocol, source address. A chain that is
+//! more specific in an earlier criterion hides others even if a later one then excludes it.
+//! Source: `envoy.config.listener.v3.FilterChainMatch`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use crate::{
+    policy::config::{
+        FilterChain, Listener, Snapshot,
+        listener::{ChainMatch, Cidr, Transport},
+    },
+    worker::inspect::Findings,
+};
+
+/// What is known of a connection.
+#[derive(Debug)]
+pub(crate) struct Facts<'a> {
+    /// Where it was meant to go.
+    pub(crate) destination: SocketAddr,
+    /// Where it comes from.
+    pub(crate) source: SocketAddr,
+    /// What it begins with.
+    pub(crate) findings: &'a Findings,
+}
+
+/// The listener of a connection that came in by the socket of `entry`: it may hand it on to one of another address.
+pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: SocketAddr) -> Arc<Listener> {
+    let by_address = &snapshot.listeners.by_address;
+    let any = match destination {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let found = || {
+        let exact = by_address.get(&destination);
+        exact.or_else(|| by_address.get(&SocketAddr::new(any, destination.port()))).cloned()
+    };
+    let target = if entry.use_original_dst { found() } else { None };
+    target.unwrap_or_else(|| entry.clone())
+}
+
+/// The chain for a connection, or the default chain, or none.
+pub(crate) fn select<'a>(listener: &'a Listener, facts: &Facts<'_>) -> Option<&'a Arc<FilterChain>> {
+    let mut left: Vec<&Arc<FilterChain>> = listener.chains.iter().collect();
+    let port = facts.destination.port();
+    narrow(&mut left, |m| {
+        ranked(m.destination_port.is_none(), (m.destination_port == Some(port)).then_some(1))
+    });
+    narrow(&mut left, |m| longest(&m.destinations, facts.destination));
+    narrow(&mut left, |m| server_name(&m.server_names, facts.findings.server_name.as_deref()));
+    let transport = facts.findings.transport.unwrap_or(Transport::RawBuffer);
+    narrow(&mut left, |m| ranked(m.transport.is_none(), (m.transport == Some(transport)).then_some(1)));
+    narrow(&mut left, |m| ranked(m.application_protocols.is_empty(), protocol(m, facts.findings)));
+    narrow(&mut left, |m| longest(&m.sources, facts.source));
+    left.first().copied().or(listener.default_chain.as_ref())
+}
+
+/// Whether the first bytes could make a difference for a connection to this destination.
+pub(crate) fn needs_findings(listener: &Listener, destination: SocketAddr) -> bool {
+    listener.chains.iter().any(|chain| {
+        let m = &chain.matches;
+        m.destination_port.is_none_or(|port| port == destination.port())
+            && (!m.server_names.is_empty() || m.transport.is_some() || !m.application_protocols.is_empty())
+    })
+}
+
+/// Keeps the chains of the highest rank; those of none go.
+fn narrow(left: &mut Vec<&Arc<FilterChain>>, rank: impl Fn(&ChainMatch) -> Option<usize>) {
+    let best = left.iter().filter_map(|chain| rank(&chain.matches)).max();
+    left.retain(|chain| best.is_some() && rank(&chain.matches) == best);
+}
+
+/// Rank 0 for a chain that does not ask, else what it got.
+fn ranked(unasked: bool, matched: Option<usize>) -> Option<usize> {
+    if unasked { Some(0) } else { matched }
+}
+
+fn longest(ranges: &[Cidr], address: SocketAddr) -> Option<usize> {
+    let ip = address.ip();
+    let matched =
+        ranges.iter().filter(|range| range.contains(ip)).map(|range| usize::from(range.prefix_len) + 1);
+    ranked(ranges.is_empty(), matched.max())
+}
+
+/// Exact names rank above wildcards, longer wildcards above shorter.
+fn server_name(names: &[Box<str>], asked: Option<&str>) -> Option<usize> {
+    let rank = |name: &str| {
+        let asked = asked?;
+        match name.strip_prefix('*') {
+            Some(suffix) => {
+                (asked.len() > suffix.len() && asked.ends_with(suffix)).then_some(suffix.len() + 1)
+            }
+            None => (name == asked).then_some(usize::MAX),
+        }
+    };
+    ranked(names.is_empty(), names.iter().filter_map(|name| rank(name)).max())
+}
+
+/// The client's protocols are tried in its order: an earlier one ranks higher.
+fn protocol(m: &ChainMatch, findings: &Findings) -> Option<usize> {
+    let wanted = &m.application_protocols;
+    let found = findings
+        .protocols
+        .iter()
+        .position(|offered| wanted.iter().any(|protocol| protocol.as_bytes() == &**offered));
+    found.map(|position| usize::MAX - position)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::policy::config::{
+        listener::{Direction, TcpProxy, Terminal},
+        route::Targets,
+    };
+
+    fn chain(name: &str, matches: ChainMatch) -> Arc<FilterChain> {
+        let tcp = TcpProxy {
+            stat_prefix: name.into(),
+            targets: Targets::Single("c".into()),
+            max_duration: None,
+            hash_source_ip: false,
+            idle_timeout: Some(Duration::from_secs(1)),
+            stats: None,
+            access_logs: vec![],
+        };
+        Arc::new(FilterChain {
+            name: name.into(),
+            matches,
+            tls: None,
+            policies: vec![],
+            ask: None,
+            metadata_exchange: false,
+            terminal: Terminal::Tcp(Arc::new(tcp)),
+            handshake_timeout: None,
+            fingerprint: None,
+        })
+    }
+
+    fn listener(chains: Vec<Arc<FilterChain>>, default_chain: Option<Arc<FilterChain>>) -> Listener {
+        Listener {
+            name: "l".into(),
+            addresses: vec![],
+            bind: true,
+            use_original_dst: false,
+            read_original_dst: false,
+            proxy_protocol: None,
+            inspect_tls: None,
+            inspect_http: None,
+            inspect_timeout: None,
+            continue_on_timeout: false,
+            bypass_overload: false,
+            ignore_connection_limit: false,
+            direction: Direction::Inbound,
+            chains,
+            default_chain,
+        }
+    }
+
+    fn findings(transport: Transport, name: Option<&str>, protocols: &[&str]) -> Findings {
+        Findings {
+            transport: Some(transport),
+            server_name: name.map(Into::into),
+            protocols: protocols.iter().map(|p| p.as_bytes().into()).collect(),
+        }
+    }
+
+    fn chosen(listener: &Listener, destination: &str, findings: &Findings) -> String {
+        let facts = Facts {
+            destination: destination.parse().unwrap(),
+            source: "10.9.9.9:1".parse().unwrap(),
+            findings,
+        };
+        select(listener, &facts).map_or("none".into(), |chain| chain.name.to_string())
+    }
+
+    #[test]
+    fn permissive_inbound_chains_are_told_apart() {
+        let any = ChainMatch::default;
+        let tls = || ChainMatch { transport: Some(Transport::Tls), ..any() };
+        let raw = || ChainMatch { transport: Some(Transport::RawBuffer), ..any() };
+        let protocols = |list: &[&str]| list.iter().map(|p| (*p).into()).collect::<Vec<Box<str>>>();
+        let port = |port, m: ChainMatch| ChainMatch { destination_port: Some(port), ..m };
+        let listener = listener(
+            vec![
+                chain("blackhole", port(15006, any())),
+                chain(
+                    "tls",
+                    port(9080, ChainMatch { application_protocols: protocols(&["istio-http/1.1"]), ..tls() }),
+                ),
+                chain("plain", port(9080, raw())),
+                chain(
+                    "catch-http",
+                    ChainMatch { application_protocols: protocols(&["http/1.1", "h2c"]), ..raw() },
+                ),
+                chain("catch-tcp", raw()),
+            ],
+            None,
+        );
+        let plain_http = findings(Transport::RawBuffer, None, &["http/1.1"]);
+        let mesh = findings(Transport::Tls, Some("x"), &["istio-http/1.1"]);
+        let plain = findings(Transport::RawBuffer, None, &[]);
+        assert_eq!(chosen(&listener, "10.0.0.1:15006", &plain_http), "blackhole");
+        assert_eq!(chosen(&listener, "10.0.0.1:9080", &mesh), "tls");
+        assert_eq!(chosen(&listener, "10.0.0.1:9080", &plain_http), "plain");
+        assert_eq!(chosen(&listener, "10.0.0.1:80", &plain_http), "catch-http");
+        assert_eq!(chosen(&listener, "10.0.0.1:80", &plain), "catch-tcp");
+        let other_tls = findings(Transport::Tls, Some("x"), &["h2"]);
+        assert_eq!(chosen(&listener, "10.0.0.1:9080", &other_tls), "none");
+    }
+
+    #[test]
+    fn the_more_specific_hides_the_less() {
+        let names = |list: &[&str]| ChainMatch {
+            server_names: list.iter().map(|n| (*n).into()).collect(),
+            ..ChainMatch::default()
+        };
+        let range = |address: &str, prefix_len| ChainMatch {
+            destinations: vec![Cidr { address: address.parse().unwrap(), prefix_len }],
+            ..ChainMatch::default()
+        };
+        let by_name = listener(
+            vec![
+                chain("exact", names(&["a.b.c"])),
+                chain("long", names(&["*.b.c"])),
+                chain("short", names(&["*.c"])),
+            ],
+            Some(chain("default", ChainMatch::default())),
+        );
+        let asked = |name| chosen(&by_name, "1.1.1.1:1", &findings(Transport::Tls, Some(name), &[]));
+        assert_eq!(asked("a.b.c"), "exact");
+        assert_eq!(asked("x.b.c"), "long");
+        assert_eq!(asked("x.y.c"), "short");
+        assert_eq!(asked("d"), "default");
+        let by_range =
+            listener(vec![chain("wide", range("10.0.0.0", 8)), chain("narrow", range("10.1.0.0", 16))], None);
+        let none = findings(Transport::RawBuffer, None, &[]);
+        assert_eq!(chosen(&by_range, "10.1.2.3:1", &none), "narrow");
+        assert_eq!(chosen(&by_range, "10.2.2.3:1", &none), "wide");
+        assert_eq!(chosen(&by_range, "11.2.2.3:1", &none), "none");
+    }
+}

@@ -1,0 +1,318 @@
+//! What a connection begins with: a TLS client hello, HTTP/1, the preface of HTTP/2, or something else.
+//!
+//! Each inspector is shown all bytes so far after every read and remembers how far it has got, so that the work is
+//! proportional to the bytes, in however many pieces a client sends them. Sources: Envoy's listener filters
+//! `tls_inspector` and `http_inspector`.
+
+use rustls::server::Acceptor;
+
+use crate::{http::http1::parse::is_token, policy::config::listener::Transport};
+
+/// What the first bytes told.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Findings {
+    /// Plain or TLS.
+    pub(crate) transport: Option<Transport>,
+    /// The server name of a client hello, in lower case.
+    pub(crate) server_name: Option<Box<str>>,
+    /// The protocols a client hello offers, or the one HTTP version found.
+    pub(crate) protocols: Vec<Box<[u8]>>,
+}
+
+/// What a look at the bytes so far leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// More bytes are needed. Never the verdict of a last look.
+    More,
+    /// It is known.
+    Known,
+    /// TLS that cannot be read: the connection is closed.
+    Broken,
+}
+
+/// A first line that goes on for longer is HTTP's if it begins as one: nothing may evade what is configured for HTTP by a
+/// long path.
+const MAX_LINE: usize = 8 * 1024;
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Looks for a client hello.
+#[derive(Default)]
+pub(crate) struct Tls {
+    acceptor: Option<Box<Acceptor>>,
+    /// Bytes that the acceptor has been given.
+    given: usize,
+}
+
+impl Tls {
+    /// Looks at all bytes so far. A hello that is not whole at the `last` look is broken.
+    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
+        let more = if last { Look::Broken } else { Look::More };
+        // A handshake record (22) of version 3.x; RFC 8446, section 5.1.
+        match bytes {
+            [] | [22] | [22, 3] => return more,
+            [22, 3, ..] => {}
+            _ => {
+                findings.transport = Some(Transport::RawBuffer);
+                return Look::Known;
+            }
+        }
+        let acceptor = self.acceptor.get_or_insert_default();
+        let mut rest = bytes.get(self.given..).unwrap_or_default();
+        while !rest.is_empty() {
+            let before = rest.len();
+            if acceptor.read_tls(&mut rest).is_err() {
+                return Look::Broken;
+            }
+            self.given += before - rest.len();
+            match acceptor.accept() {
+                Ok(None) if rest.len() < before => {}
+                Ok(Some(accepted)) => {
+                    let hello = accepted.client_hello();
+                    findings.transport = Some(Transport::Tls);
+                    findings.server_name = hello.server_name().map(|name| name.to_ascii_lowercase().into());
+                    findings.protocols = hello.alpn().into_iter().flatten().map(Box::from).collect();
+                    return Look::Known;
+                }
+                Ok(None) | Err(_) => return Look::Broken,
+            }
+        }
+        more
+    }
+}
+
+/// Looks for HTTP.
+#[derive(Default)]
+pub(crate) struct Http {
+    /// Where the first line begins: white space before has been skipped.
+    start: usize,
+    /// How far the first word has been read.
+    word: usize,
+    /// How far the end of the first line has been searched.
+    searched: usize,
+    /// Bytes that any of these has passed.
+    #[cfg(test)]
+    work: usize,
+}
+
+impl Http {
+    /// Looks at all bytes so far. At the `last` look a first line without an end counts as a long one.
+    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
+        let shared = bytes.len().min(PREFACE.len());
+        if bytes[..shared] == PREFACE[..shared] {
+            if shared == PREFACE.len() {
+                findings.protocols = vec![(*b"h2c").into()];
+                return Look::Known;
+            } else if !last {
+                return Look::More;
+            }
+        }
+        // Servers skip empty lines, and blanks, before the first line, and take any white space in it for a space. None of
+        // that must make another protocol of it, nor in how many pieces it comes.
+        self.start = self.skip(bytes, self.start, is_white);
+        self.word = self.skip(bytes, self.word.max(self.start), is_token);
+        // However long it is: a server may take any token for a method.
+        let is_method = bytes.get(self.word).is_none_or(|b| is_white(*b));
+        let end = self.line_end(bytes);
+        let is_long = last || self.start >= MAX_LINE || end.unwrap_or(bytes.len()) >= MAX_LINE;
+        let version: &[u8] = match end {
+            _ if self.start < MAX_LINE && !is_method => return Look::Known,
+            _ if is_long => b"http/1.1",
+            None => return Look::More,
+            Some(end) => {
+                let words = bytes[self.start..end].split(|b| is_white(*b));
+                let mut words = words.filter(|word| !word.is_empty());
+                let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let is_path = target.starts_with(b"/");
+                match words.next_back() {
+                    Some(b"HTTP/1.0") => b"http/1.0",
+                    Some(version) if version.starts_with(b"HTTP/") => b"http/1.1",
+                    // As long ago, without a version.
+                    Some(_) if method == b"GET" && is_path => b"http/1.1",
+                    None if is_path || memchr::memmem::find(target, b"://").is_some() => b"http/1.1",
+                    _ => return Look::Known,
+                }
+            }
+        };
+        findings.protocols = vec![version.into()];
+        Look::Known
+    }
+
+    /// Returns the place of the first byte from `from` on that is not of this kind.
+    fn skip(&mut self, bytes: &[u8], from: usize, is_skipped: fn(u8) -> bool) -> usize {
+        let count = bytes[from..].iter().take_while(|b| is_skipped(**b)).count();
+        #[cfg(test)]
+        (self.work += count);
+        from + count
+    }
+
+    /// Returns the place of the line feed that ends the first line.
+    fn line_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        let from = self.searched.max(self.start);
+        self.searched = bytes.len();
+        #[cfg(test)]
+        (self.work += bytes.len() - from);
+        memchr::memchr(b'\n', &bytes[from..]).map(|at| from + at)
+    }
+}
+
+/// White space to any server: besides that of ASCII, its separators and those of Latin-1, by which Python splits lines.
+fn is_white(b: u8) -> bool {
+    matches!(b, b' ' | b'\t'..=b'\r' | 0x1c..=0x1f | 0x85 | 0xa0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn tls(bytes: &[u8], findings: &mut Findings) -> Look {
+        Tls::default().look(bytes, false, findings)
+    }
+
+    fn http(bytes: &[u8], findings: &mut Findings) -> Look {
+        Http::default().look(bytes, false, findings)
+    }
+
+    fn hello(name: &str, protocols: &[&[u8]]) -> Vec<u8> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
+        let name = name.to_owned().try_into().unwrap();
+        let mut session = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut bytes = Vec::new();
+        session.write_tls(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_client_hello_is_read_once_it_is_whole() {
+        let bytes = hello("Outbound_.80_._.A.b", &[b"istio-http/1.1", b"istio"]);
+        for end in 0..bytes.len() {
+            assert_eq!(tls(&bytes[..end], &mut Findings::default()), Look::More, "{end}");
+        }
+        let mut findings = Findings::default();
+        assert_eq!(tls(&bytes, &mut findings), Look::Known);
+        assert_eq!(findings.transport, Some(Transport::Tls));
+        assert_eq!(findings.server_name.as_deref(), Some("outbound_.80_._.a.b"));
+        assert_eq!(findings.protocols, [Box::from(&b"istio-http/1.1"[..]), Box::from(&b"istio"[..])]);
+    }
+
+    #[test]
+    fn other_beginnings_are_told_apart() {
+        let look = |bytes: &[u8]| {
+            let mut findings = Findings::default();
+            let seen = http(bytes, &mut findings);
+            (seen, findings.protocols.first().map(|p| String::from_utf8_lossy(p).into_owned()))
+        };
+        let known = |text: &str| (Look::Known, Some(text.to_owned()));
+        assert_eq!(look(b"GET / HTTP/1.1\r\n"), known("http/1.1"));
+        assert_eq!(look(b"GET / HTTP/1.0\n"), known("http/1.0"));
+        assert_eq!(look(PREFACE), known("h2c"));
+        assert_eq!(look(b"PRI * HT"), (Look::More, None));
+        assert_eq!(look(b"GE"), (Look::More, None));
+        assert_eq!(look(b""), (Look::More, None));
+        assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
+        assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
+        // What cannot become a request is known at once, as its sender may wait for an answer.
+        for text in ["{\"a\"", "a@b", "\x00", "\r\n("] {
+            assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
+        }
+        for text in [
+            "",
+            "\r",
+            "\r\n\r\n",
+            "a-method-that-is-longer-than-any-that-is-in-use",
+            "OWN",
+            "own ",
+            "own a",
+            "OWN /a",
+            "OPTIONS *",
+            "GET HTTP://a",
+        ] {
+            assert_eq!(look(text.as_bytes()), (Look::More, None), "{text}");
+        }
+        for line in [
+            "\r\nGET / HTTP/1.1\r\n",
+            "\n\n GET / HTTP/1.1\n",
+            "GET\t/\tHTTP/1.1\r\n",
+            "GET\x0b/\rHTTP/1.1\x0b\n",
+            "OWN / HTTP/1.1\r\n",
+            "GET /a b HTTP/1.1\r\n",
+            "GET / HTTP/1.2\r\n",
+            "GET / HTTP/2.0\r\n",
+            "GET /\r\n",
+            "POST /\r\n",
+            "GET http://a/\r\n",
+            "A-METHOD-THAT-IS-LONGER-THAN-ANY-THAT-IS-IN-USE / HTTP/1.1\r\n",
+        ] {
+            assert_eq!(look(line.as_bytes()), known("http/1.1"), "{line}");
+        }
+        for white in [b"GET\x1f/\x1cHTTP/1.1\n", b"GET\xa0/\x85HTTP/1.1\n"] {
+            assert_eq!(look(white), known("http/1.1"), "{white:?}");
+        }
+        assert_eq!(look(b"GET key\r\n"), (Look::Known, None));
+        assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (Look::Known, None));
+        let long = format!("GET /{}", "a".repeat(MAX_LINE));
+        assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (Look::More, None));
+        assert_eq!(look(long.as_bytes()), known("http/1.1"));
+        assert_eq!(look(b"\x00\x01"), (Look::Known, None));
+        assert_eq!(look(b"*1\r\n$4\r\nPING\r\n"), (Look::Known, None));
+        assert_eq!(tls(b"GET", &mut Findings::default()), Look::Known);
+        assert_eq!(tls(b"\x16\x03\x01\x00\x05hello and more", &mut Findings::default()), Look::Broken);
+    }
+
+    /// A record for each byte of the message in this record.
+    fn fragments(record: &[u8]) -> Vec<u8> {
+        record[5..].iter().flat_map(|byte| [22, 3, 1, 0, 1, *byte]).collect()
+    }
+
+    #[test]
+    fn a_hello_in_many_records_is_parsed_once() {
+        let whole = hello("a.b", &[b"istio"]);
+        let bytes = fragments(&whole);
+        let mut inspector = Tls::default();
+        let (mut findings, mut given) = (Findings::default(), 0);
+        for end in 0..bytes.len() {
+            let before = inspector.given;
+            assert_eq!(inspector.look(&bytes[..end], false, &mut findings), Look::More, "{end}");
+            given += inspector.given - before;
+        }
+        assert_eq!(inspector.look(&bytes, false, &mut findings), Look::Known);
+        assert_eq!((findings.server_name.as_deref(), given), (Some("a.b"), bytes.len() - 1));
+        let mut at_once = Findings::default();
+        assert_eq!(tls(&bytes, &mut at_once), Look::Known);
+        assert_eq!(at_once, findings);
+    }
+
+    #[test]
+    fn a_line_in_many_pieces_is_read_once() {
+        for text in [format!("\r\n \r\nGET /{} HTTP/1.1\r\n", "a".repeat(4_000)), " ".repeat(2 * MAX_LINE)] {
+            let (mut inspector, mut findings) = (Http::default(), Findings::default());
+            let known = (0..=text.len())
+                .find(|end| inspector.look(&text.as_bytes()[..*end], false, &mut findings) == Look::Known);
+            let known = known.unwrap();
+            assert_eq!(known, text.len().min(MAX_LINE));
+            assert_eq!(findings.protocols, [Box::from(&b"http/1.1"[..])]);
+            assert!(inspector.work <= 3 * known, "{} for {known} bytes", inspector.work);
+        }
+    }
+
+    #[test]
+    fn the_last_look_has_a_verdict() {
+        let bytes = hello("a", &[]);
+        for end in 0..bytes.len() {
+            let looked = Tls::default().look(&bytes[..end], true, &mut Findings::default());
+            assert_eq!(looked, Look::Broken, "{end}");
+        }
+        for (text, protocol) in [("GET /a", Some("http/1.1")), ("", Some("http/1.1")), ("{", None)] {
+            let mut findings = Findings::default();
+            assert_eq!(Http::default().look(text.as_bytes(), true, &mut findings), Look::Known);
+            assert_eq!(findings.protocols.first().map(|p| &**p), protocol.map(str::as_bytes), "{text}");
+        }
+    }
+}
