@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::peers::{Node, Protocol, Role};
+use crate::node::{Node, Protocol, Role};
 
 const TYPES: &str = "type.googleapis.com/";
 

@@ -12,7 +12,8 @@ use skysail_core::{shutdown, stdio};
 
 use crate::{
     load::{Load, Traffic},
-    peers::{Peer, Protocol},
+    node::Protocol,
+    peers::Peer,
     report::{Machine, Report, Run, Settings},
     results::ResultFile,
     schedule::Schedule,

@@ -36,6 +36,7 @@ mod envoy;
 mod http1;
 mod layout;
 mod namespace;
+mod node;
 mod schedule;
 mod stream;
 

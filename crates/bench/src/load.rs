@@ -13,7 +13,7 @@ use std::{net::SocketAddr, time::Duration};
 use hdrhistogram::Histogram;
 
 pub(crate) use self::{hello::hellos, idle::Idle, sequence::send};
-use crate::{peers::Protocol, schedule::Schedule, stream::Tls};
+use crate::{node::Protocol, schedule::Schedule, stream::Tls};
 
 /// What to send.
 #[derive(Clone, Debug)]

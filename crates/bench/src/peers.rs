@@ -14,8 +14,8 @@ use anyhow::{Context as _, bail};
 use skysail_core::stdio;
 
 use crate::{
-    certificates::{Certificates, Identity},
     envoy,
+    node::{Node, Protocol},
 };
 
 /// A proxy.
@@ -28,94 +28,6 @@ pub(crate) enum Peer {
     Nginx,
     /// The floor: bytes both ways, without HTTP or TLS, on one thread.
     Relay,
-}
-
-/// What is spoken on both sides of a sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Protocol {
-    Http1,
-    /// With prior knowledge.
-    Http2,
-    /// Bytes that it does not look into.
-    Tcp,
-}
-
-impl Protocol {
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Http1 => "http1",
-            Self::Http2 => "http2",
-            Self::Tcp => "tcp",
-        }
-    }
-}
-
-/// Which side of the connection a sidecar is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// In front of the client: plain in; out to the other sidecar.
-    Client,
-    /// In front of the server: in from the client or its sidecar; plain out.
-    Server,
-}
-
-/// One sidecar to be started. All ports are on 127.0.0.1.
-#[derive(Debug)]
-pub(crate) struct Node<'a> {
-    pub(crate) role: Role,
-    pub(crate) listen: u16,
-    pub(crate) upstream: u16,
-    pub(crate) admin: u16,
-    /// Mutual TLS towards the other sidecar.
-    pub(crate) mtls: bool,
-    pub(crate) protocol: Protocol,
-    pub(crate) workers: u32,
-    /// Whether clients may continue their TLS sessions, where that is a setting.
-    pub(crate) resumption: bool,
-    /// Clusters in its configuration; only the first one is used.
-    pub(crate) clusters: u16,
-    /// The route changes each request's path and fields.
-    pub(crate) rewrites: bool,
-    /// Connections that it must be able to hold.
-    pub(crate) connections: usize,
-    pub(crate) certificates: &'a Certificates,
-    pub(crate) folder: &'a Path,
-}
-
-impl Node<'_> {
-    /// Its own identity.
-    pub(crate) fn own(&self) -> &Identity {
-        match self.role {
-            Role::Client => &self.certificates.client,
-            Role::Server => &self.certificates.server,
-        }
-    }
-
-    /// The identity that the other sidecar must have.
-    pub(crate) fn other(&self) -> &Identity {
-        match self.role {
-            Role::Client => &self.certificates.server,
-            Role::Server => &self.certificates.client,
-        }
-    }
-
-    /// Whether it accepts mutual TLS.
-    pub(crate) fn tls_in(&self) -> bool {
-        self.mtls && self.role == Role::Server
-    }
-
-    /// Whether it begins mutual TLS.
-    pub(crate) fn tls_out(&self) -> bool {
-        self.mtls && self.role == Role::Client
-    }
-
-    fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
-        let side = if self.role == Role::Client { "client" } else { "server" };
-        let path = self.folder.join(format!("{side}-{name}"));
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-        Ok(path)
-    }
 }
 
 /// Files given on the command line.
@@ -281,6 +193,7 @@ pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{certificates::Certificates, node::Role};
 
     #[test]
     fn a_peer_that_is_not_there_is_refused_with_a_remedy() {

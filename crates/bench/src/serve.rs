@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::{http1, peers::Protocol};
+use crate::{http1, node::Protocol};
 
 /// Where to listen.
 #[derive(Clone, Debug, clap::Args)]

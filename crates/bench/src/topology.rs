@@ -19,7 +19,8 @@ use crate::{
     child::{Running, Scheduling},
     clock, cpus,
     load::{self, Load, Moment, Outcome, Traffic},
-    peers::{Node, Peer, Protocol, Role},
+    node::{Node, Protocol, Role},
+    peers::Peer,
     stream::Tls,
 };
 

@@ -10,8 +10,8 @@ use std::{
 use serde::Serialize;
 use skysail_identity::{
     Authority,
-    authority::RootInfo,
     cacerts::Files,
+    cacerts::RootInfo,
     rotation::{Lifetimes, SelfSigned, Step},
 };
 use tokio::sync::{Notify, watch};

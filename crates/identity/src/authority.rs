@@ -18,7 +18,8 @@ use skysail_core::SpiffeId;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::{
-    Error, cacerts,
+    Error,
+    cacerts::{self, RootInfo},
     check::{PeerCheck, Role},
     csr::Csr,
     identity::{Identity, Live},
@@ -48,19 +49,6 @@ impl std::fmt::Debug for Authority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority").field("not_after", &self.not_after).finish_non_exhaustive()
     }
-}
-
-/// A root certificate, as people are told of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RootInfo {
-    /// Its subject, such as `O=skysail, CN=mesh root 1f0c9a3e`.
-    pub name: String,
-    /// Its serial number, hexadecimal.
-    pub serial: String,
-    /// When it ends.
-    pub not_after: SystemTime,
-    /// Whether what is signed now leads to it.
-    pub signs: bool,
 }
 
 /// A signed certificate.

@@ -10,9 +10,7 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 
 use crate::{
-    Authority, Error,
-    authority::RootInfo,
-    csr,
+    Authority, Error, csr,
     identity::{self, certificates},
 };
 
@@ -62,6 +60,19 @@ impl Files {
     pub fn authority(&self) -> Result<Authority, Error> {
         Authority::from_pem(&self.roots, &self.certificate, &self.key, &self.chain)
     }
+}
+
+/// A root certificate, for display.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootInfo {
+    /// Its subject, such as `O=skysail, CN=mesh root 1f0c9a3e`.
+    pub name: String,
+    /// Its serial number, hexadecimal.
+    pub serial: String,
+    /// When it ends.
+    pub not_after: SystemTime,
+    /// Whether what is signed now leads to it.
+    pub signs: bool,
 }
 
 /// What the files hold.

@@ -16,8 +16,8 @@ use crate::{
     identity::{Live, not_after},
     matcher::{NameMatch, SanKind},
     peer::Peer,
+    provider,
     roots::{ChainRules, Crls, Roots, other, refused, unix},
-    tls,
 };
 
 /// Which peers are accepted. Source: `envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext`.
@@ -89,7 +89,7 @@ impl PeerCheck {
         let Some((leaf, intermediates)) = chain.split_first() else {
             return Err(TlsError::NoCertificatesPresented);
         };
-        self.check(leaf, intermediates, role, unix(now), &tls::provider()).map(drop)
+        self.check(leaf, intermediates, role, unix(now), &provider::provider()).map(drop)
     }
 
     /// Checks a peer again that was accepted before: by what is trusted now, at a time when its certificate was valid. A server is
@@ -105,7 +105,7 @@ impl PeerCheck {
         let Some((leaf, intermediates)) = chain.split_first() else { return Ok(()) };
         let then = unix(SystemTime::now().min(not_after(leaf)?));
         let role = if server.is_some() { Role::Server } else { Role::Client };
-        let checked = self.check(leaf, intermediates, role, then, &tls::provider());
+        let checked = self.check(leaf, intermediates, role, then, &provider::provider());
         let named = checked.and_then(|leaf| match server {
             Some(name) if self.host_name => check_host_name(&leaf, name),
             _ => Ok(()),

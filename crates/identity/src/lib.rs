@@ -17,6 +17,7 @@ pub mod jwks;
 pub mod matcher;
 pub mod origin;
 pub mod peer;
+pub mod provider;
 pub mod renewal;
 pub mod request;
 pub mod resumption;

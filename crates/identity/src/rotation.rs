@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Authority, Error,
-    authority::{Root, RootInfo, margin},
-    cacerts::{Files, describe_root},
+    authority::{Root, margin},
+    cacerts::{Files, RootInfo, describe_root},
     identity::{certificates, describe},
 };
 

@@ -4,10 +4,7 @@
 //! handles and looks at them in each handshake. Session resumption is off in it, because a resumed session skips the
 //! check of the peer's certificate and would outlive a change of trust; [`crate::resumption`] has it under control.
 
-use std::{
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use rustls::{
     CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, NamedGroup,
@@ -31,6 +28,7 @@ use crate::{
     check::{PeerCheck, Role, check_host_name},
     identity::{Identity, Live},
     matcher,
+    provider::provider,
 };
 
 /// What TLS is to be like, on either side.
@@ -173,24 +171,6 @@ impl TlsSpec {
             .map(|(_, version)| version)
             .collect())
     }
-}
-
-/// The cryptography of all configurations, made once. AES-128 and SHA-256 come first: they cost least, and nothing in a
-/// handshake with X25519 or P-256 is stronger.
-pub fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-        let mut provider = aws_lc_rs::default_provider();
-        provider.cipher_suites.sort_by_key(|suite| {
-            !matches!(
-                suite.suite(),
-                CipherSuite::TLS13_AES_128_GCM_SHA256
-                    | CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
-                    | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
-            )
-        });
-        Arc::new(provider)
-    });
-    Arc::clone(&PROVIDER)
 }
 
 /// Our current certificates.

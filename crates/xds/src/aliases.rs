@@ -7,7 +7,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{resource::Kind, work};
+use crate::{kind::Kind, work};
 
 /// Changes of aliases that are remembered. A stream that has not seen older ones looks up all its names.
 const REMEMBERED: usize = 2_048;

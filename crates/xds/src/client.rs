@@ -63,7 +63,7 @@ use tracing::{info, warn};
 use self::state::{Incoming, Outgoing, State};
 pub use crate::wire::Form;
 use crate::{
-    resource::Kind,
+    kind::Kind,
     wire::{self, DeltaResponse, SotwResponse},
 };
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{layer::Layer, resource::Kind};
+use crate::{kind::Kind, layer::Layer};
 
 /// 256 bits for the names of a kind: of ten names asked for, one in 170 others is taken for one of them.
 const WORDS: usize = 4;

@@ -10,7 +10,8 @@ use std::{
 
 use crate::{
     aliases::{Index, Log, Realiased, key},
-    resource::{Kind, Resource, Resources},
+    kind::Kind,
+    resource::{Resource, Resources},
     wire::{Entries, Form},
 };
 

@@ -12,6 +12,7 @@ pub mod certificates;
 pub mod client;
 pub mod grpc;
 pub mod interest;
+pub mod kind;
 pub mod layer;
 pub mod limits;
 pub mod resource;
@@ -19,6 +20,7 @@ pub mod server;
 mod wire;
 mod work;
 
+pub use kind::Kind;
 pub use layer::{Changes, Layer, Snapshot};
-pub use resource::{Kind, Resource, Resources};
+pub use resource::{Resource, Resources};
 pub use skysail_proto::{envoy, istio, otlp};

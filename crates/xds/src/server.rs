@@ -30,9 +30,9 @@ pub use crate::wire::Form;
 use crate::{
     grpc::{Answering, Answers, Call, FIRST_REQUEST, Requests, Service},
     interest::Interest,
+    kind::Kind,
     layer::Snapshot,
     limits::{self, Account, Bound, Member, Payer},
-    resource::Kind,
     wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 

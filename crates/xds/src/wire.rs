@@ -12,7 +12,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
 
-use crate::resource::{Kind, Resource};
+use crate::{kind::Kind, resource::Resource};
 
 /// The aggregated service's method for each form.
 pub(crate) const DELTA: &str =

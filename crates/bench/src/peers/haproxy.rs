@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Node, Protocol};
+use crate::node::{Node, Protocol};
 
 /// The text of its configuration file.
 pub(super) fn configuration(node: &Node<'_>) -> String {

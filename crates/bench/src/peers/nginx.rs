@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use super::{Node, Protocol, Role};
+use crate::node::{Node, Protocol, Role};
 
 /// Its module for TCP, which distributions package apart.
 pub(super) fn stream_module() -> Option<&'static Path> {

@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::{Form, Names, Options, Received, Rejection, Update};
 use crate::{
-    resource::Kind,
+    kind::Kind,
     wire::{DeltaResponse, SotwResponse, name_of},
 };
 

@@ -19,8 +19,9 @@ use super::{
 use crate::{
     grpc::Begun,
     interest::{Change, Interest},
+    kind::Kind,
     layer::{Layer, Snapshot},
-    resource::{Kind, Resource},
+    resource::Resource,
     wire::{DeltaRequest, DeltaResponse, Form, SotwRequest, SotwResponse, name_of},
 };
 

@@ -30,7 +30,7 @@ use std::{
 
 use self::watched::{Due, Watched};
 use super::{Event, Form, nonces::Nonce};
-use crate::{interest::Interest, layer::Snapshot, limits, resource::Kind, wire::Push};
+use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, wire::Push};
 
 /// The name that stands for all resources of a kind.
 const WILDCARD: &str = "*";

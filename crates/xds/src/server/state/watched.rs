@@ -12,9 +12,10 @@ use super::{
 use crate::{
     aliases::{self, lookups},
     interest::Interest,
+    kind::Kind,
     layer::Snapshot,
     limits,
-    resource::{Kind, Resource},
+    resource::Resource,
     work,
 };
 
