@@ -1,16 +1,14 @@
 //! HTTP/1: what bytes mean does not depend on how they arrive, and what is sent on means the same to the next reader.
 
-use skysail_proxy::{
-    fuzzing,
-    http::{
-        head::{Headers, RequestHead, ResponseHead},
-        http1::{Decoder, Framing, Limits, Malformed, Scan, parse},
-    },
+use skysail_http::{
+    head::{Headers, RequestHead, ResponseHead},
+    http1::{BodyDecoder, Framing, HeadLimits, Malformed, Scan, parse},
 };
+use skysail_proxy::fuzzing;
 
-const LIMITS: Limits = Limits { max_head: 4 * 1024, max_headers: 40 };
+const LIMITS: HeadLimits = HeadLimits { max_head: 4 * 1024, max_headers: 40 };
 /// What is sent on may have a little more than what came in.
-const NEXT: Limits = Limits { max_head: 16 * 1024, max_headers: 50 };
+const NEXT: HeadLimits = HeadLimits { max_head: 16 * 1024, max_headers: 50 };
 
 /// Everything that was read from a connection.
 #[derive(Debug)]
@@ -34,13 +32,13 @@ struct Message<Head> {
 
 /// What the two kinds of messages have in common here.
 trait Head: Default + Clone + std::fmt::Debug {
-    fn parse(&mut self, bytes: &[u8], limits: &Limits, method: &str) -> Result<Framing, Malformed>;
+    fn parse(&mut self, bytes: &[u8], limits: &HeadLimits, method: &str) -> Result<Framing, Malformed>;
     fn line(&self) -> String;
     fn headers(&self) -> &Headers;
 }
 
 impl Head for RequestHead {
-    fn parse(&mut self, bytes: &[u8], limits: &Limits, _: &str) -> Result<Framing, Malformed> {
+    fn parse(&mut self, bytes: &[u8], limits: &HeadLimits, _: &str) -> Result<Framing, Malformed> {
         parse::request(bytes, limits, self).map(|(framing, _)| framing)
     }
 
@@ -54,7 +52,7 @@ impl Head for RequestHead {
 }
 
 impl Head for ResponseHead {
-    fn parse(&mut self, bytes: &[u8], limits: &Limits, method: &str) -> Result<Framing, Malformed> {
+    fn parse(&mut self, bytes: &[u8], limits: &HeadLimits, method: &str) -> Result<Framing, Malformed> {
         parse::response(bytes, limits, method, self).map(|(framing, _)| framing)
     }
 
@@ -122,7 +120,7 @@ fn read_in_pieces<H: Head>(split: [u8; 2], bytes: &[u8], method: &str) -> Readin
 }
 
 /// Reads messages from pieces as a connection does.
-fn read<H: Head>(pieces: &[&[u8]], limits: &Limits, method: &str) -> Reading<H> {
+fn read<H: Head>(pieces: &[&[u8]], limits: &HeadLimits, method: &str) -> Reading<H> {
     let mut reading = Reading { messages: Vec::new(), refused: None, rest: 0 };
     let (mut input, mut scan, mut body) = (Vec::new(), Scan::default(), None);
     for piece in pieces {
@@ -144,8 +142,8 @@ fn advance<H: Head>(
     reading: &mut Reading<H>,
     input: &mut Vec<u8>,
     scan: &mut Scan,
-    body: &mut Option<Decoder>,
-    limits: &Limits,
+    body: &mut Option<BodyDecoder>,
+    limits: &HeadLimits,
     method: &str,
 ) -> Result<(), Malformed> {
     loop {
@@ -172,7 +170,7 @@ fn advance<H: Head>(
         let framing = head.parse(&input[..end], limits, method)?;
         input.drain(..end);
         reading.messages.push(Message { head, framing, content: vec![], trailers: None, complete: false });
-        *body = Some(Decoder::new(framing));
+        *body = Some(BodyDecoder::new(framing));
     }
 }
 

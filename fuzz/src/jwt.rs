@@ -8,15 +8,13 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use serde_json::{Map, Value};
-use skysail_proxy::{
-    http::{
-        head::RequestHead,
-        http1::{Limits, parse},
-    },
-    policy::{
-        config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
-        jwt::{Outcome, apply, check, sanitize},
-    },
+use skysail_http::{
+    head::RequestHead,
+    http1::{HeadLimits, parse},
+};
+use skysail_proxy::policy::{
+    config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+    jwt::{Outcome, apply, check, sanitize},
 };
 
 /// When the requests come.
@@ -97,7 +95,7 @@ fn request(place: u8, token: &[u8]) -> Option<RequestHead> {
         _ => b"GET /?u=v&t=",
     };
     let after = if place % 3 == 2 { &b" HTTP/1.1\r\nhost: a\r\n\r\n"[..] } else { b"\r\n\r\n" };
-    let (mut head, limits) = (RequestHead::default(), Limits { max_head: 16 << 10, max_headers: 20 });
+    let (mut head, limits) = (RequestHead::default(), HeadLimits { max_head: 16 << 10, max_headers: 20 });
     parse::request(&[before, token, after].concat(), &limits, &mut head).ok()?;
     Some(head)
 }

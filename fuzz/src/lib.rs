@@ -15,14 +15,14 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use skysail_core::SpiffeId;
+use skysail_http::{
+    head::{RequestHead, ResponseHead},
+    http2::{Http2Options, fuzzing as http_fuzzing},
+    proxy_protocol::{self as proxy_headers, Ends, ProxyVersion},
+};
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
 use skysail_proxy::{
     fuzzing::{self, Resource},
-    http::{
-        head::{RequestHead, ResponseHead},
-        http2::Http2Options,
-        proxy_protocol::{Ends, Version},
-    },
     policy::{
         config::{
             http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader},
@@ -68,7 +68,7 @@ pub const TARGETS: [(&str, Target); 19] = [
 
 /// Header blocks of HTTP/2: what is read means the same once it is written anew.
 pub fn hpack(data: &[u8]) {
-    let [read, again] = fuzzing::hpack(data);
+    let [read, again] = http_fuzzing::hpack(data);
     assert_eq!(read, again);
 }
 
@@ -76,8 +76,8 @@ pub fn hpack(data: &[u8]) {
 pub fn http2(data: &[u8]) {
     let [end, piece, bytes @ ..] = data else { return };
     let server = end % 2 == 0;
-    let whole = fuzzing::http2(server, bytes, usize::MAX);
-    let pieces = fuzzing::http2(server, bytes, usize::from(*piece));
+    let whole = http_fuzzing::http2(server, bytes, usize::MAX);
+    let pieces = http_fuzzing::http2(server, bytes, usize::from(*piece));
     assert_eq!(whole, pieces);
 }
 
@@ -105,18 +105,28 @@ pub fn peer(data: &[u8]) {
     }
 }
 
+/// Returns what a connection's first bytes are: `None` while more are needed, else whether they are a PROXY header, with its
+/// length and addresses.
+fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
+    match proxy_headers::look(bytes) {
+        proxy_headers::Look::More => None,
+        proxy_headers::Look::Header(_, length, ends) => Some(Some((length, ends))),
+        proxy_headers::Look::Absent | proxy_headers::Look::Broken => Some(None),
+    }
+}
+
 /// Headers of the PROXY protocol: known as soon as they are whole, and no more is asked for than one can have. Whom a
 /// header names it names again once it is written anew.
 pub fn proxy_protocol(data: &[u8]) {
-    let whole = fuzzing::proxy_header(data);
+    let whole = proxy_header(data);
     assert!(whole.is_some() || data.len() < 16 + (1 << 16), "more than a header is asked for");
     if let Some(Some((length, ends))) = whole {
         assert!(length <= data.len());
-        assert_eq!(fuzzing::proxy_header(&data[..length]), whole);
-        assert!((0..length).rev().take(64).all(|end| fuzzing::proxy_header(&data[..end]).is_none()));
-        for version in [Version::V1, Version::V2] {
-            let again = fuzzing::write_proxy_header(version, ends);
-            let Some(Some((written, named))) = fuzzing::proxy_header(&again) else { panic!("{again:?}") };
+        assert_eq!(proxy_header(&data[..length]), whole);
+        assert!((0..length).rev().take(64).all(|end| proxy_header(&data[..end]).is_none()));
+        for version in [ProxyVersion::V1, ProxyVersion::V2] {
+            let again = proxy_headers::write(version, ends);
+            let Some(Some((written, named))) = proxy_header(&again) else { panic!("{again:?}") };
             let ip =
                 |ends: Ends| [ends.source, ends.destination].map(|end| (end.ip().to_canonical(), end.port()));
             assert_eq!((written, named.map(ip)), (again.len(), ends.map(ip)));
@@ -124,7 +134,7 @@ pub fn proxy_protocol(data: &[u8]) {
     }
     // What is no header stays none.
     if whole == Some(None) {
-        assert_eq!(fuzzing::proxy_header(&[data, b"\r\n"].concat()), Some(None));
+        assert_eq!(proxy_header(&[data, b"\r\n"].concat()), Some(None));
     }
 }
 

@@ -2,29 +2,27 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use skysail_proxy::{
-    http::{
-        head::RequestHead,
-        http1::{Limits, parse},
-    },
-    policy::{
-        config::{
-            RouteTable,
-            route::{
-                Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
-                VirtualHost,
-            },
-            text::{HeaderMatch, HeaderTest},
+use skysail_http::{
+    head::RequestHead,
+    http1::{HeadLimits, parse},
+};
+use skysail_proxy::policy::{
+    config::{
+        RouteTable,
+        route::{
+            Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
+            VirtualHost,
         },
-        route::{find, location, rewrite},
+        text::{HeaderMatch, HeaderTest},
     },
+    route::{find, location, rewrite},
 };
 
 static TABLE: LazyLock<RouteTable> = LazyLock::new(table);
 
 /// A head of HTTP/1.1, for which a route is looked for.
 pub fn route(data: &[u8]) {
-    let (mut head, limits) = (RequestHead::default(), Limits { max_head: 4096, max_headers: 20 });
+    let (mut head, limits) = (RequestHead::default(), HeadLimits { max_head: 4096, max_headers: 20 });
     if parse::request(data, &limits, &mut head).is_err() {
         return;
     }

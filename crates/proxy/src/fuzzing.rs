@@ -1,25 +1,21 @@
 //! Ways for the fuzz targets to what is the crate's own. Built with the feature `fuzzing` alone, which nothing
 //! that is shipped turns on.
 
-use std::task::{Context, Waker};
-
 use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 
 use crate::{
-    http::{
-        buffer::Buffer,
-        head::{Headers, RequestHead, ResponseHead},
-        http1::{
-            Framing,
-            write::{self, Persistence},
-        },
-        http2::{self, Decoder, Encoder, Http2Options, Session},
-        proxy_protocol::{self, Ends, Version},
-    },
     policy::config::http::Format,
     request::hop,
     translate::{self, TlsContexts, Translator},
     worker::inspect::{self, Findings, Look},
+};
+use skysail_http::{
+    buffer::Buffer,
+    head::{Headers, RequestHead, ResponseHead},
+    http1::{
+        Framing,
+        write::{self, Persistence},
+    },
 };
 
 /// A request as it goes out to an upstream: head, content in these pieces, trailers.
@@ -120,72 +116,4 @@ pub enum Resource {
     Endpoints,
     /// `envoy.config.bootstrap.v3.Bootstrap`
     Bootstrap,
-}
-
-/// Header blocks of one connection, each after two bytes that tell its length, up to the first that is none: their
-/// fields, and what is read from them once they are written anew.
-pub fn hpack(data: &[u8]) -> [Fields; 2] {
-    let (mut decoder, mut encoder, mut next) = (Decoder::new(), Encoder::new(), Decoder::new());
-    let (mut all, mut again) = (Vec::new(), Vec::new());
-    let mut rest = data;
-    while let Some((length, after)) = rest.split_first_chunk() {
-        let (block, after) = after.split_at(after.len().min(usize::from(u16::from_be_bytes(*length))));
-        let mut out = Vec::new();
-        encoder.begin(&mut out);
-        let read = decoder.decode(block, |name, value| {
-            all.push((name.to_vec(), value.to_vec()));
-            encoder.field(&mut out, name, value);
-        });
-        let reread = next.decode(&out, |name, value| again.push((name.to_vec(), value.to_vec())));
-        if reread.is_err() || read.is_err() {
-            break;
-        }
-        rest = after;
-    }
-    [all, again]
-}
-
-/// Names and values.
-pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
-
-/// What a peer's bytes make of a connection of HTTP/2, at either end, if they come in pieces of this size: how it
-/// went, what the connection has to say, and the requests.
-pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String) {
-    let options = Http2Options { allow_connect: true, ..Http2Options::new(4) };
-    let limits = http2::Limits { head: http2::Bounds { size: 4096, fields: 20 }, options };
-    let role = if server { http2::Role::Server } else { http2::Role::Client };
-    let mut session = Session::new(role, limits);
-    let mut input = Buffer::default();
-    let mut went = true;
-    for bytes in data.chunks(piece.max(1)) {
-        input.extend(bytes);
-        if let Err(reason) = session.feed(&mut input) {
-            session.fail(reason);
-            went = false;
-            break;
-        }
-    }
-    let mut requests = String::new();
-    let cx = Context::from_waker(Waker::noop());
-    while let Some(request) = session.accept() {
-        let content = session.poll_piece(&cx, request.stream);
-        requests += &format!("{:?} {:?} {content:?}\n", request.stream, request.head);
-        session.forget(request.stream);
-    }
-    (went, session.out.bytes().to_vec(), requests)
-}
-
-/// What a connection's first bytes say by the PROXY protocol: `None` while more are needed, else whether it is a header,
-/// with how many bytes it has and whom it names.
-pub fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
-    match proxy_protocol::look(bytes) {
-        proxy_protocol::Look::More => None,
-        proxy_protocol::Look::Header(_, length, ends) => Some(Some((length, ends))),
-        proxy_protocol::Look::Absent | proxy_protocol::Look::Broken => Some(None),
-    }
-}
-
-/// A header of the PROXY protocol.
-pub fn write_proxy_header(version: Version, ends: Option<Ends>) -> Vec<u8> {
-    proxy_protocol::write(version, ends)
 }

@@ -27,8 +27,7 @@ pub mod worker;
 pub mod overload;
 pub mod telemetry;
 
-// Decisions, and the bytes.
-pub mod http;
+// Decisions.
 pub mod policy;
 
 #[cfg(feature = "fuzzing")]

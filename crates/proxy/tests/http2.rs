@@ -23,14 +23,12 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
 use http2::{content, http2_server, limited_server, request, send};
-use skysail_proxy::{
-    http::http2::{Http2Options, Keepalive},
-    policy::config::{
-        Cluster,
-        cluster::UpstreamProtocol,
-        listener::Direction,
-        route::{RetryOn, RetryPolicy},
-    },
+use skysail_http::http2::{Http2Options, Keepalive};
+use skysail_proxy::policy::config::{
+    Cluster,
+    cluster::UpstreamProtocol,
+    listener::Direction,
+    route::{RetryOn, RetryPolicy},
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{

@@ -14,15 +14,13 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use arc_swap::ArcSwap;
 use http2::{content, request};
-use skysail_proxy::{
-    http::map::Map,
-    policy::config::{
-        Listener, RouteTable, Snapshot,
-        demand::{Demand, Known, Question},
-        http::Routes,
-        listener::Terminal,
-        route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
-    },
+use skysail_http::map::Map;
+use skysail_proxy::policy::config::{
+    Listener, RouteTable, Snapshot,
+    demand::{Demand, Known, Question},
+    http::Routes,
+    listener::Terminal,
+    route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
 };
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};

@@ -15,7 +15,9 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use mesh::{Mesh, accepting, pair};
 use skysail_core::SpiffeId;
+use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_identity::{Authority, Connector};
+use skysail_proxy::overload::Limits as Taken;
 use skysail_proxy::policy::config::{
     Cluster, FilterChain, Listener,
     cluster::Limits,
@@ -25,7 +27,6 @@ use skysail_proxy::policy::config::{
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
-use skysail_proxy::{http::proxy_protocol::Version, overload::Limits as Taken};
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
@@ -50,12 +51,13 @@ async fn tls_begins_after_what_says_whose_connection_it_is() {
     let mesh = Mesh::new();
     let terminal = http(|manager, _| manager.use_remote_address = true);
     let mut behind = listener(terminal, Some(mesh.server("server", "client")));
-    behind.proxy_protocol = Some(Proxied { except: vec![], optional: false, refused: vec![Version::V1] });
+    behind.proxy_protocol =
+        Some(Proxied { except: vec![], optional: false, refused: vec![ProxyVersion::V1] });
     behind.inspect_tls = Some(Inspect::default());
     let behind = Proxy::start(behind, vec![cluster(&[echo().await], None)]).await;
     let client = mesh.client("client", "server");
     let next = cluster(&[behind.address], Some(&client));
-    let next = Cluster { proxy_protocol: Some(Version::V2), ..next };
+    let next = Cluster { proxy_protocol: Some(ProxyVersion::V2), ..next };
     let before = Proxy::start(listener(http(|manager, _| manager.istio_alpn = true), None), vec![next]).await;
     let mut client = before.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;

@@ -18,11 +18,6 @@ use tokio::net::TcpStream;
 use tracing::{debug, warn};
 
 use crate::{
-    http::{
-        proxy_protocol::{self, Ends, Look},
-        socket::Stream,
-        timer::{Timer, earlier},
-    },
     overload::{
         drain::{Registered, Side},
         limit_log::{self, Limit},
@@ -49,6 +44,11 @@ use crate::{
         inspect::{self, Findings},
         revalidation::Admission,
     },
+};
+use skysail_http::{
+    proxy_protocol::{self, Ends, Look},
+    socket::Stream,
+    timer::{Timer, earlier},
 };
 
 /// Most bytes and reads before it must be known what a connection begins with. The largest client hello and the largest

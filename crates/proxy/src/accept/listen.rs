@@ -19,7 +19,6 @@ use tracing::{debug, warn};
 
 use crate::{
     accept::connection,
-    http::timer,
     overload::{
         drain::Side,
         limit_log::{self, Limit},
@@ -27,6 +26,7 @@ use crate::{
     },
     worker::Worker,
 };
+use skysail_http::timer;
 
 /// Connections that may wait to be accepted, on each worker: more than come while a worker is merely held up, but not so many
 /// that after a surge most have been given up by their clients, and to find that out takes long.

@@ -27,13 +27,13 @@ use tokio::{
 use crate::{
     accept::listen,
     call::export,
-    http::timer,
     overload::drain::Side,
     policy::config::{Listener, Snapshot, listener::Direction},
     telemetry::ShardSnapshot,
     upstream::pool,
     worker::{Worker, revalidation},
 };
+use skysail_http::timer;
 
 pub use crate::{upstream::pool::HostStats, worker::Shared};
 

@@ -11,7 +11,6 @@ use skysail_xds::otlp::ExportResponse;
 
 use crate::{
     call,
-    http::{head::RequestHead, timer},
     policy::{
         config::{
             collector::{Call, Collector},
@@ -27,6 +26,7 @@ use crate::{
     },
     worker::Worker,
 };
+use skysail_http::{head::RequestHead, timer};
 
 /// What nothing is told to for so long is forgotten.
 const IDLE: Duration = Duration::from_secs(300);

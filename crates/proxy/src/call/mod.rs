@@ -11,14 +11,6 @@ use std::{
 };
 
 use crate::{
-    http::{
-        flow::Flow,
-        head::{Headers, RequestHead, ResponseHead, Version},
-        http1::{Framing, write::Persistence},
-        http2::{Answered, Duplex},
-        timer,
-        wire::Wire,
-    },
     policy::{
         balance::Want,
         config::Snapshot,
@@ -31,6 +23,14 @@ use crate::{
         response,
     },
     worker::Worker,
+};
+use skysail_http::{
+    flow::Flow,
+    head::{Headers, RequestHead, ResponseHead, Version},
+    http1::{Framing, write::Persistence},
+    http2::{Answered, Duplex},
+    timer,
+    wire::Wire,
 };
 
 /// As large as an answer may be.

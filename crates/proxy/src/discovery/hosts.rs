@@ -26,7 +26,6 @@ use super::{
     uses,
 };
 use crate::{
-    http::map::Map,
     policy::config::{
         RouteTable,
         demand::{Demand, Known, Question},
@@ -34,6 +33,7 @@ use crate::{
     },
     translate::{self, Translator},
 };
+use skysail_http::map::Map;
 
 /// `envoy.config.route.v3.RouteConfiguration.virtual_hosts`
 const VIRTUAL_HOSTS: u32 = 2;

@@ -371,7 +371,7 @@ impl Inventory {
             active.map(|(name, kept)| (Arc::clone(name), Arc::clone(&kept.value))).collect()
         }
         let by_name = active(&self.listeners);
-        let mut by_address = crate::http::map::Map::default();
+        let mut by_address = skysail_http::map::Map::default();
         for listener in by_name.values() {
             for address in &listener.addresses {
                 by_address.insert(*address, Arc::clone(listener));

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::http::map::Map;
+use skysail_http::map::Map;
 
 /// A connection without a request that is to end is kept so long for a request that is on its way.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);

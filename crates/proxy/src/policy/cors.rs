@@ -1,9 +1,7 @@
 //! Cross-origin resource sharing: Envoy's CORS filter, decided.
 
-use crate::{
-    http::head::{RequestHead, ResponseHead},
-    policy::{config::route::Cors, matching},
-};
+use crate::policy::{config::route::Cors, matching};
+use skysail_http::head::{RequestHead, ResponseHead};
 
 /// Fields of an answer, instead of others of their names.
 pub type Marks = Vec<(Box<str>, Box<[u8]>)>;

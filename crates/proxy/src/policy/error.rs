@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::http::{
+use skysail_http::{
     grpc_status,
     http2::{Gone, Lost, Reason, Unsent},
 };

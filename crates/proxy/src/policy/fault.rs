@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::route::{Abort, Fault},
-        error::Kind,
-        matching,
-        route::roll,
-    },
+use crate::policy::{
+    config::route::{Abort, Fault},
+    error::Kind,
+    matching,
+    route::roll,
 };
+use skysail_http::head::RequestHead;
 
 /// What befalls a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

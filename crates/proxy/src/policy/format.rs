@@ -12,16 +12,14 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{
-    http::head::{Headers, RequestHead},
-    policy::{
-        config::http::{Format, Part},
-        error,
-        peer::Peer,
-        record::{Context, Record},
-        trace::SpanContext,
-    },
+use crate::policy::{
+    config::http::{Format, Part},
+    error,
+    peer::Peer,
+    record::{Context, Record},
+    trace::SpanContext,
 };
+use skysail_http::head::{Headers, RequestHead};
 
 #[cfg(test)]
 pub(crate) mod tests;

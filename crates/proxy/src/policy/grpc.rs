@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::{http::head::Headers, policy::config::route::GrpcTimeout};
+use crate::policy::config::route::GrpcTimeout;
+use skysail_http::head::Headers;
 
 /// How long the client waits; `None` if it does not say, or not in these words.
 pub(crate) fn timeout(headers: &Headers) -> Option<Duration> {

@@ -3,17 +3,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{
-    http::head::{Headers, Names, RequestHead, ResponseHead, Scheme, Version},
-    policy::{
-        config::{
-            http::{Format, ForwardClientCert, HttpManager},
-            route::{AppendAction, HeaderOp},
-        },
-        format,
-        record::{Context, Record},
+use crate::policy::{
+    config::{
+        http::{Format, ForwardClientCert, HttpManager},
+        route::{AppendAction, HeaderOp},
     },
+    format,
+    record::{Context, Record},
 };
+use skysail_http::head::{Headers, Names, RequestHead, ResponseHead, Scheme, Version};
 
 #[cfg(test)]
 mod tests;

@@ -16,16 +16,14 @@ use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 use skysail_identity::jwks::Mismatch;
 
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::{
-            jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
-            route::Setting,
-        },
-        route,
+use crate::policy::{
+    config::{
+        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        route::Setting,
     },
+    route,
 };
+use skysail_http::head::RequestHead;
 
 mod json;
 #[cfg(test)]

@@ -4,10 +4,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::{
-    http::head::{Headers, RequestHead, ResponseHead},
-    policy::config::text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
-};
+use crate::policy::config::text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch};
+use skysail_http::head::{Headers, RequestHead, ResponseHead};
 
 /// Whether a text passes.
 pub fn text(test: &TextMatch, value: &[u8]) -> bool {

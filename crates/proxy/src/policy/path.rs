@@ -3,13 +3,11 @@
 //! In Envoy's order: escaped slashes, RFC 3986 (dot segments, backslashes, needless escapes), runs of slashes.
 //! The query stays as it is. A path already in normal form, nearly every one, costs one look.
 
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::http::{EscapedSlashes, HttpManager},
-        matching,
-    },
+use crate::policy::{
+    config::http::{EscapedSlashes, HttpManager},
+    matching,
 };
+use skysail_http::head::RequestHead;
 
 /// What comes of a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,10 +22,8 @@ use prost::Message as _;
 use prost_types::{Struct, Value, value::Kind};
 use rustls::pki_types::CertificateDer;
 
-use crate::{
-    http::{map::Map, socket::Stream},
-    policy::config::{cluster::Workload, http::ClientCertDetails},
-};
+use crate::policy::config::{cluster::Workload, http::ClientCertDetails};
+use skysail_http::{map::Map, socket::Stream};
 
 /// Header with the metadata.
 pub const METADATA: &str = "x-envoy-peer-metadata";

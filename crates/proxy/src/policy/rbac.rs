@@ -14,17 +14,15 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::{
-            policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-            text::TextMatch,
-        },
-        matching::{self, Values},
-        peer::Peer,
+use crate::policy::{
+    config::{
+        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+        text::TextMatch,
     },
+    matching::{self, Values},
+    peer::Peer,
 };
+use skysail_http::head::RequestHead;
 
 #[cfg(test)]
 mod tests;

@@ -8,15 +8,13 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{
-    http::head::{RequestHead, ResponseHead},
-    policy::{
-        config::{Cluster, Endpoint, listener::Direction},
-        error::Flags,
-        peer::Peer,
-        trace::SpanContext,
-    },
+use crate::policy::{
+    config::{Cluster, Endpoint, listener::Direction},
+    error::Flags,
+    peer::Peer,
+    trace::SpanContext,
 };
+use skysail_http::head::{RequestHead, ResponseHead};
 
 /// A request or connection, finished or (for header formats) on its way. Filled as things become known; what
 /// is not known stays as [`Record::new`] leaves it.

@@ -5,17 +5,15 @@
 
 use std::time::Duration;
 
-use crate::{
-    http::head::{Names, RequestHead, ResponseHead},
-    policy::{
-        config::{
-            route::{RetryOn, RetryPolicy},
-            text::{HeaderMatch, HeaderTest},
-        },
-        error::{Error, Kind},
-        matching,
+use crate::policy::{
+    config::{
+        route::{RetryOn, RetryPolicy},
+        text::{HeaderMatch, HeaderTest},
     },
+    error::{Error, Kind},
+    matching,
 };
+use skysail_http::head::{Names, RequestHead, ResponseHead};
 
 /// What is taken off the head, whatever it says.
 const FIELDS: [&str; 10] = [

@@ -5,19 +5,17 @@
 
 use std::borrow::Cow;
 
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::{
-            RouteTable,
-            route::{
-                Action, Forward, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
-                Target, Targets, VirtualHost,
-            },
+use crate::policy::{
+    config::{
+        RouteTable,
+        route::{
+            Action, Forward, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
+            Target, Targets, VirtualHost,
         },
-        matching,
     },
+    matching,
 };
+use skysail_http::head::RequestHead;
 
 #[cfg(test)]
 mod tests;

@@ -5,10 +5,8 @@
 
 use std::time::SystemTime;
 
-use crate::{
-    http::head::{Headers, RequestHead},
-    policy::config::trace::{RequestIdUse, Sampling, Tracer, Zipkin},
-};
+use crate::policy::config::trace::{RequestIdUse, Sampling, Tracer, Zipkin};
+use skysail_http::head::{Headers, RequestHead};
 
 #[cfg(test)]
 mod tests;

@@ -24,10 +24,6 @@ use skysail_xds::envoy::pb::{
 
 use crate::{
     call,
-    http::{
-        head::{RequestHead, ResponseHead, Version},
-        http1::parse,
-    },
     policy::{
         config::{
             Snapshot,
@@ -38,6 +34,10 @@ use crate::{
         matching,
     },
     worker::{Worker, downstream::Origin},
+};
+use skysail_http::{
+    head::{RequestHead, ResponseHead, Version},
+    http1::parse,
 };
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ impl Changes {
     pub(crate) fn apply(&self, head: &mut RequestHead) {
         for (name, value) in &self.set {
             if &**name == "host" {
-                if let Some(authority) = crate::http::head::as_authority(value) {
+                if let Some(authority) = skysail_http::head::as_authority(value) {
                     head.set_authority(authority);
                 }
             } else if !name.starts_with(':') {

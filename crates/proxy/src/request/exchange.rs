@@ -11,16 +11,16 @@ use std::{
 };
 
 use crate::{
-    http::{
-        flow::{Broken, Flow},
-        head::ResponseHead,
-        http1::{Connection, Framing, Limits, Scan},
-        timer::{Timer, earlier},
-        wire::Wire,
-    },
     policy::error::{Error, Kind},
     upstream::response::{poll_answer, poll_head},
     worker::downstream::Downstream,
+};
+use skysail_http::{
+    flow::{Broken, Flow},
+    head::ResponseHead,
+    http1::{ConnectionOptions, Framing, HeadLimits, Scan},
+    timer::{Timer, earlier},
+    wire::Wire,
 };
 
 /// Interim answers (1xx) taken in one turn, after which other tasks come first.
@@ -174,10 +174,10 @@ impl<'a> Client<'a> {
         &mut self,
         upstream: &mut Wire,
         method: &str,
-        limits: &Limits,
+        limits: &HeadLimits,
         head: &mut ResponseHead,
         mut revoked: impl FnMut() -> Option<Instant>,
-    ) -> Result<(Framing, Connection), Error> {
+    ) -> Result<(Framing, ConnectionOptions), Error> {
         // Whether an interim answer has been passed on, and whether the one in `head` waits to be.
         let (mut scan, mut passed, mut held) = (Scan::default(), false, false);
         poll_fn(|cx| {

@@ -12,12 +12,6 @@ use tracing::warn;
 
 use crate::{
     call,
-    http::{
-        flow::{Broken, Flow},
-        grpc_web::{self, Through, Web},
-        head::{RequestHead, ResponseHead, Version},
-        timer,
-    },
     policy::{
         config::{
             authorization::ExternalAuthorization,
@@ -41,6 +35,12 @@ use crate::{
         exchange::{Client, Deadlines},
         story::{Mark, Story},
     },
+};
+use skysail_http::{
+    flow::{Broken, Flow},
+    grpc_web::{self, Through, Web},
+    head::{RequestHead, ResponseHead, Version},
+    timer,
 };
 
 /// What the filters make of a request.

@@ -11,18 +11,6 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 
 use crate::{
-    http::{
-        compress::Compressor,
-        flow::Flow,
-        grpc_status,
-        grpc_web::Through,
-        head::{ResponseHead, Version},
-        http1::{
-            Connection, Framing,
-            write::{self, Persistence},
-        },
-        wire::Wire,
-    },
     policy::{
         balance::{Want, key},
         config::{
@@ -47,6 +35,18 @@ use crate::{
         pool::{Host, Pool, bump},
     },
     worker::{downstream::Downstream, revalidation::Case},
+};
+use skysail_http::{
+    compress::Compressor,
+    flow::Flow,
+    grpc_status,
+    grpc_web::Through,
+    head::{ResponseHead, Version},
+    http1::{
+        ConnectionOptions, Framing,
+        write::{self, Persistence},
+    },
+    wire::Wire,
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.
@@ -220,7 +220,7 @@ impl Story<'_> {
         way: &Way<'_>,
         body: &mut Flow,
         deadlines: &mut Deadlines,
-    ) -> Result<(Framing, Connection, bool), Error> {
+    ) -> Result<(Framing, ConnectionOptions, bool), Error> {
         let retry = way.asked.retry().filter(|_| !way.upgrade);
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
@@ -299,7 +299,7 @@ impl Story<'_> {
         body: &mut Flow,
         deadlines: &mut Deadlines,
         fresh: bool,
-    ) -> Result<(Framing, Connection, bool), Failure> {
+    ) -> Result<(Framing, ConnectionOptions, bool), Failure> {
         let pool = &way.pool;
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
@@ -322,7 +322,7 @@ impl Story<'_> {
         if way.ends_connect {
             self.told.upstream = Some(upstream);
             *self.response = ResponseHead::build(200, &[]);
-            return Ok((Framing::None, Connection::default(), true));
+            return Ok((Framing::None, ConnectionOptions::default(), true));
         }
         let connect = self.head.method() == "CONNECT";
         match &upstream.wire {
@@ -444,7 +444,7 @@ impl Story<'_> {
     async fn respond(
         &mut self,
         framing: Framing,
-        connection: Connection,
+        connection: ConnectionOptions,
         request: &mut Flow,
         complete: bool,
         deadlines: &mut Deadlines,

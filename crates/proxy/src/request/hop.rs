@@ -8,17 +8,17 @@ use std::{
 };
 
 use crate::{
-    http::{
-        head::{Headers, Names, ResponseHead},
-        http1::Limits,
-    },
     policy::config::{HttpManager, http::ServerHeader},
     worker::Worker,
 };
+use skysail_http::{
+    head::{Headers, Names, ResponseHead},
+    http1::HeadLimits,
+};
 
 /// What a request's head may be at most.
-pub(crate) fn limits(manager: &HttpManager) -> Limits {
-    Limits { max_head: manager.max_head, max_headers: manager.max_headers }
+pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {
+    HeadLimits { max_head: manager.max_head, max_headers: manager.max_headers }
 }
 
 /// Fields that concern one connection alone, whatever its `connection` field says.
@@ -90,7 +90,7 @@ pub(crate) fn is_idempotent(method: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::head::RequestHead;
+    use skysail_http::head::RequestHead;
 
     #[test]
     fn fields_of_one_connection_stay_on_it() {

@@ -9,7 +9,6 @@ use tracing::debug;
 
 use crate::{
     call,
-    http::{flow::Flow, head::RequestHead, http1::write::Persistence, timer},
     policy::{
         config::{Snapshot, route::Mirror},
         error::Error,
@@ -19,6 +18,7 @@ use crate::{
     upstream::{self, Offer, Spoken},
     worker::Worker,
 };
+use skysail_http::{flow::Flow, head::RequestHead, http1::write::Persistence, timer};
 
 /// How long an answer that nobody reads is waited for.
 const PATIENCE: Duration = Duration::from_secs(15);

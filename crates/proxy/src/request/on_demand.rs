@@ -9,7 +9,6 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    http::{flow::Flow, timer},
     overload::limit_log::{self, Limit},
     policy::{
         config::demand::{self, Standing},
@@ -21,6 +20,7 @@ use crate::{
         story::Story,
     },
 };
+use skysail_http::{flow::Flow, timer};
 
 /// Requests wait a little longer for a virtual host than the control thread lets them.
 const LONGEST_ASK: Duration = Duration::from_secs(6);

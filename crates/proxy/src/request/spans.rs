@@ -7,11 +7,6 @@ use serde_json::Value;
 
 use crate::{
     call::export,
-    http::{
-        grpc_status,
-        head::{Headers, Version},
-        wire::Wire,
-    },
     policy::{
         config::{
             listener::Direction,
@@ -24,6 +19,11 @@ use crate::{
     },
     request::story::Story,
     telemetry::span::{Outcome, Span, Tags, Teller},
+};
+use skysail_http::{
+    grpc_status,
+    head::{Headers, Version},
+    wire::Wire,
 };
 
 /// What the span of the other end is called: a client's sidecar tells the server's, and the other way round.

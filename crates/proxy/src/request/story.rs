@@ -19,15 +19,6 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    http::{
-        compress::Compressor,
-        flow::Flow,
-        grpc_status,
-        grpc_web::Web,
-        head::{RequestHead, ResponseHead, Version},
-        http1::{Connection, Framing, write::Persistence},
-        timer,
-    },
     overload::{
         UnderWay, Welcome,
         limit_log::{self, Limit},
@@ -60,6 +51,15 @@ use crate::{
         downstream::Downstream,
         revalidation::{Admission, Visits},
     },
+};
+use skysail_http::{
+    compress::Compressor,
+    flow::Flow,
+    grpc_status,
+    grpc_web::Web,
+    head::{RequestHead, ResponseHead, Version},
+    http1::{ConnectionOptions, Framing, write::Persistence},
+    timer,
 };
 
 /// One request, from its head to its record.
@@ -188,7 +188,7 @@ impl<'a> Story<'a> {
     }
 
     /// Tells it from beginning to end; true if the connection may serve another. `last` says that it may not.
-    pub(crate) async fn tell(&mut self, framing: Framing, connection: Connection, last: bool) -> bool {
+    pub(crate) async fn tell(&mut self, framing: Framing, connection: ConnectionOptions, last: bool) -> bool {
         let wanted = self.wanted_upgrade(connection.upgrade);
         // First, so that everything is decided by what goes on.
         let keep_upgrade = wanted.is_some() && self.head.method() != "CONNECT";

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::http::{
+use skysail_http::{
     flow::{Broken, Flow},
-    http1::{Framing, Limits},
+    http1::{Framing, HeadLimits},
     timer::{Timer, earlier},
     wire::Wire,
 };
@@ -23,7 +23,7 @@ struct Way {
 impl Way {
     fn new() -> Self {
         // There are no trailers.
-        let limits = Limits { max_head: 0, max_headers: 0 };
+        let limits = HeadLimits { max_head: 0, max_headers: 0 };
         Self { flow: Flow::new(Framing::UntilClose, Framing::UntilClose, limits, false), done: false }
     }
 

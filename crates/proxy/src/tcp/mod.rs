@@ -16,12 +16,6 @@ use std::{
 
 use crate::{
     call::export,
-    http::{
-        socket::Stream,
-        splice::Pipe,
-        timer::{Timer, earlier},
-        wire::Wire,
-    },
     policy::{
         balance::{self, Want},
         config::{
@@ -46,6 +40,12 @@ use crate::{
         downstream::{Accepted, Origin},
         revalidation::Refusal,
     },
+};
+use skysail_http::{
+    socket::Stream,
+    splice::Pipe,
+    timer::{Timer, earlier},
+    wire::Wire,
 };
 
 /// Fewer bytes at once than this are copied.

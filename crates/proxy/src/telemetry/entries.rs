@@ -33,15 +33,13 @@ use skysail_xds::envoy::pb::{
     },
 };
 
-use crate::{
-    http::head::{Headers, RequestHead, ResponseHead, Version},
-    policy::{
-        config::http::LogHeaders,
-        error::Flags,
-        peer::Peer,
-        record::{Context, Record},
-    },
+use crate::policy::{
+    config::http::LogHeaders,
+    error::Flags,
+    peer::Peer,
+    record::{Context, Record},
 };
+use skysail_http::head::{Headers, RequestHead, ResponseHead, Version};
 
 #[cfg(test)]
 mod tests;

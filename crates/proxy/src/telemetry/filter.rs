@@ -22,7 +22,7 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
         LogFilter::Flags(Some(some)) => record.flags.bits() & some.bits() != 0,
         LogFilter::GrpcStatus { statuses, exclude } => {
             let status =
-                record.grpc_status.unwrap_or_else(|| crate::http::grpc_status::from_http(record.status));
+                record.grpc_status.unwrap_or_else(|| skysail_http::grpc_status::from_http(record.status));
             statuses.contains(&status) != *exclude
         }
         LogFilter::Expression(expression) => attributes::holds(expression, context),
@@ -49,17 +49,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{
-        http::head::RequestHead,
-        policy::{
-            config::{
-                listener::Direction,
-                text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
-            },
-            error::Flags,
-            record::Record,
+    use crate::policy::{
+        config::{
+            listener::Direction,
+            text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
         },
+        error::Flags,
+        record::Record,
     };
+    use skysail_http::head::RequestHead;
 
     #[test]
     fn what_is_asked_for_is_logged() {

@@ -20,19 +20,17 @@ use super::{
     },
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
-use crate::{
-    http::{head::RequestHead, map::Map},
-    policy::{
-        config::{
-            Snapshot,
-            listener::{Direction, Terminal},
-            stats::{Change, HTTP, Stats, TCP},
-        },
-        expression::Expression,
-        peer::{LocalWorkload, Peer},
-        record::{Context, Record},
+use crate::policy::{
+    config::{
+        Snapshot,
+        listener::{Direction, Terminal},
+        stats::{Change, HTTP, Stats, TCP},
     },
+    expression::Expression,
+    peer::{LocalWorkload, Peer},
+    record::{Context, Record},
 };
+use skysail_http::{head::RequestHead, map::Map};
 
 #[cfg(test)]
 mod tests;

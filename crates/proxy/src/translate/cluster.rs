@@ -39,18 +39,16 @@ use super::{
     At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
     outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
-use crate::http::proxy_protocol::Version;
-use crate::{
-    http::http2::Http2Options,
-    policy::config::{
-        Cluster, Endpoints,
-        cluster::{
-            AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
-            TransportMatch, UpstreamProtocol, Usage,
-        },
-        tls::ClientTls,
+use crate::policy::config::{
+    Cluster, Endpoints,
+    cluster::{
+        AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
+        TransportMatch, UpstreamProtocol, Usage,
     },
+    tls::ClientTls,
 };
+use skysail_http::http2::Http2Options;
+use skysail_http::proxy_protocol::ProxyVersion;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);
@@ -286,7 +284,7 @@ pub(super) fn transport(
 }
 
 /// The header that connections begin with: the same for all endpoints.
-pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<Version>> {
+pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<ProxyVersion>> {
     let matches = proto.transport_socket_matches.iter().map(|one| one.transport_socket.as_ref());
     // Where one is chosen by labels Istio sends no other.
     let other = proto.transport_socket.as_ref();

@@ -6,7 +6,7 @@ use skysail_xds::envoy::pb::envoy::extensions::{
 };
 
 use super::{At as _, Reject, Result, number, type_name, unknown_type, unpack};
-use crate::http::compress::{CONTENT_TYPES, Compressor};
+use skysail_http::compress::{CONTENT_TYPES, Compressor};
 
 /// Content is compressed from this length on, in bytes.
 const MIN_LENGTH: u32 = 30;

@@ -16,15 +16,13 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, cluster::labels, number};
-use crate::{
-    http::map::Map,
-    policy::config::{
-        Cluster, Endpoint, Endpoints,
-        cluster::{DnsName, Health, Locality, TransportMatch, Workload},
-        health::Track,
-        tls::ClientTls,
-    },
+use crate::policy::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{DnsName, Health, Locality, TransportMatch, Workload},
+    health::Track,
+    tls::ClientTls,
 };
+use skysail_http::map::Map;
 
 /// Envoy's limit too.
 const MAX_PRIORITY: u32 = 128;

@@ -31,15 +31,13 @@ use super::{
     limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
 use crate::policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
+use crate::policy::config::http::{
+    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
+    Routes, ServerHeader,
+};
 use crate::policy::config::listener::Cidr;
 use crate::policy::config::trace::RequestIdUse;
-use crate::{
-    http::http2::{Http2Options, Keepalive},
-    policy::config::http::{
-        ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager,
-        MetadataExchange, Routes, ServerHeader,
-    },
-};
+use skysail_http::http2::{Http2Options, Keepalive};
 
 /// Envoy's defaults.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);

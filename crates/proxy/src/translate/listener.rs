@@ -38,7 +38,6 @@ use super::{
     fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
     warn_once,
 };
-use crate::http::proxy_protocol::Version;
 use crate::policy::config::{
     listener::{
         ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
@@ -47,6 +46,7 @@ use crate::policy::config::{
     stats::Stats,
     tls::ServerTls,
 };
+use skysail_http::proxy_protocol::ProxyVersion;
 
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -164,10 +164,10 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
 }
 
 /// Which version of the PROXY protocol.
-pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> Version {
+pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> ProxyVersion {
     match proto {
-        proxy_protocol_config::Version::V1 => Version::V1,
-        proxy_protocol_config::Version::V2 => Version::V2,
+        proxy_protocol_config::Version::V1 => ProxyVersion::V1,
+        proxy_protocol_config::Version::V2 => ProxyVersion::V2,
     }
 }
 

@@ -39,14 +39,12 @@ use super::{
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, trace, type_name, unpack,
 };
-use crate::{
-    http::head,
-    policy::config::route::{
-        Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy,
-        HeaderOp, HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy,
-        Rewrite, Route, RouteMatch, RouteTable, Target, Targets, VirtualHost,
-    },
+use crate::policy::config::route::{
+    Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy, HeaderOp,
+    HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
+    RouteMatch, RouteTable, Target, Targets, VirtualHost,
 };
+use skysail_http::head;
 
 /// Envoy's defaults.
 const TIMEOUT: Duration = Duration::from_secs(15);

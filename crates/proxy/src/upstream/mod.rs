@@ -28,14 +28,6 @@ use tokio::{
 };
 
 use crate::{
-    http::{
-        head::{RequestHead, Version},
-        http2,
-        proxy_protocol::{self, Ends},
-        socket::Stream,
-        timer::{self, Timer},
-        wire::Wire,
-    },
     policy::{
         config::{
             Cluster, Endpoint,
@@ -47,6 +39,14 @@ use crate::{
         route,
     },
     upstream::pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump},
+};
+use skysail_http::{
+    head::{RequestHead, Version},
+    http2,
+    proxy_protocol::{self, Ends},
+    socket::Stream,
+    timer::{self, Timer},
+    wire::Wire,
 };
 
 /// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
@@ -266,7 +266,7 @@ impl Drop for Connecting<'_> {
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
     let cluster = &link.pool().cluster;
     let head = http2::Bounds { size: cluster.max_head, fields: cluster.max_headers };
-    let limits = http2::Limits { head, options: cluster.http2 };
+    let limits = http2::SessionLimits { head, options: cluster.http2 };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
     // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).

@@ -17,12 +17,6 @@ use skysail_identity::Connector;
 use tokio::sync::Notify;
 
 use crate::{
-    http::{
-        http2::{Connection, Duplex},
-        map::Map,
-        socket::Stream,
-        wire::Wire,
-    },
     policy::{
         balance::{PickState, latency::Latency},
         config::{Cluster, Endpoint, Endpoints, Snapshot, cluster::Balancer},
@@ -33,6 +27,12 @@ use crate::{
         Shard,
         stats::{ClusterStats, OutlierStats},
     },
+};
+use skysail_http::{
+    http2::{Connection, Duplex},
+    map::Map,
+    socket::Stream,
+    wire::Wire,
 };
 
 mod eject;

@@ -5,23 +5,21 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use crate::{
-    http::{
-        head::ResponseHead,
-        http1::{Connection, Framing, Limits, Malformed, Scan, parse},
-        http2::{Answered, Duplex},
-        socket::Stream,
-        wire::Wire,
-    },
-    policy::error::{Error, Kind},
+use crate::policy::error::{Error, Kind};
+use skysail_http::{
+    head::ResponseHead,
+    http1::{ConnectionOptions, Framing, HeadLimits, Malformed, Scan, parse},
+    http2::{Answered, Duplex},
+    socket::Stream,
+    wire::Wire,
 };
 
 /// The head of an answer to a request of our own.
 pub(crate) async fn answer(
     upstream: &mut Wire,
     method: &str,
-    limits: &Limits,
-) -> Result<(ResponseHead, Framing, Connection), Error> {
+    limits: &HeadLimits,
+) -> Result<(ResponseHead, Framing, ConnectionOptions), Error> {
     let (mut scan, mut head) = (Scan::default(), ResponseHead::default());
     loop {
         let answer = poll_fn(|cx| match upstream {
@@ -35,13 +33,13 @@ pub(crate) async fn answer(
 }
 
 /// An answer's head, or `None` for one that is not the last (1xx).
-type Answer = Result<Option<(Framing, Connection)>, Error>;
+type Answer = Result<Option<(Framing, ConnectionOptions)>, Error>;
 
 /// The head of an answer of HTTP/1.1.
 pub(crate) fn poll_head(
     cx: &mut Context<'_>,
     stream: &mut Stream,
-    (scan, limits): (&mut Scan, &Limits),
+    (scan, limits): (&mut Scan, &HeadLimits),
     method: &str,
     head: &mut ResponseHead,
 ) -> Poll<Answer> {
@@ -77,6 +75,6 @@ pub(crate) fn poll_answer(
     let answered = ready!(duplex.poll_answer(cx, method, head))?;
     Poll::Ready(Ok(match answered {
         Answered::Interim => None,
-        Answered::Final(framing) => Some((framing, Connection::default())),
+        Answered::Final(framing) => Some((framing, ConnectionOptions::default())),
     }))
 }

@@ -12,7 +12,6 @@ use serde_json::{Map, Value};
 use tracing::debug;
 
 use crate::{
-    http::{proxy_protocol::Ends, socket::Stream, timer::Timer, wire::Wire},
     overload::{
         drain::{Registered, Side},
         limit_log::{self, Limit},
@@ -30,6 +29,7 @@ use crate::{
         revalidation::{Admission, Refusal},
     },
 };
+use skysail_http::{proxy_protocol::Ends, socket::Stream, timer::Timer, wire::Wire};
 
 /// A client's end of an exchange.
 pub(crate) struct Downstream {

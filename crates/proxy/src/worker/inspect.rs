@@ -6,7 +6,8 @@
 
 use rustls::server::Acceptor;
 
-use crate::{http::http1::parse::is_token, policy::config::listener::Transport};
+use crate::policy::config::listener::Transport;
+use skysail_http::http1::parse::is_token;
 
 /// What the first bytes told.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

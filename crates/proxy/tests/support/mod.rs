@@ -10,9 +10,9 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use skysail_http::http2::Http2Options;
 use skysail_proxy::{
     accept::workers::Workers,
-    http::http2::Http2Options,
     overload::Limits as Taken,
     policy::{
         config::{

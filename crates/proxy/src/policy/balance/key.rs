@@ -3,10 +3,8 @@
 use std::{fmt::Write as _, net::SocketAddr};
 
 use super::hash;
-use crate::{
-    http::head::RequestHead,
-    policy::config::route::{HashCookie, HashKey, HashPolicy},
-};
+use crate::policy::config::route::{HashCookie, HashKey, HashPolicy};
+use skysail_http::head::RequestHead;
 
 /// Where a request comes from.
 #[derive(Clone, Copy, Debug)]

@@ -3,14 +3,12 @@ use std::{collections::HashMap, time::Duration};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    http::head::RequestHead,
-    policy::config::{
-        cluster::{HashFunction, Locality},
-        health::{Cause, SlowStart, Track, millis},
-        route::{HashCookie, HashKey, HashPolicy},
-    },
+use crate::policy::config::{
+    cluster::{HashFunction, Locality},
+    health::{Cause, SlowStart, Track, millis},
+    route::{HashCookie, HashKey, HashPolicy},
 };
+use skysail_http::head::RequestHead;
 
 const PEAK: Balancer = Balancer::PeakEwma { decay: Duration::ZERO, unknown: Duration::ZERO };
 const LEAST: Balancer = Balancer::LeastRequest { choices: 2, bias: 1.0 };

@@ -14,7 +14,7 @@ use super::{
     health::{Outlier, SlowStart, Track},
     tls::ClientTls,
 };
-use crate::http::{http1, http2::Http2Options, map::Map, proxy_protocol::Version};
+use skysail_http::{http1, http2::Http2Options, map::Map, proxy_protocol::ProxyVersion};
 
 /// Largest head in bytes where nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
 pub const MAX_HEAD: usize = 60 << 10;
@@ -76,7 +76,7 @@ pub struct Cluster {
     pub service: Option<Service>,
     /// The header that says to an endpoint whose connection it is (`upstream_proxy_protocol`). Such a connection serves one
     /// request.
-    pub proxy_protocol: Option<Version>,
+    pub proxy_protocol: Option<ProxyVersion>,
     /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
     /// Whether localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
@@ -85,8 +85,8 @@ pub struct Cluster {
 
 impl Cluster {
     /// Returns the limits on the heads of responses.
-    pub fn head_limits(&self) -> http1::Limits {
-        http1::Limits { max_head: self.max_head, max_headers: self.max_headers }
+    pub fn head_limits(&self) -> http1::HeadLimits {
+        http1::HeadLimits { max_head: self.max_head, max_headers: self.max_headers }
     }
 
     /// A cluster without endpoints that sets nothing and limits nothing.

@@ -8,7 +8,7 @@ use std::sync::{
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::http::map::Map;
+use skysail_http::map::Map;
 
 /// The longest authority that is asked for: that of the longest domain name, with a port.
 const LONGEST: usize = 253 + 6;

@@ -16,7 +16,7 @@ use super::{
     stats::Stats,
     trace::{RequestIdUse, Tracing},
 };
-use crate::http::{compress::Compressor, http2::Http2Options};
+use skysail_http::{compress::Compressor, http2::Http2Options};
 
 /// How HTTP on a filter chain is handled.
 #[derive(Debug)]

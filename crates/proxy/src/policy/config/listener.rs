@@ -12,7 +12,7 @@ use std::{
 use super::{
     authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
 };
-use crate::http::proxy_protocol::Version;
+use skysail_http::proxy_protocol::ProxyVersion;
 
 /// Where connections come in, or what a redirected one is looked up in.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub struct Proxied {
     /// Connections without a header are taken, too (`allow_requests_without_proxy_protocol`).
     pub optional: bool,
     /// Versions that are refused (`disallowed_versions`).
-    pub refused: Vec<Version>,
+    pub refused: Vec<ProxyVersion>,
 }
 
 /// Ports that an inspecting listener filter is switched off for.

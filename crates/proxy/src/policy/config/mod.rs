@@ -31,7 +31,7 @@ use listener::Terminal;
 pub use listener::{FilterChain, Listener};
 pub use route::RouteTable;
 
-use crate::http::map::Map;
+use skysail_http::map::Map;
 
 /// A map by resource name.
 pub type ByName<T> = Map<Arc<str>, Arc<T>>;

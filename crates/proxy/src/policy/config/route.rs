@@ -17,7 +17,7 @@ use super::{
     trace::{Decorator, RouteTracing},
 };
 
-use crate::http::map::Map;
+use skysail_http::map::Map;
 
 /// All virtual hosts of one route configuration, indexed by domain.
 #[derive(Clone, Debug, Default)]

@@ -1,13 +1,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{
-    http::head::ResponseHead,
-    policy::{
-        config::{Endpoint, listener::Direction},
-        error::Flags,
-    },
+use crate::policy::{
+    config::{Endpoint, listener::Direction},
+    error::Flags,
 };
+use skysail_http::head::ResponseHead;
 
 /// Text with operators, taken apart as the translation does it.
 pub(crate) fn parse(text: &str) -> Format {

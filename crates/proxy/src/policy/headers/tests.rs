@@ -3,16 +3,14 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    http::http2::Http2Options,
-    policy::{
-        config::{
-            http::{Codec, EscapedSlashes, Part, Routes, ServerHeader},
-            listener::{Cidr, Direction},
-        },
-        path,
+use crate::policy::{
+    config::{
+        http::{Codec, EscapedSlashes, Part, Routes, ServerHeader},
+        listener::{Cidr, Direction},
     },
+    path,
 };
+use skysail_http::http2::Http2Options;
 
 /// A manager that changes nothing.
 fn manager() -> HttpManager {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Way;
 use crate::{
-    http::head,
     policy::{
         config::route::{HostRewrite, Rewrite, RouteMatch},
         grpc, headers,
@@ -13,6 +12,7 @@ use crate::{
     },
     request::story::Story,
 };
+use skysail_http::head;
 
 impl Way<'_> {
     /// Whether routes have changes for the request's head.

@@ -8,10 +8,10 @@
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 
 use crate::{
-    http::{head::RequestHead, http1::Framing, wire::Wire},
     policy::config::{HttpManager, http::Codec, listener::Direction},
     worker::downstream::Downstream,
 };
+use skysail_http::{head::RequestHead, http1::Framing, wire::Wire};
 
 /// What goes on as the first stream of HTTP/2.
 pub(crate) struct Begun {

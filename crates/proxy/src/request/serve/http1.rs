@@ -14,15 +14,6 @@ use super::{
     newest, refuse,
 };
 use crate::{
-    http::{
-        head::{RequestHead, ResponseHead, Version},
-        http1::{
-            Connection, Framing, Malformed, Scan, parse,
-            write::{self, Persistence},
-        },
-        timer::earlier,
-        wire::Wire,
-    },
     overload::drain::Registered,
     policy::config::HttpManager,
     request::{
@@ -33,6 +24,15 @@ use crate::{
         Worker,
         downstream::{self, Accepted, Downstream},
     },
+};
+use skysail_http::{
+    head::{RequestHead, ResponseHead, Version},
+    http1::{
+        ConnectionOptions, Framing, Malformed, Scan, parse,
+        write::{self, Persistence},
+    },
+    timer::earlier,
+    wire::Wire,
 };
 
 /// Serves a connection. If it turns out to be HTTP/2, or becomes it, it is given back; `unsure` says that it may begin so.
@@ -191,7 +191,7 @@ const HTTP2_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
 /// What comes next on a connection.
 enum Next {
-    Request(Framing, Connection),
+    Request(Framing, ConnectionOptions),
     /// Not a request but HTTP/2.
     Preface,
     /// Something that is no request.

@@ -13,16 +13,6 @@ use tracing::{debug, warn};
 
 use super::{h2c::Begun, newest, refuse};
 use crate::{
-    http::{
-        head::{ResponseHead, Version},
-        http1::{Connection as Persistence, Framing, Malformed},
-        http2::{
-            self, Bounds, Connection, Driver, Duplex, Fault, Http2Options, Kind, Limits, Lost, Request, Role,
-        },
-        socket::Stream,
-        timer::{Timer, earlier},
-        wire::Wire,
-    },
     overload::{
         drain::FAREWELL,
         limit_log::{self, Limit},
@@ -34,6 +24,17 @@ use crate::{
         downstream::{self, Accepted, Downstream, Origin},
         revalidation::wake_in_turns,
     },
+};
+use skysail_http::{
+    head::{ResponseHead, Version},
+    http1::{ConnectionOptions, Framing, Malformed},
+    http2::{
+        self, Bounds, Connection, Driver, Duplex, FrameKind, HeadError, Http2Options, Lost, Request, Role,
+        SessionLimits,
+    },
+    socket::Stream,
+    timer::{Timer, earlier},
+    wire::Wire,
 };
 
 /// A client that says nothing at first is waited for so long.
@@ -171,7 +172,7 @@ fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool
 fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
     let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
-    let driver = Driver::new(stream, Role::Server, Limits { head, options });
+    let driver = Driver::new(stream, Role::Server, SessionLimits { head, options });
     if let Some(begun) = begun {
         driver.begin(&begun.settings, begun.head);
     }
@@ -192,11 +193,11 @@ fn refuse_head(
     origin: &Origin,
     manager: &HttpManager,
     (connection, request): (Connection, Request),
-    fault: Fault,
+    fault: HeadError,
 ) {
     let reason = match fault {
-        Fault::TooMany => "http2.too_many_headers",
-        Fault::TooLarge | Fault::Malformed => "http2.header_list_size_too_large",
+        HeadError::TooMany => "http2.too_many_headers",
+        HeadError::TooLarge | HeadError::Malformed => "http2.header_list_size_too_large",
     };
     let why = Malformed::new(431, reason);
     let response = refuse::answer(worker, manager, why);
@@ -207,7 +208,7 @@ fn refuse_head(
 }
 
 /// Tells why a connection ended before its time.
-fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<Kind>) {
+fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<FrameKind>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     if let Lost::Silent = lost {
         counters.http2_keepalive_timeout.inc();
@@ -216,12 +217,14 @@ fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, 
         return debug!("HTTP/2 with {} ended: {lost}", origin.source);
     };
     match culprit {
-        Kind::WindowUpdate => counters.http2_window_updates.inc(),
-        Kind::Priority => counters.http2_priorities.inc(),
-        Kind::Data | Kind::Unknown => counters.http2_empty_frames.inc(),
-        Kind::Headers | Kind::Continuation => counters.http2_headers.inc(),
-        Kind::Reset => counters.premature_resets.inc(),
-        Kind::Settings | Kind::Ping | Kind::GoAway | Kind::PushPromise => counters.http2_controls.inc(),
+        FrameKind::WindowUpdate => counters.http2_window_updates.inc(),
+        FrameKind::Priority => counters.http2_priorities.inc(),
+        FrameKind::Data | FrameKind::Unknown => counters.http2_empty_frames.inc(),
+        FrameKind::Headers | FrameKind::Continuation => counters.http2_headers.inc(),
+        FrameKind::Reset => counters.premature_resets.inc(),
+        FrameKind::Settings | FrameKind::Ping | FrameKind::GoAway | FrameKind::PushPromise => {
+            counters.http2_controls.inc();
+        }
     }
     warn!("HTTP/2 with {} is closed: it sent more {culprit:?} frames than do any good", origin.source);
 }
@@ -257,7 +260,7 @@ async fn tell(
         forwarded_cert: forwarded_cert.as_deref(),
     };
     let mut story = Story::new(terms, &mut downstream, &mut head, &mut response);
-    Box::pin(story.tell(framing, Persistence { close: false, upgrade }, false)).await;
+    Box::pin(story.tell(framing, ConnectionOptions { close: false, upgrade }, false)).await;
     drop(story);
     counters.rq_active.dec();
     head.recycle();

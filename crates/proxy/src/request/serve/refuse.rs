@@ -8,10 +8,6 @@ use std::{
 
 use crate::{
     call::export,
-    http::{
-        head::{RequestHead, ResponseHead, Version},
-        http1::{Malformed, write},
-    },
     overload::limit_log::{self, Limit},
     policy::{
         config::HttpManager,
@@ -20,6 +16,10 @@ use crate::{
     },
     request::hop,
     worker::{Worker, downstream::Origin},
+};
+use skysail_http::{
+    head::{RequestHead, ResponseHead, Version},
+    http1::{Malformed, write},
 };
 
 const HEADER_TIMEOUT: &str = "request_header_timeout";

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::Story;
 use crate::{
     call::export,
-    http::{grpc_status, head::ResponseHead},
     policy::{
         config::{Cluster, route::Action},
         record::{Context, Record},
     },
     upstream::pool::bump,
 };
+use skysail_http::{grpc_status, head::ResponseHead};
 
 impl Story<'_> {
     /// Returns the record of the request up to now.

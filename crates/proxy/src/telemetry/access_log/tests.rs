@@ -1,14 +1,12 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::{
-    http::head::RequestHead,
-    policy::{
-        config::{http::Format, listener::Direction},
-        format::tests::parse,
-        record::Record,
-    },
+use crate::policy::{
+    config::{http::Format, listener::Direction},
+    format::tests::parse,
+    record::Record,
 };
+use skysail_http::head::RequestHead;
 
 #[test]
 fn lines_of_all_writers_reach_the_file() {

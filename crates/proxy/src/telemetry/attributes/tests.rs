@@ -1,7 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use crate::{http::head::ResponseHead, policy::config::Cluster};
+use crate::policy::config::Cluster;
+use skysail_http::head::ResponseHead;
 
 /// Whether it is true of one request.
 fn holds(text: &str) -> bool {

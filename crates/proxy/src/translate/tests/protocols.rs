@@ -28,7 +28,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::*;
-use crate::{http::proxy_protocol::Version, translate::http::http2_options};
+use crate::translate::http::http2_options;
+use skysail_http::proxy_protocol::ProxyVersion;
 
 /// A message as it is packed into another.
 fn packed<M: Message + Name>(message: &M) -> Any {
@@ -131,8 +132,8 @@ fn endpoints_of_one_cluster_speak_one_proxy_protocol() {
         cluster.map(|cluster| cluster.proxy_protocol).map_err(|reject| reject.to_string())
     };
     assert_eq!(outcome(&[], None), Ok(None));
-    assert_eq!(outcome(&[], Some(Some(0))), Ok(Some(Version::V1)));
-    assert_eq!(outcome(&[Some(1), Some(1)], None), Ok(Some(Version::V2)));
+    assert_eq!(outcome(&[], Some(Some(0))), Ok(Some(ProxyVersion::V1)));
+    assert_eq!(outcome(&[Some(1), Some(1)], None), Ok(Some(ProxyVersion::V2)));
     for mixed in [outcome(&[Some(1), None], None), outcome(&[Some(1)], Some(Some(0)))] {
         assert!(mixed.unwrap_err().contains("the same PROXY protocol"));
     }

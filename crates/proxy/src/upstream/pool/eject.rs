@@ -8,7 +8,6 @@ use std::{
 
 use super::Pool;
 use crate::{
-    http::timer,
     overload::limit_log::Limit,
     policy::{
         config::{
@@ -19,6 +18,7 @@ use crate::{
         outlier::{self, Outcome, Verdict},
     },
 };
+use skysail_http::timer;
 
 impl Pool {
     /// Takes notice of how an endpoint did.

@@ -19,7 +19,6 @@ use serde_json::{Map, Value};
 
 use super::Refusal;
 use crate::{
-    http::{grpc_web, head::RequestHead},
     policy::{
         config::{
             HttpManager, RouteTable,
@@ -39,6 +38,7 @@ use crate::{
     upstream::{self, pool::Link},
     worker::{Worker, downstream::Origin},
 };
+use skysail_http::{grpc_web, head::RequestHead};
 
 /// Most bytes of heads that are kept for a request. A request that needs more is ended by a change of its listener or routes.
 const MOST_KEPT: usize = 64 * 1024;

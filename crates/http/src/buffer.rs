@@ -1,0 +1,272 @@
+//! Byte buffers whose memory is lent while there is something in them.
+//!
+//! A worker keeps a short list of free blocks, of which the one that was given back last goes out first. A block goes
+//! back as soon as it is empty, so that the same few, still in the CPU's caches, serve all connections, and ten
+//! thousand idle ones cost no more than their sockets.
+
+use std::{
+    cell::RefCell,
+    io,
+    task::{Context, Poll, ready},
+};
+
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::{io::Interest, net::TcpStream, task::coop};
+
+/// Size of a block: a head of usual size and the beginning of its body in one read.
+pub const BLOCK: usize = 16 * 1024;
+/// Size of the blocks that are taken when that is too little, as for what many streams have to say at once.
+pub const LARGE: usize = 64 * 1024;
+/// Free blocks kept by one worker.
+const KEPT: usize = 64;
+/// Free large blocks kept by one worker.
+const KEPT_LARGE: usize = 16;
+
+thread_local! {
+    static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+    static FREE_LARGE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A queue of bytes: written at the end, read at the front.
+#[derive(Default)]
+pub struct Buffer {
+    block: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// More was in it last than fits in a block, so that it begins with a large one next time.
+    large: bool,
+}
+
+impl Buffer {
+    /// What is in it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.block[self.start..self.end]
+    }
+
+    /// What is in it, to be changed in its place.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.block[self.start..self.end]
+    }
+
+    /// How much is in it.
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Returns whether it holds a block of memory.
+    pub fn has_memory(&self) -> bool {
+        !self.block.is_empty()
+    }
+
+    /// Takes bytes off the front.
+    pub fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+        if self.start == self.end {
+            self.large = self.end > BLOCK;
+            self.clear();
+        }
+    }
+
+    /// Room at the end; there is some unless [`Self::is_full`].
+    pub fn spare(&mut self) -> &mut [u8] {
+        if self.block.is_empty() {
+            self.block = if self.large { take_large(LARGE) } else { take_block() };
+        } else if self.end == self.block.len() && self.start > 0 {
+            self.block.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        &mut self.block[self.end..]
+    }
+
+    /// Room at the end for at least so many bytes, growing as needed.
+    #[inline]
+    pub fn space(&mut self, count: usize) -> &mut [u8] {
+        if self.block.is_empty() {
+            self.spare();
+        }
+        if self.block.len() - self.end < count {
+            self.make_space(count);
+        }
+        &mut self.block[self.end..]
+    }
+
+    /// Counts bytes written to [`Self::spare`] or [`Self::space`].
+    pub fn filled(&mut self, count: usize) {
+        self.end = (self.end + count).min(self.block.len());
+    }
+
+    /// Whether no more bytes fit without growing.
+    pub fn is_full(&self) -> bool {
+        !self.block.is_empty() && self.len() == self.block.len()
+    }
+
+    /// How many bytes more fit without growing.
+    pub fn room(&self) -> usize {
+        self.block.len() - self.len()
+    }
+
+    /// Makes room for bytes beyond one block (a head larger than usual).
+    pub fn grow(&mut self, size: usize) {
+        if size > self.block.len() {
+            let mut block = if size <= BLOCK { take_block() } else { take_large(size) };
+            let len = self.len();
+            block[..len].copy_from_slice(self.bytes());
+            give_block(std::mem::replace(&mut self.block, block));
+            self.start = 0;
+            self.end = len;
+        }
+    }
+
+    /// Puts bytes at the end, growing as needed.
+    #[inline]
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.space(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+    }
+
+    #[cold]
+    fn make_space(&mut self, count: usize) {
+        if self.spare().len() < count && self.start > 0 {
+            self.block.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.block.len() - self.end < count {
+            self.grow(self.len() + count);
+        }
+    }
+
+    /// Gives back most of its memory if little is in it.
+    pub fn pack(&mut self) {
+        if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
+            let packed = self.bytes().into();
+            self.end -= self.start;
+            self.start = 0;
+            give_block(std::mem::replace(&mut self.block, packed));
+        }
+    }
+
+    /// Reads what is there from a socket; 0 is its end. There must be room. As long as nothing is there no memory is needed.
+    ///
+    /// The calls go to the kernel directly, as libc's are points where a thread may be cancelled. Who always has more to
+    /// say than fits in a buffer must not keep others waiting: such reads use up the task's budget.
+    pub fn poll_fill(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !coop::has_budget_remaining() {
+            // Pending, and polled again after the others.
+            let _ = ready!(coop::poll_proceed(cx));
+        }
+        loop {
+            let mut count = None;
+            let read = tcp.try_io(Interest::READABLE, || {
+                let spare = self.spare();
+                let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
+                count = Some(read);
+                // Less than there was room for was all there is, which saves asking.
+                if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            if self.is_empty() && !matches!(count, Some(1..)) {
+                self.clear();
+            }
+            match (count, read) {
+                (Some(count), read) => {
+                    self.filled(count);
+                    if read.is_ok()
+                        && let Poll::Ready(spent) = coop::poll_proceed(cx)
+                    {
+                        spent.made_progress();
+                    }
+                    return Poll::Ready(Ok(count));
+                }
+                (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Poll::Ready(Err(error));
+                }
+                (None, _) => ready!(tcp.poll_read_ready(cx))?,
+            }
+        }
+    }
+
+    /// Writes all that is in it to a socket; ready when the kernel has it.
+    pub fn poll_drain(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            match tcp.try_io(Interest::WRITABLE, || Ok(send(tcp, self.bytes(), SendFlags::NOSIGNAL)?)) {
+                Ok(count) => self.consume(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(tcp.poll_write_ready(cx))?,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Forgets what is in it.
+    pub fn clear(&mut self) {
+        self.start = 0;
+        self.end = 0;
+        give_block(std::mem::take(&mut self.block));
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        give_block(std::mem::take(&mut self.block));
+    }
+}
+
+fn take_block() -> Box<[u8]> {
+    let free = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    free.unwrap_or_else(|| vec![0; BLOCK].into_boxed_slice())
+}
+
+/// A block for at least so many bytes.
+fn take_large(size: usize) -> Box<[u8]> {
+    let free = || FREE_LARGE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    let free = if size <= LARGE { free() } else { None };
+    free.unwrap_or_else(|| vec![0; size.next_power_of_two().max(LARGE)].into_boxed_slice())
+}
+
+fn give_block(block: Box<[u8]>) {
+    let (list, kept) = match block.len() {
+        BLOCK => (&FREE, KEPT),
+        LARGE => (&FREE_LARGE, KEPT_LARGE),
+        _ => return,
+    };
+    let _ = list.try_with(|free| {
+        let mut free = free.borrow_mut();
+        if free.len() < kept {
+            free.push(block);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_out_in_order_whatever_the_sizes() {
+        let mut buffer = Buffer::default();
+        let (mut written, mut read) = (0_u32, 0_u32);
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..2_000 {
+            let count = random.usize(0..500);
+            for _ in 0..count {
+                buffer.extend(&written.to_le_bytes());
+                written += 1;
+            }
+            let take = random.usize(0..=buffer.len() / 4);
+            for _ in 0..take {
+                assert_eq!(buffer.bytes()[..4], read.to_le_bytes());
+                buffer.consume(4);
+                read += 1;
+            }
+        }
+        assert_eq!(buffer.len() / 4, (written - read) as usize);
+        buffer.consume(buffer.len());
+        assert!(!buffer.has_memory());
+    }
+}

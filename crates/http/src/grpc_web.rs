@@ -1,0 +1,218 @@
+//! gRPC-Web: gRPC for clients that cannot send or read trailers, such as browsers. Its messages are gRPC's, as bytes or in
+//! base64; trailers are one more message at the end of the content.
+//! Source: <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-WEB.md>, filter `envoy.filters.http.grpc_web`.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
+use bytes::Bytes;
+
+use crate::{
+    compress::Gzip,
+    grpc_status,
+    head::{Headers, RequestHead, ResponseHead},
+};
+
+/// What a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Web {
+    /// The request's content is base64.
+    pub text: bool,
+    /// The answer's content is to be.
+    wants_text: bool,
+}
+
+const WEB: &[u8] = b"application/grpc-web";
+const TEXT: &[u8] = b"application/grpc-web-text";
+const GRPC: &[u8] = b"application/grpc";
+
+/// Whether a content type is this, of messages in protobuf.
+fn is(content_type: &[u8], name: &[u8]) -> bool {
+    matches!(content_type.strip_prefix(name), Some(b"" | b"+proto"))
+}
+
+/// Whether a request is a call of gRPC-Web.
+pub fn is_spoken(head: &RequestHead) -> bool {
+    let content_type = head.header("content-type").unwrap_or_default();
+    is(content_type, TEXT) || is(content_type, WEB)
+}
+
+/// Makes a call of gRPC out of one of gRPC-Web; `None` if it is none.
+pub fn request(head: &mut RequestHead) -> Option<Web> {
+    let content_type = head.header("content-type").unwrap_or_default();
+    let text = is(content_type, TEXT);
+    if !text && !is(content_type, WEB) {
+        return None;
+    }
+    let wants_text = head.header("accept").is_some_and(|accept| is(accept, TEXT));
+    head.set("content-type", GRPC);
+    // It was that of one hop, and of the text.
+    head.remove("content-length");
+    head.set("te", b"trailers");
+    head.set("grpc-accept-encoding", b"identity");
+    Some(Web { text, wants_text })
+}
+
+impl Web {
+    /// Makes the head of an answer of gRPC-Web, and says what becomes of its content: `None` if that is not gRPC's, and is
+    /// left out. It is a failure then.
+    pub fn answer(self, head: &mut ResponseHead) -> Option<Through> {
+        let grpc = is(head.header("content-type").unwrap_or_default(), GRPC);
+        head.set("content-type", &[if self.wants_text { TEXT } else { WEB }, b"+proto"].concat());
+        head.remove("content-length");
+        if !grpc && !head.has("grpc-status") {
+            let status = grpc_status::from_http(head.status());
+            head.set_number("grpc-status", status.into());
+        }
+        grpc.then_some(Through::Out { text: self.wants_text, trailers: None })
+    }
+}
+
+/// What is done to content on its way.
+pub enum Through {
+    /// Taken out of base64, which may be padded anywhere; up to three letters that make no bytes yet.
+    In(Vec<u8>),
+    /// Put into base64, if that is wanted, after which come the trailers, which have been there.
+    Out {
+        /// Whether the client wants base64.
+        text: bool,
+        /// The trailers, once they have come.
+        trailers: Option<Headers>,
+    },
+    /// Compressed.
+    Gzip(Gzip),
+}
+
+/// What should be base64 is none.
+#[derive(Debug)]
+pub struct NoBase64;
+
+impl Through {
+    /// The next piece of content; at the end with what follows it.
+    pub fn piece(
+        &mut self,
+        piece: Bytes,
+        end: bool,
+        following: &mut Option<Headers>,
+    ) -> Result<Bytes, NoBase64> {
+        match self {
+            Self::In(rest) => {
+                rest.extend_from_slice(&piece);
+                let whole = rest.len() / 4 * 4;
+                let mut out = Vec::with_capacity(whole / 4 * 3);
+                // Padding ends a run, not the content.
+                for run in rest[..whole].split_inclusive_quads() {
+                    BASE64.decode_vec(run, &mut out).map_err(|_| NoBase64)?;
+                }
+                rest.drain(..whole);
+                if end && !rest.is_empty() { Err(NoBase64) } else { Ok(out.into()) }
+            }
+            Self::Out { text, trailers } => {
+                let mut out = piece;
+                if let Some(last) = following.take().filter(|_| end) {
+                    out = [&*out, &message(&last)].concat().into();
+                    *trailers = Some(last);
+                }
+                Ok(if *text && !out.is_empty() { BASE64.encode(&out).into() } else { out })
+            }
+            Self::Gzip(gzip) => Ok(gzip.piece(&piece, end)),
+        }
+    }
+
+    /// The trailers that have become content.
+    pub fn trailers(&self) -> Option<&Headers> {
+        match self {
+            Self::In(_) | Self::Gzip(_) => None,
+            Self::Out { trailers, .. } => trailers.as_ref(),
+        }
+    }
+}
+
+/// Runs of whole quads, each of which ends with padding or at the end.
+trait Quads {
+    fn split_inclusive_quads(&self) -> impl Iterator<Item = &[u8]>;
+}
+
+impl Quads for [u8] {
+    fn split_inclusive_quads(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self;
+        std::iter::from_fn(move || {
+            let quads = rest.chunks_exact(4).position(|quad| quad[3] == b'=').map(|at| at + 1);
+            let (run, after) = rest.split_at(quads.map_or(rest.len(), |quads| quads * 4));
+            rest = after;
+            (!run.is_empty()).then_some(run)
+        })
+    }
+}
+
+/// Trailers as a message, which its first bit tells from others.
+fn message(trailers: &Headers) -> Vec<u8> {
+    let mut out = vec![0x80, 0, 0, 0, 0];
+    for (name, value) in trailers.iter() {
+        for part in [name, b":", value, b"\r\n"] {
+            out.extend_from_slice(part);
+        }
+    }
+    let length = u32::try_from(out.len() - 5).unwrap_or(u32::MAX);
+    out[1..5].copy_from_slice(&length.to_be_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_by_their_content_type() {
+        let call = |content_type, accept| {
+            let headers = [("content-type", content_type), ("accept", accept), ("content-length", "5")];
+            let mut head = RequestHead::build("POST", "/a/b", "a", &headers);
+            let web = request(&mut head);
+            (web.map(|web| (web.text, web.wants_text)), head)
+        };
+        let (web, head) = call("application/grpc-web+proto", "application/grpc-web-text");
+        assert_eq!((web, head.header("content-type")), (Some((false, true)), Some(GRPC)));
+        assert_eq!((head.header("te"), head.has("content-length")), (Some(&b"trailers"[..]), false));
+        assert_eq!(call("application/grpc-web-text", "*/*").0, Some((true, false)));
+        for other in
+            ["application/grpc", "application/grpc-webx", "application/grpc-web+json", "text/plain", ""]
+        {
+            assert_eq!(call(other, "").0, None, "{other}");
+        }
+        let mut plain = ResponseHead::build(503, &[("content-type", "text/plain")]);
+        assert!(Web { text: false, wants_text: true }.answer(&mut plain).is_none());
+        let said = (plain.header("content-type"), plain.header("grpc-status"));
+        assert_eq!(said, (Some(&b"application/grpc-web-text+proto"[..]), Some(&b"14"[..])));
+    }
+
+    #[test]
+    fn base64_comes_in_any_pieces_with_padding_anywhere() {
+        let text = [BASE64.encode("hello"), BASE64.encode("abcd"), BASE64.encode("xyz")].concat();
+        for size in 1..text.len() {
+            let (mut through, mut out) = (Through::In(Vec::new()), Vec::new());
+            let mut pieces = text.as_bytes().chunks(size).peekable();
+            while let Some(piece) = pieces.next() {
+                let end = pieces.peek().is_none();
+                out.extend(through.piece(Bytes::copy_from_slice(piece), end, &mut None).unwrap());
+            }
+            assert_eq!(out, b"helloabcdxyz", "{size}");
+        }
+        for wrong in ["a", "abc", "a=bc", "????", "YQ==YQ"] {
+            let piece = Through::In(Vec::new()).piece(wrong.into(), true, &mut None);
+            assert!(piece.is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn trailers_become_the_last_message() {
+        let mut trailers = Headers::default();
+        trailers.append("grpc-status", b"0");
+        let expected = b"data\x80\0\0\0\x0fgrpc-status:0\r\n";
+        let mut through = Through::Out { text: false, trailers: None };
+        assert_eq!(through.piece("data".into(), false, &mut None).unwrap(), "data");
+        let last = through.piece(Bytes::new(), true, &mut Some(trailers.clone())).unwrap();
+        assert_eq!(last, expected[4..]);
+        assert!(through.trailers().unwrap().has("grpc-status"));
+        let mut through = Through::Out { text: true, trailers: None };
+        let last = through.piece("data".into(), true, &mut Some(trailers)).unwrap();
+        assert_eq!(BASE64.decode(last).unwrap(), expected);
+    }
+}

@@ -1,0 +1,511 @@
+//! Reading heads.
+//!
+//! A head is looked at once, when its last byte is there: [`Scan`] finds that byte in one pass however the head
+//! arrives, then the head is copied and indexed. Sources are sections of RFC 9112 unless said otherwise.
+
+use std::{ops::Range, sync::LazyLock};
+
+use memchr::memmem::Finder;
+
+use super::Framing;
+use crate::head::{self, Headers, RequestHead, ResponseHead, Scheme, Version};
+
+/// What a head may be at most.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadLimits {
+    /// Bytes.
+    pub max_head: usize,
+    /// Header fields.
+    pub max_headers: usize,
+}
+
+/// Why bytes are not a message, as Envoy's response code details name it, and the status to answer a request with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// 400, 413, 426, 431, 501 or 505.
+    pub status: u16,
+    /// `http1.codec_error`, `http1.unexpected_transfer_encoding`.
+    pub reason: &'static str,
+}
+
+impl Malformed {
+    /// Refuses a message with this status and reason phrase.
+    pub const fn new(status: u16, reason: &'static str) -> Self {
+        Self { status, reason }
+    }
+}
+
+/// What the `connection` header and its kin say, beyond the fields themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionOptions {
+    /// The sender closes after this message.
+    pub close: bool,
+    /// The sender asks for (or agrees to) another protocol: `connection: upgrade` and `upgrade`.
+    pub upgrade: bool,
+}
+
+/// The end of a head.
+static END: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
+
+/// Looks for the end of a head as bytes arrive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scan {
+    /// Everything before has been looked at.
+    at: usize,
+    /// Where the current line begins.
+    line: usize,
+    /// A line that is not empty has been there: the message has begun.
+    begun: bool,
+}
+
+impl Scan {
+    /// The length of the head with its empty line, once it is there. Empty lines before it count as part of it (2.2).
+    ///
+    /// # Errors
+    /// A line that ends without CR (2.2 lets us take it; those who do not would see another message), or
+    /// a head longer than the limit.
+    pub fn end(&mut self, input: &[u8], limits: &HeadLimits) -> Result<Option<usize>, Malformed> {
+        // Nearly always all of it is there at once. What is wrong with its lines shows when they are read.
+        if self.at == 0
+            && !input.starts_with(b"\r")
+            && let Some(end) = END.find(input)
+        {
+            if end + 3 >= limits.max_head {
+                return Err(Malformed::new(431, "http1.headers_too_large"));
+            }
+            return Ok(Some(end + 4));
+        }
+        let from = self.at;
+        for found in memchr::memchr_iter(b'\n', &input[from..]) {
+            let newline = from + found;
+            if newline == 0 || input[newline - 1] != b'\r' {
+                return Err(Malformed::new(400, "http1.codec_error"));
+            }
+            let empty = newline == self.line + 1;
+            self.line = newline + 1;
+            self.begun |= !empty;
+            if empty && self.begun {
+                if newline >= limits.max_head {
+                    return Err(Malformed::new(431, "http1.headers_too_large"));
+                }
+                *self = Self::default();
+                return Ok(Some(newline + 1));
+            }
+        }
+        self.at = input.len();
+        if input.len() >= limits.max_head {
+            return Err(Malformed::new(431, "http1.headers_too_large"));
+        }
+        Ok(None)
+    }
+}
+
+/// Reads a whole request head (as [`Scan`] found it) into `head`.
+///
+/// # Errors
+/// Anything but a well-formed head.
+pub fn request(
+    bytes: &[u8],
+    limits: &HeadLimits,
+    head: &mut RequestHead,
+) -> Result<(Framing, ConnectionOptions), Malformed> {
+    head.clear();
+    head.load(bytes);
+    let (line, rest) = first_line(head.text()).ok_or(BAD)?;
+    let (method, target, version) = request_line(head.text(), line)?;
+    head.version = version;
+    fields(head, rest, limits)?;
+    head.load_method(method);
+    set_host(head)?;
+    set_target(head, target)?;
+    let framing = request_framing(head)?;
+    // What follows is the tunnel's (9.3.6 of RFC 9110).
+    if framing != Framing::None && head.method() == "CONNECT" {
+        return Err(BAD);
+    }
+    head.combine_repeated();
+    let connection = connection(head, version)?;
+    if head.has("connection") && names_others(head) {
+        return Err(REJECTED);
+    }
+    Ok((framing, connection))
+}
+
+/// Reads a whole response head (as [`Scan`] found it) into `head`.
+///
+/// # Errors
+/// Anything but a well-formed head.
+pub fn response(
+    bytes: &[u8],
+    limits: &HeadLimits,
+    to_method: &str,
+    head: &mut ResponseHead,
+) -> Result<(Framing, ConnectionOptions), Malformed> {
+    head.clear();
+    head.load(bytes);
+    let (line, rest) = first_line(head.text()).ok_or(BAD)?;
+    let (version, status) = status_line(&head.text()[line])?;
+    head.version = version;
+    head.set_status(status);
+    fields(head, rest, limits)?;
+    let framing = response_framing(head, to_method)?;
+    head.combine_repeated();
+    let mut connection = connection(head, version)?;
+    connection.close |= framing == Framing::UntilClose;
+    Ok((framing, connection))
+}
+
+/// Reads trailer fields: lines, without the empty one that ends them.
+///
+/// # Errors
+/// Anything but well-formed fields, and those that must not come late.
+pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result<(), Malformed> {
+    into.load(bytes);
+    fields(into, 0, limits)?;
+    if into.iter().any(|(name, _)| comes_too_late(name)) {
+        return Err(BAD);
+    }
+    head::combine_answered(into);
+    Ok(())
+}
+
+/// Whether a field is none for trailers, as it frames or routes a message or says whose it is (6.5.1 of RFC 9110).
+pub fn comes_too_late(name: &[u8]) -> bool {
+    const NEVER: [&[u8]; 12] = [
+        b"content-length",
+        b"transfer-encoding",
+        b"host",
+        b"connection",
+        b"te",
+        b"trailer",
+        b"content-encoding",
+        b"content-type",
+        b"authorization",
+        b"x-forwarded-client-cert",
+        b"x-forwarded-for",
+        b"x-envoy-peer-metadata",
+    ];
+    NEVER.contains(&name)
+}
+
+/// Most options that `connection` may list, as in Envoy. Each is compared with the names of all fields.
+const MAX_OPTIONS: usize = 9;
+const REJECTED: Malformed = Malformed::new(400, "http1.connection_header_rejected");
+const BAD: Malformed = Malformed::new(400, "http1.codec_error");
+const BAD_TARGET: Malformed = Malformed::new(400, "http1.invalid_url");
+
+/// The first line that is not empty, and where the one after it begins.
+fn first_line(text: &[u8]) -> Option<(Range<usize>, usize)> {
+    let mut start = 0;
+    while text[start..].starts_with(b"\r\n") {
+        start += 2;
+    }
+    let end = start + memchr::memchr(b'\r', &text[start..])?;
+    (text.get(end + 1) == Some(&b'\n')).then_some((start..end, end + 2))
+}
+
+fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<usize>, Version), Malformed> {
+    let bytes = &text[line.clone()];
+    let method_end = memchr::memchr(b' ', bytes).ok_or(BAD)?;
+    let target_end = memchr::memrchr(b' ', bytes).ok_or(BAD)?;
+    if method_end == 0 || method_end > 64 || !bytes[..method_end].iter().all(|b| is_token(*b)) {
+        return Err(Malformed::new(400, "http1.invalid_method"));
+    }
+    if target_end <= method_end + 1 {
+        return Err(BAD_TARGET);
+    }
+    let version = match &bytes[target_end + 1..] {
+        b"HTTP/1.1" => Version::Http11,
+        b"HTTP/1.0" => Version::Http10,
+        [b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'] => {
+            return Err(Malformed::new(505, "http1.unsupported_version"));
+        }
+        _ => return Err(BAD),
+    };
+    // No white space, no control characters, no fragment (3.2).
+    let target = &bytes[method_end + 1..target_end];
+    if target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
+        return Err(BAD_TARGET);
+    }
+    let at = line.start;
+    Ok((at..at + method_end, at + method_end + 1..at + target_end, version))
+}
+
+fn status_line(line: &[u8]) -> Result<(Version, u16), Malformed> {
+    let (version, rest) = match line {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'1', b' ', rest @ ..] => (Version::Http11, rest),
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0', b' ', rest @ ..] => (Version::Http10, rest),
+        _ => return Err(BAD),
+    };
+    // The reason may be missing, and so may the space before it, which servers in use leave out (4).
+    let (code, reason) = rest.split_at_checked(3).ok_or(BAD)?;
+    if !matches!(reason.first(), None | Some(b' ')) || reason.iter().any(|b| !is_value(*b)) {
+        return Err(BAD);
+    }
+    match code {
+        [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] => {
+            Ok((version, u16::from(a - b'0') * 100 + u16::from(b - b'0') * 10 + u16::from(c - b'0')))
+        }
+        _ => Err(BAD),
+    }
+}
+
+/// Reads the field lines from `at` to the empty line or the end: each byte is looked at once.
+fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(), Malformed> {
+    let bad = Malformed::new(400, "http1.invalid_characters");
+    while at < headers.text().len() {
+        let text = headers.text_mut();
+        if text[at] == b'\r' {
+            return if text.get(at + 1) == Some(&b'\n') { Ok(()) } else { Err(BAD) };
+        }
+        // White space before the colon or at the beginning (obs-fold) is no token, so it is refused (5.1, 5.2).
+        let mut colon = at;
+        while let Some(byte) = text.get_mut(colon) {
+            match TOKEN[usize::from(*byte)] {
+                0 => break,
+                lower => *byte = lower,
+            }
+            colon += 1;
+        }
+        if colon == at || text.get(colon) != Some(&b':') {
+            return Err(bad);
+        }
+        let end = value_end(text, colon + 1).ok_or(BAD)?;
+        if text[end] != b'\r' || text.get(end + 1) != Some(&b'\n') {
+            return Err(bad);
+        }
+        let (mut from, mut to) = (colon + 1, end);
+        while from < to && is_blank(text[from]) {
+            from += 1;
+        }
+        while from < to && is_blank(text[to - 1]) {
+            to -= 1;
+        }
+        if headers.len() >= limits.max_headers {
+            return Err(Malformed::new(431, "http1.too_many_headers"));
+        }
+        headers.index_field(at..colon, from..to);
+        at = end + 2;
+    }
+    Ok(())
+}
+
+/// Whether all of it may be a field's value.
+pub fn is_field_value(value: &[u8]) -> bool {
+    value_end(value, 0).is_none()
+}
+
+/// Where a value that begins here ends: at the first byte that none may hold, which may be the line's end or not.
+fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGH: u64 = ONES << 7;
+    // Eight bytes at a time: borrows mark bytes below a space, and those that are DEL (7f).
+    while let Some(block) = text[at..].first_chunk::<8>() {
+        let block = u64::from_le_bytes(*block);
+        let delete = block ^ (ONES * 0x7f);
+        let found = (block.wrapping_sub(ONES * 0x20) & !block | delete.wrapping_sub(ONES) & !delete) & HIGH;
+        if found == 0 {
+            at += 8;
+            continue;
+        }
+        at += found.trailing_zeros() as usize / 8;
+        if is_value(text[at]) {
+            at += 1;
+        } else {
+            return Some(at);
+        }
+    }
+    text[at..].iter().position(|b| !is_value(*b)).map(|more| at + more)
+}
+
+/// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
+fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
+    if head.may_repeat("host") && head.header_values("host").nth(1).is_some() {
+        return Err(BAD);
+    }
+    match head.load_authority() {
+        Some(true) => Ok(()),
+        Some(false) => Err(Malformed::new(400, "http1.invalid_authority")),
+        None if head.version == Version::Http10 => Ok(()),
+        None => Err(Malformed::new(400, "missing_host_header")),
+    }
+}
+
+/// Tells the four forms of a target apart (3.2).
+fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed> {
+    let target = &head.text()[at.clone()];
+    let connect = head.method() == "CONNECT";
+    if !connect && (target.starts_with(b"/") || (target == b"*" && head.method() == "OPTIONS")) {
+        return if head.load_path(at) { Ok(()) } else { Err(BAD_TARGET) };
+    }
+    let target = str::from_utf8(target).map_err(|_| BAD_TARGET)?.to_owned();
+    let target = target.as_str();
+    if connect {
+        // An address without brackets has no port.
+        let (host, port) = target.rsplit_once(':').ok_or(BAD_TARGET)?;
+        let bare = host.contains(':') && !host.ends_with(']');
+        if host.is_empty() || bare || !head::is_authority(target.as_bytes()) || port.parse::<u16>().is_err() {
+            return Err(BAD_TARGET);
+        }
+        head.set_authority(target);
+        return Ok(());
+    }
+    let (scheme, rest) = target.split_once("://").ok_or(BAD_TARGET)?;
+    if scheme.eq_ignore_ascii_case("https") {
+        head.set_scheme(Scheme::Https);
+    } else if !scheme.eq_ignore_ascii_case("http") {
+        return Err(BAD_TARGET);
+    }
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    if head::as_authority(authority.as_bytes()).is_none() {
+        return Err(BAD_TARGET);
+    }
+    // The target's authority counts, not the Host field's (3.2.2).
+    head.set_authority(authority);
+    match path {
+        "" => head.set_path("/"),
+        path if path.starts_with('?') => head.set_path(&format!("/{path}")),
+        path => head.set_path(path),
+    }
+    Ok(())
+}
+
+/// Section 6.3, strictly: a message that could be read in two ways is refused.
+fn request_framing(head: &RequestHead) -> Result<Framing, Malformed> {
+    let length = content_length(head)?;
+    if !head.has("transfer-encoding") {
+        return Ok(match length {
+            None | Some(0) => Framing::None,
+            Some(length) => Framing::Length(length),
+        });
+    }
+    if length.is_some() {
+        return Err(Malformed::new(400, "http1.content_length_and_chunked_not_allowed"));
+    }
+    if head.version == Version::Http10 {
+        return Err(Malformed::new(400, "http1.transfer_encoding_not_allowed"));
+    }
+    only_chunked(head)?;
+    Ok(Framing::Chunked)
+}
+
+fn response_framing(head: &ResponseHead, to_method: &str) -> Result<Framing, Malformed> {
+    let length = content_length(head)?;
+    let encoded = head.has("transfer-encoding");
+    if encoded && (length.is_some() || head.version == Version::Http10) {
+        return Err(Malformed::new(400, "http1.content_length_and_chunked_not_allowed"));
+    }
+    if encoded {
+        only_chunked(head)?;
+    }
+    let status = head.status();
+    if to_method == "HEAD" || status < 200 || status == 204 || status == 304 {
+        return Ok(Framing::None);
+    }
+    if to_method == "CONNECT" && status < 300 {
+        return Ok(Framing::None);
+    }
+    Ok(match length {
+        _ if encoded => Framing::Chunked,
+        Some(0) => Framing::None,
+        Some(length) => Framing::Length(length),
+        None => Framing::UntilClose,
+    })
+}
+
+/// One field, one number, digits only. Lists of equal numbers (6.3) are refused, too.
+fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
+    let mut values = headers.header_values("content-length");
+    let Some(value) = values.next() else { return Ok(None) };
+    let number = length(value).filter(|_| values.next().is_none());
+    number.map(Some).ok_or(Malformed::new(400, "http1.unexpected_content_length"))
+}
+
+/// A length of at most 18 digits.
+pub fn length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || value.len() > 18 {
+        return None;
+    }
+    value.iter().try_fold(0_u64, |number, digit| {
+        digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0'))
+    })
+}
+
+/// `chunked`, once, is all that is understood; the rest is not implemented (6.1).
+fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
+    let mut values = headers.header_values("transfer-encoding");
+    let known = values.next().is_some_and(|value| value.eq_ignore_ascii_case(b"chunked"));
+    if known && values.next().is_none() {
+        Ok(())
+    } else {
+        Err(Malformed::new(501, "http1.invalid_transfer_encoding"))
+    }
+}
+
+/// Section 9.
+fn connection(headers: &Headers, version: Version) -> Result<ConnectionOptions, Malformed> {
+    let (mut close, mut keep, mut upgrade, mut options) = (false, false, false, 0);
+    for token in headers.header_values("connection").flat_map(|value| value.split(|b| *b == b',')) {
+        options += 1;
+        let token = token.trim_ascii();
+        close |= token.eq_ignore_ascii_case(b"close");
+        keep |= token.eq_ignore_ascii_case(b"keep-alive");
+        upgrade |= token.eq_ignore_ascii_case(b"upgrade");
+    }
+    if options > MAX_OPTIONS {
+        return Err(REJECTED);
+    }
+    Ok(ConnectionOptions {
+        close: close || (version == Version::Http10 && !keep),
+        upgrade: upgrade && version == Version::Http11 && headers.has("upgrade"),
+    })
+}
+
+/// Whether `connection` names fields that are for the end of the way, or say what proxies in front know of the client. It
+/// may name only those of this connection (7.6.1 of RFC 9110), and what it names is taken away.
+fn names_others(headers: &Headers) -> bool {
+    const OTHERS: [&[u8]; 5] =
+        [b"host", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-client-cert"];
+    let mut tokens = headers.header_values("connection").flat_map(|value| value.split(|b| *b == b','));
+    tokens.any(|token| {
+        let token = token.trim_ascii();
+        token.starts_with(b":") || OTHERS.iter().any(|other| token.eq_ignore_ascii_case(other))
+    })
+}
+
+fn is_blank(b: u8) -> bool {
+    matches!(b, b' ' | b'\t')
+}
+
+/// Bytes of tokens in lower case; 0 for all others. Source: section 5.6.2 of RFC 9110.
+const TOKEN: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        let others = matches!(
+            byte,
+            b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
+        );
+        if others || byte.is_ascii_alphanumeric() {
+            table[byte as usize] = byte.to_ascii_lowercase();
+        }
+        byte += 1;
+    }
+    table
+};
+
+/// Whether a byte may be part of a token.
+pub fn is_token(b: u8) -> bool {
+    TOKEN[usize::from(b)] != 0
+}
+
+/// Whether a byte may be part of a token in lower case.
+pub fn is_lower_token(b: u8) -> bool {
+    b != 0 && TOKEN[usize::from(b)] == b
+}
+
+/// Section 5.5 of RFC 9110: no controls but the tab.
+pub fn is_value(b: u8) -> bool {
+    b >= b' ' && b != 0x7f || b == b'\t'
+}

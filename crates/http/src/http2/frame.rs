@@ -1,0 +1,256 @@
+//! Frames: their heads, what is in those of one piece, and how they are written (RFC 9113, sections 4 and 6).
+
+use std::fmt;
+
+use crate::buffer::Buffer;
+
+/// What a client's connection begins with.
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Bytes of a frame's head.
+pub(super) const HEAD: usize = 9;
+/// Largest payload that we take; it is what every peer must be able to send and take.
+pub(super) const MAX_FRAME: usize = 16 * 1024;
+/// Largest window.
+pub(super) const MAX_WINDOW: i64 = (1 << 31) - 1;
+/// Windows before anything is said of them.
+pub(super) const FIRST_WINDOW: i64 = 65_535;
+
+pub(super) const END_STREAM: u8 = 0x1;
+pub(super) const ACK: u8 = 0x1;
+pub(super) const END_HEADERS: u8 = 0x4;
+pub(super) const PADDED: u8 = 0x8;
+pub(super) const PRIORITY: u8 = 0x20;
+
+/// Type of a frame (RFC 9113, section 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the frame type of that name")]
+pub enum FrameKind {
+    Data,
+    Headers,
+    Priority,
+    Reset,
+    Settings,
+    PushPromise,
+    Ping,
+    GoAway,
+    WindowUpdate,
+    Continuation,
+    /// A type that the RFC does not know; ignored.
+    Unknown,
+}
+
+/// A frame's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub length: usize,
+    pub kind: FrameKind,
+    pub flags: u8,
+    pub stream: u32,
+}
+
+impl Head {
+    /// Reads a frame's head; `None` while it is not all there.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let [a, b, c, kind, flags, stream @ ..] = bytes.first_chunk::<HEAD>()?;
+        let kind = match kind {
+            0 => FrameKind::Data,
+            1 => FrameKind::Headers,
+            2 => FrameKind::Priority,
+            3 => FrameKind::Reset,
+            4 => FrameKind::Settings,
+            5 => FrameKind::PushPromise,
+            6 => FrameKind::Ping,
+            7 => FrameKind::GoAway,
+            8 => FrameKind::WindowUpdate,
+            9 => FrameKind::Continuation,
+            _ => FrameKind::Unknown,
+        };
+        Some(Self {
+            length: u32::from_be_bytes([0, *a, *b, *c]) as usize,
+            kind,
+            flags: *flags,
+            stream: u32::from_be_bytes(*stream) & 0x7fff_ffff,
+        })
+    }
+
+    pub(super) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Writes a frame's head.
+pub(super) fn head(out: &mut Buffer, kind: FrameKind, flags: u8, stream: u32, length: usize) {
+    let [_, a, b, c] = (length as u32).to_be_bytes();
+    let [d, e, f, g] = stream.to_be_bytes();
+    out.extend(&[a, b, c, kind as u8, flags, d, e, f, g]);
+}
+
+/// Writes a header block, in as many frames as it takes.
+pub(super) fn headers(out: &mut Buffer, stream: u32, end: bool, mut block: &[u8], max_frame: usize) {
+    let (mut kind, mut flags) = (FrameKind::Headers, if end { END_STREAM } else { 0 });
+    loop {
+        let (piece, rest) = block.split_at(block.len().min(max_frame));
+        flags |= if rest.is_empty() { END_HEADERS } else { 0 };
+        head(out, kind, flags, stream, piece.len());
+        out.extend(piece);
+        if rest.is_empty() {
+            return;
+        }
+        (block, kind, flags) = (rest, FrameKind::Continuation, 0);
+    }
+}
+
+/// Writes settings, each a number and its value.
+pub(super) fn settings(out: &mut Buffer, settings: &[(u16, u32)]) {
+    head(out, FrameKind::Settings, 0, 0, settings.len() * 6);
+    for (id, value) in settings {
+        out.extend(&id.to_be_bytes());
+        out.extend(&value.to_be_bytes());
+    }
+}
+
+pub(super) fn window_update(out: &mut Buffer, stream: u32, count: u32) {
+    head(out, FrameKind::WindowUpdate, 0, stream, 4);
+    out.extend(&count.to_be_bytes());
+}
+
+pub(super) fn reset(out: &mut Buffer, stream: u32, reason: Reason) {
+    head(out, FrameKind::Reset, 0, stream, 4);
+    out.extend(&reason.0.to_be_bytes());
+}
+
+pub(super) fn ping(out: &mut Buffer, flags: u8, content: [u8; 8]) {
+    head(out, FrameKind::Ping, flags, 0, 8);
+    out.extend(&content);
+}
+
+pub(super) fn go_away(out: &mut Buffer, last: u32, reason: Reason) {
+    head(out, FrameKind::GoAway, 0, 0, 8);
+    out.extend(&last.to_be_bytes());
+    out.extend(&reason.0.to_be_bytes());
+}
+
+/// What is left of a frame's payload without padding and priority (sections 6.1 and 6.2).
+pub(super) fn content<'a>(frame: &Head, payload: &'a [u8]) -> Result<&'a [u8], Reason> {
+    let mut payload = payload;
+    if frame.has(PADDED) {
+        let (padding, rest) = payload.split_first().ok_or(Reason::FRAME_SIZE)?;
+        let length = rest.len().checked_sub(usize::from(*padding)).ok_or(Reason::PROTOCOL)?;
+        payload = rest.get(..length).unwrap_or_default();
+    }
+    if frame.kind == FrameKind::Headers && frame.has(PRIORITY) {
+        let (priority, rest) = payload.split_at_checked(5).ok_or(Reason::FRAME_SIZE)?;
+        // A stream cannot depend on itself.
+        if number(priority)? & 0x7fff_ffff == frame.stream {
+            return Err(Reason::PROTOCOL);
+        }
+        payload = rest;
+    }
+    Ok(payload)
+}
+
+/// The number that a payload begins with.
+pub(super) fn number(payload: &[u8]) -> Result<u32, Reason> {
+    payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)).ok_or(Reason::FRAME_SIZE)
+}
+
+/// Each setting in a payload.
+pub(super) fn each_setting(payload: &[u8]) -> impl Iterator<Item = (u16, u32)> {
+    payload.chunks_exact(6).filter_map(|setting| {
+        let (id, value) = setting.split_first_chunk::<2>()?;
+        Some((u16::from_be_bytes(*id), u32::from_be_bytes(*value.first_chunk()?)))
+    })
+}
+
+/// Error code of a stream or connection (RFC 9113, section 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reason(pub u32);
+
+#[expect(missing_docs, reason = "each is the error code of that name")]
+impl Reason {
+    pub const NONE: Self = Self(0);
+    pub const PROTOCOL: Self = Self(1);
+    pub const INTERNAL: Self = Self(2);
+    pub const FLOW_CONTROL: Self = Self(3);
+    pub const STREAM_CLOSED: Self = Self(5);
+    pub const FRAME_SIZE: Self = Self(6);
+    pub const REFUSED: Self = Self(7);
+    pub const CANCEL: Self = Self(8);
+    pub const COMPRESSION: Self = Self(9);
+    pub const CALM: Self = Self(11);
+}
+
+/// The names that the RFC gives them.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 14] = [
+            "NO_ERROR",
+            "PROTOCOL_ERROR",
+            "INTERNAL_ERROR",
+            "FLOW_CONTROL_ERROR",
+            "SETTINGS_TIMEOUT",
+            "STREAM_CLOSED",
+            "FRAME_SIZE_ERROR",
+            "REFUSED_STREAM",
+            "CANCEL",
+            "COMPRESSION_ERROR",
+            "CONNECT_ERROR",
+            "ENHANCE_YOUR_CALM",
+            "INADEQUATE_SECURITY",
+            "HTTP_1_1_REQUIRED",
+        ];
+        match NAMES.get(self.0 as usize) {
+            Some(name) => f.write_str(name),
+            None => write!(f, "error {}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_come_back() {
+        let mut out = Buffer::default();
+        head(&mut out, FrameKind::Headers, END_HEADERS | PADDED, 0x7fff_fffb, 0x12_34_56);
+        let read = Head::read(out.bytes()).unwrap();
+        assert_eq!((read.length, read.kind, read.stream), (0x12_34_56, FrameKind::Headers, 0x7fff_fffb));
+        assert!(read.has(PADDED) && read.has(END_HEADERS) && !read.has(END_STREAM));
+        assert_eq!(Head::read(&out.bytes()[..8]), None);
+        assert_eq!(Head::read(&[0, 0, 0, 99, 0, 0xff, 0, 0, 1]).unwrap().kind, FrameKind::Unknown);
+        assert_eq!(Head::read(&[0, 0, 0, 0, 0, 0x80, 0, 0, 1]).unwrap().stream, 1);
+    }
+
+    #[test]
+    fn padding_and_priority_come_off() {
+        let frame = |kind, flags| Head { length: 0, kind, flags, stream: 3 };
+        let padded = frame(FrameKind::Data, PADDED);
+        assert_eq!(content(&padded, b"\x02abcde").unwrap(), b"abc");
+        assert_eq!(content(&padded, b"\x05abcde").unwrap(), b"");
+        assert_eq!(content(&padded, b"\x06abcde"), Err(Reason::PROTOCOL));
+        assert_eq!(content(&padded, b""), Err(Reason::FRAME_SIZE));
+        let both = frame(FrameKind::Headers, PADDED | PRIORITY);
+        assert_eq!(content(&both, b"\x01\0\0\0\x01\x10abx").unwrap(), b"ab");
+        assert_eq!(content(&both, b"\x01\0\0\0\x03\x10abx"), Err(Reason::PROTOCOL));
+        assert_eq!(content(&both, b"\x01\0\0\0x"), Err(Reason::FRAME_SIZE));
+    }
+
+    #[test]
+    fn a_long_block_goes_in_several_frames() {
+        let mut out = Buffer::default();
+        headers(&mut out, 1, true, &[7; 25], 10);
+        let mut rest = out.bytes();
+        let mut frames = Vec::new();
+        while let Some(head) = Head::read(rest) {
+            frames.push((head.kind, head.flags, head.length));
+            rest = &rest[HEAD + head.length..];
+        }
+        let expected = [
+            (FrameKind::Headers, END_STREAM, 10),
+            (FrameKind::Continuation, 0, 10),
+            (FrameKind::Continuation, END_HEADERS, 5),
+        ];
+        assert_eq!(frames, expected);
+    }
+}

@@ -1,0 +1,257 @@
+//! The PROXY protocol: what a proxy in front says of a connection before its first byte, as text (version 1) or bytes
+//! (version 2). Source: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>.
+//!
+//! Pure: reading looks at the bytes so far, and never asks for more than a header can have.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// How a header is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// `PROXY TCP4 …`.
+    V1,
+    /// Bytes.
+    V2,
+}
+
+/// Both ends of a connection, as the proxy in front saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The client.
+    pub source: SocketAddr,
+    /// Where it dialled.
+    pub destination: SocketAddr,
+}
+
+/// What a connection's first bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The beginning of a header; more bytes are needed.
+    More,
+    /// No header.
+    Absent,
+    /// A header that cannot be read.
+    Broken,
+    /// A header of this version and so many bytes. It names no ends where the proxy speaks for itself, or does not know.
+    Header(ProxyVersion, usize, Option<Ends>),
+}
+
+const SIGNATURE_V1: &[u8] = b"PROXY ";
+const SIGNATURE_V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+/// Longest header of version 1, with its CR and LF (section 2.1).
+const MAX_V1: usize = 107;
+/// What comes before addresses in version 2.
+const FIXED_V2: usize = 16;
+/// Longest header of all.
+pub const MAX: usize = FIXED_V2 + u16::MAX as usize;
+
+/// Looks for a header.
+pub fn look(bytes: &[u8]) -> Look {
+    let begins = |signature: &[u8]| {
+        let seen = bytes.len().min(signature.len());
+        bytes[..seen] == signature[..seen]
+    };
+    if begins(SIGNATURE_V2) {
+        return if bytes.len() < FIXED_V2 { Look::More } else { binary(bytes) };
+    }
+    if !begins(SIGNATURE_V1) {
+        return Look::Absent;
+    }
+    let line = &bytes[..bytes.len().min(MAX_V1)];
+    match memchr::memchr(b'\n', line) {
+        Some(end) => text(&line[..=end]).unwrap_or(Look::Broken),
+        None if line.len() < MAX_V1 => Look::More,
+        None => Look::Broken,
+    }
+}
+
+/// A line of version 1, with its end.
+fn text(line: &[u8]) -> Option<Look> {
+    let header = |ends| Some(Look::Header(ProxyVersion::V1, line.len(), ends));
+    let text = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
+    let mut words = text.strip_prefix("PROXY ")?.split(' ');
+    let family = words.next()?;
+    if family == "UNKNOWN" {
+        // What follows is to be ignored.
+        return header(None);
+    }
+    let (source, destination) = (words.next()?, words.next()?);
+    let ip = |word: &str| match family {
+        "TCP4" => word.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+        "TCP6" => word.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        _ => None,
+    };
+    let (source, destination) = (ip(source)?, ip(destination)?);
+    let mut port = || {
+        let word = words.next()?;
+        let plain = word.bytes().all(|b| b.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
+        word.parse::<u16>().ok().filter(|_| plain)
+    };
+    let ends =
+        Ends { source: SocketAddr::new(source, port()?), destination: SocketAddr::new(destination, port()?) };
+    if words.next().is_some() { None } else { header(Some(ends)) }
+}
+
+/// A header of version 2, of which the fixed part is there.
+fn binary(bytes: &[u8]) -> Look {
+    let (command, family) = (bytes[12], bytes[13]);
+    let length = usize::from(u16::from_be_bytes([bytes[14], bytes[15]]));
+    if !matches!(command, 0x20 | 0x21) {
+        return Look::Broken;
+    }
+    let total = FIXED_V2 + length;
+    let Some(rest) = bytes.get(FIXED_V2..total) else { return Look::More };
+    // LOCAL: the proxy's own connection, such as a health check.
+    let ends = match (command, family) {
+        (0x20, _) => None,
+        // Unspecified, and UNIX sockets: nothing that could be an address here.
+        (_, 0x00 | 0x31) => None,
+        (_, 0x11) => match ends::<4>(rest) {
+            Some(ends) => Some(ends),
+            None => return Look::Broken,
+        },
+        (_, 0x21) => match ends::<16>(rest) {
+            Some(ends) => Some(ends),
+            None => return Look::Broken,
+        },
+        // Datagrams do not come by TCP.
+        _ => return Look::Broken,
+    };
+    Look::Header(ProxyVersion::V2, total, ends)
+}
+
+/// Two addresses of so many bytes, then two ports. What follows are extensions (TLVs), which nothing here asks for.
+fn ends<const LENGTH: usize>(bytes: &[u8]) -> Option<Ends>
+where
+    IpAddr: From<[u8; LENGTH]>,
+{
+    let (source, rest) = bytes.split_first_chunk::<LENGTH>()?;
+    let (destination, rest) = rest.split_first_chunk::<LENGTH>()?;
+    let (source_port, rest) = rest.split_first_chunk()?;
+    let (destination_port, _) = rest.split_first_chunk()?;
+    Some(Ends {
+        source: SocketAddr::new((*source).into(), u16::from_be_bytes(*source_port)),
+        destination: SocketAddr::new((*destination).into(), u16::from_be_bytes(*destination_port)),
+    })
+}
+
+/// A header for a connection of this client's, or for one of our own.
+pub fn write(version: ProxyVersion, ends: Option<Ends>) -> Vec<u8> {
+    // Both addresses have one family.
+    let ends = ends.map(|Ends { source, destination }| {
+        let (from, to) = (source.ip().to_canonical(), destination.ip().to_canonical());
+        let mapped = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let (from, to) = match (from, to) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => (from, to),
+            _ => (mapped(from).into(), mapped(to).into()),
+        };
+        (from, to, source.port(), destination.port())
+    });
+    match (version, ends) {
+        (ProxyVersion::V1, None) => b"PROXY UNKNOWN\r\n".to_vec(),
+        (ProxyVersion::V1, Some((from, to, from_port, to_port))) => {
+            let family = if from.is_ipv4() { "TCP4" } else { "TCP6" };
+            format!("PROXY {family} {from} {to} {from_port} {to_port}\r\n").into_bytes()
+        }
+        (ProxyVersion::V2, ends) => {
+            let mut out = SIGNATURE_V2.to_vec();
+            let Some((from, to, from_port, to_port)) = ends else {
+                out.extend([0x20, 0, 0, 0]);
+                return out;
+            };
+            match (from, to) {
+                (IpAddr::V4(from), IpAddr::V4(to)) => {
+                    out.extend([0x21, 0x11, 0, 12]);
+                    out.extend([from.octets(), to.octets()].as_flattened());
+                }
+                (from, to) => {
+                    let bytes = |ip| match ip {
+                        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                        IpAddr::V6(ip) => ip.octets(),
+                    };
+                    out.extend([0x21, 0x21, 0, 36]);
+                    out.extend([bytes(from), bytes(to)].as_flattened());
+                }
+            }
+            out.extend([from_port.to_be_bytes(), to_port.to_be_bytes()].as_flattened());
+            out
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(source: &str, destination: &str) -> Ends {
+        Ends { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+    }
+
+    #[test]
+    fn what_is_written_is_read_whole_and_in_pieces() {
+        let v4 = ends("10.0.0.1:40000", "10.0.0.2:80");
+        let v6 = ends("[2001:db8::1]:40000", "[::1]:0");
+        for version in [ProxyVersion::V1, ProxyVersion::V2] {
+            for ends in [Some(v4), Some(v6), None] {
+                let header = write(version, ends);
+                for end in 0..header.len() {
+                    assert_eq!(look(&header[..end]), Look::More, "{version:?} {ends:?} {end}");
+                }
+                let whole = Look::Header(version, header.len(), ends);
+                assert_eq!(look(&header), whole);
+                assert_eq!(look(&[&header[..], b"GET / HTTP/1.1\r\n"].concat()), whole);
+            }
+        }
+        let mixed = write(ProxyVersion::V1, Some(ends("10.0.0.1:1", "[2001:db8::1]:2")));
+        assert_eq!(mixed, b"PROXY TCP6 ::ffff:10.0.0.1 2001:db8::1 1 2\r\n");
+    }
+
+    #[test]
+    fn lines_are_as_the_specification_says() {
+        let unknown = b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n";
+        assert_eq!(look(unknown), Look::Header(ProxyVersion::V1, unknown.len(), None));
+        for broken in [
+            "PROXY TCP4 10.0.0.1 10.0.0.2 1 2\n",
+            "PROXY TCP4 10.0.0.1 10.0.0.2 1\r\n",
+            "PROXY TCP4 10.0.0.1 10.0.0.2 1 2 3\r\n",
+            "PROXY TCP4 10.0.0.1  10.0.0.2 1 2\r\n",
+            "PROXY TCP4 10.0.0.1 ::1 1 2\r\n",
+            "PROXY TCP6 10.0.0.1 10.0.0.2 1 2\r\n",
+            "PROXY TCP4 10.0.0.1 10.0.0.2 1 65536\r\n",
+            "PROXY TCP4 10.0.0.1 10.0.0.2 +1 2\r\n",
+            "PROXY TCP4 10.0.0.1 10.0.0.2 01 2\r\n",
+            "PROXY UDP4 10.0.0.1 10.0.0.2 1 2\r\n",
+            "PROXY \r\n",
+        ] {
+            assert_eq!(look(broken.as_bytes()), Look::Broken, "{broken}");
+        }
+        assert_eq!(look(format!("PROXY {}", "x".repeat(101)).as_bytes()), Look::Broken);
+        assert_eq!(look(format!("PROXY {}", "x".repeat(100)).as_bytes()), Look::More);
+        for absent in
+            ["PROXX", "proxy ", "GET / HTTP/1.1\r\n", "PRI * HTTP/2.0\r\n", "\r\n\r\nGET", "\x16\x03"]
+        {
+            assert_eq!(look(absent.as_bytes()), Look::Absent, "{absent}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_as_the_specification_says() {
+        let header = |fixed: [u8; 4], rest: &[u8]| [SIGNATURE_V2, &fixed, rest].concat();
+        // Extensions are passed over; what a UNIX socket is called is none of ours.
+        let more = [&[10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2][..], b"\x01\0\x02h2"].concat();
+        let expected = Some(ends("10.0.0.1:1", "10.0.0.2:2"));
+        assert_eq!(look(&header([0x21, 0x11, 0, 17], &more)), Look::Header(ProxyVersion::V2, 33, expected));
+        assert_eq!(look(&header([0x21, 0x31, 0, 216], &[0; 216])), Look::Header(ProxyVersion::V2, 232, None));
+        assert_eq!(look(&header([0x21, 0, 0, 0], &[])), Look::Header(ProxyVersion::V2, 16, None));
+        // Nothing is taken of a header that speaks for the proxy itself.
+        assert_eq!(look(&header([0x20, 0x11, 0, 12], &[1; 12])), Look::Header(ProxyVersion::V2, 28, None));
+        assert_eq!(look(&header([0x21, 0x11, 255, 255], &[0; 100])), Look::More);
+        for fixed in [[0x11, 0x11, 0, 12], [0x22, 0x11, 0, 12], [0x21, 0x12, 0, 12], [0x21, 0x11, 0, 11]] {
+            assert_eq!(look(&header(fixed, &[0; 12])), Look::Broken, "{fixed:?}");
+        }
+        assert_eq!(look(&header([0x21, 0x21, 0, 35], &[0; 35])), Look::Broken);
+    }
+}

@@ -1,0 +1,295 @@
+//! What a worker waits for: deadlines that move, pauses, and limits of time.
+//!
+//! Most deadlines are moved long before they pass: each request has a new one. So a [`Timer`] takes its place among
+//! those of its thread only when it has none or would come too late, and when it comes too early it takes another. The
+//! kernel is told of the first one only, through a `timerfd` that the worker's event loop watches like a socket. In
+//! steady traffic neither costs anything; the runtime's own timers are asked before each wait, and are not used here.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    future::{Future, poll_fn},
+    io,
+    os::fd::AsFd as _,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use nix::sys::{
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+};
+use tokio::net::unix::pipe;
+
+thread_local! {
+    static TIMERS: Timers = const { Timers::new() };
+}
+
+/// The timers of one thread.
+struct Timers {
+    /// Who is to be woken when; the number tells those of the same moment apart.
+    waiting: RefCell<BTreeMap<(Instant, u64), Waker>>,
+    next: Cell<u64>,
+    /// All up to this moment have been woken, and wait no longer.
+    woken: Cell<Option<Instant>>,
+    /// What tells the event loop, and when it will.
+    alarm: RefCell<Option<TimerFd>>,
+    set: Cell<Option<Instant>>,
+}
+
+/// Makes the timers of this thread go off as long as the future that is returned is polled.
+///
+/// # Errors
+/// When the system gives no timer, or outside a runtime.
+pub fn start() -> io::Result<impl Future<Output = ()>> {
+    let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+    let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+    // To the event loop it is something that becomes readable, as a pipe does.
+    let watched = pipe::Receiver::from_owned_fd_unchecked(alarm.as_fd().try_clone_to_owned()?)?;
+    TIMERS.with(|timers| *timers.alarm.borrow_mut() = Some(alarm));
+    Ok(async move {
+        // It fails only when the event loop ends.
+        while watched.readable().await.is_ok() {
+            // How often it went off does not matter.
+            while watched.try_read(&mut [0; 8]).is_ok() {}
+            TIMERS.with(|timers| timers.wake(Instant::now()));
+        }
+    })
+}
+
+/// Lets time pass.
+pub async fn sleep(duration: Duration) {
+    let mut timer = Timer::default();
+    let end = Instant::now() + duration;
+    poll_fn(|cx| timer.poll(cx, Some(end))).await;
+}
+
+/// What a future comes to; `None` if it takes longer than this.
+pub async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut timer = Timer::default();
+    let end = Instant::now() + limit;
+    let mut future = pin!(future);
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => timer.poll(cx, Some(end)).map(|()| None),
+    })
+    .await
+}
+
+impl Timers {
+    const fn new() -> Self {
+        Self {
+            waiting: RefCell::new(BTreeMap::new()),
+            next: Cell::new(0),
+            woken: Cell::new(None),
+            alarm: RefCell::new(None),
+            set: Cell::new(None),
+        }
+    }
+
+    fn add(&self, at: Instant, waker: Waker) -> (Instant, u64) {
+        let key = (at, self.next.get());
+        self.next.set(key.1 + 1);
+        self.waiting.borrow_mut().insert(key, waker);
+        if self.set.get().is_none_or(|set| at < set) {
+            self.set_alarm(Some(at));
+        }
+        key
+    }
+
+    /// Wakes all whose time has come.
+    fn wake(&self, now: Instant) {
+        self.woken.set(Some(now));
+        while let Some(waker) = self.take_due(now) {
+            waker.wake();
+        }
+        let next = self.waiting.borrow().keys().next().map(|(at, _)| *at);
+        self.set_alarm(next);
+    }
+
+    fn take_due(&self, now: Instant) -> Option<Waker> {
+        let mut waiting = self.waiting.borrow_mut();
+        let first = waiting.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
+    }
+
+    fn set_alarm(&self, at: Option<Instant>) {
+        self.set.set(at);
+        let alarm = self.alarm.borrow();
+        let Some(alarm) = &*alarm else { return };
+        let done = match at {
+            // Zero would mean never.
+            Some(at) => alarm.set(
+                Expiration::OneShot(TimeSpec::from_duration(
+                    at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)),
+                )),
+                TimerSetTimeFlags::empty(),
+            ),
+            None => alarm.unset(),
+        };
+        if let Err(error) = done {
+            tracing::error!("a deadline cannot be watched: {error}");
+        }
+    }
+}
+
+/// Waits for a deadline that moves.
+#[derive(Default)]
+pub struct Timer {
+    place: Option<Place>,
+}
+
+/// A place among the timers of the thread, given up when dropped.
+struct Place {
+    key: (Instant, u64),
+    waker: Waker,
+}
+
+impl Timer {
+    /// Ready when `deadline` has passed; `None` never passes.
+    pub fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
+        let Some(deadline) = deadline else { return Poll::Pending };
+        if let Some(place) = &self.place
+            && place.key.0 <= deadline
+            && place.is_waiting()
+            && place.waker.will_wake(cx.waker())
+        {
+            return Poll::Pending;
+        }
+        self.place = None;
+        if Instant::now() >= deadline {
+            return Poll::Ready(());
+        }
+        let waker = cx.waker().clone();
+        self.place = Some(Place { key: TIMERS.with(|timers| timers.add(deadline, waker.clone())), waker });
+        Poll::Pending
+    }
+}
+
+impl Place {
+    fn is_waiting(&self) -> bool {
+        TIMERS.with(|timers| timers.woken.get().is_none_or(|woken| self.key.0 > woken))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // At the end of the thread there is nothing left to give up.
+        let waker = TIMERS.try_with(|timers| timers.waiting.borrow_mut().remove(&self.key));
+        drop(waker);
+    }
+}
+
+/// The lesser of two deadlines, or of two times, that may not be there.
+pub fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, Mutex},
+        task::{Wake, ready},
+    };
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    fn waiting() -> Vec<Instant> {
+        TIMERS.with(|timers| timers.waiting.borrow().keys().map(|(at, _)| *at).collect())
+    }
+
+    #[test]
+    fn a_deadline_may_move_both_ways() {
+        let waker = Arc::new(Nobody).into();
+        let mut cx = Context::from_waker(&waker);
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let mut timer = Timer::default();
+        assert!(timer.poll(&mut cx, None).is_pending());
+        assert!(waiting().is_empty());
+        // The kernel hears only of what comes sooner than what it knows.
+        for (deadline, place) in [(60, 60), (70, 60), (50, 50), (60, 50)] {
+            assert!(timer.poll(&mut cx, Some(after(deadline))).is_pending());
+            assert_eq!(waiting(), [after(place)]);
+            assert_eq!(TIMERS.with(|timers| timers.set.get()), Some(after(place)));
+        }
+        // Woken for the deadline it had, it waits for the one it has.
+        TIMERS.with(|timers| timers.wake(after(55)));
+        assert!(waiting().is_empty());
+        assert!(timer.poll(&mut cx, Some(after(60))).is_pending());
+        assert_eq!(waiting(), [after(60)]);
+        assert!(timer.poll(&mut cx, Some(now)).is_ready());
+        assert!(waiting().is_empty());
+        assert!(timer.poll(&mut cx, Some(after(60))).is_pending());
+        drop(timer);
+        assert!(waiting().is_empty());
+    }
+
+    /// Notes that it was woken.
+    struct Noting(usize, Arc<Mutex<Vec<usize>>>);
+
+    impl Wake for Noting {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+
+    #[test]
+    fn who_waits_is_woken_in_the_order_of_deadlines() {
+        let woken = Arc::new(Mutex::new(Vec::new()));
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let _timers: Vec<Timer> = [300, 100, 200, 100]
+            .into_iter()
+            .enumerate()
+            .map(|(number, seconds)| {
+                let waker = Arc::new(Noting(number, Arc::clone(&woken))).into();
+                let mut timer = Timer::default();
+                assert!(timer.poll(&mut Context::from_waker(&waker), Some(after(seconds))).is_pending());
+                timer
+            })
+            .collect();
+        TIMERS.with(|timers| timers.wake(after(100)));
+        assert_eq!(*woken.lock().unwrap(), [1, 3]);
+        TIMERS.with(|timers| timers.wake(after(400)));
+        assert_eq!(*woken.lock().unwrap(), [1, 3, 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn the_kernel_tells_when_time_has_passed() {
+        let driver = start().unwrap();
+        let begin = Instant::now();
+        let millis = Duration::from_millis;
+        tokio::select! {
+            () = sleep(millis(30)) => {}
+            () = driver => panic!("it ended"),
+        }
+        assert!(begin.elapsed() >= millis(30));
+    }
+
+    #[tokio::test]
+    async fn a_limit_ends_what_takes_longer() {
+        let mut driver = pin!(start().unwrap());
+        let limited = async {
+            assert_eq!(timeout(Duration::from_secs(60), async { 7 }).await, Some(7));
+            assert_eq!(timeout(Duration::from_millis(1), std::future::pending::<()>()).await, None);
+        };
+        let mut limited = pin!(limited);
+        poll_fn(|cx| {
+            assert!(driver.as_mut().poll(cx).is_pending());
+            ready!(limited.as_mut().poll(cx));
+            Poll::Ready(())
+        })
+        .await;
+    }
+}
