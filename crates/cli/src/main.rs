@@ -43,6 +43,8 @@ enum Command {
     Up(up::Args),
     #[command(hide = true)]
     UpInside(up::InsideArgs),
+    #[command(hide = true)]
+    UpEgress,
     /// Run a command in a workload's network, inside a running mesh.
     Exec(pods::ExecArgs),
     /// Make an HTTP request from inside a workload of a running mesh.
@@ -103,6 +105,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Up(args) => up::outside(args),
         Command::UpInside(args) => up::inside(args),
+        Command::UpEgress => Ok(skysail_sandbox::forward_egress().map(done)?),
         Command::Exec(args) => pods::exec(&args),
         Command::Call(args) => call::run(args),
         Command::PortForward(args) => port_forward::run(&args),

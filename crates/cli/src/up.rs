@@ -70,6 +70,10 @@ pub(crate) struct Args {
     /// times. The address is 127.0.0.1 unless given, and port 0 stands for a free one.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
     publish: Vec<publish::Wish>,
+    /// Let workloads connect to hosts outside of the mesh (TCP, IPv4), as this machine's network allows, and resolve their
+    /// names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
+    #[arg(long)]
+    egress: bool,
     /// End this long after all workloads are ready: 30s, 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
@@ -203,11 +207,14 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
         envoys: args.envoys.into_iter().collect(),
         control_arguments: args.control_arguments,
         published: published.targets.clone(),
+        egress: args.egress,
     };
     let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
     let order = serde_json::to_string(&order)?;
     let inside = ["up-inside".into(), OsString::from(order)];
-    let code = isolate::run_inside(&inside, published.serve(folder.clone()))?;
+    let forwarder = args.egress.then(|| ["up-egress".into()]);
+    let forwarder = forwarder.as_ref().map(<[OsString; 1]>::as_slice);
+    let code = isolate::run_inside(&inside, forwarder, published.serve(folder.clone()))?;
     let logs = folder.join("logs");
     if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
         rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;

@@ -1,9 +1,10 @@
 //! The mesh's DNS server: the cluster's names, hosts of ServiceEntries, and no others.
 //!
-//! Answers come from a table that the mesh replaces whole ([`Names`]). There is no network beyond the mesh, so what
+//! Answers come from a table that the mesh replaces whole ([`Names`]). Without egress, what
 //! is not in the table does not exist (NXDOMAIN), whatever its domain: a program then gives up at once, and goes on
-//! to the next of its search domains, where an error would make it try again. Who asks for a name outside the
-//! cluster's domain is told to the mesh. UDP, and TCP for what does not fit (RFC 1035, section 4.2).
+//! to the next of its search domains, where an error would make it try again. With it ([`Lookups`]), the host's resolver is asked for
+//! names outside the cluster's domain. Who asks for such a name in vain is told to the mesh. UDP, and TCP for what does not fit
+//! (RFC 1035, section 4.2).
 
 use std::{
     collections::BTreeMap,
@@ -25,6 +26,8 @@ use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::mpsc,
 };
+
+use crate::egress::{self, Found, Lookups};
 
 /// The cluster's domain.
 pub(crate) const DOMAIN: &str = "cluster.local";
@@ -64,48 +67,35 @@ impl Table {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = (names, hosts);
     }
 
-    /// The reply to a message, cut short if it is longer than this; the client then asks again by TCP. What is no
-    /// question gets none, or two servers could talk forever. With it, the name that does not exist, if that is so.
-    pub(crate) fn reply(
-        &self,
-        message: &[u8],
-        longest: usize,
-        asked_by: IpAddr,
-    ) -> Option<(Vec<u8>, Option<String>)> {
-        let request = Message::from_vec(message).ok()?;
-        if request.metadata.message_type != MessageType::Query {
-            return None;
-        }
-        let response = self.answer(&request, asked_by);
-        let missing = response.metadata.response_code == ResponseCode::NXDomain;
-        let missing = response.queries.first().filter(|_| missing).map(|query| plain(query.name()));
-        let bytes = response.to_vec().ok()?;
-        let bytes = if bytes.len() > longest { response.truncate().to_vec().ok()? } else { bytes };
-        Some((bytes, missing))
-    }
-
-    fn answer(&self, request: &Message, asked_by: IpAddr) -> Message {
+    /// The response to a request, and the name that keeps it from an answer if the table lacks that.
+    fn answer(&self, request: &Message, asked_by: IpAddr) -> (Message, Option<Name>) {
         let mut response = Message::response(request.metadata.id, request.metadata.op_code);
         response.metadata.recursion_desired = request.metadata.recursion_desired;
         response.metadata.recursion_available = true;
         response.add_queries(request.queries.iter().cloned());
         let [query] = request.queries.as_slice() else {
             response.metadata.response_code = ResponseCode::FormErr;
-            return response;
+            return (response, None);
         };
         if request.metadata.op_code != OpCode::Query {
             response.metadata.response_code = ResponseCode::NotImp;
-            return response;
+            return (response, None);
         }
-        let (code, records) = self.look_up(query.name(), query.query_type(), asked_by);
+        let (code, records, missing) = self.look_up(query.name(), query.query_type(), asked_by);
         response.metadata.authoritative = true;
         response.metadata.response_code = code;
         response.add_answers(records);
-        response
+        (response, missing)
     }
 
-    /// The records for a name, by way of its aliases. The code is about the last of them (RFC 6604, section 2.1).
-    fn look_up(&self, name: &Name, kind: RecordType, asked_by: IpAddr) -> (ResponseCode, Vec<Record>) {
+    /// The records for a name, by way of its aliases. The code is about the last of them (RFC 6604, section 2.1), which comes with it
+    /// if it is not in the table.
+    fn look_up(
+        &self,
+        name: &Name,
+        kind: RecordType,
+        asked_by: IpAddr,
+    ) -> (ResponseCode, Vec<Record>, Option<Name>) {
         let (names, hosts) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
         let hosts = match asked_by.to_canonical() {
             IpAddr::V4(address) => hosts.get(&address),
@@ -117,22 +107,25 @@ impl Table {
             let key = plain(&name);
             match names.get(&key).or_else(|| hosts?.get(&key)) {
                 Some(Answer::Addresses(found)) => {
-                    // There is no IPv6 here; an empty answer to AAAA says that the name exists all the same.
-                    let wanted = matches!(kind, RecordType::A | RecordType::ANY);
-                    let found = found.iter().filter(|_| wanted);
-                    records.extend(found.map(|ip| Record::from_rdata(name.clone(), TTL, RData::A(A(*ip)))));
-                    return (ResponseCode::NoError, records);
+                    records.extend(addresses(&name, found, kind));
+                    return (ResponseCode::NoError, records, None);
                 }
                 Some(Answer::Alias(target)) => {
                     let Ok(alias) = Name::from_ascii(format!("{target}.")) else { break };
                     records.push(Record::from_rdata(name, TTL, RData::CNAME(CNAME(alias.clone()))));
                     name = alias;
                 }
-                None => return (ResponseCode::NXDomain, records),
+                None => return (ResponseCode::NXDomain, records, Some(name)),
             }
         }
-        (ResponseCode::ServFail, Vec::new())
+        (ResponseCode::ServFail, Vec::new(), None)
     }
+}
+
+/// The records for addresses. There is no IPv6 here; an empty answer to AAAA says that the name exists all the same.
+fn addresses(name: &Name, found: &[Ipv4Addr], kind: RecordType) -> impl Iterator<Item = Record> {
+    let wanted = matches!(kind, RecordType::A | RecordType::ANY);
+    found.iter().filter(move |_| wanted).map(|ip| Record::from_rdata(name.clone(), TTL, RData::A(A(*ip))))
 }
 
 /// A name as the table has it.
@@ -140,29 +133,84 @@ fn plain(name: &Name) -> String {
     name.to_lowercase().to_ascii().trim_end_matches('.').to_owned()
 }
 
-/// Somebody asked for a name that is outside the cluster's domain and not in the table.
+/// A question for a name outside the cluster's domain that has no answer.
 #[derive(Debug)]
 pub(crate) struct Outside {
     pub(crate) name: String,
     pub(crate) asked_by: IpAddr,
+    /// What the host's resolver says; without egress it is not asked.
+    pub(crate) found: Option<Found>,
+}
+
+/// A question to which the table has been asked.
+struct Asked {
+    response: Message,
+    /// The name outside the cluster's domain that keeps it from an answer.
+    outside: Option<Name>,
+    by: IpAddr,
 }
 
 /// The server, which tells of questions it has no answer to.
-struct Server {
-    table: Table,
-    outside: mpsc::Sender<Outside>,
+pub(crate) struct Server {
+    pub(crate) table: Table,
+    pub(crate) lookups: Option<Arc<Lookups>>,
+    pub(crate) outside: mpsc::Sender<Outside>,
 }
 
 impl Server {
-    fn reply(&self, message: &[u8], longest: usize, asked_by: IpAddr) -> Option<Vec<u8>> {
-        let (reply, missing) = self.table.reply(message, longest, asked_by)?;
-        // Who looks up whose an address is (arpa) can do without the answer.
-        let beyond = |name: &String| !in_domain(name, DOMAIN) && !in_domain(name, "arpa");
-        if let Some(name) = missing.filter(beyond) {
-            // If many ask at once, those that are told of will do.
-            let _ = self.outside.try_send(Outside { name, asked_by });
+    /// The reply to a message, of this length at most.
+    pub(crate) async fn answer(&self, message: &[u8], longest: usize, by: IpAddr) -> Option<Vec<u8>> {
+        self.reply(self.ask(message, by)?, longest).await
+    }
+
+    /// Looks into the table. What is no question gets no answer, or two servers could talk forever.
+    fn ask(&self, message: &[u8], by: IpAddr) -> Option<Asked> {
+        let request = Message::from_vec(message).ok()?;
+        if request.metadata.message_type != MessageType::Query {
+            return None;
         }
-        Some(reply)
+        let (response, missing) = self.table.answer(&request, by);
+        // Who looks up whose an address is (arpa) can do without the answer.
+        let beyond = |name: &String| ![DOMAIN, "arpa"].iter().any(|domain| in_domain(name, domain));
+        let outside = missing.filter(|name| beyond(&plain(name)));
+        Some(Asked { response, outside, by })
+    }
+
+    /// Asks the host's resolver as far as that is needed and there is egress, and makes a reply of it, cut short if it is longer than
+    /// this; the client then asks again by TCP.
+    async fn reply(&self, asked: Asked, longest: usize) -> Option<Vec<u8>> {
+        let Asked { mut response, outside, by } = asked;
+        if let Some(name) = outside {
+            let plain = plain(&name);
+            let found = match &self.lookups {
+                Some(lookups) if egress::is_host(&plain) => Some(lookups.find(&plain).await),
+                Some(_) => Some(Found::Missing),
+                None => None,
+            };
+            if let Some(found) = &found {
+                take(&mut response, &name, found);
+            }
+            if !matches!(found, Some(Found::Addresses(_))) {
+                // If many ask at once, those that are told of will do.
+                let _ = self.outside.try_send(Outside { name: plain, asked_by: by, found });
+            }
+        }
+        let bytes = response.to_vec().ok()?;
+        if bytes.len() > longest { response.truncate().to_vec().ok() } else { Some(bytes) }
+    }
+}
+
+/// Completes a response with what the host's resolver found for the name that it lacks.
+fn take(response: &mut Message, name: &Name, found: &Found) {
+    let kind = response.queries.first().map_or(RecordType::A, |query| query.query_type());
+    response.metadata.authoritative = false;
+    response.metadata.response_code = match found {
+        Found::Addresses(_) | Found::Unusable(_) => ResponseCode::NoError,
+        Found::Missing => ResponseCode::NXDomain,
+        Found::Failed(_) => ResponseCode::ServFail,
+    };
+    if let Found::Addresses(found) = found {
+        response.add_answers(addresses(name, found, kind));
     }
 }
 
@@ -170,26 +218,29 @@ fn in_domain(name: &str, domain: &str) -> bool {
     name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Answers on this address, UDP and TCP, until an error. What is asked for in vain outside the cluster's domain goes
-/// to `outside`.
-pub(crate) async fn serve(
-    address: SocketAddr,
-    table: Table,
-    outside: mpsc::Sender<Outside>,
-) -> io::Result<()> {
-    let server = Arc::new(Server { table, outside });
+/// Answers on this address, UDP and TCP, until an error.
+pub(crate) async fn serve(address: SocketAddr, server: Server) -> io::Result<()> {
+    let server = Arc::new(server);
     let udp = UdpSocket::bind(address).await?;
     let tcp = TcpListener::bind(address).await?;
-    tokio::try_join!(serve_udp(udp, &server), serve_tcp(tcp, &server)).map(|_| ())
+    tokio::try_join!(serve_udp(Arc::new(udp), &server), serve_tcp(tcp, &server)).map(|_| ())
 }
 
-async fn serve_udp(socket: UdpSocket, server: &Server) -> io::Result<()> {
+async fn serve_udp(socket: Arc<UdpSocket>, server: &Arc<Server>) -> io::Result<()> {
     let mut buffer = [0; 4096];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).await?;
-        let Some(bytes) = server.reply(&buffer[..length], LONGEST_UDP, from.ip()) else { continue };
-        // A client that is gone is no reason to stop.
-        let _ = socket.send_to(&bytes, from).await;
+        let Some(asked) = server.ask(&buffer[..length], from.ip()) else { continue };
+        let is_slow = asked.outside.is_some() && server.lookups.is_some();
+        let (socket, server) = (Arc::clone(&socket), Arc::clone(server));
+        let answering = async move {
+            if let Some(bytes) = server.reply(asked, LONGEST_UDP).await {
+                // A client that is gone is no reason to stop.
+                let _ = socket.send_to(&bytes, from).await;
+            }
+        };
+        // The lookups bound how many wait.
+        if is_slow { _ = tokio::spawn(answering) } else { answering.await }
     }
 }
 
@@ -212,7 +263,7 @@ async fn serve_stream(mut stream: TcpStream, server: &Server, from: IpAddr) -> i
         let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
         let mut bytes = vec![0; usize::from(length)];
         tokio::time::timeout(IDLE, stream.read_exact(&mut bytes)).await??;
-        let Some(answer) = server.reply(&bytes, usize::from(u16::MAX), from) else { return Ok(()) };
+        let Some(answer) = server.answer(&bytes, usize::from(u16::MAX), from).await else { return Ok(()) };
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
         stream.write_all(&[&length.to_be_bytes(), answer.as_slice()].concat()).await?;
     }
@@ -221,12 +272,24 @@ async fn serve_stream(mut stream: TcpStream, server: &Server, from: IpAddr) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
     use hickory_proto::op::Query;
 
     fn ask(table: &Table, name: &str, kind: RecordType) -> Message {
         let mut request = Message::query();
         request.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
-        table.answer(&request, POD)
+        table.answer(&request, POD).0
+    }
+
+    fn server(table: Table) -> (Server, mpsc::Receiver<Outside>) {
+        let (outside, told) = mpsc::channel(8);
+        (Server { table, lookups: None, outside }, told)
+    }
+
+    fn question(name: &str) -> Vec<u8> {
+        let mut message = Message::query();
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        message.to_vec().unwrap()
     }
 
     const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
@@ -292,35 +355,80 @@ mod tests {
         assert_eq!(code("api.example.com.", Ipv4Addr::new(10, 244, 0, 3)), ResponseCode::NXDomain);
     }
 
-    #[test]
-    fn questions_for_names_outside_are_told() {
-        let (outside, mut told) = mpsc::channel(8);
-        let server = Server { table: table(), outside };
-        for name in
-            ["a.default.svc.cluster.local.", "x.cluster.local.", "1.0.0.10.in-addr.arpa.", "Example.com."]
-        {
-            let mut message = Message::query();
-            message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
-            server.reply(&message.to_vec().unwrap(), LONGEST_UDP, VIP.into()).unwrap();
+    #[tokio::test]
+    async fn questions_for_names_outside_are_told() {
+        let (server, mut told) = server(table());
+        for name in [
+            "a.default.svc.cluster.local.",
+            "x.cluster.local.",
+            "1.0.0.10.in-addr.arpa.",
+            "Example.org.",
+            "away.default.svc.cluster.local.",
+        ] {
+            server.answer(&question(name), LONGEST_UDP, POD).await.unwrap();
         }
-        let Outside { name, asked_by } = told.try_recv().unwrap();
-        assert_eq!((name.as_str(), asked_by), ("example.com", VIP.into()));
+        // The last one stands for another name.
+        for expected in ["example.org", "example.com"] {
+            let Outside { name, asked_by, found } = told.try_recv().unwrap();
+            assert_eq!((name.as_str(), asked_by, found), (expected, POD, None));
+        }
         assert!(told.try_recv().is_err());
     }
 
-    #[test]
-    fn answers_are_not_answered_and_long_ones_are_cut() {
+    #[tokio::test]
+    async fn names_outside_are_looked_up_on_the_host() {
+        let (lookups, forwarder) = egress::lookups();
+        let (mut server, mut told) = server(table());
+        server.lookups = Some(lookups);
+        let answers = async |name: &str| {
+            let message = Message::from_vec(&server.answer(&question(name), LONGEST_UDP, POD).await.unwrap());
+            let Message { metadata, answers, .. } = message.unwrap();
+            let addresses = answers.iter().filter(|record| matches!(record.data, RData::A(_))).count();
+            (metadata.response_code, addresses)
+        };
+        let ip = Ipv4Addr::new(198, 51, 100, 2);
+        let found = |name: &str| match name {
+            "example.com" => Found::Addresses(vec![ip, ip]),
+            "v6.example" => Found::Unusable("no IPv4".to_owned()),
+            "down.example" => Found::Failed("down".to_owned()),
+            _ => Found::Missing,
+        };
+        let test = async {
+            assert_eq!(answers("Example.com.").await, (ResponseCode::NoError, 2));
+            assert_eq!(answers("away.default.svc.cluster.local.").await, (ResponseCode::NoError, 2));
+            assert!(told.try_recv().is_err());
+            assert_eq!(answers("v6.example.").await, (ResponseCode::NoError, 0));
+            assert_eq!(answers("down.example.").await, (ResponseCode::ServFail, 0));
+            assert_eq!(answers("no.example.").await, (ResponseCode::NXDomain, 0));
+            assert_eq!(told.try_recv().unwrap().found, Some(Found::Unusable("no IPv4".to_owned())));
+        };
+        forwarder.answer_during(found, test).await;
+        // Nobody answers any more, and of these names nobody has to.
+        for name in [
+            "example.com.default.svc.cluster.local.",
+            "example.com.cluster.local.",
+            "db.",
+            "1.0.0.10.in-addr.arpa.",
+            "10.0.0.1.",
+        ] {
+            let answer = server.answer(&question(name), LONGEST_UDP, POD).now_or_never();
+            let answer = Message::from_vec(&answer.unwrap().unwrap()).unwrap();
+            assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_are_not_answered_and_long_ones_are_cut() {
         let table = Table::default();
         let many = (0..100).map(|host| Ipv4Addr::new(10, 0, 0, host)).collect();
         table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]), Hosts::new());
-        let mut message = Message::query();
-        message.add_query(Query::query(Name::from_ascii("a.cluster.local.").unwrap(), RecordType::A));
-        let question = message.to_vec().unwrap();
-        let cut = Message::from_vec(&table.reply(&question, LONGEST_UDP, POD).unwrap().0).unwrap();
+        let (server, _told) = server(table);
+        let question = question("a.cluster.local.");
+        let cut = Message::from_vec(&server.answer(&question, LONGEST_UDP, POD).await.unwrap()).unwrap();
         assert!(cut.metadata.truncation && cut.answers.is_empty());
-        let (whole, _) = table.reply(&question, usize::from(u16::MAX), POD).unwrap();
+        let whole = server.answer(&question, usize::from(u16::MAX), POD).await.unwrap();
         assert_eq!(Message::from_vec(&whole).unwrap().answers.len(), 100);
-        assert_eq!(table.reply(&whole, LONGEST_UDP, POD), None);
-        assert_eq!(table.reply(b"", LONGEST_UDP, POD), None);
+        assert_eq!(server.answer(&whole, LONGEST_UDP, POD).await, None);
+        assert_eq!(server.answer(b"", LONGEST_UDP, POD).await, None);
     }
 }

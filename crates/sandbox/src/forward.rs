@@ -1,11 +1,12 @@
-//! Forwarding of TCP connections from the host into a mesh.
+//! Forwarding of TCP connections between the host and a mesh.
 //!
 //! A socket stays in the network namespace that it was made in. So a process binds its listeners on the host, enters
 //! the network of a mesh or of a pod, and joins each connection that it accepts there with one that it makes here.
+//! [`crate::egress`] does the same in the other direction.
 
 use std::{
     fmt, io,
-    net::{SocketAddr, TcpListener as HostListener},
+    net::{IpAddr, SocketAddr, TcpListener as HostListener},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{
     io::{AsyncWriteExt as _, copy},
     net::{TcpListener, TcpStream},
@@ -24,6 +26,9 @@ use tokio::{
 const CONNECTIONS: usize = 256;
 /// Limit for connecting to one address.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Seconds without a packet after which the peer is probed, and seconds between probes; the kernel makes 9 of them. A pod may go
+/// without closing its connections.
+const KEEP_ALIVE: (u32, u32) = (60, 10);
 /// Pause after a failed accept, which has a lasting cause such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -32,8 +37,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub enum Failure {
     /// It could not be accepted.
     Accept(String),
+    /// All connections that a listener may have are open; further ones wait. It is reported once.
+    Full(usize),
     /// There is no target now.
     NoTarget,
+    /// The target must not be reached; the reason.
+    Refused(String),
     /// No target accepts it; the reason of the last one.
     Connect(String),
     /// The target took what the client sent and closed the connection.
@@ -44,8 +53,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Accept(reason) => write!(f, "accepting a connection: {reason}"),
+            Self::Full(most) => write!(f, "all {most} connections are open; further ones wait"),
             Self::NoTarget => f.write_str("there is no ready pod"),
-            Self::Connect(reason) => f.write_str(reason),
+            Self::Connect(reason) | Self::Refused(reason) => f.write_str(reason),
             Self::NoAnswer => f.write_str("the pod closed the connection without an answer"),
         }
     }
@@ -81,23 +91,42 @@ pub async fn serve(
     targets: impl Fn() -> Vec<SocketAddr>,
     failed: impl Fn(Failure) + Clone + Send + 'static,
 ) -> io::Result<()> {
+    serve_each(listener, CONNECTIONS, |_| Ok(targets()), move |_, failure| failed(failure)).await
+}
+
+/// As [`serve`], with at most so many connections at a time. The targets depend on the client, and `failed` hears of its address.
+pub(crate) async fn serve_each(
+    listener: HostListener,
+    most: usize,
+    targets: impl Fn(&TcpStream) -> Result<Vec<SocketAddr>, Failure>,
+    failed: impl Fn(Option<IpAddr>, Failure) + Clone + Send + 'static,
+) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    let free = Arc::new(Semaphore::new(most));
+    let mut was_full = false;
     loop {
+        if free.available_permits() == 0 && !was_full {
+            was_full = true;
+            failed(None, Failure::Full(most));
+        }
         let Ok(place) = Arc::clone(&free).acquire_owned().await else { return Ok(()) };
-        let client = match listener.accept().await {
-            Ok((client, _)) => client,
+        let (client, from) = match listener.accept().await {
+            Ok((client, from)) => (client, from.ip()),
             Err(error) => {
-                failed(Failure::Accept(error.to_string()));
+                failed(None, Failure::Accept(error.to_string()));
                 sleep(PAUSE).await;
                 continue;
             }
         };
-        let (targets, failed) = (targets(), failed.clone());
+        let (targets, failed) = (targets(&client), failed.clone());
         tokio::spawn(async move {
             let mut client = client;
             let _place = place;
-            let joined = match connect(&targets).await {
+            let connected = match targets {
+                Ok(targets) => connect(&targets).await,
+                Err(failure) => Err(failure),
+            };
+            let joined = match connected {
                 Ok(mut server) => join(&mut client, &mut server).await,
                 Err(failure) => {
                     reset(&client);
@@ -105,7 +134,7 @@ pub async fn serve(
                 }
             };
             if let Err(failure) = joined {
-                failed(failure);
+                failed(Some(from), failure);
             }
         });
     }
@@ -125,7 +154,13 @@ async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
 
 /// Copies both ways until both directions have ended, each by itself. A reset ends both.
 async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Failure> {
-    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    for stream in [&*client, &*server] {
+        // Without one of these, the connection works all the same.
+        let _ = stream.set_nodelay(true);
+        let _ = setsockopt(stream, sockopt::KeepAlive, &true);
+        let _ = setsockopt(stream, sockopt::TcpKeepIdle, &KEEP_ALIVE.0);
+        let _ = setsockopt(stream, sockopt::TcpKeepInterval, &KEEP_ALIVE.1);
+    }
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     // Whether the client has sent something and may send more, whether the server has, and whether it closed first.
@@ -246,6 +281,26 @@ mod tests {
         }
         // The second connection is the first that came to nothing.
         assert_eq!(told.recv().await, Some(Failure::NoAnswer));
+        assert!(told.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_limit_wait_and_that_is_told_once() {
+        let server = TcpListener::from_std(any()).unwrap();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let listener = any();
+        let (address, target) = (listener.local_addr().unwrap(), server.local_addr().unwrap());
+        let failed = move |_, failure| tell.send(failure).unwrap();
+        tokio::spawn(serve_each(listener, 1, move |_| Ok(vec![target]), failed));
+        let first = TcpStream::connect(address).await.unwrap();
+        server.accept().await.unwrap();
+        assert_eq!(told.recv().await, Some(Failure::Full(1)));
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(b"waits").await.unwrap();
+        drop(first);
+        // The place is free, though only since the first connection has ended.
+        let (mut served, _) = server.accept().await.unwrap();
+        served.read_exact(&mut [0; 5]).await.unwrap();
         assert!(told.try_recv().is_err());
     }
 

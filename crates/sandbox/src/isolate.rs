@@ -8,8 +8,11 @@
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::process::ExitStatusExt as _,
-    process::{ExitStatus, Stdio},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{net::UnixStream, process::ExitStatusExt as _},
+    },
+    process::ExitStatus,
     thread,
     time::Duration,
 };
@@ -32,6 +35,8 @@ use tokio::{
 };
 
 use crate::{
+    descriptor,
+    egress::forwarder::Forwarder,
     error::{Context as _, Error},
     links,
     netlink::Socket,
@@ -43,19 +48,26 @@ const REAP: Duration = Duration::from_millis(500);
 const ENDING: Duration = Duration::from_secs(8);
 
 /// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. This process
-/// shares the network of the new one, and runs `beside` until that ends.
+/// shares the network of the new one, and runs `beside` until that ends. With `forwarder`, the program runs a third time, with those
+/// arguments and in the present network, and the process inside gets a socket to it.
 ///
 /// The process must have one thread only (the kernel wants that for user namespaces).
 ///
 /// # Errors
 /// When the kernel forbids namespaces; the message says what to allow.
-pub fn run_inside(arguments: &[OsString], beside: impl Future<Output = ()>) -> Result<u8, Error> {
+pub fn run_inside(
+    arguments: &[OsString],
+    forwarder: Option<&[OsString]>,
+    beside: impl Future<Output = ()>,
+) -> Result<u8, Error> {
+    let mut forwarder = forwarder.map(Forwarder::start).transpose()?;
     enter()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let channel = forwarder.as_mut().and_then(|forwarder| forwarder.channel.take());
     runtime.block_on(async {
         tokio::select! {
-            code = attend(arguments) => code,
+            code = attend(arguments, channel) => code,
             code = async { beside.await; std::future::pending().await } => code,
         }
     })
@@ -79,20 +91,23 @@ fn enter() -> Result<(), Error> {
     unshare(others).map_err(forbidden)
 }
 
-/// Starts the inner process and waits for it.
-async fn attend(arguments: &[OsString]) -> Result<u8, Error> {
+/// Starts the inner process, hands it the socket to the forwarder, and waits for it.
+async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u8, Error> {
     let failed = "passing signals on";
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     let program = std::env::current_exe().context("finding this program's file")?;
+    let (held, theirs) = UnixStream::pair().context(failed)?;
+    if let Some(channel) = channel {
+        descriptor::send(&held, channel.as_fd()).context("handing over the socket to the forwarder")?;
+    }
     let mut child = tokio::process::Command::new(&program)
         .args(arguments)
         // Its end tells the inner process that this one is gone, should that happen before it listens for it.
-        .stdin(Stdio::piped())
+        .stdin(OwnedFd::from(theirs))
         .spawn()
         .context(format!("starting {} again inside", program.display()))?;
-    let held = child.stdin.take();
     let id = child.id().and_then(|id| i32::try_from(id).ok());
     let pass_on = |signal| {
         if let Some(id) = id {
@@ -128,12 +143,16 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(1)
 }
 
-/// What the inner process does first. Returns its number outside, by which `skysail exec` finds it.
+/// What the inner process does first. Returns its number outside, by which `skysail exec` finds it, and the socket to the forwarder
+/// if there is to be one.
 ///
 /// # Errors
 /// When mounts or links may not be changed, though namespaces were given.
-pub(crate) fn settle() -> Result<u32, Error> {
+pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
+    let channel =
+        egress.then(|| descriptor::receive(io::stdin()).context("taking the socket to the forwarder"));
+    let channel = channel.transpose()?.map(UnixStream::from);
     thread::Builder::new()
         .name("starter".to_owned())
         .spawn(end_with_starter)
@@ -158,7 +177,7 @@ pub(crate) fn settle() -> Result<u32, Error> {
     if let Err(error) = fs::write("/proc/sys/net/ipv4/ip_forward", "1") {
         tracing::debug!(%error, "connections beyond the mesh fail after their timeouts");
     }
-    Ok(outside)
+    Ok((outside, channel))
 }
 
 /// Does the work of process 1 on another thread while this one, the process's first, reaps orphans: what loses its

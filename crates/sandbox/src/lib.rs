@@ -2,14 +2,16 @@
 //!
 //! [`isolate`] enters fresh namespaces, so that nothing of the host changes and all is gone at the end; [`mesh`]
 //! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
-//! unknown images; [`log`] bounds and reads what programs write. What Istio's objects mean is the control plane's business;
+//! unknown images; [`forward_egress`] is the process that makes connections to the outside; [`log`] bounds and reads what programs write. What Istio's objects mean is the control plane's business;
 //! only hosts of ServiceEntries are read here, for DNS.
 
 mod capacity;
 mod check;
 mod containers;
+mod descriptor;
 mod dns;
 pub mod echo;
+mod egress;
 pub mod enter;
 mod error;
 mod external;
@@ -42,6 +44,7 @@ mod unsupported;
 
 pub use capacity::Capacity;
 pub use check::Checked;
+pub use egress::forwarder::run as forward_egress;
 pub use error::Error;
 pub use programs::Settings;
 pub use skysail_source::MAX_FILE;

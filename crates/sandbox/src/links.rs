@@ -84,6 +84,19 @@ pub(crate) fn pod(socket: &mut Socket, address: Ipv4Addr, prefix: u8, gateway: I
     socket.request(vec![message])
 }
 
+/// Whether packets to an address leave this machine: the kernel neither delivers nor broadcasts them itself.
+///
+/// # Errors
+/// When there is no route to the address.
+pub(crate) fn is_beyond(socket: &mut Socket, address: Ipv4Addr) -> io::Result<bool> {
+    let mut header = [0; 12];
+    header[..2].copy_from_slice(&[libc::AF_INET as u8, 32]);
+    let question =
+        Message::unanswered(libc::RTM_GETROUTE).raw(&header).attribute(libc::RTA_DST, &address.octets());
+    // The type of the route in `struct rtmsg`.
+    Ok(socket.ask(question)?.get(7) == Some(&libc::RTN_UNICAST))
+}
+
 fn assign(socket: &mut Socket, link: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
     let index = if_nametoindex(link)?.to_ne_bytes();
     let message = Message::new(libc::RTM_NEWADDR, NEW)
@@ -112,4 +125,22 @@ fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
     // Bit 1 of the first byte says "locally administered" (IEEE 802).
     [0x02, 0x42, a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::ifaddrs::getifaddrs;
+
+    use super::*;
+
+    #[test]
+    fn this_machine_s_own_addresses_are_not_beyond_it() {
+        let mut socket = Socket::route().unwrap();
+        let own = getifaddrs().unwrap().filter_map(|link| Some(link.address?.as_sockaddr_in()?.ip()));
+        let own: Vec<Ipv4Addr> = own.collect();
+        assert!(own.contains(&Ipv4Addr::LOCALHOST), "{own:?}");
+        for address in own.into_iter().chain([[127, 1, 2, 3].into(), Ipv4Addr::BROADCAST]) {
+            assert_eq!(is_beyond(&mut socket, address).ok(), Some(false), "{address}");
+        }
+    }
 }

@@ -3,12 +3,13 @@
 //! Events are changes of the files, messages of pods, and the clock. After each, [`Mesh::settle`] starts and ends
 //! pods, and [`Mesh::publish`] writes what the control plane reads, what DNS answers and what other commands see.
 
+mod outside;
 mod replicas;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -26,6 +27,7 @@ use replicas::{Farewell, Member, Stage};
 
 use crate::{
     dns::{self, Outside, Table},
+    egress::{self, Egress, Failed},
     error::{Context as _, Error},
     external::{self, Allocation},
     files::{Files, News},
@@ -78,6 +80,8 @@ struct Mesh {
     names: Table,
     issuer: Issuer,
     bridge: u32,
+    /// The way for connections out of the mesh, if there is to be one.
+    egress: Option<Egress>,
     /// Pods made so far: numbers links and addresses.
     made: u32,
     virtual_ports: Vec<VirtualPort>,
@@ -88,8 +92,10 @@ struct Mesh {
     farewell_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
-    /// Workloads that asked for names beyond the mesh.
+    /// Workloads that asked for names beyond the mesh, and hosts of ServiceEntries that the control plane asked for.
     looked_outside: BTreeSet<String>,
+    /// Reports of connections out of the mesh that failed.
+    failed_outside: BTreeSet<String>,
     /// Why some workloads have fewer pods than they ask for.
     refused: Vec<String>,
     control_process: Option<u32>,
@@ -104,13 +110,16 @@ struct Mesh {
 /// # Errors
 /// When the machine lacks something the mesh needs, or the files cannot be read.
 pub async fn start(settings: Settings) -> Result<Started, Error> {
-    let process = isolate::settle()?;
+    let (process, channel) = isolate::settle(settings.egress)?;
     let mut socket = Socket::route().context("opening a netlink socket")?;
     links::bridge(&mut socket, BRIDGE, POD_NETWORK.1).map_err(|source| Error::Missing {
         what: "a bridge between pods",
         remedy: "Load the kernel's bridge module: `sudo modprobe bridge`".to_owned(),
         cause: source,
     })?;
+    let (failing, failed) = mpsc::channel(64);
+    let egress = channel.map(|channel| egress::open(channel, failing)).transpose()?;
+    let lookups = egress.as_ref().map(|egress| Arc::clone(&egress.lookups));
     let issuer = Issuer::new().context("making the key for service account tokens")?;
     let generated = settings.folder.join("generated");
     fs::create_dir_all(&generated).context(format!("making {}", generated.display()))?;
@@ -137,6 +146,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         names: Table::default(),
         issuer,
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
+        egress,
         made: 0,
         virtual_ports: Vec::new(),
         rules_ordered: Arc::default(),
@@ -145,6 +155,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
         looked_outside: BTreeSet::new(),
+        failed_outside: BTreeSet::new(),
         refused: Vec::new(),
         control_process: None,
         tell,
@@ -153,10 +164,10 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         process,
         settings,
     };
-    let names = mesh.names.clone();
+    let server = dns::Server { table: mesh.names.clone(), lookups, outside };
     let failing = mesh.reports.clone();
     tokio::spawn(async move {
-        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), names, outside).await {
+        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), server).await {
             let what = "the mesh's DNS server".to_owned();
             let _ = failing.send(Report::Failed(Error::System { what, cause: source }));
         }
@@ -177,7 +188,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
             let _ = failing.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
         }
     });
-    tokio::spawn(mesh.run(Inputs { told, over, asked, changed }));
+    tokio::spawn(mesh.run(Inputs { told, over, asked, failed, changed }));
     Ok(Started { state: watched, reports: reported, control })
 }
 
@@ -186,12 +197,13 @@ struct Inputs {
     told: mpsc::UnboundedReceiver<((String, String), Event)>,
     over: mpsc::UnboundedReceiver<Farewell>,
     asked: mpsc::Receiver<Outside>,
+    failed: mpsc::Receiver<Failed>,
     changed: mpsc::UnboundedReceiver<News>,
 }
 
 impl Mesh {
     async fn run(mut self, inputs: Inputs) {
-        let Inputs { mut told, mut over, mut asked, mut changed } = inputs;
+        let Inputs { mut told, mut over, mut asked, mut failed, mut changed } = inputs;
         let (control_tell, mut control_told) = mpsc::unbounded_channel();
         let (_running, stop) = watch::channel(None);
         if let Some(control) = programs::control(&self.settings) {
@@ -222,6 +234,10 @@ impl Mesh {
                 Some(question) = asked.recv() => {
                     self.hear_question(&question);
                     // Nothing follows from a question but a message.
+                    continue;
+                }
+                Some(connection) = failed.recv() => {
+                    self.hear_connection(connection);
                     continue;
                 }
                 Some(news) = changed.recv() => {
@@ -359,36 +375,6 @@ impl Mesh {
         self.begin_farewell();
     }
 
-    /// Reports once why a name beyond the cluster's domain has no answer.
-    fn hear_question(&mut self, question: &Outside) {
-        let Outside { name, asked_by } = question;
-        if *asked_by == IpAddr::V4(BRIDGE) {
-            return self.hear_lookup(name);
-        }
-        let asks = |member: &&Member| IpAddr::V4(member.pod.address) == *asked_by;
-        let Some(pod) = self.pods.values().find(asks).map(|member| &member.pod) else { return };
-        let about = pod.about();
-        if let Some(obstacle) = external::obstacle(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
-            return self.note(format!("{about}: DNS has no answer for {obstacle}"));
-        }
-        if self.looked_outside.insert(about.clone()) {
-            self.say(format!(
-                "{about}: the name {name} does not exist, and the mesh has no network to the outside; \
-                 add a pod and a ServiceEntry that stand in for it (docs/external-hosts.md)"
-            ));
-        }
-    }
-
-    /// Reports once that the control plane looks up a host in vain: its endpoints are beyond the mesh.
-    fn hear_lookup(&mut self, host: &str) {
-        if let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) {
-            self.note(format!(
-                "ServiceEntry {namespace}/{name}: {host} has no endpoints, as the mesh has no network to the outside; \
-                 pods stand in for it with resolution STATIC and a workloadSelector (docs/external-hosts.md)"
-            ));
-        }
-    }
-
     /// Adds virtual addresses to a pod's rules: all where there is no sidecar, and else UDP, which sidecars leave.
     fn with_services(&self, pod: &Pod, mut rules: Rules) -> Rules {
         let ports = self.virtual_ports.iter().filter(|port| port.udp || !pod.sidecar);
@@ -405,6 +391,11 @@ impl Mesh {
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
+        if let Some(egress) = &mut self.egress
+            && let Err(error) = egress.close(addresses.values())
+        {
+            let _ = self.reports.send(Report::Failed(error));
+        }
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
         let allocated = self.allocation.assign(&self.objects.entries);
         let hosts = external::hosts(&self.objects.entries, allocated, &pods);

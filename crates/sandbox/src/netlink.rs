@@ -35,7 +35,7 @@ impl Message {
         Self::with_flags(kind, flags | libc::NLM_F_ACK, true)
     }
 
-    /// Starts a request that the kernel does not answer (the brackets of a batch).
+    /// Starts a request without an acknowledgement: the bracket of a batch, or a question.
     pub(crate) fn unanswered(kind: u16) -> Self {
         Self::with_flags(kind, 0, false)
     }
@@ -143,6 +143,20 @@ impl Socket {
             waiting = waiting.saturating_sub(count_answers(&buffer[..length])?);
         }
         Ok(())
+    }
+
+    /// Sends a question and returns the kernel's answer, without its header.
+    ///
+    /// # Errors
+    /// With the error the kernel reports instead.
+    pub(crate) fn ask(&mut self, question: Message) -> io::Result<Vec<u8>> {
+        self.sequence += 1;
+        send(self.fd.as_raw_fd(), &question.finish(self.sequence), MsgFlags::empty())?;
+        let mut buffer = vec![0; 4096];
+        let length = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        buffer.truncate(length);
+        count_answers(&buffer)?;
+        Ok(buffer.split_off(HEADER.min(length)))
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) const POD_NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 0), 16
 /// The bridge: gateway, DNS server and control plane.
 pub(crate) const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
 /// The first two bytes of virtual addresses.
-const SERVICE_NETWORK: [u8; 2] = [10, 96];
+pub(crate) const SERVICE_NETWORK: [u8; 2] = [10, 96];
 /// Set on pods that have a sidecar, as Istio's injection does.
 const TLS_MODE: (&str, &str) = ("security.istio.io/tlsMode", "istio");
 const CANONICAL_NAME: &str = "service.istio.io/canonical-name";

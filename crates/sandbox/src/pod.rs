@@ -171,8 +171,7 @@ fn live(pod: &Blueprint, orders: mpsc::UnboundedReceiver<Order>, tell: &Tell) ->
     drop(outside);
     let mut inside = Socket::route().context("opening a netlink socket")?;
     links::pod(&mut inside, pod.address, pod.prefix, pod.gateway).context("setting the pod's address")?;
-    let mut netfilter =
-        Socket::netfilter().map_err(|source| missing("packet rules (nf_tables)", "nf_tables", source))?;
+    let mut netfilter = netfilter()?;
     set_rules(&mut netfilter, &pod.rules)?;
     write_files(pod)?;
     say(Event::Made(Handles { net: net.as_raw_fd(), mnt: mnt.as_raw_fd(), uts: uts.as_raw_fd() }));
@@ -192,7 +191,12 @@ fn missing(what: &'static str, module: &str, source: io::Error) -> Error {
     Error::Missing { what, remedy, cause: source }
 }
 
-fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Error> {
+/// Opens the way to the packet rules of this thread's network.
+pub(crate) fn netfilter() -> Result<Socket, Error> {
+    Socket::netfilter().map_err(|source| missing("packet rules (nf_tables)", "nf_tables", source))
+}
+
+pub(crate) fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Error> {
     nftables::replace(netfilter, rules).map_err(|source| {
         let what = "packet rules (nf_tables with nat, redirect and numgen)";
         missing(what, "-a nf_tables nft_chain_nat nft_redir nft_nat nft_numgen", source)

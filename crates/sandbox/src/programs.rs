@@ -56,6 +56,8 @@ pub struct Settings {
     pub control_arguments: Vec<String>,
     /// What ports of the host lead to.
     pub published: Vec<Target>,
+    /// Whether workloads may connect to hosts outside of the mesh.
+    pub egress: bool,
 }
 
 /// The control plane, if there is to be one.

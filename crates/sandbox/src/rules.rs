@@ -2,7 +2,7 @@
 //!
 //! [`interception`] says the same as Istio's init container does with iptables, with the proxy's traffic known
 //! by its mark instead of its user id. [`services`] stands in for kube-proxy where no sidecar resolves virtual
-//! addresses. [`crate::nftables`] puts both into the kernel.
+//! addresses. [`egress`] leads connections out of the mesh to their listener. [`crate::nftables`] puts them into the kernel.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
 
@@ -94,6 +94,10 @@ const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
 impl Network {
     pub(crate) const fn host(address: Ipv4Addr) -> Self {
         Self { address, prefix: 32 }
+    }
+
+    pub(crate) fn contains(self, address: Ipv4Addr) -> bool {
+        (u32::from(address) ^ u32::from(self.address)) & self.mask() == 0
     }
 
     /// The network's bits set.
@@ -206,6 +210,15 @@ pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<
     rules
 }
 
+/// Redirects TCP connections from `pods` to a port of the bridge's namespace, but for those to `closed` networks.
+pub(crate) fn egress(closed: impl Iterator<Item = Network>, pods: Network, port: u16) -> Rules {
+    let leave = |network| Rule { conditions: vec![Match::To(network)], verdict: Verdict::Leave };
+    let mut input: Vec<Rule> = closed.map(leave).collect();
+    let conditions = vec![Match::Protocol(TCP), Match::From(pods)];
+    input.push(Rule { conditions, verdict: Verdict::Redirect(port) });
+    Rules { output: Vec::new(), input }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,5 +272,16 @@ mod tests {
         assert_eq!("10.0.0.1".parse::<Network>().unwrap().mask(), u32::MAX);
         assert!("10.0.0.0/33".parse::<Network>().is_err());
         assert!("::/0".parse::<Network>().is_err());
+        let network: Network = "10.244.0.0/16".parse().unwrap();
+        assert!(network.contains([10, 244, 255, 255].into()) && !network.contains([10, 245, 0, 0].into()));
+    }
+
+    #[test]
+    fn closed_networks_are_left_before_connections_are_redirected() {
+        let [pods, closed] = ["10.244.0.0/16", "169.254.0.0/16"].map(|text| text.parse().unwrap());
+        let rules = egress([closed].into_iter(), pods, 7000);
+        assert_eq!(rules.input[0], Rule { conditions: vec![Match::To(closed)], verdict: Verdict::Leave });
+        assert_eq!(rules.input[1].conditions, [Match::Protocol(TCP), Match::From(pods)]);
+        assert_eq!((rules.input[1].verdict, rules.output.len()), (Verdict::Redirect(7000), 0));
     }
 }

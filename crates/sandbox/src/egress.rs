@@ -1,0 +1,343 @@
+//! Egress (`skysail up --egress`): connections to hosts beyond the mesh, and their names.
+//!
+//! The mesh's namespaces have no route to the outside. A process that stays in the host's network, the [`forwarder`], makes
+//! connections for pods. In the mesh, packet rules redirect to a listener what pods send to addresses beyond the mesh. The forwarder
+//! holds this listener: it reads where a connection was meant to go, connects there and copies both ways. So no socket of
+//! the host's network gets into the mesh, and whatever asks the forwarder, it decides which addresses are closed.
+//!
+//! The mesh and the forwarder share a Unix socket. The first message on it is the listener. Then lines follow: names to look up in the
+//! one direction, [`News`] as JSON in the other. The end of the socket is the end of the forwarder.
+
+pub(crate) mod forwarder;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    os::{fd::AsFd as _, unix::net::UnixStream as Channel},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader},
+    net::UnixStream,
+    sync::{Semaphore, mpsc, watch},
+    time::timeout,
+};
+
+use crate::{
+    descriptor,
+    error::{Context as _, Error},
+    netlink::Socket,
+    plan::{BRIDGE, POD_NETWORK, SERVICE_NETWORK},
+    pod,
+    rules::{self, Network},
+};
+
+/// Networks that stay closed, and why. Those of the mesh come first: what lies there is a pod, a Service or nothing.
+const CLOSED: [(Network, &str); 10] = [
+    (network(POD_NETWORK.0.octets(), POD_NETWORK.1), "an address of the mesh's own pods"),
+    (network([SERVICE_NETWORK[0], SERVICE_NETWORK[1], 0, 0], 16), "an address of the mesh's own Services"),
+    (network([0, 0, 0, 0], 8), "an address of this machine itself"),
+    (network([127, 0, 0, 0], 8), "an address of this machine itself"),
+    (network([169, 254, 0, 0], 16), "a link-local address, where clouds serve credentials"),
+    // Metadata services of Alibaba Cloud, Oracle Cloud and Azure.
+    (network([100, 100, 100, 200], 32), "a cloud's metadata service"),
+    (network([192, 0, 0, 192], 32), "a cloud's metadata service"),
+    (network([168, 63, 129, 16], 32), "a cloud's metadata service"),
+    (network([224, 0, 0, 0], 4), "a multicast address"),
+    // With the addresses that are allocated to hosts of ServiceEntries, and the broadcast address.
+    (network([240, 0, 0, 0], 4), "a reserved address"),
+];
+/// How long a name's answer is kept, and how long the answer may take.
+const KEEP: Duration = Duration::from_secs(5);
+/// Limit of the names that are kept.
+const NAMES: usize = 1024;
+/// Limit of the questions that wait for an answer.
+const WAITING: usize = 1024;
+
+const fn network([a, b, c, d]: [u8; 4], prefix: u8) -> Network {
+    Network { address: Ipv4Addr::new(a, b, c, d), prefix }
+}
+
+/// Why workloads may not connect to an address; `None` if they may.
+fn closed(address: Ipv4Addr) -> Option<&'static str> {
+    CLOSED.iter().find(|(network, _)| network.contains(address)).map(|(_, reason)| *reason)
+}
+
+/// What the forwarder tells the mesh.
+#[derive(Debug, Serialize, Deserialize)]
+enum News {
+    /// The answer to a name.
+    Found(String, Found),
+    /// A connection of this pod came to nothing, for this reason. No pod means all connections.
+    Failed(Option<IpAddr>, String),
+}
+
+/// What the host's resolver knows of a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Found {
+    /// These addresses.
+    Addresses(Vec<Ipv4Addr>),
+    /// The name exists and has no address that can be reached; the reason.
+    Unusable(String),
+    /// The name does not exist.
+    Missing,
+    /// It could not be looked up; the reason.
+    Failed(String),
+}
+
+/// A connection that came to nothing.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// The pod's address; none if no single pod is concerned.
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) reason: String,
+}
+
+/// Looks names up outside. Answers are kept for a moment, so that the questions for a name's IPv4 and IPv6 addresses make one lookup.
+#[derive(Debug)]
+pub(crate) struct Lookups {
+    ask: mpsc::Sender<String>,
+    kept: Mutex<HashMap<String, Kept>>,
+    waiting: Semaphore,
+}
+
+#[derive(Debug)]
+struct Kept {
+    since: Instant,
+    found: watch::Sender<Option<Found>>,
+}
+
+/// The packet rules that lead connections to the forwarder, and the resolver behind it.
+pub(crate) struct Egress {
+    pub(crate) lookups: Arc<Lookups>,
+    netfilter: Socket,
+    port: u16,
+    /// Addresses of Services outside of the mesh's own networks.
+    services: BTreeSet<Ipv4Addr>,
+}
+
+/// Listens, redirects connections to the listener and hands it to the forwarder at the other end of `channel`. Connections that come to
+/// nothing arrive at `tell`, as far as there is room.
+///
+/// # Errors
+/// When the kernel lacks a part of nf_tables, or the forwarder is gone.
+pub(crate) fn open(channel: Channel, tell: mpsc::Sender<Failed>) -> Result<Egress, Error> {
+    let what = "leading connections out of the mesh (--egress)";
+    let listener = TcpListener::bind((BRIDGE, 0)).context(what)?;
+    listener.set_nonblocking(true).context(what)?;
+    let port = listener.local_addr().context(what)?.port();
+    let netfilter = pod::netfilter()?;
+    let (ask, mut asked) = mpsc::channel::<String>(NAMES);
+    let lookups = Arc::new(Lookups::new(ask));
+    let mut egress = Egress { lookups: Arc::clone(&lookups), netfilter, port, services: BTreeSet::new() };
+    egress.set_rules()?;
+    descriptor::send(&channel, listener.as_fd()).context(what)?;
+    channel.set_nonblocking(true).context(what)?;
+    let (read, mut write) = UnixStream::from_std(channel).context(what)?.into_split();
+    tokio::spawn(async move {
+        while let Some(name) = asked.recv().await {
+            if write.write_all(format!("{name}\n").as_bytes()).await.is_err() {
+                // Further questions find the channel closed.
+                return;
+            }
+        }
+    });
+    tokio::spawn(async move {
+        hear(read, &lookups, &tell).await;
+        let reason = "the forwarder has ended; no connection leaves the mesh any more".to_owned();
+        let _ = tell.send(Failed { from: None, reason }).await;
+    });
+    Ok(egress)
+}
+
+impl Egress {
+    /// Closes the addresses of Services, too, which may lie in any network: without a ready pod, nothing else keeps a connection to
+    /// one from leaving the mesh.
+    ///
+    /// # Errors
+    /// When the kernel refuses the rules.
+    pub(crate) fn close<'a>(&mut self, services: impl Iterator<Item = &'a Ipv4Addr>) -> Result<(), Error> {
+        let services: BTreeSet<Ipv4Addr> =
+            services.copied().filter(|address| closed(*address).is_none()).collect();
+        if services == self.services {
+            return Ok(());
+        }
+        self.services = services;
+        self.set_rules()
+    }
+
+    fn set_rules(&mut self) -> Result<(), Error> {
+        let services = self.services.iter().map(|address| Network::host(*address));
+        let closed = CLOSED.iter().map(|(network, _)| *network).chain(services);
+        let pods = Network { address: POD_NETWORK.0, prefix: POD_NETWORK.1 };
+        let rules = rules::egress(closed, pods, self.port);
+        pod::set_rules(&mut self.netfilter, &rules)
+    }
+}
+
+/// Takes what the forwarder tells until its end.
+async fn hear(from: impl AsyncRead + Unpin, lookups: &Lookups, tell: &mpsc::Sender<Failed>) {
+    let mut lines = BufReader::new(from).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str(&line) {
+            Ok(News::Found(name, found)) => lookups.hear(&name, found),
+            Ok(News::Failed(from, reason)) => _ = tell.try_send(Failed { from, reason }),
+            Err(error) => tracing::warn!(%error, "the forwarder of --egress is not understood"),
+        }
+    }
+}
+
+impl Lookups {
+    fn new(ask: mpsc::Sender<String>) -> Self {
+        Self { ask, kept: Mutex::default(), waiting: Semaphore::new(WAITING) }
+    }
+
+    /// Looks up a name, which has passed [`is_host`].
+    pub(crate) async fn find(&self, name: &str) -> Found {
+        let Ok(_place) = self.waiting.try_acquire() else {
+            return Found::Failed(format!("{WAITING} questions wait for an answer"));
+        };
+        let mut answer = match self.ask(name) {
+            Ok(answer) => answer,
+            Err(found) => return found,
+        };
+        let found = timeout(KEEP, answer.wait_for(Option::is_some)).await;
+        let found = found.ok().and_then(|found| found.ok()?.clone());
+        found.unwrap_or_else(|| Found::Failed(format!("no answer within {KEEP:?}")))
+    }
+
+    /// Where the answer will be.
+    fn ask(&self, name: &str) -> Result<watch::Receiver<Option<Found>>, Found> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.get(name).filter(|known| known.since.elapsed() < KEEP) {
+            return Ok(known.found.subscribe());
+        }
+        kept.retain(|_, known| known.since.elapsed() < KEEP);
+        if kept.len() >= NAMES {
+            return Err(Found::Failed(format!("{NAMES} names were looked up within {KEEP:?}")));
+        }
+        let asked = self.ask.try_send(name.to_owned());
+        asked.map_err(|_| Found::Failed("the forwarder of --egress does not answer".to_owned()))?;
+        let (found, answer) = watch::channel(None);
+        kept.insert(name.to_owned(), Kept { since: Instant::now(), found });
+        Ok(answer)
+    }
+
+    fn hear(&self, name: &str, found: Found) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.get(name) {
+            known.found.send_replace(Some(found));
+        }
+    }
+}
+
+/// Whether a name is one to look up outside: a host's name of several labels that is no address. The host's resolver would take `10.1` for
+/// one, and names of one label are Services.
+pub(crate) fn is_host(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let last = name.rsplit_once('.').map(|(_, last)| last);
+    name.bytes().all(fits)
+        && last.is_some_and(|last| last.starts_with(|first: char| first.is_ascii_alphabetic()))
+}
+
+/// The other end of [`Lookups`] in tests.
+#[cfg(test)]
+pub(crate) struct Answers(Arc<Lookups>, mpsc::Receiver<String>);
+
+#[cfg(test)]
+pub(crate) fn lookups() -> (Arc<Lookups>, Answers) {
+    let (ask, asked) = mpsc::channel(NAMES);
+    let lookups = Arc::new(Lookups::new(ask));
+    (Arc::clone(&lookups), Answers(lookups, asked))
+}
+
+#[cfg(test)]
+impl Answers {
+    /// Answers questions as long as `test` runs.
+    pub(crate) async fn answer_during(
+        mut self,
+        found: impl Fn(&str) -> Found,
+        test: impl Future<Output = ()>,
+    ) {
+        let answering = async {
+            while let Some(name) = self.1.recv().await {
+                self.0.hear(&name, found(&name));
+            }
+        };
+        tokio::select! { () = test => {}, () = answering => {} }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mesh_s_networks_and_those_of_the_machine_are_closed() {
+        for address in [
+            [0, 0, 0, 0],
+            [10, 96, 0, 1],
+            [10, 244, 0, 1],
+            [100, 100, 100, 200],
+            [127, 0, 0, 1],
+            [169, 254, 169, 254],
+            [224, 0, 0, 1],
+            [240, 240, 0, 1],
+            [255, 255, 255, 255],
+        ] {
+            assert!(closed(address.into()).is_some(), "{address:?}");
+        }
+        for address in
+            [[10, 0, 0, 1], [10, 97, 0, 1], [192, 168, 1, 1], [198, 51, 100, 2], [100, 100, 100, 201]]
+        {
+            assert_eq!(closed(address.into()), None, "{address:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_several_labels_and_are_no_addresses() {
+        for name in ["example.com", "a-b.example.com", "_x.example.com", "xn--bcher-kva.example"] {
+            assert!(is_host(name), "{name}");
+        }
+        for name in
+            ["", "db", "localhost", "10.0.0.1", "10.1", "0x7f.1", "a.0x1", "a\\032b.com", "a\n.com", "a."]
+        {
+            assert!(!is_host(name), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_is_asked_for_once_and_its_answer_goes_to_all_who_wait() {
+        let (ask, mut asked) = mpsc::channel(2);
+        let lookups = Lookups::new(ask);
+        let found = Found::Addresses(vec![Ipv4Addr::new(198, 51, 100, 2)]);
+        let answering = async {
+            let name = asked.recv().await.unwrap();
+            lookups.hear("other.example", Found::Missing);
+            lookups.hear(&name, found.clone());
+        };
+        let (one, other, ()) = tokio::join!(lookups.find("a.example"), lookups.find("a.example"), answering);
+        assert_eq!((&one, &other), (&found, &found));
+        assert_eq!(lookups.find("a.example").await, found);
+        assert!(asked.try_recv().is_err());
+        // Without a forwarder there is no answer, and nobody waits for it.
+        drop(asked);
+        assert!(matches!(lookups.find("b.example").await, Found::Failed(_)));
+    }
+
+    #[tokio::test]
+    async fn names_are_kept_in_a_bounded_number() {
+        let (ask, mut asked) = mpsc::channel(NAMES + 1);
+        let lookups = Lookups::new(ask);
+        (0..NAMES).for_each(|number| drop(lookups.ask(&format!("{number}.example")).unwrap()));
+        let refused = lookups.ask("another.example").unwrap_err();
+        assert_eq!(refused, Found::Failed("1024 names were looked up within 5s".to_owned()));
+        assert_eq!(asked.recv().await.as_deref(), Some("0.example"));
+        // One that is known still has its answer.
+        lookups.hear("0.example", Found::Missing);
+        assert_eq!(lookups.find("0.example").await, Found::Missing);
+    }
+}

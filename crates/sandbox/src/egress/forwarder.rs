@@ -1,0 +1,248 @@
+//! The process that stays in the host's network and makes the mesh's connections there. It needs no privileges.
+
+use std::{
+    ffi::OsString,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{net::UnixStream as Channel, process::CommandExt as _},
+    },
+    process::{Child, Command, Stdio},
+    sync::Arc,
+};
+
+use nix::sys::{
+    prctl,
+    signal::Signal,
+    socket::{getsockopt, sockopt},
+};
+use skysail_core::descriptors;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{TcpStream, UnixStream},
+    sync::{Semaphore, mpsc},
+    task::spawn_blocking,
+    time::timeout,
+};
+
+use super::{Found, KEEP, News, closed};
+use crate::{
+    descriptor,
+    error::{Context as _, Error},
+    forward::{self, Failure},
+    links,
+    netlink::Socket,
+};
+
+/// Limit of the connections at a time; further ones wait in the kernel.
+const CONNECTIONS: usize = 1024;
+/// Limit of the lookups at a time, each in a thread of its own.
+const LOOKUPS: usize = 16;
+/// Limit of the addresses of a name.
+const ADDRESSES: usize = 16;
+/// Limit of the failures that wait to be told.
+const UNTOLD: usize = 256;
+
+/// A running forwarder, which ends with this.
+pub(crate) struct Forwarder {
+    child: Child,
+    /// The mesh's end of the socket.
+    pub(crate) channel: Option<Channel>,
+}
+
+impl Forwarder {
+    /// Starts this program again with these arguments, which must lead to [`run`], in the network of this process.
+    pub(crate) fn start(arguments: &[OsString]) -> Result<Self, Error> {
+        let what = "starting the forwarder of --egress";
+        let (channel, theirs) = Channel::pair().context(what)?;
+        let program = std::env::current_exe().context(what)?;
+        let child = Command::new(program)
+            .args(arguments)
+            // Names are looked up as they stand, without the host's search domains: resolver(5).
+            .env("LOCALDOMAIN", "")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            // A Ctrl-C on the terminal is for `skysail up`, which needs the forwarder until its pods have ended.
+            .process_group(0)
+            .spawn()
+            .context(what)?;
+        Ok(Self { child, channel: Some(channel) })
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes connections for a mesh, whose socket is the standard input, until that ends.
+///
+/// # Errors
+/// When the socket cannot be used.
+pub fn run() -> Result<(), Error> {
+    let what = "forwarding connections out of the mesh";
+    prctl::set_pdeathsig(Signal::SIGKILL).context(what)?;
+    let channel = Channel::from(io::stdin().as_fd().try_clone_to_owned().context(what)?);
+    // A mesh that does not come up sends none.
+    let Ok(listener) = descriptor::receive(&channel) else { return Ok(()) };
+    descriptors::raise();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(LOOKUPS)
+        .build()
+        .context(what)?;
+    let done = runtime.block_on(attend(channel, listener.into()));
+    // A lookup may take its time.
+    runtime.shutdown_background();
+    done.context(what)
+}
+
+async fn attend(channel: Channel, listener: TcpListener) -> io::Result<()> {
+    channel.set_nonblocking(true)?;
+    let (read, mut write) = UnixStream::from_std(channel)?.into_split();
+    let (tell, mut told) = mpsc::channel::<News>(UNTOLD);
+    let tells = tell.clone();
+    let failed = move |from, failure: Failure| {
+        // A server may close a connection without an answer. What does not fit is as good as told: others failed, too.
+        if failure != Failure::NoAnswer {
+            let _ = tells.try_send(News::Failed(from, failure.to_string()));
+        }
+    };
+    let writing = async {
+        while let Some(news) = told.recv().await {
+            let line = serde_json::to_string(&news)? + "\n";
+            write.write_all(line.as_bytes()).await?;
+        }
+        Ok(())
+    };
+    let reading = async {
+        let places = Arc::new(Semaphore::new(LOOKUPS));
+        let mut lines = BufReader::new(read).lines();
+        while let Some(name) = lines.next_line().await? {
+            let (tell, places) = (tell.clone(), Arc::clone(&places));
+            tokio::spawn(async move {
+                let found = timeout(KEEP, look_up(name.clone(), places)).await;
+                let late = || Found::Failed(format!("no answer within {KEEP:?}"));
+                let _ = tell.send(News::Found(name, found.unwrap_or_else(|_| late()))).await;
+            });
+        }
+        Ok(())
+    };
+    tokio::select! {
+        ended = forward::serve_each(listener, CONNECTIONS, destination, failed) => ended,
+        ended = writing => ended,
+        ended = reading => ended,
+    }
+}
+
+/// Where a redirected connection was meant to go, if it may.
+fn destination(client: &TcpStream) -> Result<Vec<SocketAddr>, Failure> {
+    let to = getsockopt(client, sockopt::OriginalDst).map_err(|error| {
+        Failure::Refused(format!("the destination of a connection is not known: {error}"))
+    })?;
+    let address = Ipv4Addr::from_bits(u32::from_be(to.sin_addr.s_addr));
+    let to = SocketAddr::from((address, u16::from_be(to.sin_port)));
+    let refused = |reason: &str| Err(Failure::Refused(format!("{to}: {reason} is closed to workloads")));
+    if let Some(reason) = closed(address) {
+        return refused(reason);
+    }
+    match Socket::route().and_then(|mut socket| links::is_beyond(&mut socket, address)) {
+        Ok(true) => Ok(vec![to]),
+        Ok(false) => refused("an address of this machine itself"),
+        Err(error) => Err(Failure::Connect(format!("{to}: {error}"))),
+    }
+}
+
+/// Asks the host's resolver, which knows `/etc/hosts` and whatever else the host uses.
+async fn look_up(name: String, places: Arc<Semaphore>) -> Found {
+    let Ok(place) = places.acquire_owned().await else { return Found::Missing };
+    let found = spawn_blocking(move || {
+        // Held until the resolver returns, even if nobody waits for it any more.
+        let _place = place;
+        (name.as_str(), 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect())
+    });
+    match found.await {
+        Ok(found) => judge(found),
+        Err(error) => Found::Failed(error.to_string()),
+    }
+}
+
+/// What the resolver's answer comes to. The standard library passes on getaddrinfo's errors as texts alone, in English: glibc's or musl's.
+fn judge(found: io::Result<Vec<IpAddr>>) -> Found {
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => {
+            let text = error.to_string();
+            let is = |texts: [&str; 2]| texts.iter().any(|known| text.contains(known));
+            return if is(["Name or service not known", "Name does not resolve"]) {
+                Found::Missing
+            } else if is(["No address associated with hostname", "Name has no usable address"]) {
+                Found::Unusable("it has no address".to_owned())
+            } else {
+                Found::Failed(text)
+            };
+        }
+    };
+    let mut obstacle = "it has no IPv4 address, and pods have no others".to_owned();
+    let mut usable = Vec::new();
+    for address in found {
+        if let IpAddr::V4(address) = address {
+            match closed(address) {
+                Some(reason) => obstacle = format!("{address}, {reason}, is closed to workloads"),
+                None => usable.push(address),
+            }
+        }
+    }
+    usable.truncate(ADDRESSES);
+    if usable.is_empty() { Found::Unusable(obstacle) } else { Found::Addresses(usable) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_the_resolver_are_told_apart() {
+        let error =
+            |text: &str| Err(io::Error::other(format!("failed to lookup address information: {text}")));
+        assert_eq!(judge(error("Name or service not known")), Found::Missing);
+        assert_eq!(judge(error("Name does not resolve")), Found::Missing);
+        assert!(matches!(judge(error("No address associated with hostname")), Found::Unusable(_)));
+        assert!(matches!(judge(error("Temporary failure in name resolution")), Found::Failed(_)));
+        let addresses = |texts: &[&str]| Ok(texts.iter().map(|text| text.parse().unwrap()).collect());
+        let usable = Ipv4Addr::new(198, 51, 100, 2);
+        assert_eq!(
+            judge(addresses(&["2001:db8::1", "127.0.1.1", "198.51.100.2"])),
+            Found::Addresses(vec![usable])
+        );
+        let unusable = |found| match judge(found) {
+            Found::Unusable(reason) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(unusable(addresses(&["2001:db8::1"])).contains("no IPv4 address"));
+        assert!(unusable(addresses(&["127.0.1.1"])).contains("127.0.1.1, an address of this machine itself"));
+        let many: Vec<IpAddr> = (0..100).map(|last| IpAddr::from([198, 51, 100, last])).collect();
+        assert!(matches!(judge(Ok(many)), Found::Addresses(few) if few.len() == ADDRESSES));
+    }
+
+    /// The resolver's own words, which [`judge`] reads.
+    #[tokio::test]
+    async fn names_of_the_host_are_found() {
+        let places = Arc::new(Semaphore::new(1));
+        let found = look_up("localhost".to_owned(), Arc::clone(&places)).await;
+        assert!(matches!(&found, Found::Unusable(reason) if reason.contains("127.0.0.1")), "{found:?}");
+        assert_eq!(places.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_not_redirected_is_refused() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (served, _) = listener.accept().await.unwrap();
+        assert!(matches!(destination(&served), Err(Failure::Refused(_))));
+        drop(client);
+    }
+}

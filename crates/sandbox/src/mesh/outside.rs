@@ -1,0 +1,88 @@
+//! What workloads ask for beyond the mesh in vain: each is reported once, with what can be done.
+
+use std::net::IpAddr;
+
+use super::{Member, Mesh};
+use crate::{
+    dns::Outside,
+    egress::{Failed, Found},
+    external,
+    plan::{BRIDGE, Pod},
+};
+
+/// Limit of the failed connections that are reported. Their destinations are the workloads' choice.
+const CONNECTIONS: usize = 100;
+
+impl Mesh {
+    /// Reports once why a name beyond the cluster's domain has no answer.
+    pub(super) fn hear_question(&mut self, question: &Outside) {
+        let Outside { name, asked_by, found } = question;
+        if *asked_by == IpAddr::V4(BRIDGE) {
+            return self.hear_lookup(name, found.as_ref());
+        }
+        let Some(pod) = self.pod_at(*asked_by) else { return };
+        let about = pod.about();
+        let why = match found.as_ref().map(reason) {
+            Some(reason) => format!("the name {name} has no answer: {reason};"),
+            None => match external::obstacle(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
+                Some(obstacle) => return self.note(format!("{about}: DNS has no answer for {obstacle}")),
+                None => format!(
+                    "the name {name} does not exist, and the mesh has no network to the outside; start with --egress, or"
+                ),
+            },
+        };
+        if self.looked_outside.insert(about.clone()) {
+            self.say(format!(
+                "{about}: {why} add a pod and a ServiceEntry that stand in for it (docs/external-hosts.md)"
+            ));
+        }
+    }
+
+    /// Reports once that the control plane looks up a host in vain: its endpoints are beyond the mesh.
+    fn hear_lookup(&mut self, host: &str, found: Option<&Found>) {
+        let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) else { return };
+        let about = format!("ServiceEntry {namespace}/{name}: {host}");
+        let (why, remedy) = match found.map(reason) {
+            Some(reason) => (reason, ""),
+            None => ("the mesh has no network to the outside".to_owned(), "start with --egress, or "),
+        };
+        // The reason may change with each answer.
+        if self.looked_outside.insert(about.clone()) {
+            self.say(format!(
+                "{about} has no endpoints, as {why}; {remedy}let pods stand in for it with resolution STATIC and a \
+                 workloadSelector (docs/external-hosts.md)"
+            ));
+        }
+    }
+
+    /// Reports once for each workload and destination that there is no connection.
+    pub(super) fn hear_connection(&mut self, failed: Failed) {
+        let Failed { from, reason } = failed;
+        let about = match from.and_then(|from| self.pod_at(from)) {
+            Some(pod) => pod.about(),
+            None => "--egress".to_owned(),
+        };
+        let text = format!("{about}: {reason}");
+        if self.failed_outside.len() >= CONNECTIONS || !self.failed_outside.insert(text.clone()) {
+            return;
+        }
+        self.say(text);
+        if self.failed_outside.len() == CONNECTIONS {
+            self.say("further connections out of the mesh that fail are not reported".to_owned());
+        }
+    }
+
+    fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
+        let has = |member: &&Member| IpAddr::V4(member.pod.address) == address;
+        self.pods.values().find(has).map(|member| &member.pod)
+    }
+}
+
+/// What the host's resolver says of a name that has no answer.
+fn reason(found: &Found) -> String {
+    match found {
+        Found::Addresses(_) | Found::Missing => "it does not exist".to_owned(),
+        Found::Unusable(reason) => reason.clone(),
+        Found::Failed(reason) => format!("looking it up on this machine failed: {reason}"),
+    }
+}
