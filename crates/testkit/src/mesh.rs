@@ -26,6 +26,8 @@ pub struct Setup {
     folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
+    /// The mesh and the workload in which it runs.
+    host: Option<(Box<Setup>, String)>,
 }
 
 /// A running mesh. It is ended with its test, whatever becomes of that.
@@ -82,7 +84,13 @@ impl Setup {
     fn empty(binary: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("skysail-test-").tempdir().unwrap();
         fs::create_dir(folder.path().join("run")).unwrap();
-        Self { binary: binary.into(), folder: Arc::new(folder), arguments: Vec::new(), user: None }
+        Self {
+            binary: binary.into(),
+            folder: Arc::new(folder),
+            arguments: Vec::new(),
+            user: None,
+            host: None,
+        }
     }
 
     fn config(&self) -> PathBuf {
@@ -113,9 +121,25 @@ impl Setup {
         self
     }
 
+    /// Runs it inside a workload of another mesh, whose network is to it what the machine's is to others.
+    #[must_use]
+    pub fn inside(mut self, mesh: &Mesh, workload: &str) -> Self {
+        if let Some(user) = mesh.setup.user {
+            own(self.folder.path(), user).unwrap();
+        }
+        self.binary.clone_from(&mesh.setup.binary);
+        self.host = Some((Box::new(mesh.setup.clone()), workload.to_owned()));
+        self
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
+        let run = self.folder.path().join("run");
+        if let Some((host, workload)) = &self.host {
+            let (run, binary) = (format!("XDG_RUNTIME_DIR={}", run.display()), self.binary.to_string_lossy());
+            return host.command(&[&["exec", workload, "--", "env", &run, &binary], arguments].concat());
+        }
         let mut command = Command::new(&self.binary);
-        command.args(arguments).env("XDG_RUNTIME_DIR", self.folder.path().join("run"));
+        command.args(arguments).env("XDG_RUNTIME_DIR", run);
         command.current_dir(self.folder.path());
         if let Some(user) = self.user {
             command.uid(user).gid(user);

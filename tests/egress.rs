@@ -1,0 +1,215 @@
+//! `skysail up --egress`: workloads reach hosts beyond the mesh, and what is closed to them stays so.
+//!
+//! Most of these meshes run inside a pod of another mesh, which stands for the machine: its neighbour there is a host beyond the inner
+//! mesh, at an address that documents use (RFC 5737).
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    fs,
+    io::Write as _,
+    net::{Ipv4Addr, TcpListener},
+};
+
+use nix::{
+    errno::Errno,
+    ifaddrs::getifaddrs,
+    sys::signal::{Signal, kill},
+    unistd::{Pid, Uid},
+};
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
+
+/// The machine, and the host `real.example` beyond the inner mesh.
+const OUTER: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: machine}
+spec: {containers: [{name: c, image: registry.example/machine, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: world, labels: {app: world}}
+spec: {containers: [{name: c, image: registry.example/world, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: world}
+spec: {clusterIP: 198.51.100.2, selector: {app: world}, ports: [{name: http, port: 80, targetPort: 8080}]}
+";
+
+/// What the machine's own file of hosts says.
+const HOSTS: &str = "198.51.100.2 real.example other.example\n127.0.1.1 self.example\n";
+
+const INNER: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: front}
+spec: {containers: [{name: c, image: registry.example/front, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: bare, labels: {sidecar.istio.io/inject: 'false'}}
+spec: {containers: [{name: c, image: registry.example/bare, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nobody}
+spec: {clusterIP: 198.51.100.9, selector: {app: nobody}, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: real}
+spec:
+  hosts: [real.example]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: DNS
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: real}
+spec:
+  hosts: [real.example]
+  http: [{route: [{destination: {host: real.example}, headers: {request: {set: {x-routed: here}}}}]}]
+";
+
+const REGISTRY_ONLY: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'outboundTrafficPolicy: {mode: REGISTRY_ONLY}'}
+";
+
+fn outer() -> Mesh {
+    let setup = Setup::of_text(BINARY, OUTER).with(&["--plain"]);
+    let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
+    let hosts = mesh.run_folder().join("config/pods/default/machine/hosts");
+    fs::OpenOptions::new().append(true).open(hosts).unwrap().write_all(HOSTS.as_bytes()).unwrap();
+    mesh
+}
+
+/// Calls until the host beyond the mesh answers.
+fn wait_world(mesh: &Mesh, from: &str, url: &str) -> serde_json::Value {
+    eventually(&format!("{url} answers {from}"), || match mesh.call(from, url, &[]) {
+        answer if answer.status == Some(200) && answer.json()["pod"]["name"] == "world" => Ok(answer.json()),
+        answer => Err(format!("{answer:?}")),
+    })
+}
+
+fn assert_fails(mesh: &Mesh, from: &str, url: &str, reason: &str) {
+    let answer = mesh.call(from, url, &[]);
+    assert!(answer.status.is_none() && answer.body.contains(reason), "{url}: {answer:?}");
+}
+
+#[test]
+fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
+    let outer = outer();
+    let mesh = Setup::of_text(BINARY, INNER).inside(&outer, "machine").with(&["--egress"]).ready();
+    // By way of the ServiceEntry, whose endpoint the control plane looks up, and the routes for it.
+    let routed = wait_world(&mesh, "front", "http://real.example/");
+    assert_eq!(routed["headers"]["x-routed"], "here", "{routed:#}");
+    // Without one, by the sidecar's passthrough, and without a sidecar.
+    for (from, host) in [
+        ("front", "other.example"),
+        ("front", "198.51.100.2"),
+        ("bare", "real.example"),
+        ("bare", "198.51.100.2"),
+    ] {
+        let report = wait_world(&mesh, from, &format!("http://{host}/"));
+        assert!(report["headers"]["x-routed"].is_null(), "{report:#}");
+    }
+
+    what_is_closed_fails_at_once(&mesh);
+    failures_are_told_once(&mesh);
+    // A name that the machine would complete with one of its search domains: it is looked up as it stands.
+    let completed = outer.call("machine", "http://world.default/", &[]);
+    assert_eq!(completed.status, Some(200), "{completed:?}");
+    assert_fails(&mesh, "bare", "http://world.default/", "not known");
+
+    mesh.put("policy.yaml", REGISTRY_ONLY);
+    mesh.wait_status("front", "http://other.example/", &[], 502);
+    wait_world(&mesh, "front", "http://real.example/");
+}
+
+fn what_is_closed_fails_at_once(mesh: &Mesh) {
+    for address in ["169.254.169.254", "100.100.100.200", "240.240.9.9", "10.96.9.9", "198.51.100.9"] {
+        assert_fails(mesh, "bare", &format!("http://{address}/"), "unreachable");
+    }
+    assert_fails(mesh, "bare", "http://self.example/", "No address");
+    mesh.wait_said(
+        "the name self.example has no answer: 127.0.1.1, an address of this machine itself, is closed",
+    );
+}
+
+fn failures_are_told_once(mesh: &Mesh) {
+    for _ in 0..2 {
+        assert_fails(mesh, "bare", "http://198.51.100.3:81/", "reset");
+        assert_fails(mesh, "front", "http://missing.example/", "not known");
+    }
+    for told in
+        ["Pod default/bare: 198.51.100.3:81: ", "the name missing.example has no answer: it does not exist"]
+    {
+        mesh.wait_said(told);
+        assert_eq!(mesh.said().matches(told).count(), 1, "{}", mesh.said());
+    }
+}
+
+#[test]
+fn without_the_option_nothing_leaves_the_mesh() {
+    let outer = outer();
+    let mesh = Setup::of_text(BINARY, INNER).inside(&outer, "machine").with(&["--plain"]).ready();
+    assert_fails(&mesh, "bare", "http://198.51.100.2/", "unreachable");
+    assert_fails(&mesh, "bare", "http://other.example/", "not known");
+    mesh.wait_said("start with --egress, or add a pod");
+    assert!(!outer.said().contains("other.example"), "{}", outer.said());
+}
+
+/// On a machine that has no other address than those of the loopback, these are tested alone.
+#[test]
+fn this_machine_s_own_addresses_are_refused() {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
+    let own = getifaddrs().unwrap().filter_map(|link| Some(link.address?.as_sockaddr_in()?.ip()));
+    for address in own.filter(|address: &Ipv4Addr| !address.is_loopback()) {
+        assert_fails(&mesh, "bare", &format!("http://{address}:{port}/"), "");
+        mesh.wait_said(&format!(
+            "{address}:{port}: an address of this machine itself is closed to workloads"
+        ));
+    }
+    assert!(listener.accept().is_err(), "nothing has come here");
+}
+
+#[test]
+fn the_forwarder_ends_with_the_mesh() {
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let mut mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
+        let forwarder = forwarder(&mesh);
+        mesh.signal(signal);
+        mesh.ended();
+        eventually("the forwarder has ended", || match kill(forwarder, None) {
+            Err(Errno::ESRCH) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+    }
+}
+
+#[test]
+fn an_end_of_the_forwarder_is_told() {
+    let mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
+    kill(forwarder(&mesh), Signal::SIGKILL).unwrap();
+    mesh.wait_said("the forwarder has ended; no connection leaves the mesh any more");
+    assert_fails(&mesh, "bare", "http://198.51.100.2/", "refused");
+    assert!(mesh.interrupt().status.success());
+}
+
+/// The process that makes connections for a mesh.
+fn forwarder(mesh: &Mesh) -> Pid {
+    let starter = mesh.process();
+    let children = fs::read_to_string(format!("/proc/{starter}/task/{starter}/children")).unwrap();
+    let is_it =
+        |child: &&str| fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap().contains("up-egress");
+    Pid::from_raw(children.split_whitespace().find(is_it).unwrap().parse().unwrap())
+}
