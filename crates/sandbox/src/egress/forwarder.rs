@@ -35,8 +35,10 @@ use crate::{
     netlink::Socket,
 };
 
-/// Limit of the connections at a time; further ones wait in the kernel.
+/// Limit of the connections at a time; further ones wait in the kernel. It is lower where a process may have few open files.
 const CONNECTIONS: usize = 1024;
+/// Open files for other things than the two of each connection.
+const OTHER_FILES: u64 = 128;
 /// Limit of the lookups at a time, each in a thread of its own.
 const LOOKUPS: usize = 16;
 /// Limit of the addresses of a name.
@@ -85,22 +87,24 @@ impl Drop for Forwarder {
 pub fn run() -> Result<(), Error> {
     let what = "forwarding connections out of the mesh";
     prctl::set_pdeathsig(Signal::SIGKILL).context(what)?;
+    prctl::set_no_new_privs().context(what)?;
     let channel = Channel::from(io::stdin().as_fd().try_clone_to_owned().context(what)?);
     // A mesh that does not come up sends none.
     let Ok(listener) = descriptor::receive(&channel) else { return Ok(()) };
-    descriptors::raise();
+    let files = descriptors::raise().saturating_sub(OTHER_FILES) / 2;
+    let most = CONNECTIONS.min(usize::try_from(files).unwrap_or(CONNECTIONS)).max(1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOKUPS)
         .build()
         .context(what)?;
-    let done = runtime.block_on(attend(channel, listener.into()));
+    let done = runtime.block_on(attend(channel, listener.into(), most));
     // A lookup may take its time.
     runtime.shutdown_background();
     done.context(what)
 }
 
-async fn attend(channel: Channel, listener: TcpListener) -> io::Result<()> {
+async fn attend(channel: Channel, listener: TcpListener, most: usize) -> io::Result<()> {
     channel.set_nonblocking(true)?;
     let (read, mut write) = UnixStream::from_std(channel)?.into_split();
     let (tell, mut told) = mpsc::channel::<News>(UNTOLD);
@@ -132,7 +136,7 @@ async fn attend(channel: Channel, listener: TcpListener) -> io::Result<()> {
         Ok(())
     };
     tokio::select! {
-        ended = forward::serve_each(listener, CONNECTIONS, destination, failed) => ended,
+        ended = forward::serve_each(listener, most, destination, failed) => ended,
         ended = writing => ended,
         ended = reading => ended,
     }
