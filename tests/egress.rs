@@ -12,7 +12,6 @@ use std::{
 };
 
 use nix::{
-    errno::Errno,
     ifaddrs::getifaddrs,
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid},
@@ -31,16 +30,19 @@ spec: {containers: [{name: c, image: registry.example/machine, ports: [{containe
 apiVersion: v1
 kind: Pod
 metadata: {name: world, labels: {app: world}}
-spec: {containers: [{name: c, image: registry.example/world, ports: [{containerPort: 8080}]}]}
+spec: {containers: [{name: c, image: registry.example/world, ports: [{containerPort: 8080}, {containerPort: 8443}]}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: world}
-spec: {clusterIP: 198.51.100.2, selector: {app: world}, ports: [{name: http, port: 80, targetPort: 8080}]}
+spec:
+  clusterIP: 198.51.100.2
+  selector: {app: world}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 443, targetPort: 8443}]
 ";
 
 /// What the machine's own file of hosts says.
-const HOSTS: &str = "198.51.100.2 real.example other.example\n127.0.1.1 self.example\n";
+const HOSTS: &str = "198.51.100.2 real.example other.example a.wild.example\n127.0.1.1 self.example\n";
 
 const INNER: &str = "
 apiVersion: v1
@@ -63,8 +65,16 @@ kind: ServiceEntry
 metadata: {name: real}
 spec:
   hosts: [real.example]
-  ports: [{number: 80, name: http, protocol: HTTP}]
+  ports: [{number: 80, name: http, protocol: HTTP}, {number: 443, name: tls, protocol: TLS}]
   resolution: DNS
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: wild}
+spec:
+  hosts: ['*.wild.example']
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: NONE
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -109,6 +119,9 @@ fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
     // By way of the ServiceEntry, whose endpoint the control plane looks up, and the routes for it.
     let routed = wait_world(&mesh, "front", "http://real.example/");
     assert_eq!(routed["headers"]["x-routed"], "here", "{routed:#}");
+    // The port that is declared to speak TLS carries bytes, which come back.
+    let echo = mesh.call("front", "http://real.example:443/", &[]);
+    assert!(echo.body.contains("no status line"), "{echo:?}");
     // Without one, by the sidecar's passthrough, and without a sidecar.
     for (from, host) in [
         ("front", "other.example"),
@@ -129,7 +142,9 @@ fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
 
     mesh.put("policy.yaml", REGISTRY_ONLY);
     mesh.wait_status("front", "http://other.example/", &[], 502);
-    wait_world(&mesh, "front", "http://real.example/");
+    for host in ["real.example", "a.wild.example"] {
+        wait_world(&mesh, "front", &format!("http://{host}/"));
+    }
 }
 
 fn what_is_closed_fails_at_once(mesh: &Mesh) {
@@ -180,6 +195,21 @@ fn this_machine_s_own_addresses_are_refused() {
         ));
     }
     assert!(listener.accept().is_err(), "nothing has come here");
+    // Nor does the listener to which connections are redirected lead anywhere by itself.
+    let port = listening(children(&mesh).find(|child| !is_forwarder(*child)).unwrap());
+    assert_fails(&mesh, "bare", &format!("http://10.244.0.1:{port}/"), "reset");
+    mesh.wait_said(&format!("10.244.0.1:{port}: an address of the mesh's own pods is closed to workloads"));
+}
+
+/// The port on the bridge on which the mesh of this process listens besides that of DNS.
+fn listening(process: Pid) -> u16 {
+    let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap();
+    // The columns are a number, the local address, the remote one and the state, of which 0A is LISTEN.
+    let mut ports = table.lines().filter_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, local, _, "0A", ..] => u16::from_str_radix(local.strip_prefix("0100F40A:")?, 16).ok(),
+        _ => None,
+    });
+    ports.find(|port| *port != 53).unwrap()
 }
 
 #[test]
@@ -189,9 +219,9 @@ fn the_forwarder_ends_with_the_mesh() {
         let forwarder = forwarder(&mesh);
         mesh.signal(signal);
         mesh.ended();
-        eventually("the forwarder has ended", || match kill(forwarder, None) {
-            Err(Errno::ESRCH) => Ok(()),
-            other => Err(format!("{other:?}")),
+        eventually("the forwarder has ended", || match is_forwarder(forwarder) {
+            true => Err(format!("process {forwarder} runs")),
+            false => Ok(()),
         });
     }
 }
@@ -201,15 +231,27 @@ fn an_end_of_the_forwarder_is_told() {
     let mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
     kill(forwarder(&mesh), Signal::SIGKILL).unwrap();
     mesh.wait_said("the forwarder has ended; no connection leaves the mesh any more");
-    assert_fails(&mesh, "bare", "http://198.51.100.2/", "refused");
+    eventually("nothing listens any more", || match mesh.call("bare", "http://198.51.100.2/", &[]) {
+        answer if answer.body.contains("refused") => Ok(()),
+        answer => Err(format!("{answer:?}")),
+    });
     assert!(mesh.interrupt().status.success());
 }
 
 /// The process that makes connections for a mesh.
 fn forwarder(mesh: &Mesh) -> Pid {
+    children(mesh).find(|child| is_forwarder(*child)).unwrap()
+}
+
+/// Whether a process makes connections; one that has ended does not, even if nobody has asked about it yet.
+fn is_forwarder(process: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default().contains("up-egress")
+}
+
+fn children(mesh: &Mesh) -> impl Iterator<Item = Pid> {
     let starter = mesh.process();
     let children = fs::read_to_string(format!("/proc/{starter}/task/{starter}/children")).unwrap();
-    let is_it =
-        |child: &&str| fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap().contains("up-egress");
-    Pid::from_raw(children.split_whitespace().find(is_it).unwrap().parse().unwrap())
+    let children: Vec<_> =
+        children.split_whitespace().map(|child| Pid::from_raw(child.parse().unwrap())).collect();
+    children.into_iter()
 }
