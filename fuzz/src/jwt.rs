@@ -12,10 +12,7 @@ use skysail_http::{
     head::RequestHead,
     http1::{HeadLimits, parse},
 };
-use skysail_proxy::policy::{
-    config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
-    jwt::{Outcome, apply, check, sanitize},
-};
+use skysail_policy::{config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source}, jwt::{Outcome, apply, check, sanitize}};
 
 /// When the requests come.
 const NOW: u64 = 1_000_000_000;

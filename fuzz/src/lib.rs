@@ -21,20 +21,8 @@ use skysail_http::{
     proxy_protocol::{self as proxy_headers, Ends, ProxyVersion},
 };
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
-use skysail_proxy::{
-    fuzzing::{self, Resource},
-    policy::{
-        config::{
-            http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader},
-            listener::Direction,
-            trace::RequestIdUse,
-        },
-        format as formats,
-        path::{Outcome, normalize},
-        peer,
-        record::{Context, Record},
-    },
-};
+use skysail_policy::{config::{http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader}, listener::Direction, trace::RequestIdUse}, format as formats, path::{Outcome, normalize}, peer, record::{Context, Record}};
+use skysail_proxy::fuzzing::{self, Resource};
 
 pub use http1::{http1_request, http1_response};
 pub use jwt::jwt;

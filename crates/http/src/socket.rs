@@ -14,6 +14,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::CommonState;
 use skysail_identity::{Acceptor, Connector, resumption};
 use socket2::SockRef;
 use tokio::{
@@ -63,12 +64,12 @@ impl Stream {
 
     /// The protocol that TLS agreed on.
     pub fn alpn(&self) -> Option<&[u8]> {
-        self.tls.as_ref().and_then(|session| session.agreed().alpn_protocol())
+        self.agreed()?.alpn_protocol()
     }
 
-    /// Returns the TLS session, if the connection has one.
-    pub fn tls(&self) -> Option<&TlsSession> {
-        self.tls.as_deref()
+    /// Returns what the TLS handshake agreed on, if the connection has TLS.
+    pub fn agreed(&self) -> Option<&CommonState> {
+        self.tls.as_ref().map(|session| session.agreed())
     }
 
     /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.

@@ -4,7 +4,6 @@
 use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 
 use crate::{
-    policy::config::http::Format,
     request::hop,
     translate::{self, TlsContexts, Translator},
     worker::inspect::{self, Findings, Look},
@@ -17,6 +16,7 @@ use skysail_http::{
         write::{self, Persistence},
     },
 };
+use skysail_policy::config::http::Format;
 
 /// A request as it goes out to an upstream: head, content in these pieces, trailers.
 pub fn request(

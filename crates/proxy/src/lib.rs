@@ -27,9 +27,6 @@ pub mod worker;
 pub mod overload;
 pub mod telemetry;
 
-// Decisions.
-pub mod policy;
-
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 

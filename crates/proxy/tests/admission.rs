@@ -23,17 +23,15 @@ use http2::request;
 use mesh::{Mesh, accepting, connecting};
 use skysail_core::SpiffeId;
 use skysail_identity::{KeyAndCsr, Live, Roots, TlsSpec};
-use skysail_proxy::{
-    overload::Limits,
-    policy::config::{
-        FilterChain, HttpManager, Listener, Snapshot,
-        http::{Does, Filter},
-        listener::{ChainMatch, Proxied, TcpProxy, Terminal},
-        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-        route::{Forward, Rewrite, Targets},
-        text::TextMatch,
-    },
+use skysail_policy::config::{
+    FilterChain, HttpManager, Listener, Snapshot,
+    http::{Does, Filter},
+    listener::{ChainMatch, Proxied, TcpProxy, Terminal},
+    policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+    route::{Forward, Rewrite, Targets},
+    text::TextMatch,
 };
+use skysail_proxy::overload::Limits;
 use support::{Client, Proxy, cluster, http, listener, server, snapshot, tcp, within};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -333,7 +331,7 @@ async fn streams_of_http2_are_judged_each_by_its_own_request() {
     .await;
     let upstream = || {
         let mut cluster = cluster(&[open], None);
-        cluster.protocol = skysail_proxy::policy::config::cluster::UpstreamProtocol::Http2;
+        cluster.protocol = skysail_policy::config::cluster::UpstreamProtocol::Http2;
         cluster
     };
     let clusters = snapshot(web(vec![]), vec![upstream()]);
@@ -581,7 +579,7 @@ async fn other_changes_give_a_denied_connection_no_more_time() {
 
 #[tokio::test]
 async fn a_busy_connection_forwards_its_certificate_as_configured_now() {
-    use skysail_proxy::policy::config::http::{ClientCertDetails, ForwardClientCert};
+    use skysail_policy::config::http::{ClientCertDetails, ForwardClientCert};
     let mesh = Mesh::new();
     let told = server(|_, mut client: Client| async move {
         while let Some((head, _)) = client.message_if_any().await {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Balancer, Health, Locality},
     health::{SlowStart, Track},

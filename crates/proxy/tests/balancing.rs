@@ -15,15 +15,13 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use skysail_proxy::{
-    overload::Limits as Taken,
-    policy::config::{
-        Cluster, Endpoint, Endpoints,
-        cluster::{Balancer, HashFunction, RetryBudget},
-        health::{Comparison, Limit, Outlier, OutlierState, Track},
-        route::{HashCookie, HashKey, HashPolicy},
-    },
+use skysail_policy::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{Balancer, HashFunction, RetryBudget},
+    health::{Comparison, Limit, Outlier, OutlierState, Track},
+    route::{HashCookie, HashKey, HashPolicy},
 };
+use skysail_proxy::overload::Limits as Taken;
 use support::{Proxy, cluster, http, listener, numbered, server, tcp, within};
 use tokio::sync::Notify;
 
@@ -107,7 +105,7 @@ async fn a_client_that_has_no_cookie_gets_one_and_is_led_by_it() {
 async fn connections_of_one_client_go_to_the_same_endpoint() {
     let endpoints = numbered(5).await;
     let mut terminal = tcp();
-    if let skysail_proxy::policy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
+    if let skysail_policy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
         std::sync::Arc::get_mut(proxy).unwrap().hash_source_ip = true;
     }
     let mut cluster = cluster(&endpoints, None);
@@ -345,7 +343,7 @@ async fn connections_last_no_longer_than_configured() {
     })
     .await;
     let mut terminal = tcp();
-    if let skysail_proxy::policy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
+    if let skysail_policy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
         Arc::get_mut(proxy).unwrap().max_duration = Some(Duration::from_millis(20));
     }
     let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[silent], None)]).await;

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use mesh::{Mesh, accepting, connecting};
 use message::{Client, Message, map, server};
 use skysail_identity::TlsSpec;
-use skysail_proxy::policy::config::{Cluster, cluster::UpstreamProtocol};
+use skysail_policy::config::{Cluster, cluster::UpstreamProtocol};
 use support::{Proxy, cluster, http, listener};
 use tokio::net::TcpStream;
 

@@ -14,7 +14,7 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use mesh::{Mesh, account};
 use skysail_identity::TlsSpec;
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Cluster, FilterChain, Listener,
     cluster::{Balancer, Discovery},
     listener::{ChainMatch, Inspect, Proxied, TcpProxy, Terminal, Transport},

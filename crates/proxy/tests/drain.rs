@@ -18,15 +18,12 @@ use std::{
 };
 
 use program::Program;
-use skysail_proxy::{
-    accept::workers::Drain,
-    overload::Limits,
-    policy::config::{
-        Cluster, Listener,
-        listener::{Direction, Inspect, Transport},
-        route::Targets,
-    },
+use skysail_policy::config::{
+    Cluster, Listener,
+    listener::{Direction, Inspect, Transport},
+    route::Targets,
 };
+use skysail_proxy::{accept::workers::Drain, overload::Limits};
 use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, server, snapshot, within};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

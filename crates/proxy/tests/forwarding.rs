@@ -10,7 +10,7 @@ mod support;
 
 use std::{sync::Arc, time::Duration};
 
-use skysail_proxy::policy::config::route::{HostRewrite, Mirror};
+use skysail_policy::config::route::{HostRewrite, Mirror};
 use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, retries, server, within};
 use tokio::{net::TcpListener, sync::Notify};
 

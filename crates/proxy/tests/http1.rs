@@ -10,8 +10,8 @@ mod support;
 
 use std::{sync::Arc, time::Duration};
 
-use skysail_proxy::policy::config::http::EscapedSlashes;
-use skysail_proxy::policy::config::listener::Cidr;
+use skysail_policy::config::http::EscapedSlashes;
+use skysail_policy::config::listener::Cidr;
 use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, server, within};
 use tokio::{io::AsyncReadExt as _, sync::Notify};
 

@@ -24,7 +24,7 @@ use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
 use http2::{content, http2_server, limited_server, request, send};
 use skysail_http::http2::{Http2Options, Keepalive};
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Cluster,
     cluster::UpstreamProtocol,
     listener::Direction,

@@ -15,7 +15,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use arc_swap::ArcSwap;
 use http2::{content, request};
 use skysail_http::map::Map;
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Listener, RouteTable, Snapshot,
     demand::{Demand, Known, Question},
     http::Routes,
@@ -90,7 +90,7 @@ impl Mesh {
             assert!(table.put(domain, index));
         }
         let by_name = [("listener".into(), Arc::clone(&self.listener))].into_iter().collect();
-        let listeners = skysail_proxy::policy::config::Listeners { by_name, by_address: Map::default() };
+        let listeners = skysail_policy::config::Listeners { by_name, by_address: Map::default() };
         let routes = [("80".into(), Arc::new(table))].into_iter().collect();
         let snapshot =
             Snapshot { listeners: Arc::new(listeners), routes: Arc::new(routes), ..Snapshot::default() };

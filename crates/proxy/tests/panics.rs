@@ -16,14 +16,12 @@ use std::{process::Command, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::Request;
 use skysail_core::logging;
-use skysail_proxy::{
-    policy::config::{
-        http::{Does, Filter},
-        route::Fault,
-        text::{HeaderMatch, HeaderTest},
-    },
-    telemetry,
+use skysail_policy::config::{
+    http::{Does, Filter},
+    route::Fault,
+    text::{HeaderMatch, HeaderTest},
 };
+use skysail_proxy::telemetry;
 use support::{Proxy, cluster, echo, http, listener, within};
 use tokio::net::TcpStream;
 

@@ -17,7 +17,7 @@ use std::{net::SocketAddr, sync::Arc};
 use mesh::{Mesh, accepting, pair};
 use rustls::pki_types::CertificateDer;
 use skysail_identity::{NameMatch, PeerCheck, Roots, TlsSpec};
-use skysail_proxy::policy::config::listener::Direction;
+use skysail_policy::config::listener::Direction;
 use support::{Proxy, cluster, echo, http, listener, tcp, within};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},

@@ -23,7 +23,7 @@ use mesh::{Mesh, accepting};
 use program::Program;
 use regex::bytes::Regex;
 use serde_json::json;
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Listener,
     listener::{Inspect, Proxied},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},

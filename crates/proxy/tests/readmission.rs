@@ -14,19 +14,17 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use serde_json::json;
-use skysail_proxy::{
-    overload::Limits,
-    policy::config::{
-        HttpManager, Listener, RouteTable, Snapshot,
-        authorization::{Body, ExternalAuthorization, Http, Service},
-        http::{Does, Filter, Routes},
-        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
-        listener::{Proxied, Terminal},
-        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-        route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
-        text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
-    },
+use skysail_policy::config::{
+    HttpManager, Listener, RouteTable, Snapshot,
+    authorization::{Body, ExternalAuthorization, Http, Service},
+    http::{Does, Filter, Routes},
+    jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+    listener::{Proxied, Terminal},
+    policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+    route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
+    text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
+use skysail_proxy::overload::Limits;
 use support::{Client, Proxy, cluster, http, listener, server, snapshot};
 
 const ASK: &str = "ask";
@@ -186,7 +184,7 @@ impl Running {
     /// A proxy with this listener, which ends at once what is not admitted any more.
     async fn start(listener: Listener) -> Self {
         let upstream = cluster(&[echo().await], None);
-        let authorizer = skysail_proxy::policy::config::Cluster {
+        let authorizer = skysail_policy::config::Cluster {
             name: "authorizer".into(),
             ..cluster(&[authorizer().await], None)
         };

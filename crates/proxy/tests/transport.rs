@@ -17,8 +17,7 @@ use mesh::{Mesh, accepting, pair};
 use skysail_core::SpiffeId;
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_identity::{Authority, Connector};
-use skysail_proxy::overload::Limits as Taken;
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     Cluster, FilterChain, Listener,
     cluster::Limits,
     http::{ClientCertDetails, Does, Filter, ForwardClientCert, ServerHeader},
@@ -27,6 +26,7 @@ use skysail_proxy::policy::config::{
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
 };
+use skysail_proxy::overload::Limits as Taken;
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
@@ -470,7 +470,7 @@ async fn a_new_configuration_holds_for_the_next_request() {
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.0.contains("server: new\r\n"));
     // Without the listener the connection ends after the request.
-    proxy.workers().publish(skysail_proxy::policy::config::Snapshot::default()).await.unwrap();
+    proxy.workers().publish(skysail_policy::config::Snapshot::default()).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.rest().await.contains("connection: close\r\n"));
     assert_eq!(proxy.workers().addresses().await.len(), 0);

@@ -22,15 +22,6 @@ use crate::{
         drain::{Registered, Side},
         limit_log::{self, Limit},
     },
-    policy::{
-        config::{
-            FilterChain, Listener, Snapshot,
-            listener::{Inspect, Proxied, Terminal, Transport},
-            tls::ServerTls,
-        },
-        matching,
-        peer::Peer,
-    },
     request::{authorization, serve},
     tcp::{
         self,
@@ -49,6 +40,15 @@ use skysail_http::{
     proxy_protocol::{self, Ends, Look},
     socket::Stream,
     timer::{Timer, earlier},
+};
+use skysail_policy::{
+    config::{
+        FilterChain, Listener, Snapshot,
+        listener::{Inspect, Proxied, Terminal, Transport},
+        tls::ServerTls,
+    },
+    matching,
+    peer::Peer,
 };
 
 /// Most bytes and reads before it must be known what a connection begins with. The largest client hello and the largest
@@ -182,7 +182,7 @@ async fn begin(
             }
         }
     }
-    let peer = Peer::of(&stream, worker.shared.dialer.principal());
+    let peer = Peer::of(stream.agreed(), worker.shared.dialer.principal());
     let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
     if !is_admitted(&mut origin, worker).await {
         stream.close(&mut timer).await;

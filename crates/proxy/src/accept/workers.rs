@@ -28,12 +28,12 @@ use crate::{
     accept::listen,
     call::export,
     overload::drain::Side,
-    policy::config::{Listener, Snapshot, listener::Direction},
     telemetry::ShardSnapshot,
     upstream::pool,
     worker::{Worker, revalidation},
 };
 use skysail_http::timer;
+use skysail_policy::config::{Listener, Snapshot, listener::Direction};
 
 pub use crate::{upstream::pool::HostStats, worker::Shared};
 

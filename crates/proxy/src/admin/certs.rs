@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skysail_identity::Description;
 
 use super::Admin;
-use crate::policy::format;
+use skysail_policy::format;
 
 /// One entry a secret; `path` is its name.
 pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Json<Value> {

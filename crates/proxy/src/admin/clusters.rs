@@ -4,13 +4,10 @@ use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, sync::Arc};
 
 use serde_json::{Value, json};
 
-use crate::{
-    accept::workers::HostStats,
-    discovery::inventory::Inventory,
-    policy::config::{
-        Cluster, Endpoint,
-        cluster::{Discovery, Health},
-    },
+use crate::{accept::workers::HostStats, discovery::inventory::Inventory};
+use skysail_policy::config::{
+    Cluster, Endpoint,
+    cluster::{Discovery, Health},
 };
 
 /// Figures by cluster and address, of all workers together.

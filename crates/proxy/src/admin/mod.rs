@@ -39,8 +39,8 @@ pub(crate) use self::logging::level;
 use crate::{
     accept::workers::{Drain, Shared, Workers},
     discovery::Configuration,
-    policy::config::listener::Direction,
 };
+use skysail_policy::config::listener::Direction;
 
 /// What the pages show.
 pub(crate) struct Admin {

@@ -229,7 +229,8 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     use super::*;
-    use crate::{policy::peer::LocalWorkload, telemetry::ShardSnapshot};
+    use crate::telemetry::ShardSnapshot;
+    use skysail_policy::peer::LocalWorkload;
 
     async fn take() -> Metrics {
         let mut metrics = Metrics::new(vec![ShardSnapshot::default()], &LocalWorkload::default(), None);

@@ -37,7 +37,6 @@ use crate::{
         Limits,
         pressure::{self, Pressure},
     },
-    policy::peer::LocalWorkload,
     telemetry::AccessLogger,
     translate::{
         TlsContexts,
@@ -45,6 +44,7 @@ use crate::{
     },
     upstream::Dialer,
 };
+use skysail_policy::peer::LocalWorkload;
 
 /// Runs the sidecar until it is told to end.
 ///

@@ -11,14 +11,6 @@ use skysail_xds::otlp::ExportResponse;
 
 use crate::{
     call,
-    policy::{
-        config::{
-            collector::{Call, Collector},
-            http::{AccessLog, LogTarget},
-        },
-        error::{Error, Kind},
-        record::Context,
-    },
     telemetry::{
         self,
         export::{Exporter, Exporters},
@@ -27,6 +19,14 @@ use crate::{
     worker::Worker,
 };
 use skysail_http::{head::RequestHead, timer};
+use skysail_policy::{
+    config::{
+        collector::{Call, Collector},
+        http::{AccessLog, LogTarget},
+    },
+    error::{Error, Kind},
+    record::Context,
+};
 
 /// What nothing is told to for so long is forgotten.
 const IDLE: Duration = Duration::from_secs(300);

@@ -11,12 +11,6 @@ use std::{
 };
 
 use crate::{
-    policy::{
-        balance::Want,
-        config::Snapshot,
-        error::{Error, Kind},
-        outlier::Outcome,
-    },
     upstream::{
         self, Offer, pick,
         pool::{Busy, Host, Link, Pool, Upstream},
@@ -31,6 +25,12 @@ use skysail_http::{
     http2::{Answered, Duplex},
     timer,
     wire::Wire,
+};
+use skysail_policy::{
+    balance::Want,
+    config::Snapshot,
+    error::{Error, Kind},
+    outlier::Outcome,
 };
 
 /// As large as an answer may be.

@@ -25,15 +25,13 @@ use super::{
     slot::{Kept, PATIENCE, Slot},
     uses,
 };
-use crate::{
-    policy::config::{
-        RouteTable,
-        demand::{Demand, Known, Question},
-        route::VirtualHost,
-    },
-    translate::{self, Translator},
-};
+use crate::translate::{self, Translator};
 use skysail_http::map::Map;
+use skysail_policy::config::{
+    RouteTable,
+    demand::{Demand, Known, Question},
+    route::VirtualHost,
+};
 
 /// `envoy.config.route.v3.RouteConfiguration.virtual_hosts`
 const VIRTUAL_HOSTS: u32 = 2;

@@ -29,10 +29,10 @@ use super::{
 use crate::{
     discovery::secrets::Secrets,
     overload::limit_log::{self, Limit},
-    policy::config::{
-        ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
-    },
     translate::{self, SecretName, SecretSource, Translator},
+};
+use skysail_policy::config::{
+    ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
 };
 
 /// All resources.
@@ -386,7 +386,7 @@ impl Inventory {
             }
         }
         Snapshot {
-            listeners: Arc::new(crate::policy::config::Listeners { by_name, by_address }),
+            listeners: Arc::new(skysail_policy::config::Listeners { by_name, by_address }),
             routes: Arc::new(routes),
             clusters: Arc::new(active(&self.clusters)),
             distrusted: self.distrusted,

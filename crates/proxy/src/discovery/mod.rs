@@ -36,9 +36,9 @@ use self::inventory::{Inventory, Take};
 use crate::{
     accept::workers::Workers,
     discovery::{remote::Remote, secrets::Secrets},
-    policy::config::demand::Question,
     translate::{TlsContexts, Translator, bootstrap},
 };
+use skysail_policy::config::demand::Question;
 
 /// After a change, further ones are expected for so long.
 const QUIET: Duration = Duration::from_secs(5);

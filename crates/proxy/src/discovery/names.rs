@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::inventory::Inventory;
-use crate::policy::config::{
+use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Discovery, DnsName},
 };
@@ -113,7 +113,7 @@ fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::config::cluster::{Family, Health, Locality};
+    use skysail_policy::config::cluster::{Family, Health, Locality};
 
     #[test]
     fn addresses_are_where_their_name_is() {

@@ -16,10 +16,8 @@ use skysail_xds::{
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::{
-    policy::config::tls::ClientTls,
-    translate::{Reject, Translator},
-};
+use crate::translate::{Reject, Translator};
+use skysail_policy::config::tls::ClientTls;
 
 /// An attempt to connect, TLS and all, takes at most so long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

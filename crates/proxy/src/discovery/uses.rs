@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::policy::config::{
+use skysail_policy::config::{
     FilterChain, HttpManager, Listener, RouteTable,
     http::{AccessLog, Does, LogTarget, Routes},
     jwt::Keys,

@@ -14,7 +14,7 @@ use std::{
 
 use skysail_core::trim;
 
-use crate::policy::config::Listener;
+use skysail_policy::config::Listener;
 
 /// A fraction of this many is one.
 const WHOLE: f64 = 1_000_000.0;

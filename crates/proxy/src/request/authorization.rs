@@ -24,20 +24,20 @@ use skysail_xds::envoy::pb::{
 
 use crate::{
     call,
-    policy::{
-        config::{
-            Snapshot,
-            authorization::{Body, ExternalAuthorization, Http, Service},
-            text::TextMatch,
-        },
-        error::{Error, Kind},
-        matching,
-    },
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{
     head::{RequestHead, ResponseHead, Version},
     http1::parse,
+};
+use skysail_policy::{
+    config::{
+        Snapshot,
+        authorization::{Body, ExternalAuthorization, Http, Service},
+        text::TextMatch,
+    },
+    error::{Error, Kind},
+    matching,
 };
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::{
 };
 
 use crate::{
-    policy::error::{Error, Kind},
     upstream::response::{poll_answer, poll_head},
     worker::downstream::Downstream,
 };
@@ -22,6 +21,7 @@ use skysail_http::{
     timer::{Timer, earlier},
     wire::Wire,
 };
+use skysail_policy::error::{Error, Kind};
 
 /// Interim answers (1xx) taken in one turn, after which other tasks come first.
 const TURN: usize = 64;

@@ -12,24 +12,6 @@ use tracing::warn;
 
 use crate::{
     call,
-    policy::{
-        config::{
-            authorization::ExternalAuthorization,
-            http::{Does, Filter, metadata},
-            jwt::{Jwt, KeySet, Keys, Provider},
-            limit::RateLimit,
-            policy::Policy,
-            route::{Cors, Setting},
-        },
-        cors,
-        error::{Error, Flags, Kind},
-        fault::{self, Decision},
-        headers,
-        jwt::{self, Outcome},
-        matching,
-        rbac::{self, Subject, Tally, Verdict},
-        route::{self, Missing},
-    },
     request::{
         authorization::{self, Decision as Said, Question},
         exchange::{Client, Deadlines},
@@ -41,6 +23,24 @@ use skysail_http::{
     grpc_web::{self, Through, Web},
     head::{RequestHead, ResponseHead, Version},
     timer,
+};
+use skysail_policy::{
+    config::{
+        authorization::ExternalAuthorization,
+        http::{Does, Filter, metadata},
+        jwt::{Jwt, KeySet, Keys, Provider},
+        limit::RateLimit,
+        policy::Policy,
+        route::{Cors, Setting},
+    },
+    cors,
+    error::{Error, Flags, Kind},
+    fault::{self, Decision},
+    headers,
+    jwt::{self, Outcome},
+    matching,
+    rbac::{self, Subject, Tally, Verdict},
+    route::{self, Missing},
 };
 
 /// What the filters make of a request.

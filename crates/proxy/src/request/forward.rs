@@ -11,18 +11,6 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 
 use crate::{
-    policy::{
-        balance::{Want, key},
-        config::{
-            listener::Direction,
-            route::{Forward, HostRewrite},
-        },
-        error::{self, Error, Flags, Kind},
-        grpc, outlier,
-        peer::{METADATA, METADATA_ID},
-        retry::{self, Asked, Outcome},
-        route::Found,
-    },
     request::{
         exchange::{Client, Deadlines},
         hop, mirror,
@@ -47,6 +35,18 @@ use skysail_http::{
         write::{self, Persistence},
     },
     wire::Wire,
+};
+use skysail_policy::{
+    balance::{Want, key},
+    config::{
+        listener::Direction,
+        route::{Forward, HostRewrite},
+    },
+    error::{self, Error, Flags, Kind},
+    grpc, outlier,
+    peer::{METADATA, METADATA_ID},
+    retry::{self, Asked, Outcome},
+    route::Found,
 };
 
 /// Says to a peer that its metadata are remembered for the connection. Sidecars take it off.

@@ -7,14 +7,12 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    policy::config::{HttpManager, http::ServerHeader},
-    worker::Worker,
-};
+use crate::worker::Worker;
 use skysail_http::{
     head::{Headers, Names, ResponseHead},
     http1::HeadLimits,
 };
+use skysail_policy::config::{HttpManager, http::ServerHeader};
 
 /// What a request's head may be at most.
 pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {

@@ -9,16 +9,16 @@ use tracing::debug;
 
 use crate::{
     call,
-    policy::{
-        config::{Snapshot, route::Mirror},
-        error::Error,
-        peer::{METADATA, METADATA_ID},
-        route,
-    },
     upstream::{self, Offer, Spoken},
     worker::Worker,
 };
 use skysail_http::{flow::Flow, head::RequestHead, http1::write::Persistence, timer};
+use skysail_policy::{
+    config::{Snapshot, route::Mirror},
+    error::Error,
+    peer::{METADATA, METADATA_ID},
+    route,
+};
 
 /// How long an answer that nobody reads is waited for.
 const PATIENCE: Duration = Duration::from_secs(15);

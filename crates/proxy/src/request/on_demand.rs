@@ -3,24 +3,24 @@
 //! A virtual host that has the authority by its full name is right, whatever others there are. A wildcard or the catch-all
 //! may hide one that is not in force, so they apply only once the control plane has answered that there is none
 //! ([`Demand::known`](demand::Demand::known)). Without an answer the request is refused (503, flag `DU`), unless the table says that its
-//! wildcards and catch-all apply then, too ([`RouteTable::takes_unanswered`](crate::policy::config::RouteTable::takes_unanswered)):
+//! wildcards and catch-all apply then, too ([`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered)):
 //! with `ALLOW_ANY` the request would leave in plain text although its host may be one of the mesh.
 
 use std::time::{Duration, Instant};
 
 use crate::{
     overload::limit_log::{self, Limit},
-    policy::{
-        config::demand::{self, Standing},
-        error::{Error, Kind},
-        route,
-    },
     request::{
         exchange::{Client, Deadlines},
         story::Story,
     },
 };
 use skysail_http::{flow::Flow, timer};
+use skysail_policy::{
+    config::demand::{self, Standing},
+    error::{Error, Kind},
+    route,
+};
 
 /// Requests wait a little longer for a virtual host than the control thread lets them.
 const LONGEST_ASK: Duration = Duration::from_secs(6);

@@ -7,16 +7,6 @@ use serde_json::Value;
 
 use crate::{
     call::export,
-    policy::{
-        config::{
-            listener::Direction,
-            trace::{CustomTag, Decorator, Provider, RouteTracing, TagValue, Tracer, Tracing},
-        },
-        error::{Error, Flags, Kind},
-        format, matching,
-        record::{Context, Record},
-        trace::{self, End, Form, SpanContext},
-    },
     request::story::Story,
     telemetry::span::{Outcome, Span, Tags, Teller},
 };
@@ -24,6 +14,16 @@ use skysail_http::{
     grpc_status,
     head::{Headers, Version},
     wire::Wire,
+};
+use skysail_policy::{
+    config::{
+        listener::Direction,
+        trace::{CustomTag, Decorator, Provider, RouteTracing, TagValue, Tracer, Tracing},
+    },
+    error::{Error, Flags, Kind},
+    format, matching,
+    record::{Context, Record},
+    trace::{self, End, Form, SpanContext},
 };
 
 /// What the span of the other end is called: a client's sidecar tells the server's, and the other way round.

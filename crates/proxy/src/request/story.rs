@@ -23,21 +23,6 @@ use crate::{
         UnderWay, Welcome,
         limit_log::{self, Limit},
     },
-    policy::{
-        config::{
-            HttpManager, RouteTable, Snapshot,
-            demand::Standing,
-            http::Routes,
-            listener::Direction,
-            route::{Action, HeaderOp, RedirectPath},
-        },
-        error::{self, Error, Flags, Kind},
-        headers::{self, Hop},
-        matching,
-        path::{self, Outcome as Normalized},
-        peer::{METADATA, METADATA_ID},
-        route::{self, Found, Missing},
-    },
     request::{
         exchange::{Client, Deadlines},
         filters::Filtered,
@@ -60,6 +45,21 @@ use skysail_http::{
     head::{RequestHead, ResponseHead, Version},
     http1::{ConnectionOptions, Framing, write::Persistence},
     timer,
+};
+use skysail_policy::{
+    config::{
+        HttpManager, RouteTable, Snapshot,
+        demand::Standing,
+        http::Routes,
+        listener::Direction,
+        route::{Action, HeaderOp, RedirectPath},
+    },
+    error::{self, Error, Flags, Kind},
+    headers::{self, Hop},
+    matching,
+    path::{self, Outcome as Normalized},
+    peer::{METADATA, METADATA_ID},
+    route::{self, Found, Missing},
 };
 
 /// One request, from its head to its record.

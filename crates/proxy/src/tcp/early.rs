@@ -15,15 +15,15 @@ use std::{
 use tracing::debug;
 
 use crate::{
-    policy::{
-        config::{
-            FilterChain,
-            listener::{TcpProxy, Terminal},
-        },
-        peer::greeting::{self, Greeting},
-    },
     tcp::{self, Server},
     worker::{Worker, downstream::Origin},
+};
+use skysail_policy::{
+    config::{
+        FilterChain,
+        listener::{TcpProxy, Terminal},
+    },
+    peer::greeting::{self, Greeting},
 };
 
 /// Clients that speak first have nearly always spoken by then, and cost no connection that they have no use for.

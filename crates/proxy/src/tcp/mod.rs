@@ -16,19 +16,6 @@ use std::{
 
 use crate::{
     call::export,
-    policy::{
-        balance::{self, Want},
-        config::{
-            cluster::Workload,
-            listener::{TcpProxy, Terminal},
-            route::Targets,
-        },
-        error::{self, Error, Flags, Kind, Side},
-        outlier::Outcome,
-        peer::greeting::{self, Greeting},
-        record::{self, Record},
-        route,
-    },
     tcp::early::Early,
     telemetry::TcpCounts,
     upstream::{
@@ -46,6 +33,19 @@ use skysail_http::{
     splice::Pipe,
     timer::{Timer, earlier},
     wire::Wire,
+};
+use skysail_policy::{
+    balance::{self, Want},
+    config::{
+        cluster::Workload,
+        listener::{TcpProxy, Terminal},
+        route::Targets,
+    },
+    error::{self, Error, Flags, Kind, Side},
+    outlier::Outcome,
+    peer::greeting::{self, Greeting},
+    record::{self, Record},
+    route,
 };
 
 /// Fewer bytes at once than this are copied.

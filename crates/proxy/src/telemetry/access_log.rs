@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use crate::policy::{config::http::LogFormat, format, record::Context};
+use skysail_policy::{config::http::LogFormat, format, record::Context};
 
 #[cfg(test)]
 mod tests;
@@ -125,7 +125,7 @@ impl LogWriter {
 }
 
 fn write_object(
-    fields: &[(Box<str>, crate::policy::config::http::Format)],
+    fields: &[(Box<str>, skysail_policy::config::http::Format)],
     context: &Context<'_>,
     line: &mut Vec<u8>,
 ) {

@@ -5,16 +5,16 @@ use std::{collections::HashMap, net::SocketAddr, time::SystemTime};
 use cel::Value;
 use serde_json::Value as Json;
 
-use crate::policy::{
+use skysail_http::{
+    grpc_status,
+    head::{Headers, RequestHead},
+};
+use skysail_policy::{
     config::{cluster::Workload, listener::Direction},
     error::Flags,
     expression::{Asked, Expression},
     peer::Peer,
     record::{Context, Record},
-};
-use skysail_http::{
-    grpc_status,
-    head::{Headers, RequestHead},
 };
 
 #[cfg(test)]

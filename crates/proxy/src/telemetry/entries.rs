@@ -33,13 +33,13 @@ use skysail_xds::envoy::pb::{
     },
 };
 
-use crate::policy::{
+use skysail_http::head::{Headers, RequestHead, ResponseHead, Version};
+use skysail_policy::{
     config::http::LogHeaders,
     error::Flags,
     peer::Peer,
     record::{Context, Record},
 };
-use skysail_http::head::{Headers, RequestHead, ResponseHead, Version};
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Shard, stats::ExportStats};
-use crate::policy::config::collector::Collector;
+use skysail_policy::config::collector::Collector;
 
 /// So many bytes may wait, or a batch where that is more.
 const MOST: usize = 1 << 20;
@@ -152,7 +152,7 @@ impl Exporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{
+    use skysail_policy::{
         config::collector::{Call, Envelope},
         peer::LocalWorkload,
     };

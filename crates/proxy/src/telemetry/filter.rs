@@ -1,7 +1,7 @@
 //! Which requests and connections are logged.
 
 use super::attributes;
-use crate::policy::{
+use skysail_policy::{
     config::log_filter::{Comparison, LogFilter},
     matching,
     record::Context,
@@ -49,7 +49,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::policy::{
+    use skysail_http::head::RequestHead;
+    use skysail_policy::{
         config::{
             listener::Direction,
             text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
@@ -57,7 +58,6 @@ mod tests {
         error::Flags,
         record::Record,
     };
-    use skysail_http::head::RequestHead;
 
     #[test]
     fn what_is_asked_for_is_logged() {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use prost::encoding::message;
 use skysail_xds::otlp::{AnyValue, ArrayValue, KeyValue, KeyValueList, LogRecord, any_value};
 
-use crate::policy::{config::http::LogValue, format, record::Context};
+use skysail_policy::{config::http::LogValue, format, record::Context};
 
 /// The field of records in `ScopeLogs`.
 const LOG_RECORDS: u32 = 2;
@@ -60,7 +60,7 @@ mod tests {
     use skysail_xds::otlp::ScopeLogs;
 
     use super::*;
-    use crate::policy::{config::listener::Direction, record::Record, trace::SpanContext};
+    use skysail_policy::{config::listener::Direction, record::Record, trace::SpanContext};
 
     #[test]
     fn a_record_names_the_span_of_its_request() {

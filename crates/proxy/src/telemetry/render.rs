@@ -17,7 +17,7 @@ use super::{
     shard::ShardSnapshot,
     stats::Type,
 };
-use crate::policy::peer::LocalWorkload;
+use skysail_policy::peer::LocalWorkload;
 
 /// Length of a piece of a page in bytes; the series that exceeds it comes whole.
 const PIECE: usize = 48 << 10;

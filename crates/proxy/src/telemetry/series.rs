@@ -5,7 +5,7 @@
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use crate::policy::{
+use skysail_policy::{
     config::{
         cluster::{Service, Workload},
         listener::Direction,
@@ -74,12 +74,12 @@ pub(super) struct HttpSeries {
     pub(super) response_messages: u64,
     /// Whether messages are counted at all.
     pub(super) grpc: bool,
-    /// Metrics that are not kept with these labels, by their places in [`crate::policy::config::stats::HTTP`].
+    /// Metrics that are not kept with these labels, by their places in [`skysail_policy::config::stats::HTTP`].
     pub(super) hidden: u8,
 }
 
 impl HttpSeries {
-    /// Counts a request in some metrics, by their places in [`crate::policy::config::stats::HTTP`].
+    /// Counts a request in some metrics, by their places in [`skysail_policy::config::stats::HTTP`].
     pub(super) fn add_some(&mut self, record: &Record<'_>, metrics: u8) {
         let has = |bit: u8| metrics & (1 << bit) != 0;
         self.requests += u64::from(has(0));
@@ -97,7 +97,7 @@ impl HttpSeries {
         self.response_messages += if has(5) { record.response_messages } else { 0 };
     }
 
-    /// Whether a metric, by its place in [`crate::policy::config::stats::HTTP`], is kept with these labels.
+    /// Whether a metric, by its place in [`skysail_policy::config::stats::HTTP`], is kept with these labels.
     pub(super) fn shows(&self, metric: u8) -> bool {
         self.hidden & (1 << metric) == 0 && (metric < 4 || self.grpc)
     }
@@ -162,7 +162,7 @@ pub struct TcpCounts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct TcpSeries {
     pub(super) counts: TcpCounts,
-    /// Metrics that are not kept with these labels, by their places in [`crate::policy::config::stats::TCP`].
+    /// Metrics that are not kept with these labels, by their places in [`skysail_policy::config::stats::TCP`].
     pub(super) hidden: u8,
 }
 
@@ -180,14 +180,14 @@ impl TcpSeries {
         counts.received += more.received;
     }
 
-    /// Whether a metric, by its place in [`crate::policy::config::stats::TCP`], is kept with these labels.
+    /// Whether a metric, by its place in [`skysail_policy::config::stats::TCP`], is kept with these labels.
     pub(super) fn shows(&self, metric: u8) -> bool {
         self.hidden & (1 << metric) == 0
     }
 }
 
 impl TcpCounts {
-    /// Those of some metrics, by their places in [`crate::policy::config::stats::TCP`].
+    /// Those of some metrics, by their places in [`skysail_policy::config::stats::TCP`].
     pub(super) fn only(self, metrics: u8) -> Self {
         let of = |bit: u8, count| if metrics & (1 << bit) == 0 { 0 } else { count };
         Self {

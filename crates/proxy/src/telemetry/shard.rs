@@ -20,7 +20,8 @@ use super::{
     },
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
-use crate::policy::{
+use skysail_http::{head::RequestHead, map::Map};
+use skysail_policy::{
     config::{
         Snapshot,
         listener::{Direction, Terminal},
@@ -30,7 +31,6 @@ use crate::policy::{
     peer::{LocalWorkload, Peer},
     record::{Context, Record},
 };
-use skysail_http::{head::RequestHead, map::Map};
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use prost::encoding::message;
 use serde_json::{Map, Value, json};
 use skysail_xds::otlp::{self, SpanKind, Status, StatusCode, attribute};
 
-use crate::policy::{
+use skysail_policy::{
     config::trace::{Tracer, Zipkin},
     trace::{End, SpanContext},
 };

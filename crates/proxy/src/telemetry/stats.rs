@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use super::plain::Kind;
-use crate::policy::config::health::Cause;
+use skysail_policy::config::health::Cause;
 
 /// A number that goes up, or up and down.
 #[derive(Debug, Default)]

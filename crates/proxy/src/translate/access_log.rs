@@ -24,7 +24,7 @@ use super::{
     At as _, Reject, Result, Translator, collector, flag, text, tls_context, type_name, unknown_type, unpack,
     warn_once,
 };
-use crate::policy::{
+use skysail_policy::{
     config::{
         http::{AccessLog, LogFormat, LogTarget},
         log_filter::{Comparison, LogFilter},

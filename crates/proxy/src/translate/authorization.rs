@@ -16,7 +16,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::{At as _, Reject, Result, duration, fingerprint, jwt, route_filters::status_code, text};
-use crate::policy::config::{
+use skysail_policy::config::{
     authorization::{Body, ExternalAuthorization, Http, Service},
     route::Setting,
     text::TextMatch,

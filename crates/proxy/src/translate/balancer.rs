@@ -6,7 +6,7 @@ use skysail_xds::envoy::pb::envoy::config::cluster::v3::{
 };
 
 use super::{At as _, Reject, Result, number};
-use crate::policy::config::cluster::{Balancer, Discovery, HashFunction};
+use skysail_policy::config::cluster::{Balancer, Discovery, HashFunction};
 
 /// Envoy's defaults and limits.
 const RING: (u64, u64) = (1024, 8 * 1024 * 1024);

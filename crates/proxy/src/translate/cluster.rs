@@ -39,7 +39,9 @@ use super::{
     At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
     outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
-use crate::policy::config::{
+use skysail_http::http2::Http2Options;
+use skysail_http::proxy_protocol::ProxyVersion;
+use skysail_policy::config::{
     Cluster, Endpoints,
     cluster::{
         AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
@@ -47,8 +49,6 @@ use crate::policy::config::{
     },
     tls::ClientTls,
 };
-use skysail_http::http2::Http2Options;
-use skysail_http::proxy_protocol::ProxyVersion;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);

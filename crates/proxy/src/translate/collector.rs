@@ -24,7 +24,7 @@ use super::{
     authorization::{self, Callee},
     duration, jwt, number, text,
 };
-use crate::policy::config::{
+use skysail_policy::config::{
     collector::{Call, Collector, Envelope},
     http::{LogHeaders, LogTarget, LogValue},
 };

@@ -16,13 +16,13 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, cluster::labels, number};
-use crate::policy::config::{
+use skysail_http::map::Map;
+use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{DnsName, Health, Locality, TransportMatch, Workload},
     health::Track,
     tls::ClientTls,
 };
-use skysail_http::map::Map;
 
 /// Envoy's limit too.
 const MAX_PRIORITY: u32 = 128;

@@ -30,14 +30,14 @@ use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
     limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
-use crate::policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
-use crate::policy::config::http::{
+use skysail_http::http2::{Http2Options, Keepalive};
+use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
+use skysail_policy::config::http::{
     ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
     Routes, ServerHeader,
 };
-use crate::policy::config::listener::Cidr;
-use crate::policy::config::trace::RequestIdUse;
-use skysail_http::http2::{Http2Options, Keepalive};
+use skysail_policy::config::listener::Cidr;
+use skysail_policy::config::trace::RequestIdUse;
 
 /// Envoy's defaults.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);

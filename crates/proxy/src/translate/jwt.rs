@@ -13,7 +13,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::{At as _, Reject, Result, duration, fingerprint, route};
-use crate::policy::config::{
+use skysail_policy::config::{
     jwt::{Jwt, KeySet, Keys, Provider, RemoteKeys, Requirement, Source},
     route::Setting,
 };

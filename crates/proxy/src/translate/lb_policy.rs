@@ -35,7 +35,7 @@ use skysail_xds::{
 };
 
 use super::{At as _, Reject, Result, duration, type_name, unknown_type, unpack};
-use crate::policy::config::cluster::Balancer;
+use skysail_policy::config::cluster::Balancer;
 
 /// Envoy's defaults for peak EWMA.
 const DECAY: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::{
     At as _, Reject, Result, authorization::share, duration, number, route, route_filters::status_code,
 };
-use crate::policy::config::limit::{RateLimit, TokenBucket};
+use skysail_policy::config::limit::{RateLimit, TokenBucket};
 
 /// The HTTP filter, and what a route says to it.
 pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {

@@ -38,7 +38,8 @@ use super::{
     fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
     warn_once,
 };
-use crate::policy::config::{
+use skysail_http::proxy_protocol::ProxyVersion;
+use skysail_policy::config::{
     listener::{
         ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
     },
@@ -46,7 +47,6 @@ use crate::policy::config::{
     stats::Stats,
     tls::ServerTls,
 };
-use skysail_http::proxy_protocol::ProxyVersion;
 
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);

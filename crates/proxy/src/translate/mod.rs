@@ -51,9 +51,9 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
-use crate::policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 pub(crate) use route::{domains, has_hosts_apart};
-#[cfg(feature = "fuzzing")]
+use skysail_policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use text::format;
 pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};
 

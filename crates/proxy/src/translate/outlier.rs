@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, duration, flag, number};
-use crate::policy::config::health::{Comparison, Limit, Outlier, OutlierState, SlowStart};
+use skysail_policy::config::health::{Comparison, Limit, Outlier, OutlierState, SlowStart};
 
 /// Outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {

@@ -18,7 +18,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::{At as _, Reject, Result, number, text, unpack};
-use crate::policy::config::{
+use skysail_policy::config::{
     listener::Cidr,
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::MetadataMatch,

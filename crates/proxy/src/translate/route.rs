@@ -39,12 +39,12 @@ use super::{
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, trace, type_name, unpack,
 };
-use crate::policy::config::route::{
+use skysail_http::head;
+use skysail_policy::config::route::{
     Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy, HeaderOp,
     HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
     RouteMatch, RouteTable, Target, Targets, VirtualHost,
 };
-use skysail_http::head;
 
 /// Envoy's defaults.
 const TIMEOUT: Duration = Duration::from_secs(15);

@@ -22,7 +22,7 @@ use super::{
     At as _, Reject, Result, authorization, duration, flag, jwt, limit, policy, text, type_name,
     unknown_type, unpack,
 };
-use crate::policy::config::route::{Abort, Cors, Fault, Setting};
+use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
 /// What a route, with its virtual host and table, says to filters.
 #[derive(Clone, Default)]

@@ -9,7 +9,7 @@ use std::{
 use skysail_xds::istio::StatsConfig;
 
 use super::{At as _, Reject, Result, access_log, duration};
-use crate::policy::{
+use skysail_policy::{
     config::stats::{Change, HTTP, Stats, TCP},
     expression::Expression,
 };

@@ -25,7 +25,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::*;
-use crate::policy::config::{
+use skysail_policy::config::{
     cluster::{Balancer, Discovery, HashFunction, Keepalive, Limits, RetryBudget},
     health::{Limit, SlowStart},
     http::{self, Does, Part},

@@ -14,7 +14,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::{At as _, Reject, Result};
-use crate::policy::config::{
+use skysail_policy::config::{
     http::{Format, Part},
     route::QueryMatch,
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
@@ -183,7 +183,7 @@ pub(crate) fn format(text: &str) -> Result<Format> {
         let (part, after) = operator(after)
             .ok_or_else(|| Reject::new(format!("{text:?}: an operator must be like %REQ(NAME?OTHER):80%")))?;
         if let Part::Operator { name, argument, .. } = &part
-            && !crate::policy::format::known(name, argument.as_deref())
+            && !skysail_policy::format::known(name, argument.as_deref())
         {
             return Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported")));
         }

@@ -17,7 +17,7 @@ use arc_swap::ArcSwapOption;
 use skysail_identity::{Acceptor, Connector, Crls, Identity, Live, PeerCheck, Roots, TlsSpec};
 
 use super::{Reject, Result};
-use crate::policy::config::tls::{ClientConfigs, ClientTls, ServerTls};
+use skysail_policy::config::tls::{ClientConfigs, ClientTls, ServerTls};
 
 /// Where a secret comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

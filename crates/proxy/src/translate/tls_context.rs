@@ -23,7 +23,7 @@ use super::{
     At as _, Reject, Result, SecretName, SecretSource, Translator, flag, number, timeout, tls_params,
     validation,
 };
-use crate::policy::config::tls::{ClientTls, ServerTls};
+use skysail_policy::config::tls::{ClientTls, ServerTls};
 
 /// The name and configuration of a transport socket; `None` where there is none.
 pub(super) fn typed_config(socket: Option<&TransportSocket>) -> Result<Option<(&str, &Any)>> {

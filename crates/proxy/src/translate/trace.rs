@@ -36,7 +36,7 @@ use super::{
     authorization::{self, Callee},
     collector, flag, jwt, number, text, type_name, unknown_type, unpack, warn_once,
 };
-use crate::policy::config::{
+use skysail_policy::config::{
     collector::{Call, Collector, Envelope},
     trace::{
         CustomTag, Decorator, Provider, RequestIdUse, RouteTracing, Sampling, Share, TagValue, Tracer,

@@ -27,19 +27,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::{
-    policy::{
-        config::{
-            Cluster, Endpoint,
-            cluster::{AutoSni, Discovery, Keepalive, UpstreamProtocol},
-            tls::{ClientConfigs, ClientTls},
-        },
-        error::{Error, Kind},
-        peer::Peer,
-        route,
-    },
-    upstream::pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump},
-};
+use crate::upstream::pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump};
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
@@ -47,6 +35,16 @@ use skysail_http::{
     socket::Stream,
     timer::{self, Timer},
     wire::Wire,
+};
+use skysail_policy::{
+    config::{
+        Cluster, Endpoint,
+        cluster::{AutoSni, Discovery, Keepalive, UpstreamProtocol},
+        tls::{ClientConfigs, ClientTls},
+    },
+    error::{Error, Kind},
+    peer::Peer,
+    route,
 };
 
 /// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
@@ -313,7 +311,7 @@ async fn establish(
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
     stream.connect_tls(config, name, endpoint.address).await.map_err(failed)?;
-    let peer = Peer::of(&stream, dialer.principal());
+    let peer = Peer::of(stream.agreed(), dialer.principal());
     Ok((stream, peer))
 }
 

@@ -2,16 +2,14 @@
 
 use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
-use crate::{
-    policy::{
-        balance::{self, Want},
-        config::{
-            Endpoint,
-            cluster::{Balancer, Discovery},
-        },
-        error::{Error, Kind},
+use crate::upstream::pool::{Host, Pool};
+use skysail_policy::{
+    balance::{self, Want},
+    config::{
+        Endpoint,
+        cluster::{Balancer, Discovery},
     },
-    upstream::pool::{Host, Pool},
+    error::{Error, Kind},
 };
 
 /// Picks an endpoint of a cluster. `destination` is what the client dialled, for clusters that follow it.

@@ -16,23 +16,21 @@ use std::{
 use skysail_identity::Connector;
 use tokio::sync::Notify;
 
-use crate::{
-    policy::{
-        balance::{PickState, latency::Latency},
-        config::{Cluster, Endpoint, Endpoints, Snapshot, cluster::Balancer},
-        outlier,
-        peer::Peer,
-    },
-    telemetry::{
-        Shard,
-        stats::{ClusterStats, OutlierStats},
-    },
+use crate::telemetry::{
+    Shard,
+    stats::{ClusterStats, OutlierStats},
 };
 use skysail_http::{
     http2::{Connection, Duplex},
     map::Map,
     socket::Stream,
     wire::Wire,
+};
+use skysail_policy::{
+    balance::{PickState, latency::Latency},
+    config::{Cluster, Endpoint, Endpoints, Snapshot, cluster::Balancer},
+    outlier,
+    peer::Peer,
 };
 
 mod eject;
@@ -365,7 +363,7 @@ impl Pool {
         let endpoints = self.cluster.endpoints.load();
         let timeout = self.cluster.idle_timeout.unwrap_or(IDLE_TIMEOUT);
         let dynamic =
-            matches!(self.cluster.discovery, crate::policy::config::cluster::Discovery::OriginalDst(_));
+            matches!(self.cluster.discovery, skysail_policy::config::cluster::Discovery::OriginalDst(_));
         self.hosts.borrow_mut().retain(|_, host| {
             if !dynamic && !lists(&endpoints, host) {
                 host.retire();

@@ -5,7 +5,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use crate::policy::error::{Error, Kind};
 use skysail_http::{
     head::ResponseHead,
     http1::{ConnectionOptions, Framing, HeadLimits, Malformed, Scan, parse},
@@ -13,6 +12,7 @@ use skysail_http::{
     socket::Stream,
     wire::Wire,
 };
+use skysail_policy::error::{Error, Kind};
 
 /// The head of an answer to a request of our own.
 pub(crate) async fn answer(

@@ -16,12 +16,6 @@ use crate::{
         drain::{Registered, Side},
         limit_log::{self, Limit},
     },
-    policy::{
-        config::{FilterChain, Listener, Snapshot, tls::ServerTls},
-        matching,
-        peer::Peer,
-        rbac::{self, Subject, Tally, Verdict},
-    },
     worker::{
         Worker,
         filter_chain_match::{self, Facts},
@@ -30,6 +24,12 @@ use crate::{
     },
 };
 use skysail_http::{proxy_protocol::Ends, socket::Stream, timer::Timer, wire::Wire};
+use skysail_policy::{
+    config::{FilterChain, Listener, Snapshot, tls::ServerTls},
+    matching,
+    peer::Peer,
+    rbac::{self, Subject, Tally, Verdict},
+};
 
 /// A client's end of an exchange.
 pub(crate) struct Downstream {

@@ -10,12 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    policy::config::{
-        FilterChain, Listener, Snapshot,
-        listener::{ChainMatch, Cidr, Transport},
-    },
-    worker::inspect::Findings,
+use crate::worker::inspect::Findings;
+use skysail_policy::config::{
+    FilterChain, Listener, Snapshot,
+    listener::{ChainMatch, Cidr, Transport},
 };
 
 /// What is known of a connection.
@@ -116,7 +114,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::policy::config::{
+    use skysail_policy::config::{
         listener::{Direction, TcpProxy, Terminal},
         route::Targets,
     };

@@ -6,8 +6,8 @@
 
 use rustls::server::Acceptor;
 
-use crate::policy::config::listener::Transport;
 use skysail_http::http1::parse::is_token;
+use skysail_policy::config::listener::Transport;
 
 /// What the first bytes told.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

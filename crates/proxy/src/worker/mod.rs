@@ -18,15 +18,15 @@ use tokio::sync::Notify;
 
 use crate::{
     overload::{Limits, Overload, drain::Side, pressure::Pressure},
-    policy::{
-        config::{Snapshot, listener::Direction},
-        peer::{LocalWorkload, PeerCache},
-    },
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
     upstream::{
         Dialer,
         pool::{Clusters, Pool},
     },
+};
+use skysail_policy::{
+    config::{Snapshot, listener::Direction},
+    peer::{LocalWorkload, PeerCache},
 };
 
 /// What all workers share.

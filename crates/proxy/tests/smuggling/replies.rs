@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use skysail_proxy::policy::config::{Cluster, cluster::UpstreamProtocol};
+use skysail_policy::config::{Cluster, cluster::UpstreamProtocol};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},

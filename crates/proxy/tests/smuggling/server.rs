@@ -10,7 +10,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use skysail_proxy::policy::config::Cluster;
+use skysail_policy::config::Cluster;
 
 use crate::support::{Proxy, cluster, http, listener};
 

@@ -9,7 +9,7 @@ use skysail_core::SpiffeId;
 use skysail_identity::{
     Acceptor, Authority, Connector, Identity, KeyAndCsr, Live, NameMatch, Peer, PeerCheck, TlsSpec,
 };
-use skysail_proxy::policy::config::{
+use skysail_policy::config::{
     http::{ClientCertDetails, ForwardClientCert, MetadataExchange},
     listener::Direction,
     tls::{ClientConfigs, ClientTls, ServerTls},

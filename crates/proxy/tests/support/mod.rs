@@ -11,22 +11,22 @@ use std::{
 
 use arc_swap::ArcSwap;
 use skysail_http::http2::Http2Options;
+use skysail_policy::{
+    config::{
+        Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
+        http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
+        listener::{ChainMatch, Direction, TcpProxy, Terminal},
+        route::{
+            Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
+        },
+        tls::{ClientTls, ServerTls},
+        trace::RequestIdUse,
+    },
+    peer::LocalWorkload,
+};
 use skysail_proxy::{
     accept::workers::Workers,
     overload::Limits as Taken,
-    policy::{
-        config::{
-            Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-            http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
-            listener::{ChainMatch, Direction, TcpProxy, Terminal},
-            route::{
-                Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
-            },
-            tls::{ClientTls, ServerTls},
-            trace::RequestIdUse,
-        },
-        peer::LocalWorkload,
-    },
     telemetry::{self, AccessLogger},
     upstream::Dialer,
     worker::Shared,
@@ -411,7 +411,7 @@ pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) ->
 /// Tries again on everything there is.
 pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
     Arc::new(RetryPolicy {
-        on: skysail_proxy::policy::config::route::RetryOn {
+        on: skysail_policy::config::route::RetryOn {
             gateway_error: true,
             connect_failure: true,
             ..Default::default()

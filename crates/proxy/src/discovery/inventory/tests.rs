@@ -33,7 +33,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::*;
-use crate::policy::config::demand::Standing;
+use skysail_policy::config::demand::Standing;
 
 fn inventory() -> Inventory {
     Inventory::new(Secrets::new(Arc::default()), Default::default())
@@ -375,7 +375,7 @@ fn answer_all(inventory: &mut Inventory, now: Instant) {
 
 fn leads_to(inventory: &Inventory, authority: &str) -> String {
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    let (host, _) = crate::policy::route::virtual_host(&table, authority).unwrap();
+    let (host, _) = skysail_policy::route::virtual_host(&table, authority).unwrap();
     host.name.to_string()
 }
 
@@ -580,7 +580,7 @@ fn what_no_request_uses_for_an_hour_is_let_go_of() {
     answer_all(&mut inventory, now);
     let half = now + std::time::Duration::from_secs(1_801);
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    crate::policy::config::demand::mark(&crate::policy::route::virtual_host(&table, "one").unwrap().0.used);
+    skysail_policy::config::demand::mark(&skysail_policy::route::virtual_host(&table, "one").unwrap().0.used);
     inventory.drop_idle(half);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/1", "t/2", "t/none"]);
     inventory.drop_idle(half + std::time::Duration::from_secs(1_801));

@@ -3,16 +3,14 @@
 use std::time::Duration;
 
 use super::Way;
-use crate::{
-    policy::{
-        config::route::{HostRewrite, Rewrite, RouteMatch},
-        grpc, headers,
-        retry::Asked,
-        route::{self, Found},
-    },
-    request::story::Story,
-};
+use crate::request::story::Story;
 use skysail_http::head;
+use skysail_policy::{
+    config::route::{HostRewrite, Rewrite, RouteMatch},
+    grpc, headers,
+    retry::Asked,
+    route::{self, Found},
+};
 
 impl Way<'_> {
     /// Whether routes have changes for the request's head.

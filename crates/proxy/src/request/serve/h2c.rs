@@ -7,11 +7,9 @@
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 
-use crate::{
-    policy::config::{HttpManager, http::Codec, listener::Direction},
-    worker::downstream::Downstream,
-};
+use crate::worker::downstream::Downstream;
 use skysail_http::{head::RequestHead, http1::Framing, wire::Wire};
+use skysail_policy::config::{HttpManager, http::Codec, listener::Direction};
 
 /// What goes on as the first stream of HTTP/2.
 pub(crate) struct Begun {

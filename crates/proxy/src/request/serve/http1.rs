@@ -15,7 +15,6 @@ use super::{
 };
 use crate::{
     overload::drain::Registered,
-    policy::config::HttpManager,
     request::{
         hop,
         story::{Story, Terms},
@@ -34,6 +33,7 @@ use skysail_http::{
     timer::earlier,
     wire::Wire,
 };
+use skysail_policy::config::HttpManager;
 
 /// Serves a connection. If it turns out to be HTTP/2, or becomes it, it is given back; `unsure` says that it may begin so.
 pub(crate) async fn run(

@@ -17,7 +17,6 @@ use crate::{
         drain::FAREWELL,
         limit_log::{self, Limit},
     },
-    policy::config::HttpManager,
     request::story::{Story, Terms},
     worker::{
         Worker,
@@ -36,6 +35,7 @@ use skysail_http::{
     timer::{Timer, earlier},
     wire::Wire,
 };
+use skysail_policy::config::HttpManager;
 
 /// A client that says nothing at first is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,13 +7,11 @@ mod refuse;
 
 use std::{rc::Rc, sync::Arc};
 
-use crate::{
-    policy::config::{HttpManager, http::Codec, listener::Terminal},
-    worker::{
-        Worker,
-        downstream::{Accepted, Origin},
-    },
+use crate::worker::{
+    Worker,
+    downstream::{Accepted, Origin},
 };
+use skysail_policy::config::{HttpManager, http::Codec, listener::Terminal};
 
 /// Serves a connection.
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager: Arc<HttpManager>) {

@@ -9,17 +9,17 @@ use std::{
 use crate::{
     call::export,
     overload::limit_log::{self, Limit},
-    policy::{
-        config::HttpManager,
-        error::Flags,
-        record::{Context, Record},
-    },
     request::hop,
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{
     head::{RequestHead, ResponseHead, Version},
     http1::{Malformed, write},
+};
+use skysail_policy::{
+    config::HttpManager,
+    error::Flags,
+    record::{Context, Record},
 };
 
 const HEADER_TIMEOUT: &str = "request_header_timeout";

@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use super::Story;
-use crate::{
-    call::export,
-    policy::{
-        config::{Cluster, route::Action},
-        record::{Context, Record},
-    },
-    upstream::pool::bump,
-};
+use crate::{call::export, upstream::pool::bump};
 use skysail_http::{grpc_status, head::ResponseHead};
+use skysail_policy::{
+    config::{Cluster, route::Action},
+    record::{Context, Record},
+};
 
 impl Story<'_> {
     /// Returns the record of the request up to now.

@@ -1,12 +1,15 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::policy::{
+use skysail_http::head::RequestHead;
+use skysail_policy::{
     config::{http::Format, listener::Direction},
-    format::tests::parse,
     record::Record,
 };
-use skysail_http::head::RequestHead;
+
+fn parse(text: &str) -> Format {
+    crate::translate::format(text).unwrap()
+}
 
 #[test]
 fn lines_of_all_writers_reach_the_file() {

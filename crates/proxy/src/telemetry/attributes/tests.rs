@@ -1,8 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use crate::policy::config::Cluster;
 use skysail_http::head::ResponseHead;
+use skysail_policy::config::Cluster;
 
 /// Whether it is true of one request.
 fn holds(text: &str) -> bool {

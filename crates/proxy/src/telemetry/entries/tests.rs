@@ -5,7 +5,7 @@ use skysail_xds::envoy::pb::envoy::service::accesslog::v3::stream_access_logs_me
 };
 
 use super::*;
-use crate::policy::config::listener::Direction;
+use skysail_policy::config::listener::Direction;
 
 #[test]
 fn what_filters_found_out_and_every_flag_is_told() {

@@ -5,16 +5,14 @@ use std::{
 };
 
 use super::*;
-use crate::{
-    policy::{
-        config::{
-            Cluster, Endpoint,
-            cluster::{Service, Workload},
-        },
-        error::Flags,
-        peer::Certificate,
+use crate::telemetry::collect;
+use skysail_policy::{
+    config::{
+        Cluster, Endpoint,
+        cluster::{Service, Workload},
     },
-    telemetry::collect,
+    error::Flags,
+    peer::Certificate,
 };
 
 fn workload(name: &str) -> Arc<Workload> {

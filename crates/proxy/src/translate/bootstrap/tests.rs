@@ -3,12 +3,10 @@
 use skysail_xds::Kind;
 
 use super::*;
-use crate::{
-    discovery::{inventory::Inventory, secrets::Secrets},
-    policy::config::{
-        http::{Does, ServerHeader},
-        listener::Terminal,
-    },
+use crate::discovery::{inventory::Inventory, secrets::Secrets};
+use skysail_policy::config::{
+    http::{Does, ServerHeader},
+    listener::Terminal,
 };
 
 /// A server's sidecar as in a comparison with Envoy: everything a sidecar of Istio has, in one file.

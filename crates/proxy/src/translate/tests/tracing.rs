@@ -19,7 +19,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::*;
-use crate::policy::config::{
+use skysail_policy::config::{
     collector::{Call, Envelope},
     trace::{Sampling, Share, TagValue, Tracer, Tracing, Zipkin},
 };

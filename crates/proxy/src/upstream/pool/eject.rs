@@ -7,18 +7,16 @@ use std::{
 };
 
 use super::Pool;
-use crate::{
-    overload::limit_log::Limit,
-    policy::{
-        config::{
-            Endpoint,
-            health::{Cause, Outlier, Track},
-        },
-        error::Kind,
-        outlier::{self, Outcome, Verdict},
-    },
-};
+use crate::overload::limit_log::Limit;
 use skysail_http::timer;
+use skysail_policy::{
+    config::{
+        Endpoint,
+        health::{Cause, Outlier, Track},
+    },
+    error::Kind,
+    outlier::{self, Outcome, Verdict},
+};
 
 impl Pool {
     /// Takes notice of how an endpoint did.

@@ -9,12 +9,10 @@ use std::{
 };
 
 use super::{Host, Pool, bump};
-use crate::{
-    overload::limit_log::{self, Limit},
-    policy::{
-        config::cluster::Limits,
-        error::{Error, Kind},
-    },
+use crate::overload::limit_log::{self, Limit};
+use skysail_policy::{
+    config::cluster::Limits,
+    error::{Error, Kind},
 };
 
 /// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.

@@ -19,26 +19,26 @@ use serde_json::{Map, Value};
 
 use super::Refusal;
 use crate::{
-    policy::{
-        config::{
-            HttpManager, RouteTable,
-            authorization::ExternalAuthorization,
-            http::{Does, Filter, Routes, metadata},
-            jwt::Jwt,
-            listener::Terminal,
-            policy::Policy,
-            route::Setting,
-        },
-        cors,
-        jwt::{self, Outcome, Signatures},
-        matching,
-        rbac::{self, Subject, Tally, Verdict},
-        route::{self, Found},
-    },
     upstream::{self, pool::Link},
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{grpc_web, head::RequestHead};
+use skysail_policy::{
+    config::{
+        HttpManager, RouteTable,
+        authorization::ExternalAuthorization,
+        http::{Does, Filter, Routes, metadata},
+        jwt::Jwt,
+        listener::Terminal,
+        policy::Policy,
+        route::Setting,
+    },
+    cors,
+    jwt::{self, Outcome, Signatures},
+    matching,
+    rbac::{self, Subject, Tally, Verdict},
+    route::{self, Found},
+};
 
 /// Most bytes of heads that are kept for a request. A request that needs more is ended by a change of its listener or routes.
 const MOST_KEPT: usize = 64 * 1024;

@@ -1,0 +1,371 @@
+//! Which endpoint a request goes to. Pure: what load endpoints have is asked of the caller, chance comes from outside.
+//!
+//! First a priority is chosen, by how healthy each is (`priorities`); within it the healthy endpoints or the degraded
+//! ones, or all of them if too few are left; then a locality, where they are weighed; then an endpoint. The state
+//! belongs to one worker and one cluster, and is made anew when the endpoints or their health have changed.
+//!
+//! Endpoints of equal weight are taken in turn or by the least busy of a few; those of unequal weight by earliest
+//! deadline (`schedule`), as in Envoy. Balancers that hash (`ring`, `maglev`) lead a key to the endpoint that Envoy
+//! leads it to.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+use crate::config::{
+    Cluster, Endpoint, Endpoints,
+    cluster::{Balancer, Hashed, Health, Table},
+};
+
+pub mod hash;
+pub mod key;
+pub mod latency;
+mod maglev;
+mod normal;
+pub mod priorities;
+mod ring;
+mod schedule;
+
+use normal::Normal;
+use priorities::{Census, Load};
+use schedule::Schedule;
+
+#[cfg(test)]
+mod tests;
+
+/// Where a worker stands with a cluster's endpoints.
+#[derive(Debug, Default)]
+pub struct PickState {
+    /// The endpoints this state is about. They are immutable, so the same `Arc` is the same set.
+    endpoints: Option<Arc<Endpoints>>,
+    /// Which of them were ejected then.
+    version: u32,
+    /// Those that get load, in the order in which percents are dealt out.
+    groups: Vec<Group>,
+    hashed: Option<Arc<Hashed>>,
+    /// Until then there are endpoints that start slowly.
+    warm: Option<Instant>,
+    /// The last choice was among endpoints whatever their health.
+    panicked: bool,
+}
+
+/// Endpoints of one priority that share a part of the load.
+#[derive(Debug)]
+struct Group {
+    priority: usize,
+    /// The last of the percents, from 1 to 100, that are its own.
+    upto: u64,
+    panic: bool,
+    /// Its sets by weight, where there are several.
+    turns: Schedule,
+    /// One for each locality where they are weighed, else one.
+    sets: Vec<Set>,
+}
+
+/// Endpoints that are picked from together.
+#[derive(Debug)]
+struct Set {
+    weight: f64,
+    /// Places in the priority.
+    members: Vec<u32>,
+    /// Next in turn.
+    position: usize,
+    /// Where weights differ; else empty.
+    schedule: Schedule,
+}
+
+/// What a request wants of the choice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Want<'a> {
+    /// Requests of the same hash go to the same endpoint, where the balancer hashes.
+    pub hash: Option<u64>,
+    /// Endpoints better not taken again: those tried before.
+    pub avoid: &'a [SocketAddr],
+    /// How often another is looked for before one of them is taken after all.
+    pub attempts: u32,
+}
+
+/// Picks an endpoint; `None` when there is none. `Balancer::OriginalDst` has none to pick from. `load` says, of an
+/// endpoint, what there should be little of: requests under way, or how long they will take.
+pub fn pick<'a>(
+    cluster: &Cluster,
+    endpoints: &'a Arc<Endpoints>,
+    state: &mut PickState,
+    load: impl Fn(&Endpoint) -> u64,
+    want: Want<'_>,
+    dice: &mut fastrand::Rng,
+) -> Option<&'a Arc<Endpoint>> {
+    state.follow(cluster, endpoints, dice);
+    let mut attempt = 0;
+    loop {
+        let picked = state.once(cluster, endpoints, &load, (want.hash, attempt), dice)?;
+        if attempt == want.attempts || !want.avoid.contains(&picked.address) {
+            return Some(picked);
+        }
+        attempt += 1;
+    }
+}
+
+impl PickState {
+    /// Whether the last choice was among endpoints whatever their health.
+    pub fn has_panicked(&self) -> bool {
+        self.panicked
+    }
+
+    /// Starts anew when the endpoints are others than last time, or their health.
+    fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
+        let version = cluster.outlier.as_ref().map_or(0, |outlier| outlier.state.version.load(Relaxed));
+        if self.version == version
+            && self.warm.is_none_or(|warm| Instant::now() < warm)
+            && self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints))
+        {
+            return;
+        }
+        (self.version, self.endpoints) = (version, Some(Arc::clone(endpoints)));
+        let census: Vec<_> = endpoints.priorities.iter().map(census).collect();
+        let loads =
+            priorities::loads(&census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize);
+        self.groups.clear();
+        let mut upto = 0;
+        // Healthy ones first, as the same percent always leads to the same.
+        let parts = |of: fn(&Load) -> usize, taken: Taken| {
+            loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
+        };
+        let all =
+            parts(|load| load.healthy, Taken::Healthy).chain(parts(|load| load.degraded, Taken::Degraded));
+        for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
+            upto += part as u64;
+            let taken = if panic { Taken::All } else { taken };
+            let sets = sets(cluster, endpoints, priority, taken, dice);
+            let turns = match &*sets {
+                [_] => Schedule::default(),
+                several => Schedule::new(several.iter().map(|set| set.weight), dice),
+            };
+            self.groups.push(Group { priority, upto, panic, turns, sets });
+        }
+        self.hashed = hashed(cluster, endpoints, version, &loads);
+        self.warm = warm(cluster, endpoints);
+    }
+
+    fn once<'a>(
+        &mut self,
+        cluster: &Cluster,
+        endpoints: &'a Endpoints,
+        load: &impl Fn(&Endpoint) -> u64,
+        (hash, attempt): (Option<u64>, u32),
+        dice: &mut fastrand::Rng,
+    ) -> Option<&'a Arc<Endpoint>> {
+        self.panicked = false;
+        let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| dice.u64(..))) } else { None };
+        let group = match &mut *self.groups {
+            [only] => only,
+            several => {
+                let percent = hash.unwrap_or_else(|| dice.u64(..)) % 100 + 1;
+                several.iter_mut().find(|group| percent <= group.upto)?
+            }
+        };
+        self.panicked = group.panic;
+        let list = endpoints.priorities.get(group.priority)?;
+        let index = match (&self.hashed, hash) {
+            (Some(hashed), Some(hash)) => match hashed.tables.get(group.priority)? {
+                Table::Ring(ring) => ring::find(ring, hash, attempt)?,
+                Table::Maglev(table) => maglev::find(table, hash, attempt)?,
+            },
+            _ => group.next(cluster, list, load, dice)?,
+        };
+        list.get(index as usize)
+    }
+}
+
+impl Group {
+    fn next(
+        &mut self,
+        cluster: &Cluster,
+        list: &[Arc<Endpoint>],
+        load: &impl Fn(&Endpoint) -> u64,
+        dice: &mut fastrand::Rng,
+    ) -> Option<u32> {
+        let sets = &mut self.sets;
+        let set = match &mut **sets {
+            [only] => only,
+            several => {
+                let next = self.turns.next(|index| several.get(index).map_or(1.0, |set| set.weight))?;
+                several.get_mut(next)?
+            }
+        };
+        let Set { members, position, schedule, .. } = set;
+        if let [only] = **members {
+            return (cluster.balancer != Balancer::OriginalDst).then_some(only);
+        }
+        let get = |place: usize| members.get(place).and_then(|index| list.get(*index as usize));
+        let weight = |place: usize| get(place).map_or(1.0, |one| weight(cluster, one));
+        let load = |place: usize| get(place).map_or(0, |one| load(one));
+        let place = match cluster.balancer {
+            Balancer::RoundRobin if schedule.is_empty() => {
+                *position = (*position + 1) % members.len().max(1);
+                *position
+            }
+            Balancer::RoundRobin => schedule.next(weight)?,
+            Balancer::LeastRequest { choices, .. } if schedule.is_empty() => {
+                // With many times as many as there are to choose from, hardly any is left out: more change nothing.
+                let choices = (choices.max(1) as usize).min(members.len() * 64);
+                let any = || dice.usize(..members.len());
+                std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
+            }
+            Balancer::LeastRequest { bias, .. } => {
+                schedule.next(|place| weight(place) / (load(place) as f64 + 1.0).powf(bias))?
+            }
+            Balancer::PeakEwma { .. } => {
+                let first = dice.usize(..members.len());
+                let other = (first + dice.usize(1..members.len())) % members.len();
+                [first, other].into_iter().min_by_key(|place| load(*place))?
+            }
+            Balancer::Random => dice.usize(..members.len().max(1)),
+            Balancer::RingHash { .. } | Balancer::Maglev(_) | Balancer::OriginalDst => return None,
+        };
+        members.get(place).copied()
+    }
+}
+
+/// Which endpoints of a priority are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Healthy,
+    Degraded,
+    All,
+}
+
+impl Taken {
+    fn takes(self, endpoint: &Endpoint) -> bool {
+        match self {
+            Self::Healthy => health(endpoint) == Health::Healthy,
+            Self::Degraded => health(endpoint) == Health::Degraded,
+            Self::All => true,
+        }
+    }
+}
+
+/// What an endpoint's health is, all taken together.
+fn health(endpoint: &Endpoint) -> Health {
+    match &endpoint.track {
+        Some(track) if track.is_ejected() && endpoint.health != Health::Draining => Health::Unhealthy,
+        _ => endpoint.health,
+    }
+}
+
+/// What an endpoint's weight is now.
+fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
+    let weight = f64::from(endpoint.weight);
+    match (&cluster.slow_start, &endpoint.track) {
+        (Some(slow_start), Some(track)) if health(endpoint) == Health::Healthy => {
+            weight * slow_start.factor(track.age(Instant::now()))
+        }
+        _ => weight,
+    }
+}
+
+/// Until when there are endpoints that start slowly.
+fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
+    let slow_start = cluster.slow_start.filter(|_| cluster.balancer.is_by_turns())?;
+    let now = Instant::now();
+    let left = endpoints.iter().filter_map(|one| slow_start.window.checked_sub(one.track.as_ref()?.age(now)));
+    left.max().filter(|left| !left.is_zero()).map(|left| now + left)
+}
+
+fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Census {
+    let mut census = Census::default();
+    for endpoint in endpoints {
+        census.all += 1;
+        match health(endpoint) {
+            Health::Healthy => census.healthy += 1,
+            Health::Degraded => census.degraded += 1,
+            Health::Unhealthy => {}
+            Health::Draining => continue,
+        }
+        census.counted += 1;
+    }
+    census
+}
+
+/// The endpoints of a priority that are used, by locality if those are weighed.
+fn sets(
+    cluster: &Cluster,
+    endpoints: &Endpoints,
+    priority: usize,
+    taken: Taken,
+    dice: &mut fastrand::Rng,
+) -> Vec<Set> {
+    let list = &*endpoints.priorities[priority];
+    let warm = warm(cluster, endpoints);
+    let set = |share: f64, locality: Option<u32>, dice: &mut fastrand::Rng| {
+        let here = |one: &Endpoint| locality.is_none_or(|locality| one.locality == locality);
+        let members: Vec<_> =
+            list.iter().zip(0_u32..).filter(|(one, _)| here(one) && taken.takes(one)).collect();
+        let equal = warm.is_none() && members.iter().is_sorted_by(|a, b| a.0.weight == b.0.weight);
+        let weights = members.iter().map(|(one, _)| weight(cluster, one));
+        let schedule = if equal { Schedule::default() } else { Schedule::new(weights, dice) };
+        // Each worker begins elsewhere, so that they do not all hit the same endpoint first.
+        let position = dice.usize(..members.len().max(1));
+        Set {
+            weight: share,
+            members: members.into_iter().map(|(_, index)| index).collect(),
+            position,
+            schedule,
+        }
+    };
+    if cluster.weigh_localities && taken != Taken::All {
+        let weighed: Vec<_> = endpoints
+            .localities
+            .iter()
+            .zip(0_u32..)
+            .filter(|(locality, _)| locality.weight > 0)
+            .filter_map(|(locality, index)| {
+                let here = census(list.iter().filter(|one| one.locality == index));
+                let used = if taken == Taken::Healthy { here.healthy } else { here.degraded };
+                // A locality keeps its share as long as those that are left can carry it.
+                let overprovisioning = f64::from(endpoints.overprovisioning) / 100.0;
+                let part = (overprovisioning * used as f64 / here.counted as f64).min(1.0);
+                (used > 0).then(|| (f64::from(locality.weight) * part, index))
+            })
+            .collect();
+        if !weighed.is_empty() {
+            return weighed.into_iter().map(|(weight, index)| set(weight, Some(index), dice)).collect();
+        }
+    }
+    vec![set(1.0, None, dice)]
+}
+
+/// The tables of a balancer that hashes: those that another worker has made, if they are of the same endpoints.
+fn hashed(
+    cluster: &Cluster,
+    endpoints: &Arc<Endpoints>,
+    version: u32,
+    loads: &[Load],
+) -> Option<Arc<Hashed>> {
+    if !cluster.balancer.hashes() {
+        return None;
+    }
+    if let Some(made) = &*cluster.hashed.load()
+        && made.version == version
+        && Arc::ptr_eq(&made.endpoints, endpoints)
+    {
+        return Some(Arc::clone(made));
+    }
+    let table = |(list, load): (&Vec<Arc<Endpoint>>, &Load)| {
+        let taken = if load.panic { Taken::All } else { Taken::Healthy };
+        let normal = Normal::new(endpoints, list, cluster.weigh_localities, |one| taken.takes(one));
+        match cluster.balancer {
+            Balancer::RingHash { minimum, maximum, function } => {
+                Table::Ring(ring::build(&normal, minimum, maximum, function))
+            }
+            Balancer::Maglev(size) => Table::Maglev(maglev::build(&normal, size)),
+            _ => Table::Maglev(Box::default()),
+        }
+    };
+    let tables = endpoints.priorities.iter().zip(loads).map(table).collect();
+    let made = Arc::new(Hashed { endpoints: Arc::clone(endpoints), version, tables });
+    cluster.hashed.store(Some(Arc::clone(&made)));
+    Some(made)
+}

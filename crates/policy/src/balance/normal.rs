@@ -1,0 +1,67 @@
+//! Weights of a priority's endpoints as parts of 1, for the balancers that hash.
+
+use std::net::SocketAddr;
+
+use crate::config::{Endpoint, Endpoints};
+
+/// Endpoints and their parts of the load.
+pub(super) struct Normal(pub(super) Vec<Weighed>);
+
+pub(super) struct Weighed {
+    pub(super) address: SocketAddr,
+    /// Its place in the priority.
+    pub(super) index: u32,
+    pub(super) weight: f64,
+}
+
+impl Normal {
+    /// The members of a priority that `take` takes. Where localities are `weighed`, each has its share, whatever number
+    /// of endpoints it has.
+    pub(super) fn new(
+        endpoints: &Endpoints,
+        priority: &[std::sync::Arc<Endpoint>],
+        weighed: bool,
+        take: impl Fn(&Endpoint) -> bool,
+    ) -> Self {
+        let members = || priority.iter().zip(0_u32..).filter(|(one, _)| take(one));
+        let sum = |of: &dyn Fn(&Endpoint) -> bool| -> f64 {
+            members().filter(|(one, _)| of(one)).map(|(one, _)| f64::from(one.weight)).sum()
+        };
+        let mut shares: Vec<(u32, f64, f64)> = Vec::new();
+        if weighed {
+            let share =
+                |locality: u32| endpoints.localities.get(locality as usize).map_or(0, |known| known.weight);
+            for one in priority {
+                if shares.iter().all(|known| known.0 != one.locality) {
+                    let own = sum(&|other| other.locality == one.locality);
+                    shares.push((one.locality, share(one.locality).into(), own));
+                }
+            }
+        }
+        let total: f64 = shares.iter().map(|(_, share, _)| share).sum();
+        let all = if total > 0.0 { 0.0 } else { sum(&|_| true) };
+        let weight = |one: &Endpoint| {
+            let own = f64::from(one.weight);
+            if total > 0.0 {
+                let share = shares.iter().find(|known| known.0 == one.locality);
+                share.map_or(0.0, |(_, share, sum)| own * (share / total) / sum)
+            } else {
+                own / all
+            }
+        };
+        let one = |(one, index): (&std::sync::Arc<Endpoint>, u32)| Weighed {
+            address: one.address,
+            index,
+            weight: weight(one),
+        };
+        Self(members().map(one).filter(|one| one.weight > 0.0).collect())
+    }
+
+    pub(super) fn least(&self) -> f64 {
+        self.0.iter().map(|one| one.weight).fold(1.0, f64::min)
+    }
+
+    pub(super) fn most(&self) -> f64 {
+        self.0.iter().map(|one| one.weight).fold(0.0, f64::max)
+    }
+}

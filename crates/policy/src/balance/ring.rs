@@ -1,0 +1,49 @@
+//! The ring of hashes: each endpoint stands on it many times, and a key leads to the next entry after its own hash.
+
+use std::io::Write as _;
+
+use super::{hash, normal::Normal};
+use crate::config::cluster::HashFunction;
+
+/// Places endpoints of these addresses and weights. The least weighty gets its part of the `minimum` of entries, rounded
+/// up, and the others as many more as their weights say, as far as `maximum` allows.
+pub(super) fn build(
+    endpoints: &Normal,
+    minimum: u64,
+    maximum: u64,
+    function: HashFunction,
+) -> Box<[(u64, u32)]> {
+    let least = endpoints.least();
+    let scale = ((least * minimum as f64).ceil() / least).min(maximum as f64);
+    let mut ring = Vec::new();
+    let (mut placed, mut target) = (0.0, 0.0);
+    let mut key = Vec::new();
+    for one in &endpoints.0 {
+        target += scale * one.weight;
+        let mut number = 0_u64;
+        while placed < target {
+            key.clear();
+            // Writing into memory cannot fail.
+            let _ = write!(key, "{}_{number}", one.address);
+            let hash = match function {
+                HashFunction::Xx => hash::of(&key),
+                HashFunction::Murmur2 => hash::murmur2(&key),
+            };
+            ring.push((hash, one.index));
+            number += 1;
+            placed += 1.0;
+        }
+    }
+    ring.sort_unstable();
+    ring.into()
+}
+
+/// Where a key leads to, and another place for each attempt after the first.
+pub(super) fn find(ring: &[(u64, u32)], hash: u64, attempt: u32) -> Option<u32> {
+    if ring.is_empty() {
+        return None;
+    }
+    // Beyond the last entry the ring begins again.
+    let at = ring.partition_point(|entry| entry.0 < hash) % ring.len() + attempt as usize;
+    Some(ring[at % ring.len()].1)
+}

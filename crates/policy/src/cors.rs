@@ -1,0 +1,127 @@
+//! Cross-origin resource sharing: Envoy's CORS filter, decided.
+
+use crate::{config::route::Cors, matching};
+use skysail_http::head::{RequestHead, ResponseHead};
+
+/// Fields of an answer, instead of others of their names.
+pub type Marks = Vec<(Box<str>, Box<[u8]>)>;
+
+/// What becomes of a request under a CORS policy.
+#[derive(Debug)]
+pub enum Decision {
+    /// It has nothing to do with CORS, or its origin is not allowed: it goes on as it is.
+    Pass,
+    /// It goes on, and its answer gets these.
+    Mark(Marks),
+    /// It is a preflight, answered here.
+    Answer(ResponseHead),
+}
+
+/// Whether a request asks what another would be allowed.
+pub fn is_preflight(head: &RequestHead) -> bool {
+    head.method() == "OPTIONS"
+        && head.header("origin").is_some_and(|origin| !origin.is_empty())
+        && head.has("access-control-request-method")
+}
+
+/// Looks at a request.
+pub fn decide(cors: &Cors, head: &RequestHead) -> Decision {
+    let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
+        return Decision::Pass;
+    };
+    let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
+    match (is_preflight(head), allowed) {
+        (true, true) => Decision::Answer(preflight_answer(cors, origin)),
+        (true, false) if !cors.forward_unmatched => Decision::Answer(ResponseHead::build(200, &[])),
+        (false, true) => Decision::Mark(marks(cors, origin)),
+        _ => Decision::Pass,
+    }
+}
+
+fn marks(cors: &Cors, origin: &[u8]) -> Marks {
+    let mut marks = vec![("access-control-allow-origin".into(), origin.into())];
+    if cors.credentials {
+        marks.push(("access-control-allow-credentials".into(), b"true".as_slice().into()));
+    }
+    if let Some(expose) = &cors.expose {
+        marks.push(("access-control-expose-headers".into(), expose.as_bytes().into()));
+    }
+    marks
+}
+
+fn preflight_answer(cors: &Cors, origin: &[u8]) -> ResponseHead {
+    let mut head = ResponseHead::build(200, &[]);
+    head.append("access-control-allow-origin", origin);
+    if cors.credentials {
+        head.append("access-control-allow-credentials", b"true");
+    }
+    let given = [
+        ("access-control-allow-methods", &cors.methods),
+        ("access-control-allow-headers", &cors.headers),
+        ("access-control-max-age", &cors.max_age),
+    ];
+    for (name, value) in given {
+        if let Some(value) = value {
+            head.append(name, value.as_bytes());
+        }
+    }
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::text::TextMatch;
+
+    fn cors(forward_unmatched: bool) -> Cors {
+        Cors {
+            origins: vec![TextMatch::Exact(b"https://a.example".as_slice().into())],
+            methods: Some("GET,POST".into()),
+            headers: Some("x-foo".into()),
+            expose: Some("x-bar".into()),
+            max_age: Some("86400".into()),
+            credentials: true,
+            forward_unmatched,
+        }
+    }
+
+    #[test]
+    fn preflights_are_answered() {
+        let ask = [("origin", "https://a.example"), ("access-control-request-method", "POST")];
+        let head = RequestHead::build("OPTIONS", "/", "h", &ask);
+        let Decision::Answer(answer) = decide(&cors(true), &head) else { panic!("not answered") };
+        let fields: Vec<_> = answer
+            .iter()
+            .map(|(name, value)| {
+                format!("{}: {}", String::from_utf8_lossy(name), String::from_utf8_lossy(value))
+            })
+            .collect();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(
+            fields,
+            [
+                "access-control-allow-origin: https://a.example",
+                "access-control-allow-credentials: true",
+                "access-control-allow-methods: GET,POST",
+                "access-control-allow-headers: x-foo",
+                "access-control-max-age: 86400",
+            ]
+        );
+    }
+
+    #[test]
+    fn others_pass_or_are_marked() {
+        let head = |method, fields: &[(&str, &str)]| RequestHead::build(method, "/", "h", fields);
+        let stranger = [("origin", "https://b.example"), ("access-control-request-method", "POST")];
+        assert!(matches!(decide(&cors(true), &head("GET", &[])), Decision::Pass));
+        assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), Decision::Pass));
+        assert!(matches!(
+            decide(&cors(false), &head("OPTIONS", &stranger)),
+            Decision::Answer(answer) if answer.is_empty()
+        ));
+        assert!(matches!(decide(&cors(true), &head("GET", &stranger)), Decision::Pass));
+        let friend = head("GET", &[("origin", "https://a.example")]);
+        let Decision::Mark(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
+        assert!(marks.contains(&("access-control-expose-headers".into(), b"x-bar".as_slice().into())));
+    }
+}

@@ -1,0 +1,462 @@
+//! Why a request or connection ends otherwise than its upstream wished, and what follows from that.
+//!
+//! A failure has a kind, a side and a cause. One table ([`Error::answer`]) turns it into status, gRPC status,
+//! response flag, details and body, all in Envoy's words, because alerts and people search logs for them.
+//! [`crate::retry`] says whether a try that ended so is worth another. A direct response or a redirect is no error.
+
+use std::{borrow::Cow, fmt};
+
+use skysail_http::{
+    grpc_status,
+    http2::{Gone, Lost, Reason, Unsent},
+};
+
+/// Which end caused a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The client.
+    Downstream,
+    /// The server, or the way there.
+    Upstream,
+    /// This proxy, or its configuration.
+    Internal,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No virtual host or route matches.
+    RouteNotFound,
+    /// The route names a cluster that is not there; answered with this status.
+    ClusterNotFound(u16),
+    /// The control plane has not answered whether the mesh has the request's host.
+    HostUnanswered,
+    /// The cluster has no endpoint to send to.
+    NoHealthyUpstream,
+    /// The connection did not come about (refused, unreachable, TLS failed).
+    ConnectFailed,
+    /// The connection did not come about in time.
+    ConnectTimeout,
+    /// The upstream closed the connection.
+    UpstreamClosed,
+    /// The upstream reset the stream.
+    UpstreamReset,
+    /// The upstream (HTTP/2) refused the stream: it did nothing with it.
+    UpstreamRefused,
+    /// The upstream does not speak HTTP.
+    UpstreamProtocol,
+    /// The head of the upstream's answer is larger than allowed.
+    AnswerTooLarge,
+    /// The route's time is over.
+    ResponseTimeout,
+    /// The time of one try is over.
+    TryTimeout,
+    /// A limit of the cluster is reached.
+    Overflow,
+    /// Nothing moved on the stream for too long; `true` once the request was complete.
+    StreamIdle(bool),
+    /// The whole exchange took too long; `true` once the request was complete.
+    StreamDuration(bool),
+    /// The request did not come in whole within its time.
+    RequestTimeout,
+    /// The worker has more to do than it can.
+    Overloaded,
+    /// A policy refuses it; the details name the rule.
+    Denied(Box<str>),
+    /// It was admitted, and would not be by the configuration of now; the cause says why.
+    Revoked,
+    /// The fault filter answers with this HTTP status.
+    FaultAbort(u16),
+    /// The fault filter answers with this gRPC status.
+    FaultAbortGrpc(u32),
+    /// The client closed the connection or reset the stream.
+    DownstreamClosed,
+    /// The client does not speak HTTP as it must.
+    DownstreamProtocol,
+    /// The request's body is larger than can be kept.
+    BodyTooLarge,
+    /// No `Host`.
+    MissingHost,
+    /// The path cannot be brought to normal form.
+    BadPath,
+    /// An upgrade that is not allowed.
+    UpgradeRefused,
+    /// No filter chain takes the connection.
+    NoFilterChain,
+}
+
+/// A failure.
+#[derive(Debug)]
+pub struct Error {
+    /// What went wrong.
+    pub kind: Kind,
+    /// More about it, from the system or the peer: `Connection refused`.
+    pub cause: Option<Box<str>>,
+    /// Whether the client has already got the beginning of an answer.
+    pub response_started: bool,
+}
+
+/// Flags of the access log and metrics, `%RESPONSE_FLAGS%`. A set; the text lists them in Envoy's order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(u32);
+
+/// The flags by bit. Envoy lists them in the order in which they come up: that there is no further try before what went
+/// wrong with the last.
+const FLAG_NAMES: [&str; 24] = [
+    "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV",
+];
+
+#[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
+impl Flags {
+    pub const NONE: Self = Self(0);
+    pub const URX: Self = Self(1);
+    pub const UO: Self = Self(1 << 1);
+    pub const UH: Self = Self(1 << 2);
+    pub const UT: Self = Self(1 << 3);
+    pub const LR: Self = Self(1 << 4);
+    pub const UR: Self = Self(1 << 5);
+    pub const UF: Self = Self(1 << 6);
+    pub const UC: Self = Self(1 << 7);
+    pub const NR: Self = Self(1 << 8);
+    pub const DI: Self = Self(1 << 9);
+    pub const FI: Self = Self(1 << 10);
+    pub const RL: Self = Self(1 << 11);
+    pub const UAEX: Self = Self(1 << 12);
+    pub const DC: Self = Self(1 << 13);
+    pub const SI: Self = Self(1 << 14);
+    pub const DPE: Self = Self(1 << 15);
+    pub const UMSDR: Self = Self(1 << 16);
+    pub const NFCF: Self = Self(1 << 17);
+    pub const UPE: Self = Self(1 << 18);
+    pub const NC: Self = Self(1 << 19);
+    pub const OM: Self = Self(1 << 20);
+    pub const DT: Self = Self(1 << 21);
+    /// Not Envoy's: the control plane has not answered whether the mesh has the host ("discovery unavailable").
+    pub const DU: Self = Self(1 << 22);
+    /// Not Envoy's: it was admitted, and would not be by the configuration of now ("revoked").
+    pub const RV: Self = Self(1 << 23);
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let bit = FLAG_NAMES.iter().position(|known| *known == name)?;
+        Some(Self(1 << bit))
+    }
+
+    /// Adds those of another set.
+    pub fn insert(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    /// Whether all of another set are here.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// As a number, for hashing.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("-");
+        }
+        let set = FLAG_NAMES.iter().enumerate().filter(|(bit, _)| self.0 & (1 << bit) != 0);
+        for (position, (_, name)) in set.enumerate() {
+            f.write_str(if position == 0 { "" } else { "," })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a client is told, and what is written down, about a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status; 0 where no answer can be given (the client is gone).
+    pub status: u16,
+    /// gRPC status for gRPC requests, which get HTTP 200.
+    pub grpc: u32,
+    /// Response flag.
+    pub flags: Flags,
+    /// Response code details.
+    pub details: Cow<'static, str>,
+    /// Body, `text/plain`; empty for none. It is `grpc-message` for gRPC requests.
+    pub body: Cow<'static, str>,
+}
+
+impl Error {
+    /// A failure before anything was answered.
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, cause: None, response_started: false }
+    }
+
+    /// The same with what the system or the peer said.
+    pub fn caused(kind: Kind, cause: impl fmt::Display) -> Self {
+        Self { cause: Some(cause.to_string().into()), ..Self::new(kind) }
+    }
+
+    /// Marks that the client has the beginning of an answer.
+    #[must_use]
+    pub fn after_response_started(mut self) -> Self {
+        self.response_started = true;
+        self
+    }
+
+    /// Which end caused it.
+    pub fn side(&self) -> Side {
+        match self.kind {
+            Kind::ConnectFailed
+            | Kind::ConnectTimeout
+            | Kind::UpstreamClosed
+            | Kind::UpstreamReset
+            | Kind::UpstreamRefused
+            | Kind::UpstreamProtocol
+            | Kind::AnswerTooLarge
+            | Kind::ResponseTimeout
+            | Kind::TryTimeout => Side::Upstream,
+            Kind::DownstreamClosed
+            | Kind::DownstreamProtocol
+            | Kind::BodyTooLarge
+            | Kind::MissingHost
+            | Kind::BadPath
+            | Kind::UpgradeRefused
+            | Kind::StreamIdle(_)
+            | Kind::StreamDuration(_)
+            | Kind::RequestTimeout
+            | Kind::Denied(_)
+            | Kind::Revoked => Side::Downstream,
+            Kind::RouteNotFound
+            | Kind::ClusterNotFound(_)
+            | Kind::HostUnanswered
+            | Kind::NoHealthyUpstream
+            | Kind::Overflow
+            | Kind::Overloaded
+            | Kind::FaultAbort(_)
+            | Kind::FaultAbortGrpc(_)
+            | Kind::NoFilterChain => Side::Internal,
+        }
+    }
+
+    /// Whether another try could end otherwise, whatever the policy says. Where the policy must agree: [`crate::retry::wanted`].
+    pub fn may_retry(&self) -> bool {
+        self.side() == Side::Upstream && !self.response_started && self.kind != Kind::ResponseTimeout
+    }
+
+    /// Whether the request surely did nothing at the upstream.
+    pub fn never_sent(&self) -> bool {
+        matches!(self.kind, Kind::ConnectFailed | Kind::ConnectTimeout | Kind::UpstreamRefused)
+    }
+
+    /// The table: what each failure looks like from outside.
+    pub fn answer(&self) -> Answer {
+        let plain = |status, flags, details: &'static str, body: &'static str| Answer {
+            status,
+            grpc: grpc_status::from_http(status),
+            flags,
+            details: Cow::Borrowed(details),
+            body: Cow::Borrowed(body),
+        };
+        match &self.kind {
+            Kind::RouteNotFound => plain(404, Flags::NR, "route_not_found", ""),
+            Kind::ClusterNotFound(status) => plain(*status, Flags::NC, "cluster_not_found", ""),
+            Kind::HostUnanswered => plain(
+                503,
+                Flags::DU,
+                "host_discovery_unanswered",
+                "no answer from the control plane about this host",
+            ),
+            Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
+            Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
+            Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
+            Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),
+            Kind::UpstreamReset => self.reset(503, Flags::UR, "remote reset"),
+            Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
+            Kind::UpstreamProtocol | Kind::AnswerTooLarge => self.reset(502, Flags::UPE, "protocol error"),
+            Kind::Overflow => self.reset(503, Flags::UO, "overflow"),
+            Kind::Overloaded => plain(503, Flags::OM, "overload", "envoy overloaded"),
+            Kind::ResponseTimeout => plain(504, Flags::UT, "response_timeout", "upstream request timeout"),
+            Kind::TryTimeout => plain(504, Flags::UT, "upstream_per_try_timeout", "upstream request timeout"),
+            Kind::StreamIdle(request_complete) => plain(
+                if *request_complete { 504 } else { 408 },
+                Flags::SI,
+                "stream_idle_timeout",
+                "stream timeout",
+            ),
+            Kind::StreamDuration(request_complete) => Answer {
+                grpc: 4,
+                ..plain(
+                    if *request_complete { 504 } else { 408 },
+                    Flags::NONE,
+                    "max_duration_timeout",
+                    "downstream duration timeout",
+                )
+            },
+            Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
+            Kind::Denied(details) => Answer {
+                details: Cow::Owned(details.to_string()),
+                ..plain(403, Flags::NONE, "", "RBAC: access denied")
+            },
+            Kind::Revoked => Answer {
+                details: Cow::Owned(revoked(self.cause.as_deref().unwrap_or_default())),
+                ..plain(403, Flags::RV, "", "no longer admitted")
+            },
+            Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
+            Kind::FaultAbortGrpc(grpc) => {
+                let status = grpc_status::to_http(*grpc);
+                Answer { grpc: *grpc, ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort") }
+            }
+            Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
+            Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
+            Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),
+            Kind::MissingHost => plain(400, Flags::NONE, "missing_host_header", ""),
+            Kind::BadPath => plain(400, Flags::NONE, "path_normalization_failed", ""),
+            Kind::UpgradeRefused => plain(403, Flags::NONE, "upgrade_failed", ""),
+            Kind::NoFilterChain => plain(0, Flags::NR, "filter_chain_not_found", ""),
+        }
+    }
+
+    /// An upstream that went away, in Envoy's words. Logs alone tell the cause.
+    fn reset(&self, status: u16, flags: Flags, reason: &str) -> Answer {
+        let started = if self.response_started { "after" } else { "before" };
+        let cause = self.cause.as_deref().unwrap_or_default();
+        let bar = if cause.is_empty() { "" } else { "|" };
+        let details = format!("upstream_reset_{started}_response_started{{{reason}{bar}{cause}}}");
+        Answer {
+            status,
+            grpc: grpc_status::from_http(status),
+            flags,
+            details: Cow::Owned(one_word(&details)),
+            body: Cow::Owned(format!(
+                "upstream connect error or disconnect/reset before headers. reset reason: {reason}"
+            )),
+        }
+    }
+}
+
+/// The details of what ends because it would not be admitted any more.
+pub fn revoked(reason: impl fmt::Display) -> String {
+    one_word(&format!("admission_revoked{{{reason}}}"))
+}
+
+/// In a log line it is one word: Envoy replaces white space too.
+pub fn one_word(text: &str) -> String {
+    text.replace(|c: char| c.is_ascii_whitespace(), "_")
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answer = self.answer();
+        write!(f, "{} ({})", answer.details, answer.flags)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A stream to a server that has ended early.
+impl From<Lost> for Error {
+    fn from(lost: Lost) -> Self {
+        let kind = match lost {
+            Lost::Reset(Reason::PROTOCOL) => return Self::new(Kind::UpstreamProtocol),
+            Lost::Reset(_) | Lost::Dropped => return Self::new(Kind::UpstreamReset),
+            Lost::Unprocessed => return Self::new(Kind::UpstreamRefused),
+            Lost::Oversized => return Self::new(Kind::AnswerTooLarge),
+            Lost::Broken(_) => Kind::UpstreamProtocol,
+            Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
+        };
+        Self::caused(kind, lost)
+    }
+}
+
+/// A request that a connection to a server did not take.
+impl From<Unsent> for Error {
+    fn from(unsent: Unsent) -> Self {
+        match unsent {
+            Unsent::Used => Self::new(Kind::UpstreamReset),
+            Unsent::Unrepresentable => Self::new(Kind::BadPath),
+            Unsent::Lost(lost) => Self::caused(Kind::UpstreamRefused, lost),
+        }
+    }
+}
+
+/// A response that a client did not take.
+impl From<Gone> for Error {
+    fn from(Gone: Gone) -> Self {
+        Self::new(Kind::DownstreamClosed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_in_envoys_words() {
+        let table = [
+            (Error::new(Kind::RouteNotFound), 404, "NR", "route_not_found", ""),
+            (Error::new(Kind::ClusterNotFound(503)), 503, "NC", "cluster_not_found", ""),
+            (Error::new(Kind::NoHealthyUpstream), 503, "UH", "no_healthy_upstream", "no healthy upstream"),
+            (
+                Error::caused(Kind::ConnectFailed, "delayed connect error: Connection refused"),
+                503,
+                "UF",
+                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+                "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure",
+            ),
+            (
+                Error::new(Kind::UpstreamClosed),
+                503,
+                "UC",
+                "upstream_reset_before_response_started{connection_termination}",
+                "upstream connect error or disconnect/reset before headers. reset reason: connection termination",
+            ),
+            (
+                Error::new(Kind::HostUnanswered),
+                503,
+                "DU",
+                "host_discovery_unanswered",
+                "no answer from the control plane about this host",
+            ),
+            (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
+            (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),
+            (
+                Error::new(Kind::Denied("rbac_access_denied_matched_policy[none]".into())),
+                403,
+                "-",
+                "rbac_access_denied_matched_policy[none]",
+                "RBAC: access denied",
+            ),
+            (
+                Error::caused(Kind::Revoked, "filter_chain_removed"),
+                403,
+                "RV",
+                "admission_revoked{filter_chain_removed}",
+                "no longer admitted",
+            ),
+            (Error::new(Kind::FaultAbort(555)), 555, "FI", "fault_filter_abort", "fault filter abort"),
+            (Error::new(Kind::DownstreamClosed), 0, "DC", "downstream_remote_disconnect", ""),
+        ];
+        for (error, status, flags, details, body) in table {
+            let answer = error.answer();
+            assert_eq!(
+                (answer.status, answer.flags.to_string().as_str(), &*answer.details, &*answer.body),
+                (status, flags, details, body)
+            );
+        }
+        let late = Error::new(Kind::UpstreamClosed).after_response_started();
+        assert_eq!(late.answer().details, "upstream_reset_after_response_started{connection_termination}");
+        assert!(!late.may_retry());
+    }
+
+    #[test]
+    fn flags_are_listed_in_order() {
+        let mut flags = Flags::URX;
+        flags.insert(Flags::UF);
+        assert_eq!(flags.to_string(), "URX,UF");
+        assert!(flags.contains(Flags::UF) && !flags.contains(Flags::DC));
+        assert_eq!(Flags::OM.to_string(), "OM");
+    }
+}

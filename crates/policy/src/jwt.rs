@@ -1,0 +1,553 @@
+//! Tokens: where requests carry them, whether they are good, and what follows. Pure: keys and the time are given.
+//!
+//! Statuses have the words of Envoy's `jwt_authn` filter, which clients see.
+
+use std::{
+    cell::RefCell,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, LazyLock},
+};
+
+use base64::{
+    Engine as _,
+    prelude::{BASE64_URL_SAFE, BASE64_URL_SAFE_NO_PAD},
+};
+use jsonwebtoken::Algorithm;
+use serde_json::{Map, Value};
+use skysail_identity::jwks::Mismatch;
+
+use crate::{
+    config::{
+        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        route::Setting,
+    },
+    route,
+};
+use skysail_http::head::RequestHead;
+
+mod json;
+#[cfg(test)]
+mod tests;
+
+/// Most of a path that a realm names.
+const REALM: usize = 256;
+
+/// Why a token is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is what its words say")]
+pub enum Status {
+    Missing,
+    BadFormat,
+    BadHeader,
+    HeaderNotJson,
+    NoAlgorithm,
+    UnknownAlgorithm,
+    BadPayload,
+    PayloadNotJson,
+    BadSignature,
+    BadIssuer,
+    BadSubject,
+    BadAudience,
+    BadStart,
+    BadEnd,
+    UnknownIssuer,
+    NotYetValid,
+    Expired,
+    AudienceNotAllowed,
+    NoSuchKey,
+    Forged,
+    NoKeys,
+}
+
+impl Status {
+    /// What the client is told.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Missing => "Jwt is missing",
+            Self::BadFormat => {
+                "Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections"
+            }
+            Self::BadHeader => "Jwt header is an invalid Base64url encoded",
+            Self::HeaderNotJson => "Jwt header is an invalid JSON",
+            Self::NoAlgorithm => "Jwt header [alg] field is required and must be a string",
+            Self::UnknownAlgorithm => "Jwt header [alg] is not supported",
+            Self::BadPayload => "Jwt payload is an invalid Base64url encoded",
+            Self::PayloadNotJson => "Jwt payload is an invalid JSON",
+            Self::BadSignature => "Jwt signature is an invalid Base64url encoded",
+            Self::BadIssuer => "Jwt payload [iss] field is not a string",
+            Self::BadSubject => "Jwt payload [sub] field is not a string",
+            Self::BadAudience => "Jwt payload [aud] field is not a string or string list",
+            Self::BadStart => "Jwt payload [nbf] field is not a positive 64 bit integer",
+            Self::BadEnd => "Jwt payload [exp] field is not a positive 64 bit integer",
+            Self::UnknownIssuer => "Jwt issuer is not configured",
+            Self::NotYetValid => "Jwt not yet valid",
+            Self::Expired => "Jwt is expired",
+            Self::AudienceNotAllowed => "Audiences in Jwt are not allowed",
+            Self::NoSuchKey => "Jwks doesn't have key to match kid or alg from Jwt",
+            Self::Forged => "Jwt verification fails",
+            Self::NoKeys => "Jwks remote fetch is failed",
+        }
+    }
+
+    /// Of two, the one that says more: a token that is there but bad, then one of somebody else's, then none.
+    fn or(self, other: Self) -> Self {
+        let weight = |status| match status {
+            Self::Missing => 0,
+            Self::UnknownIssuer => 1,
+            _ => 2,
+        };
+        if weight(other) >= weight(self) { other } else { self }
+    }
+
+    /// Its status in HTTP.
+    pub fn http(self) -> u16 {
+        if self == Self::AudienceNotAllowed { 403 } else { 401 }
+    }
+}
+
+/// A good token.
+#[derive(Debug)]
+pub struct Good<'a> {
+    provider: &'a Provider,
+    source: &'a Source,
+    header: Value,
+    claims: Value,
+    payload: String,
+}
+
+/// What a check came to.
+#[derive(Debug)]
+pub enum Outcome<'a> {
+    /// The request may go on; these are its tokens.
+    Pass(Vec<Good<'a>>),
+    /// It may not.
+    Refused(Status),
+    /// The keys of this provider are needed first.
+    NeedsKeys(usize),
+}
+
+/// What stops an evaluation.
+enum Stop {
+    Status(Status),
+    NeedsKeys(usize),
+}
+
+/// What a check is done with.
+struct Check<'a, 'h> {
+    jwt: &'a Jwt,
+    head: &'h RequestHead,
+    /// Seconds since 1970.
+    now: u64,
+    /// Providers whose keys cannot be had.
+    failed: &'h [usize],
+    signatures: Option<&'h Signatures>,
+}
+
+/// Returns the requirement for a request, or `None` if there is none. A route may name a requirement (`setting`).
+///
+/// # Errors
+/// The route names a requirement that the filter does not have; the text is Envoy's. Routes and listeners are updated separately.
+pub fn requirement<'a>(
+    jwt: &'a Jwt,
+    setting: Option<&Setting>,
+    head: &RequestHead,
+    dice: &mut fastrand::Rng,
+) -> Result<Option<&'a Requirement>, String> {
+    let Some(Setting::Jwt(name)) = setting else {
+        let mut rules = jwt.rules.iter();
+        let rule = rules.find(|(matches, _)| route::matches(matches, head, dice));
+        return Ok(rule.map(|(_, requirement)| requirement));
+    };
+    if let Some((_, requirement)) = jwt.named.iter().find(|(other, _)| other == name) {
+        return Ok(Some(requirement));
+    }
+    let mut names: Vec<&str> = jwt.named.iter().map(|(name, _)| &**name).collect();
+    names.sort_unstable();
+    Err(format!("Wrong requirement_name: {name}. It should be one of [{}]", names.join(",")))
+}
+
+/// The verified signatures of one request's tokens. Each is verified once for each configuration.
+#[derive(Debug, Default)]
+pub struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
+
+impl Signatures {
+    /// Most entries. A request seldom has more than one token.
+    const MOST: usize = 8;
+
+    /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
+    fn check(
+        &self,
+        of: (u64, usize, &str),
+        verify: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let of = KEYS.hash_one(of);
+        if let Some((_, known)) = self.0.borrow().iter().find(|(other, _)| *other == of) {
+            return *known;
+        }
+        let found = verify();
+        let mut known = self.0.borrow_mut();
+        if known.len() == Self::MOST {
+            known.clear();
+        }
+        known.push((of, found));
+        found
+    }
+}
+
+/// Whether a request has what is required. `now` in seconds since 1970; `failed` are the providers whose keys could not
+/// be had.
+pub fn check<'a>(
+    jwt: &'a Jwt,
+    requirement: &'a Requirement,
+    head: &RequestHead,
+    now: u64,
+    failed: &[usize],
+) -> Outcome<'a> {
+    Check { jwt, head, now, failed, signatures: None }.outcome(requirement)
+}
+
+/// The same for a request that was admitted before, of whose tokens something is known.
+pub fn check_again<'a>(
+    jwt: &'a Jwt,
+    requirement: &'a Requirement,
+    head: &RequestHead,
+    now: u64,
+    signatures: &Signatures,
+) -> Outcome<'a> {
+    Check { jwt, head, now, failed: &[], signatures: Some(signatures) }.outcome(requirement)
+}
+
+impl<'a> Check<'a, '_> {
+    fn outcome(&self, requirement: &'a Requirement) -> Outcome<'a> {
+        let mut good = Vec::new();
+        match self.meets(requirement, &mut good) {
+            Ok(()) => Outcome::Pass(good),
+            Err(Stop::Status(status)) => Outcome::Refused(status),
+            Err(Stop::NeedsKeys(provider)) => Outcome::NeedsKeys(provider),
+        }
+    }
+
+    fn meets(&self, requirement: &'a Requirement, good: &mut Vec<Good<'a>>) -> Result<(), Stop> {
+        match requirement {
+            Requirement::Nothing => Ok(()),
+            Requirement::Provider(index, audiences) => {
+                let Some(provider) = self.jwt.providers.get(*index) else { return Ok(()) };
+                let tokens = tokens(provider, self.head);
+                if tokens.is_empty() {
+                    return Err(Stop::Status(Status::Missing));
+                }
+                // All must be good: the upstream may look at any of them.
+                for (source, token) in tokens {
+                    good.push(self.token(*index, source, &token, audiences.as_deref())?);
+                }
+                Ok(())
+            }
+            Requirement::Any(some) => {
+                let mut worst = Status::Missing;
+                for one in some {
+                    let before = good.len();
+                    match self.meets(one, good) {
+                        Err(Stop::Status(status)) => worst = worst.or(status),
+                        settled => return settled,
+                    }
+                    good.truncate(before);
+                }
+                Err(Stop::Status(worst))
+            }
+            Requirement::All(all) => all.iter().try_for_each(|one| self.meets(one, good)),
+            Requirement::AllowMissing(providers) => {
+                let mut providers = providers.iter().filter_map(|index| self.jwt.providers.get(*index));
+                if providers.all(|provider| tokens(provider, self.head).is_empty()) {
+                    return Ok(());
+                }
+                Err(Stop::Status(Status::Missing))
+            }
+            Requirement::AllowMissingOrFailed => Ok(()),
+        }
+    }
+
+    fn token(
+        &self,
+        index: usize,
+        source: &'a Source,
+        text: &str,
+        audiences: Option<&[Box<str>]>,
+    ) -> Result<Good<'a>, Stop> {
+        let stop = |status| Err(Stop::Status(status));
+        let Some(provider) = self.jwt.providers.get(index) else { return stop(Status::UnknownIssuer) };
+        let token = Token::parse(text).map_err(Stop::Status)?;
+        if provider.issuer.as_deref().is_some_and(|issuer| issuer != token.issuer()) {
+            return stop(Status::UnknownIssuer);
+        }
+        let skew = provider.clock_skew.as_secs();
+        if token.from.is_some_and(|from| self.now.saturating_add(skew) < from) {
+            return stop(Status::NotYetValid);
+        }
+        if token.until.is_some_and(|until| self.now > until.saturating_add(skew)) {
+            return stop(Status::Expired);
+        }
+        let wanted = audiences.unwrap_or(&provider.audiences);
+        if !wanted.is_empty() && !wanted.iter().any(|wanted| token.is_for(wanted)) {
+            return stop(Status::AudienceNotAllowed);
+        }
+        let keys = match &provider.keys {
+            Keys::Here(keys) => Arc::clone(keys),
+            Keys::Remote(_) if self.failed.contains(&index) => return stop(Status::NoKeys),
+            Keys::Remote(remote) => match remote.known.load().as_deref() {
+                Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
+                _ => return Err(Stop::NeedsKeys(index)),
+            },
+        };
+        let verified = match self.signatures {
+            Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
+            None => token.verify(&keys),
+        };
+        verified.map_err(Stop::Status)?;
+        Ok(Good {
+            provider,
+            source,
+            header: token.header,
+            claims: token.claims,
+            payload: token.payload.to_owned(),
+        })
+    }
+}
+
+/// A token taken apart.
+struct Token<'t> {
+    header: Value,
+    algorithm: Algorithm,
+    claims: Value,
+    /// When it begins and ends to be good, in seconds since 1970.
+    from: Option<u64>,
+    until: Option<u64>,
+    /// What is signed.
+    signed: &'t str,
+    payload: &'t str,
+    signature: &'t str,
+}
+
+impl<'t> Token<'t> {
+    fn parse(text: &'t str) -> Result<Self, Status> {
+        let (signed, signature) = text.rsplit_once('.').ok_or(Status::BadFormat)?;
+        let (header, payload) = signed.split_once('.').ok_or(Status::BadFormat)?;
+        if payload.contains('.') || header.is_empty() || payload.is_empty() || signature.is_empty() {
+            return Err(Status::BadFormat);
+        }
+        let bytes = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text);
+        let header = bytes(header).map_err(|_| Status::BadHeader)?;
+        let header = json::object(&header).map_err(|_| Status::HeaderNotJson)?;
+        let algorithm = header["alg"].as_str().ok_or(Status::NoAlgorithm)?;
+        let algorithm = algorithm.parse().map_err(|_| Status::UnknownAlgorithm)?;
+        let claims = bytes(payload).map_err(|_| Status::BadPayload)?;
+        let claims = json::object(&claims).map_err(|_| Status::PayloadNotJson)?;
+        bytes(signature).map_err(|_| Status::BadSignature)?;
+        let is_text = |claim: &Value| claim.is_null() || claim.is_string();
+        if !is_text(&claims["iss"]) {
+            return Err(Status::BadIssuer);
+        }
+        if !is_text(&claims["sub"]) {
+            return Err(Status::BadSubject);
+        }
+        let is_list = claims["aud"].as_array().is_some_and(|list| list.iter().all(Value::is_string));
+        if !is_text(&claims["aud"]) && !is_list {
+            return Err(Status::BadAudience);
+        }
+        let from = seconds(&claims["nbf"]).ok_or(Status::BadStart)?;
+        let until = seconds(&claims["exp"]).ok_or(Status::BadEnd)?;
+        Ok(Self { header, algorithm, claims, from, until, signed, payload, signature })
+    }
+
+    fn issuer(&self) -> &str {
+        self.claims["iss"].as_str().unwrap_or_default()
+    }
+
+    /// Whether it is meant for this audience; a slash at the end and the scheme do not count, as in Envoy.
+    fn is_for(&self, wanted: &str) -> bool {
+        let bare = |text: &str| {
+            let text = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
+            text.strip_suffix('/').unwrap_or(text).to_owned()
+        };
+        let wanted = bare(wanted);
+        match &self.claims["aud"] {
+            Value::String(audience) => bare(audience) == wanted,
+            Value::Array(all) => {
+                all.iter().filter_map(Value::as_str).any(|audience| bare(audience) == wanted)
+            }
+            _ => false,
+        }
+    }
+
+    fn verify(&self, keys: &KeySet) -> Result<(), Status> {
+        let id = self.header["kid"].as_str();
+        keys.verify(id, self.algorithm, self.signed.as_bytes(), self.signature).map_err(|mismatch| {
+            match mismatch {
+                Mismatch::NoSuchKey => Status::NoSuchKey,
+                Mismatch::Forged => Status::Forged,
+            }
+        })
+    }
+}
+
+/// A time that a claim says, if it says one; outer `None` if it is no time. Fractions do not count, and 0 says nothing.
+fn seconds(claim: &Value) -> Option<Option<u64>> {
+    let number = match claim {
+        Value::Null => return Some(None),
+        Value::Number(number) => number.as_u64().or_else(|| {
+            let number = number.as_f64().filter(|number| (0.0..9.0e18).contains(number))?;
+            Some(number as u64)
+        })?,
+        _ => return None,
+    };
+    Some((number > 0).then_some(number))
+}
+
+/// The tokens in the places where a provider has them. A place that holds several holds none that is valid: the upstream
+/// might use another one than was verified.
+fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, String)> {
+    let mut tokens = Vec::new();
+    for source in &provider.from {
+        let token = match source {
+            Source::Header(name, prefix) => {
+                let all = joined(head.header_values(name)).unwrap_or_default();
+                // All that follows counts: the upstream might look at any of it.
+                let rest = if prefix.is_empty() {
+                    Some(&*all)
+                } else {
+                    all.split_once(&**prefix).map(|(_, rest)| rest)
+                };
+                rest.map(|rest| rest.trim().to_owned()).filter(|_| !all.is_empty())
+            }
+            Source::Param(name) => head.query().and_then(|query| param(query, name)),
+            Source::Cookie(name) => joined(head.cookies(name)),
+        };
+        tokens.extend(token.map(|token| (source, token)));
+    }
+    tokens
+}
+
+fn param(query: &str, name: &str) -> Option<String> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let values = pairs.filter(|(key, _)| plain(key) == name).map(|(_, value)| plain(value));
+    values.reduce(|all, value| all + "," + &value)
+}
+
+/// Several values with a comma between them, which no token has.
+fn joined<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<String> {
+    let values: Vec<&[u8]> = values.collect();
+    (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
+}
+
+/// A text of a query without its escapes.
+fn plain(text: &str) -> String {
+    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        let byte = match (first, after) {
+            (b'%', [high, low, ..]) => {
+                let digits = [char::from(*high).to_digit(16), char::from(*low).to_digit(16)];
+                if let [Some(high), Some(low)] = digits { u8::try_from(high << 4 | low).ok() } else { None }
+            }
+            _ => None,
+        };
+        rest = if byte.is_some() { &after[2..] } else { after };
+        out.push(byte.unwrap_or(*first));
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Takes a parameter off the query.
+fn remove_param(head: &mut RequestHead, name: &str) {
+    let Some((path, query)) = head.path().split_once('?') else { return };
+    let stays = |pair: &&str| plain(pair.split_once('=').map_or(*pair, |(key, _)| key)) != name;
+    let rest: Vec<&str> = query.split('&').filter(stays).collect();
+    let mark = if rest.is_empty() { "" } else { "?" };
+    let path = format!("{path}{mark}{}", rest.join("&"));
+    head.set_path(&path);
+}
+
+/// What a refused client is told to bring (RFC 6750, section 3).
+pub fn challenge(status: Status, head: &RequestHead) -> String {
+    let original = head.header("x-envoy-original-path").and_then(|path| std::str::from_utf8(path).ok());
+    let path: String = original.unwrap_or(head.path()).chars().take(REALM).collect();
+    let error = if status == Status::Missing { "" } else { ", error=\"invalid_token\"" };
+    format!("Bearer realm=\"{}://{}{path}\"{error}", head.scheme(), head.authority())
+}
+
+/// Whether a request has fields that only this filter may set.
+pub fn is_unclean(jwt: &Jwt, head: &RequestHead) -> bool {
+    own_fields(jwt).any(|name| head.has(name))
+}
+
+/// Removes the fields that only this filter may set.
+pub fn sanitize(jwt: &Jwt, head: &mut RequestHead) {
+    for name in own_fields(jwt) {
+        head.remove(name);
+    }
+}
+
+/// The fields in which claims and payloads are passed on.
+fn own_fields(jwt: &Jwt) -> impl Iterator<Item = &str> {
+    jwt.providers.iter().flat_map(|provider| {
+        let of_claims = provider.claim_headers.iter().map(|(name, _)| name);
+        provider.payload_header.iter().chain(of_claims).map(|name| &**name)
+    })
+}
+
+/// What follows from good tokens: headers for the upstream, and what other filters may know (`metadata`). Says whether
+/// the route is to be looked for again.
+pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<String, Value>) -> bool {
+    let mut clear_route = false;
+    for Good { provider, source, header, claims, payload } in good {
+        if let Some(name) = &provider.payload_header {
+            let padding = if provider.pad_payload_header { (4 - payload.len() % 4) % 4 } else { 0 };
+            head.append(name, format!("{payload}{}", "=".repeat(padding)).as_bytes());
+        }
+        for (name, path) in &provider.claim_headers {
+            let claim = path.iter().try_fold(&claims, |value, key| value.get(&**key));
+            if let Some(text) = claim.and_then(claim_text).filter(|text| !text.is_empty()) {
+                // A claim may hold anything; in a head, a line's end would begin another field.
+                let clean: String = text.chars().filter(|c| !c.is_control()).collect();
+                head.append(name, clean.as_bytes());
+            }
+        }
+        match source {
+            _ if provider.forward => {}
+            Source::Header(name, _) => _ = head.remove(name),
+            Source::Param(name) => remove_param(head, name),
+            // As in Envoy, cookies stay as they are.
+            Source::Cookie(_) => {}
+        }
+        if let Some(name) = &provider.header_in_metadata {
+            metadata.insert(name.to_string(), header);
+        }
+        if let Some(name) = &provider.payload_in_metadata {
+            metadata.insert(name.to_string(), listed(claims, &provider.spaced_claims));
+        }
+        clear_route |= provider.clear_route;
+    }
+    clear_route
+}
+
+/// A claim as a header says it; lists and objects as their JSON in base64url.
+fn claim_text(claim: &Value) -> Option<String> {
+    Some(match claim {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Bool(is) => is.to_string(),
+        Value::Null => return None,
+        Value::Array(_) | Value::Object(_) => BASE64_URL_SAFE.encode(claim.to_string()),
+    })
+}
+
+/// Claims with the words of these in lists.
+fn listed(mut claims: Value, spaced: &[Box<str>]) -> Value {
+    for name in spaced {
+        if let Some(claim) = claims.get_mut(&**name)
+            && let Some(text) = claim.as_str()
+        {
+            *claim = text.split(' ').filter(|word| !word.is_empty()).collect();
+        }
+    }
+    claims
+}

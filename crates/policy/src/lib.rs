@@ -1,0 +1,22 @@
+//! Decisions without IO: the configuration that the request path reads, and what follows from it for a request.
+
+pub mod config;
+
+pub mod balance;
+pub mod cors;
+pub mod error;
+pub mod expression;
+pub mod fault;
+pub mod format;
+pub mod grpc;
+pub mod headers;
+pub mod jwt;
+pub mod matching;
+pub mod outlier;
+pub mod path;
+pub mod peer;
+pub mod rbac;
+pub mod record;
+pub mod retry;
+pub mod route;
+pub mod trace;

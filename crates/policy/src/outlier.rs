@@ -1,0 +1,287 @@
+//! Which endpoints are ejected for a while because they fail. Pure: what happened is told by the caller, with the time.
+//!
+//! Source: `envoy.config.cluster.v3.OutlierDetection`. Whatever worker notices it, an ejection holds for all.
+
+use std::{
+    sync::{PoisonError, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use crate::config::{
+    Endpoint, Endpoints,
+    health::{Cause, Comparison, Limit, Outlier, Rate, Track, millis},
+};
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+/// How an endpoint did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It answered with this status.
+    Answered(u16),
+    /// A connection came about, and nothing is known of what it carries.
+    Connected,
+    /// There was no connection, or (if there was) it broke.
+    Failed {
+        /// There was.
+        connected: bool,
+    },
+    /// The answer did not come in time.
+    Late,
+}
+
+/// What was done about an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is ejected.
+    Ejected {
+        /// For so long at least.
+        term: Duration,
+        /// By how much the number of those ejected has changed since it was told last.
+        change: Change,
+    },
+    /// It stays, as too many are ejected already.
+    Overflow,
+    /// It stays, as not every such cause leads to an ejection.
+    Spared,
+    /// It is ejected already, or its cluster is gone.
+    Already,
+}
+
+/// A difference of numbers: added to what was told before, it makes what is (both wrap).
+pub type Change = u64;
+
+/// Takes notice of how an endpoint did, and tells of what is too much.
+pub fn note(outlier: &Outlier, track: &Track, outcome: Outcome, mut detected: impl FnMut(Cause)) {
+    if outlier.split {
+        match outcome {
+            Outcome::Answered(_) | Outcome::Connected => connected(track, true),
+            Outcome::Failed { connected: before } => {
+                if before {
+                    connected(track, true);
+                }
+                local_failure(outlier, track, &mut detected);
+            }
+            Outcome::Late => {
+                connected(track, true);
+                local_failure(outlier, track, &mut detected);
+            }
+        }
+        if let Outcome::Answered(status) = outcome {
+            answered(outlier, track, status, detected);
+        }
+        return;
+    }
+    let status = match outcome {
+        Outcome::Answered(status) => status,
+        Outcome::Connected => 200,
+        Outcome::Failed { .. } => 503,
+        Outcome::Late => 504,
+    };
+    answered(outlier, track, status, detected);
+}
+
+fn answered(outlier: &Outlier, track: &Track, status: u16, mut detected: impl FnMut(Cause)) {
+    let good = status < 500;
+    count(&track.answers, good);
+    if good {
+        reset(&track.consecutive_5xx);
+        reset(&track.consecutive_gateway_failure);
+        return;
+    }
+    if !matches!(status, 502..=504) {
+        reset(&track.consecutive_gateway_failure);
+    } else if is_too_much(&track.consecutive_gateway_failure, outlier.consecutive_gateway_failure) {
+        detected(Cause::ConsecutiveGatewayFailure);
+    }
+    if is_too_much(&track.consecutive_5xx, outlier.consecutive_5xx) {
+        detected(Cause::Consecutive5xx);
+    }
+}
+
+fn connected(track: &Track, good: bool) {
+    count(&track.connects, good);
+    reset(&track.consecutive_local_origin_failure);
+}
+
+fn local_failure(outlier: &Outlier, track: &Track, detected: &mut impl FnMut(Cause)) {
+    count(&track.connects, false);
+    if is_too_much(&track.consecutive_local_origin_failure, outlier.consecutive_local_origin_failure) {
+        detected(Cause::ConsecutiveLocalOriginFailure);
+    }
+}
+
+fn count(rate: &Rate, good: bool) {
+    rate.all.fetch_add(1, Relaxed);
+    if good {
+        rate.good.fetch_add(1, Relaxed);
+    }
+}
+
+/// Written only where that changes something, as all workers read it.
+fn reset(counter: &std::sync::atomic::AtomicU32) {
+    if counter.load(Relaxed) != 0 {
+        counter.store(0, Relaxed);
+    }
+}
+
+/// One more; begins anew when it is too much.
+fn is_too_much(counter: &std::sync::atomic::AtomicU32, limit: Limit) -> bool {
+    let too_much = counter.fetch_add(1, Relaxed) + 1 == limit.number;
+    if too_much {
+        counter.store(0, Relaxed);
+    }
+    too_much
+}
+
+/// Ejects an endpoint if that is allowed. `endpoints` are all of its cluster.
+pub fn eject(
+    outlier: &Outlier,
+    endpoints: &Endpoints,
+    track: &Track,
+    cause: Cause,
+    now: Instant,
+    dice: &mut fastrand::Rng,
+) -> Verdict {
+    let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
+    if track.is_ejected() || active.is_none() {
+        return Verdict::Already;
+    }
+    let (all, ejected) = census(endpoints);
+    let first = outlier.always_one && ejected == 0;
+    if !first && 100 * (ejected + 1) > outlier.max_percent as usize * all {
+        return Verdict::Overflow;
+    }
+    if dice.u32(..100) >= outlier.enforcing(cause) {
+        return Verdict::Spared;
+    }
+    let multiple = track.multiple.load(Relaxed);
+    // It grows as long as the time does.
+    let multiple = if outlier.base_ejection * multiple < outlier.max_ejection + outlier.base_ejection {
+        multiple + 1
+    } else {
+        multiple
+    };
+    let jitter = dice.u64(..=u64::try_from(outlier.jitter.as_millis()).unwrap_or(u64::MAX));
+    track.multiple.store(multiple, Relaxed);
+    track.jitter.store(jitter, Relaxed);
+    track.ejected.store(millis(now), Relaxed);
+    outlier.state.version.fetch_add(1, Relaxed);
+    Verdict::Ejected { term: outlier.term(track), change: tell(&mut active, ejected + 1) }
+}
+
+/// Looks after the endpoints at the end of an interval: takes back those whose time is over, and tells of those that do
+/// worse than the others. `taken_back` and `detected` are told of each.
+pub fn look_after<'a>(
+    outlier: &Outlier,
+    endpoints: &'a Endpoints,
+    now: Instant,
+    mut taken_back: impl FnMut(&'a Endpoint),
+    mut detected: impl FnMut(&'a Endpoint, &'a Track, Cause),
+) -> Change {
+    let tracked: Vec<_> =
+        endpoints.iter().filter_map(|endpoint| Some((&**endpoint, endpoint.track.as_deref()?))).collect();
+    let change = {
+        let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
+        for (endpoint, track) in &tracked {
+            if !track.is_ejected() {
+                let _ = track.multiple.fetch_update(Relaxed, Relaxed, |multiple| multiple.checked_sub(1));
+            } else if millis(now).saturating_sub(track.ejected.load(Relaxed))
+                >= u64::try_from(outlier.term(track).as_millis()).unwrap_or(u64::MAX)
+            {
+                track.consecutive_5xx.store(0, Relaxed);
+                track.consecutive_gateway_failure.store(0, Relaxed);
+                track.consecutive_local_origin_failure.store(0, Relaxed);
+                track.ejected.store(0, Relaxed);
+                outlier.state.version.fetch_add(1, Relaxed);
+                taken_back(endpoint);
+            }
+        }
+        // Those that were ejected may also have gone.
+        tell(&mut active, census(endpoints).1)
+    };
+    type Of = fn(&Track) -> &Rate;
+    let kinds: [(Of, Cause, Cause); 2] = [
+        (|track| &track.answers, Cause::SuccessRate, Cause::FailurePercentage),
+        (|track| &track.connects, Cause::LocalOriginSuccessRate, Cause::LocalOriginFailurePercentage),
+    ];
+    for (of, low, failing) in kinds {
+        let rates: Vec<_> = tracked
+            .iter()
+            .filter_map(|(endpoint, track)| {
+                let rate = of(track);
+                let (all, good) = (rate.all.swap(0, Relaxed), rate.good.swap(0, Relaxed));
+                let percent = 100.0 * f64::from(good) / f64::from(all.max(1));
+                (!track.is_ejected()).then_some((*endpoint, *track, all, percent))
+            })
+            .collect();
+        let enough = |comparison: &Comparison| {
+            let with: Vec<_> = rates.iter().filter(|rate| rate.2 >= comparison.requests).collect();
+            if with.len() >= comparison.hosts as usize { with } else { Vec::new() }
+        };
+        let compared = enough(&outlier.success_rate);
+        let count = compared.len().max(1) as f64;
+        let mean = compared.iter().map(|rate| rate.3).sum::<f64>() / count;
+        let variance = compared.iter().map(|rate| (rate.3 - mean).powi(2)).sum::<f64>() / count;
+        let least = mean - f64::from(outlier.success_rate.threshold) / 1000.0 * variance.sqrt();
+        for (endpoint, track, ..) in compared.iter().filter(|rate| rate.3 < least) {
+            detected(endpoint, track, low);
+        }
+        let most = f64::from(outlier.failure_percentage.threshold);
+        let failed = enough(&outlier.failure_percentage);
+        for (endpoint, track, ..) in failed.iter().filter(|rate| 100.0 - rate.3 >= most) {
+            detected(endpoint, track, failing);
+        }
+    }
+    change
+}
+
+/// The cluster is gone: nobody is ejected any more.
+pub fn end(outlier: &Outlier) -> Change {
+    let last = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner).take();
+    0_u64.wrapping_sub(last.unwrap_or(0))
+}
+
+fn tell(active: &mut Option<u64>, now: usize) -> Change {
+    match active {
+        Some(last) => (now as u64).wrapping_sub(std::mem::replace(last, now as u64)),
+        None => 0,
+    }
+}
+
+/// Whether it is time to look after endpoints; true for one worker at each interval.
+pub fn is_due(outlier: &Outlier, now: Instant) -> bool {
+    let (now, interval) = (millis(now), u64::try_from(outlier.interval.as_millis()).unwrap_or(u64::MAX));
+    let checked = &outlier.state.checked;
+    // What is left of a millisecond must not cost a whole interval.
+    checked.fetch_update(Relaxed, Relaxed, |last| (now + 1 >= last + interval).then_some(now)).is_ok()
+}
+
+/// How many endpoints there are, and how many are ejected.
+fn census(endpoints: &Endpoints) -> (usize, usize) {
+    let ejected = |endpoint: &&std::sync::Arc<Endpoint>| {
+        endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
+    };
+    (endpoints.iter().count(), endpoints.iter().filter(ejected).count())
+}
+
+impl Outlier {
+    /// How long the ejection of an endpoint lasts.
+    fn term(&self, track: &Track) -> Duration {
+        let jitter = Duration::from_millis(track.jitter.load(Relaxed));
+        (self.base_ejection * track.multiple.load(Relaxed)).min(self.max_ejection) + jitter
+    }
+
+    fn enforcing(&self, cause: Cause) -> u32 {
+        match cause {
+            Cause::Consecutive5xx => self.consecutive_5xx.enforcing,
+            Cause::ConsecutiveGatewayFailure => self.consecutive_gateway_failure.enforcing,
+            Cause::ConsecutiveLocalOriginFailure => self.consecutive_local_origin_failure.enforcing,
+            Cause::SuccessRate => self.success_rate.enforcing,
+            Cause::LocalOriginSuccessRate => self.success_rate.enforcing_local,
+            Cause::FailurePercentage => self.failure_percentage.enforcing,
+            Cause::LocalOriginFailurePercentage => self.failure_percentage.enforcing_local,
+        }
+    }
+}

@@ -1,0 +1,191 @@
+use std::{net::SocketAddr, sync::Arc};
+
+use super::*;
+use crate::config::health::OutlierState;
+
+pub(crate) fn outlier() -> Outlier {
+    let never = Comparison { hosts: 3, requests: 10, threshold: 0, enforcing: 0, enforcing_local: 0 };
+    Outlier {
+        consecutive_5xx: Limit { number: 3, enforcing: 100 },
+        consecutive_gateway_failure: Limit { number: 2, enforcing: 100 },
+        consecutive_local_origin_failure: Limit { number: 2, enforcing: 100 },
+        split: false,
+        interval: Duration::from_secs(10),
+        base_ejection: Duration::from_secs(30),
+        max_ejection: Duration::from_secs(100),
+        jitter: Duration::ZERO,
+        max_percent: 50,
+        always_one: false,
+        success_rate: Comparison { threshold: 1000, ..never },
+        failure_percentage: Comparison { threshold: 85, ..never },
+        state: OutlierState::default(),
+    }
+}
+
+fn endpoints(count: u8, now: Instant) -> Endpoints {
+    let one = |index| {
+        let plain = Endpoint::new(SocketAddr::from(([10, 0, 0, index], 80)), None);
+        Arc::new(Endpoint { track: Some(Arc::new(Track::new(now))), ..plain })
+    };
+    Endpoints::of((0..count).map(one).collect())
+}
+
+fn track(endpoints: &Endpoints, index: usize) -> &Track {
+    endpoints.priorities[0][index].track.as_ref().unwrap()
+}
+
+/// What is found when this happens.
+fn found(outlier: &Outlier, outcomes: &[Outcome]) -> Vec<Cause> {
+    let (track, mut causes) = (Track::new(Instant::now()), Vec::new());
+    for outcome in outcomes {
+        note(outlier, &track, *outcome, |cause| causes.push(cause));
+    }
+    causes
+}
+
+#[test]
+fn failures_in_a_row_are_too_much() {
+    use Cause::{
+        Consecutive5xx as Any, ConsecutiveGatewayFailure as Gateway, ConsecutiveLocalOriginFailure as Local,
+    };
+    let at = Outcome::Answered;
+    let refused = Outcome::Failed { connected: false };
+    let mut outlier = outlier();
+    assert_eq!(found(&outlier, &[at(500), at(500), at(200), at(500), at(500)]), []);
+    assert_eq!(found(&outlier, &[at(500), at(501), at(599)]), [Any]);
+    assert_eq!(found(&outlier, &[at(503), at(504), at(502)]), [Gateway, Any]);
+    assert_eq!(found(&outlier, &[at(503), at(500), at(502), at(404), at(503), at(503)]), [Any, Gateway]);
+    // Without an answer it counts as one with 503 or 504.
+    assert_eq!(found(&outlier, &[refused, Outcome::Late]), [Gateway]);
+    assert_eq!(found(&outlier, &[refused, Outcome::Connected, refused]), []);
+    // After it was too much it begins anew.
+    assert_eq!(found(&outlier, &[at(500); 7]), [Any, Any]);
+
+    outlier.split = true;
+    assert_eq!(found(&outlier, &[refused, refused, refused, refused]), [Local, Local]);
+    assert_eq!(found(&outlier, &[refused, at(500), refused, at(500), at(500)]), [Any]);
+    assert_eq!(found(&outlier, &[refused, Outcome::Connected, refused]), []);
+    assert_eq!(found(&outlier, &[Outcome::Failed { connected: true }; 3]), []);
+}
+
+#[test]
+fn ejections_last_longer_each_time_and_wear_off() {
+    let outlier = outlier();
+    millis(Instant::now());
+    let start = Instant::now();
+    let endpoints = endpoints(2, start);
+    let mut dice = fastrand::Rng::new();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let eject = |now, dice: &mut fastrand::Rng| match eject(
+        &outlier,
+        &endpoints,
+        track(&endpoints, 0),
+        Cause::Consecutive5xx,
+        now,
+        dice,
+    ) {
+        Verdict::Ejected { term, change: 1 } => term.as_secs(),
+        other => panic!("{other:?}"),
+    };
+    let back = |now| {
+        let mut back = 0;
+        let change = look_after(&outlier, &endpoints, now, |_| back += 1, |_, _, cause| panic!("{cause:?}"));
+        assert_eq!(change, 0_u64.wrapping_sub(back));
+        back
+    };
+    assert_eq!(eject(at(0), &mut dice), 30);
+    assert_eq!((back(at(29)), back(at(30))), (0, 1));
+    assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start anew");
+    assert_eq!(eject(at(31), &mut dice), 60);
+    assert_eq!((back(at(90)), back(at(91))), (0, 1));
+    // At most so long.
+    for (now, term) in [(100, 90), (200, 100), (400, 100)] {
+        assert_eq!(eject(at(now), &mut dice), term);
+        assert_eq!(back(at(now + term)), 1);
+    }
+    // Each interval without an ejection takes one off.
+    assert_eq!((back(at(510)), back(at(520)), back(at(530))), (0, 0, 0));
+    assert_eq!(eject(at(540), &mut dice), 90);
+    assert_eq!(end(&outlier), 0_u64.wrapping_sub(1));
+}
+
+#[test]
+fn no_more_are_ejected_than_allowed() {
+    let now = Instant::now();
+    let mut dice = fastrand::Rng::new();
+    // As in Envoy, where half of two may be one, and 49 % of two none.
+    for (count, percent, always_one, expected) in [
+        (2, 50, false, 1),
+        (2, 49, false, 0),
+        (2, 49, true, 1),
+        (5, 45, false, 2),
+        (5, 100, false, 5),
+        (2, 0, false, 0),
+    ] {
+        let outlier = Outlier { max_percent: percent, always_one, ..outlier() };
+        let endpoints = endpoints(count, now);
+        let mut ejected = 0;
+        for index in 0..usize::from(count) {
+            let track = track(&endpoints, index);
+            let verdict = eject(&outlier, &endpoints, track, Cause::Consecutive5xx, now, &mut dice);
+            match verdict {
+                Verdict::Ejected { .. } => ejected += 1,
+                other => assert_eq!(other, Verdict::Overflow),
+            }
+        }
+        assert_eq!(ejected, expected, "{count} {percent}");
+    }
+    let mut spares = outlier();
+    spares.consecutive_5xx.enforcing = 0;
+    let endpoints = endpoints(2, now);
+    let one = track(&endpoints, 0);
+    assert_eq!(eject(&spares, &endpoints, one, Cause::Consecutive5xx, now, &mut dice), Verdict::Spared);
+    let ejected = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
+    assert!(matches!(ejected, Verdict::Ejected { .. }));
+    let again = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
+    assert_eq!(again, Verdict::Already);
+}
+
+#[test]
+fn endpoints_are_compared() {
+    let outlier = outlier();
+    let now = Instant::now();
+    let endpoints = endpoints(5, now);
+    let requests = |index: usize, good: u32, bad: u32| {
+        for number in 0..good + bad {
+            // In an order that is never too much in a row.
+            let status = if number % (good + bad).div_ceil(bad.max(1)) == 0 && bad > 0 { 500 } else { 200 };
+            note(&outlier, track(&endpoints, index), Outcome::Answered(status), |_| ());
+        }
+    };
+    let look = || {
+        let mut found = Vec::new();
+        look_after(&outlier, &endpoints, now, |_| (), |one, _, cause| found.push((one.address, cause)));
+        found
+    };
+    let address = endpoints.priorities[0][3].address;
+    (0..3).for_each(|index| requests(index, 20, 0));
+    requests(3, 10, 10);
+    // Too few requests to say anything of.
+    requests(4, 0, 5);
+    assert_eq!(look(), [(address, Cause::SuccessRate)]);
+    assert_eq!(look(), [], "counts begin anew with each interval");
+    (0..3).for_each(|index| requests(index, 20, 0));
+    requests(3, 0, 20);
+    assert_eq!(look(), [(address, Cause::SuccessRate), (address, Cause::FailurePercentage)]);
+    // Too few endpoints to compare.
+    requests(3, 0, 20);
+    assert_eq!(look(), []);
+}
+
+#[test]
+fn one_worker_looks_after_endpoints_at_each_interval() {
+    let outlier = outlier();
+    millis(Instant::now());
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    assert!(is_due(&outlier, start));
+    assert!(!is_due(&outlier, at(9)));
+    assert!(is_due(&outlier, at(10)));
+    assert!(!is_due(&outlier, at(10)));
+}

@@ -1,0 +1,115 @@
+//! Istio's metadata exchange on TCP: what each side says first when ALPN agreed on `istio-peer-exchange`.
+//!
+//! A magic number, a length (both big-endian), then an `Any` with a `Struct` that holds the metadata and the
+//! node id under the names of the HTTP headers. It never reaches the application.
+
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+use prost_types::{Any, Struct, Value, value::Kind};
+
+use super::{MAX_METADATA, METADATA, METADATA_ID, text_value, workload_of};
+use crate::config::cluster::Workload;
+
+/// Istio's ALPN protocol for it.
+pub const ALPN: &[u8] = b"istio-peer-exchange";
+
+const MAGIC: u32 = 0x3D23_0467;
+const HEADER: usize = 8;
+
+/// What a connection begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// Too few bytes to tell.
+    Incomplete,
+    /// No greeting: all bytes are the application's.
+    Absent,
+    /// A greeting of so many bytes, and who sent it if that could be read.
+    Complete(usize, Option<Workload>),
+    /// A greeting larger than anyone needs; the connection is better closed.
+    TooLarge,
+}
+
+/// Looks at the first bytes of a connection.
+pub fn read(bytes: &[u8]) -> Greeting {
+    let magic = MAGIC.to_be_bytes();
+    let begun = bytes.len().min(magic.len());
+    if bytes[..begun] != magic[..begun] {
+        return Greeting::Absent;
+    }
+    let Some(header) = bytes.first_chunk::<HEADER>() else { return Greeting::Incomplete };
+    let [_, _, _, _, a, b, c, d] = *header;
+    let size = u32::from_be_bytes([a, b, c, d]) as usize;
+    if size > MAX_METADATA {
+        return Greeting::TooLarge;
+    }
+    match bytes.get(HEADER..HEADER + size) {
+        Some(data) => Greeting::Complete(HEADER + size, decode(data)),
+        None => Greeting::Incomplete,
+    }
+}
+
+fn decode(data: &[u8]) -> Option<Workload> {
+    let any = Any::decode(data).ok()?;
+    let data = Struct::decode(&*any.value).ok()?;
+    match data.fields.get(METADATA)?.kind.as_ref()? {
+        Kind::StructValue(metadata) => Some(workload_of(metadata)),
+        _ => None,
+    }
+}
+
+/// What this proxy says first.
+pub(super) fn write(node_id: &str, metadata: Struct) -> Vec<u8> {
+    let fields = BTreeMap::from([
+        (METADATA.to_owned(), Value { kind: Some(Kind::StructValue(metadata)) }),
+        (METADATA_ID.to_owned(), text_value(node_id)),
+    ]);
+    let any = Any {
+        type_url: "type.googleapis.com/google.protobuf.Struct".to_owned(),
+        value: Struct { fields }.encode_to_vec(),
+    };
+    let data = any.encode_to_vec();
+    // Node metadata are far smaller than 4 GB.
+    let size = u32::try_from(data.len()).unwrap_or_default();
+    [&MAGIC.to_be_bytes()[..], &size.to_be_bytes(), &data].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn greeting() -> Vec<u8> {
+        let fields = BTreeMap::from([("WORKLOAD_NAME".to_owned(), text_value("reviews-v1"))]);
+        write("sidecar~a", Struct { fields })
+    }
+
+    #[test]
+    fn a_greeting_is_read_once_it_is_whole() {
+        let mut bytes = greeting();
+        let len = bytes.len();
+        for end in 0..len {
+            assert_eq!(read(&bytes[..end]), Greeting::Incomplete, "{end}");
+        }
+        bytes.extend_from_slice(b"data of the application");
+        let Greeting::Complete(consumed, Some(workload)) = read(&bytes) else { panic!("not read") };
+        assert_eq!((consumed, &*workload.name), (len, "reviews-v1"));
+    }
+
+    #[test]
+    fn other_bytes_are_left_alone() {
+        assert_eq!(read(b"GET / HTTP/1.1"), Greeting::Absent);
+        assert_eq!(read(&[0x3d, 0x24]), Greeting::Absent);
+        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 1, 0, 0, 0]), Greeting::TooLarge);
+        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 0, 0, 0, 1, 255]), Greeting::Complete(9, None));
+    }
+
+    proptest! {
+        #[test]
+        fn anything_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = read(&bytes);
+            let _ = read(&[&[0x3d, 0x23, 4, 0x67, 0, 0, 0, 20][..], &bytes].concat());
+        }
+    }
+}

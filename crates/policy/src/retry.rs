@@ -1,0 +1,306 @@
+//! When a request is tried again: what the route's policy says, and what the request itself does.
+//!
+//! Clients inside may ask in a request's head how it is to be tried again, and for how long; those outside have lost these
+//! fields on their way in, see `headers::receive`. Source: Envoy's router filter.
+
+use std::time::Duration;
+
+use crate::{
+    config::{
+        route::{RetryOn, RetryPolicy},
+        text::{HeaderMatch, HeaderTest},
+    },
+    error::{Error, Kind},
+    matching,
+};
+use skysail_http::head::{Names, RequestHead, ResponseHead};
+
+/// What is taken off the head, whatever it says.
+const FIELDS: [&str; 10] = [
+    "x-envoy-retry-on",
+    "x-envoy-retry-grpc-on",
+    "x-envoy-max-retries",
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retriable-header-names",
+    "x-envoy-hedge-on-per-try-timeout",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-rq-per-try-timeout-ms",
+    "x-envoy-upstream-rq-timeout-alt-response",
+    "x-envoy-upstream-alt-stat-name",
+];
+
+/// What holds for a request, its own wishes taken into account.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    /// The route's policy, unless the request has one of its own, or is not to be tried again.
+    policy: Option<&'a RetryPolicy>,
+    own: Option<Box<RetryPolicy>>,
+    /// How long its answer may take; `None` for no limit.
+    pub timeout: Option<Duration>,
+    /// How long a single try may take; `None` for as long as the answer.
+    pub try_timeout: Option<Duration>,
+}
+
+/// Takes a request's wishes off its head. `policy` and `timeout` are the route's.
+pub fn asked<'a>(
+    head: &mut RequestHead,
+    policy: Option<&'a RetryPolicy>,
+    timeout: Option<Duration>,
+) -> Asked<'a> {
+    let mut asked =
+        Asked { policy, own: None, timeout, try_timeout: policy.and_then(|policy| policy.per_try_timeout) };
+    if head.may_have(Names::ENVOY) {
+        read(head, &mut asked);
+        head.remove_any(&FIELDS, Names::ENVOY);
+    }
+    if asked.retry().is_some_and(|retry| !is_for(retry, head)) {
+        (asked.policy, asked.own) = (None, None);
+    }
+    if asked.timeout.is_some_and(|all| asked.try_timeout.is_some_and(|one| one >= all)) {
+        asked.try_timeout = None;
+    }
+    asked
+}
+
+impl Asked<'_> {
+    /// When it is tried again; `None` for never.
+    pub fn retry(&self) -> Option<&RetryPolicy> {
+        self.own.as_deref().or(self.policy)
+    }
+}
+
+/// Whether a policy is for this request, and for any failure at all.
+fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
+    let mut tests = retry.requests.iter();
+    let is_meant = tests.len() == 0 || tests.any(|test| matching::header(test, head));
+    is_meant && retry.on != RetryOn::default()
+}
+
+fn read(head: &RequestHead, asked: &mut Asked<'_>) {
+    let field = |name: &str| head.header(name).and_then(|value| std::str::from_utf8(value).ok());
+    let list = |name: &str| field(name).into_iter().flat_map(|value| value.split(',')).map(str::trim);
+    let number = |name: &str| field(name).and_then(|value| value.trim().parse::<u32>().ok());
+    let time = |name: &str| number(name).map(|ms| Duration::from_millis(ms.into()));
+    let any = |time: Duration| (!time.is_zero()).then_some(time);
+    if let Some(timeout) = time("x-envoy-upstream-rq-timeout-ms") {
+        asked.timeout = any(timeout);
+    }
+    if let Some(timeout) = time("x-envoy-upstream-rq-per-try-timeout-ms") {
+        asked.try_timeout = any(timeout);
+    }
+    if asked.policy.is_none() && !head.has("x-envoy-retry-on") && !head.has("x-envoy-retry-grpc-on") {
+        return;
+    }
+    let retry = asked.own.insert(asked.policy.map(|policy| Box::new(policy.clone())).unwrap_or_default());
+    // Words that are not known mean nothing.
+    for word in list("x-envoy-retry-on") {
+        retry.on.set(word);
+    }
+    for word in list("x-envoy-retry-grpc-on") {
+        retry.on.set_grpc(word);
+    }
+    if let Some(retries) = number("x-envoy-max-retries") {
+        retry.retries = retries;
+    }
+    retry.statuses.extend(list("x-envoy-retriable-status-codes").filter_map(|code| code.parse::<u16>().ok()));
+    retry.answers.extend(list("x-envoy-retriable-header-names").filter(|name| !name.is_empty()).map(
+        |name| HeaderMatch {
+            name: name.to_ascii_lowercase().into(),
+            test: HeaderTest::Present(true),
+            invert: false,
+            missing_as_empty: false,
+        },
+    ));
+}
+
+/// How a try ended, as far as retrying is concerned.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome<'a> {
+    /// Without an answer.
+    Failed {
+        /// Why.
+        error: &'a Error,
+        /// Whether any of the request had been sent.
+        request_sent: bool,
+    },
+    /// With an answer.
+    Answered(&'a ResponseHead),
+}
+
+/// Whether a try that ended so is worth another by this policy. How many there may be, and whether the body
+/// can be sent again, is for the caller to know.
+pub fn wanted(policy: &RetryPolicy, outcome: Outcome<'_>) -> bool {
+    match outcome {
+        Outcome::Failed { error, request_sent } => {
+            error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
+        }
+        // A limit that was reached is reached again, unless the policy says otherwise.
+        Outcome::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
+        Outcome::Answered(head) => retry_answer(policy, head),
+    }
+}
+
+fn retry_reset(on: RetryOn, kind: &Kind, request_sent: bool) -> bool {
+    on.reset
+        || on.server_error
+        || on.gateway_error
+        || (on.reset_before_request && !request_sent)
+        || (on.connect_failure && matches!(kind, Kind::ConnectFailed | Kind::ConnectTimeout))
+        || (on.refused_stream && *kind == Kind::UpstreamRefused)
+}
+
+fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
+    let (on, status) = (policy.on, head.status());
+    let by_status = (on.server_error && status >= 500)
+        || (on.gateway_error && matches!(status, 502..=504))
+        || (on.retriable_4xx && status == 409)
+        || (on.retriable_status_codes && policy.statuses.contains(&status));
+    by_status
+        || (on.retriable_headers && policy.answers.iter().any(|test| matching::answer_header(test, head)))
+        || match head.header("grpc-status") {
+            Some(b"1") => on.grpc_cancelled,
+            Some(b"4") => on.grpc_deadline_exceeded,
+            Some(b"8") => on.grpc_resource_exhausted,
+            Some(b"13") => on.grpc_internal,
+            Some(b"14") => on.grpc_unavailable,
+            _ => false,
+        }
+}
+
+/// How long to wait before the next try, after so many: full jitter over a span that doubles.
+pub fn backoff(policy: &RetryPolicy, tries: u32, dice: &mut fastrand::Rng) -> Duration {
+    let doubled = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16));
+    let most = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(dice.u64(..=most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(
+        policy: Option<&RetryPolicy>,
+        fields: &[(&str, &str)],
+    ) -> (Option<RetryPolicy>, [Option<u64>; 2]) {
+        let mut head = RequestHead::build("GET", "/", "a", fields);
+        let asked = asked(&mut head, policy, Some(Duration::from_millis(100)));
+        assert!(!head.iter().any(|(name, _)| name.starts_with(b"x-envoy-")));
+        let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
+        (asked.retry().cloned(), [ms(asked.timeout), ms(asked.try_timeout)])
+    }
+
+    #[test]
+    fn wishes_come_on_top_of_the_routes_policy() {
+        let mut policy = RetryPolicy { retries: 2, ..RetryPolicy::default() };
+        policy.on.set("reset");
+        let fields = [
+            ("x-envoy-retry-on", "5xx, unknown,cancelled"),
+            ("x-envoy-retry-grpc-on", "unavailable"),
+            ("x-envoy-max-retries", "7"),
+            ("x-envoy-retriable-status-codes", "404,no"),
+            ("x-envoy-retriable-header-names", "X-Again"),
+        ];
+        let retry = taken(Some(&policy), &fields).0.unwrap();
+        let on = RetryOn { reset: true, server_error: true, grpc_unavailable: true, ..RetryOn::default() };
+        assert_eq!((retry.on, retry.retries, retry.statuses), (on, 7, vec![404]));
+        assert_eq!(&*retry.answers[0].name, "x-again");
+        assert_eq!(taken(None, &fields[..1]).0.unwrap().retries, 1);
+        assert!(taken(None, &fields[2..]).0.is_none());
+        assert!(taken(None, &[("x-envoy-retry-on", "unknown")]).0.is_none());
+    }
+
+    #[test]
+    fn only_requests_that_are_meant_are_tried_again() {
+        let mut policy = RetryPolicy::default();
+        policy.on.set("5xx");
+        let test = HeaderTest::Present(true);
+        policy.requests =
+            vec![HeaderMatch { name: "x-a".into(), test, invert: false, missing_as_empty: false }];
+        assert!(taken(Some(&policy), &[]).0.is_none());
+        assert!(taken(Some(&policy), &[("x-a", "")]).0.is_some());
+    }
+
+    #[test]
+    fn a_try_takes_no_longer_than_the_whole() {
+        let (all, one) = ("x-envoy-upstream-rq-timeout-ms", "x-envoy-upstream-rq-per-try-timeout-ms");
+        let cases: [(&[(&str, &str)], _); 5] = [
+            (&[], [Some(100), None]),
+            (&[(all, "50"), (one, "20")], [Some(50), Some(20)]),
+            (&[(one, "100")], [Some(100), None]),
+            (&[(all, "0"), (one, "500")], [None, Some(500)]),
+            (&[(all, "no")], [Some(100), None]),
+        ];
+        for (fields, times) in cases {
+            assert_eq!(taken(None, fields).1, times, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn retries_follow_the_policys_words() {
+        let failed = |kind, request_sent| (Error::new(kind), request_sent);
+        let on = |set: fn(&mut RetryOn)| {
+            let mut on = RetryOn::default();
+            set(&mut on);
+            policy(on)
+        };
+        let cases: [(RetryPolicy, (Error, bool), bool); 10] = [
+            (on(|on| on.connect_failure = true), failed(Kind::ConnectFailed, false), true),
+            (on(|on| on.connect_failure = true), failed(Kind::UpstreamClosed, true), false),
+            (on(|on| on.reset = true), failed(Kind::UpstreamClosed, true), true),
+            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, true), false),
+            (on(|on| on.reset_before_request = true), failed(Kind::UpstreamClosed, false), true),
+            (on(|on| on.refused_stream = true), failed(Kind::UpstreamRefused, true), true),
+            (on(|on| on.gateway_error = true), failed(Kind::TryTimeout, true), true),
+            (on(|on| on.server_error = true), failed(Kind::ResponseTimeout, true), false),
+            (on(|on| on.server_error = true), failed(Kind::Overflow, false), false),
+            (on(|_| ()), failed(Kind::ConnectFailed, false), false),
+        ];
+        for (policy, (error, request_sent), expected) in cases {
+            let outcome = Outcome::Failed { error: &error, request_sent };
+            assert_eq!(wanted(&policy, outcome), expected, "{error} {:?}", policy.on);
+        }
+    }
+
+    #[test]
+    fn answers_are_retried_by_status_and_grpc_status() {
+        let mut policy = policy(RetryOn {
+            gateway_error: true,
+            retriable_status_codes: true,
+            grpc_unavailable: true,
+            ..RetryOn::default()
+        });
+        policy.statuses = vec![418];
+        let cases = [
+            (ResponseHead::build(503, &[]), true),
+            (ResponseHead::build(500, &[]), false),
+            (ResponseHead::build(418, &[]), true),
+            (ResponseHead::build(200, &[("grpc-status", "14")]), true),
+            (ResponseHead::build(200, &[("grpc-status", "1")]), false),
+            (ResponseHead::build(503, &[("x-envoy-overloaded", "true")]), true),
+            (ResponseHead::build(503, &[("x-envoy-ratelimited", "true")]), false),
+        ];
+        for (head, expected) in cases {
+            assert_eq!(wanted(&policy, Outcome::Answered(&head)), expected, "{head:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_between_tries_doubles_up_to_the_limit() {
+        let ms = Duration::from_millis;
+        let policy = RetryPolicy { backoff_base: ms(10), backoff_max: ms(45), ..policy(RetryOn::default()) };
+        let mut dice = fastrand::Rng::with_seed(5);
+        for (tries, most) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
+            let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut dice)).collect();
+            let (least, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
+            // All of the span is used, and no more.
+            assert!(*longest <= ms(most) && *longest > ms(most) * 9 / 10, "{tries}: {longest:?}");
+            assert!(*least < ms(most) / 10, "{tries}: {least:?}");
+        }
+        let endless = RetryPolicy { backoff_base: Duration::MAX, backoff_max: Duration::MAX, ..policy };
+        backoff(&endless, u32::MAX, &mut dice);
+    }
+
+    fn policy(on: RetryOn) -> RetryPolicy {
+        RetryPolicy { on, retries: 2, ..RetryPolicy::default() }
+    }
+}
