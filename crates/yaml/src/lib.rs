@@ -411,7 +411,8 @@ fn plain(text: &str) -> Value {
         let number = digits.strip_prefix(prefix).filter(|number| !number.starts_with(['-', '+']));
         number.and_then(|number| i128::from_str_radix(number, radix).ok())
     };
-    if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)) {
+    // YAML 1.1's octal numbers begin with a 0 alone: modes of files are written so.
+    if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0", 8)) {
         return Value::Int(if text.starts_with('-') { -number } else { number });
     }
     let begins = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
@@ -464,6 +465,8 @@ mod tests {
         let value = |text: &str| plain(text);
         assert_eq!(value("1"), Value::Int(1));
         assert_eq!(value("-0x10"), Value::Int(-16));
+        assert_eq!([value("0"), value("0400"), value("-010")], [0, 256, -8].map(Value::Int));
+        assert_eq!(value("080"), Value::Int(80));
         for odd in ["0x-10", "-0x-80000000000000000000000000000000", "0o+7"] {
             assert_eq!(value(odd), Value::Text(odd.into(), false));
         }
