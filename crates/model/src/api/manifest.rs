@@ -107,7 +107,7 @@ pub(crate) struct PodSpec {
     pub(crate) restart_policy: Option<String>,
     pub(crate) service_account: Option<String>,
     pub(crate) service_account_name: Option<String>,
-    pub(crate) volumes: Vec<Named>,
+    pub(crate) volumes: Vec<Volume>,
 }
 
 /// A container.
@@ -121,7 +121,7 @@ pub(crate) struct Container {
     pub(crate) liveness_probe: Option<Probe>,
     pub(crate) readiness_probe: Option<Probe>,
     pub(crate) startup_probe: Option<Probe>,
-    pub(crate) volume_mounts: Vec<Named>,
+    pub(crate) volume_mounts: Vec<VolumeMount>,
 }
 
 /// A port of a container.
@@ -149,11 +149,59 @@ pub(crate) struct ProbeTarget {
     pub(crate) port: IntOrText,
 }
 
-/// Something of which only the name is read.
+/// A volume of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) config_map: Option<VolumeSource>,
+    #[serde(rename = "downwardAPI")]
+    pub(crate) downward: Option<VolumeSource>,
+    pub(crate) empty_dir: Option<Anything>,
+    pub(crate) host_path: Option<Anything>,
+    pub(crate) persistent_volume_claim: Option<Anything>,
+    pub(crate) projected: Option<VolumeSource>,
+    pub(crate) secret: Option<VolumeSource>,
+}
+
+/// Where the files of a volume come from: of a ConfigMap, a Secret, the Pod's fields, or several of them.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VolumeSource {
+    pub(crate) name: Option<String>,
+    pub(crate) secret_name: Option<String>,
+    pub(crate) default_mode: Option<i64>,
+    pub(crate) items: Vec<VolumeItem>,
+    pub(crate) sources: Vec<Projection>,
+}
+
+/// A file of a volume.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Named {
+pub(crate) struct VolumeItem {
+    pub(crate) path: String,
+    pub(crate) mode: Option<i64>,
+}
+
+/// One of several sources of a volume.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Projection {
+    pub(crate) config_map: Option<VolumeSource>,
+    #[serde(rename = "downwardAPI")]
+    pub(crate) downward: Option<VolumeSource>,
+    pub(crate) secret: Option<VolumeSource>,
+    pub(crate) service_account_token: Option<VolumeItem>,
+}
+
+/// A volume in a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VolumeMount {
     pub(crate) name: String,
+    pub(crate) mount_path: String,
+    pub(crate) sub_path: Option<String>,
+    pub(crate) sub_path_expr: Option<String>,
 }
 
 /// `status` of a Pod.

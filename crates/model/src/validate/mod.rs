@@ -13,6 +13,7 @@ mod service_entry;
 mod shadowed;
 mod unsupported;
 mod virtual_service;
+mod volumes;
 
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use kube::{meta, service};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Findings, injection, is_label_text, kube::labels, port};
+use super::{Findings, injection, is_label_text, kube::labels, port, volumes};
 use crate::{
     api::{
         Kind,
@@ -68,6 +68,7 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
     if spec.containers.is_empty() {
         findings.error(format!("{at}.containers"), "is empty", "add at least one container");
     }
+    volumes::sources(&spec.volumes, &format!("{at}.volumes"), findings);
     let volumes = names(spec.volumes.iter().map(|volume| &*volume.name), &format!("{at}.volumes"), findings);
     let mut containers = BTreeSet::new();
     // The containers that have a port, by number and protocol: those of a pod share its address.
@@ -76,6 +77,7 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
         for (index, one) in all.iter().enumerate() {
             let at = format!("{at}.{list}[{index}]");
             container(one, &at, findings);
+            volumes::mounts(&one.volume_mounts, &format!("{at}.volumeMounts"), findings);
             if !containers.insert(&*one.name) {
                 let message = format!("{:?} is the name of another container of the pod", one.name);
                 findings.error(format!("{at}.name"), message, "use a different name for each container");
