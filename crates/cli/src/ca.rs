@@ -94,7 +94,7 @@ fn beside_control(verb: &str, which: &Which) -> anyhow::Result<u8> {
     let control = enter::control().to_string();
     let words = ["ca", verb, "--control", &control, "--output", output];
     let command: Vec<_> = std::iter::once(exe.into()).chain(words.map(OsString::from)).collect();
-    Ok(enter::run(&mesh, enter::Place::Control, &command)?)
+    Ok(enter::run(&mesh, enter::Place::Control, None, &command)?)
 }
 
 async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> {

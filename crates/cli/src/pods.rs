@@ -8,7 +8,7 @@ use skysail_sandbox::{
     Error,
     enter::{self, Place},
     log,
-    rundir::{self, PodState, State},
+    rundir::{self, PodState, ProgramState, State},
 };
 
 use crate::{exit, view};
@@ -18,12 +18,15 @@ use crate::{exit, view};
 #[command(after_help = "Examples:\n  skysail exec booking -- curl -s http://flight:9080/healthz\n  \
     skysail exec control -- curl -s http://10.244.0.1:15014/debug/syncz\n\n\
     The command runs in the pod's network, with the pod's names, and its connections take the way the workload's \
-    take: through the sidecar. Files are those of this machine. The exit code is the command's, 127 if there is no \
+    take: through the sidecar. Files are those that the container sees: this machine's, and its volumes. The exit code is the command's, 127 if there is no \
     such command, and 126 if it cannot be run.")]
 pub(crate) struct ExecArgs {
     /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
     /// control plane runs, and its admin pages are served.
     workload: String,
+    /// The container whose volumes the command sees [default: the pod's first].
+    #[arg(short, long)]
+    container: Option<String>,
     /// The mesh's name, if several run.
     #[arg(long)]
     name: Option<String>,
@@ -70,7 +73,9 @@ const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    match enter::run(&mesh, place(&mesh, &args.workload)?, &args.command) {
+    let place = place(&mesh, &args.workload)?;
+    let container = container(place, args.container.as_deref())?;
+    match enter::run(&mesh, place, container, &args.command) {
         Err(error @ Error::Command { .. }) => {
             stdio::tell(format!("skysail: {error}"));
             let missing =
@@ -129,6 +134,23 @@ pub(crate) fn place<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<Place
     }
     let pods = find(mesh, workload)?;
     Ok(Place::Pod(pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0])))
+}
+
+/// The container of this name, or the pod's first if that runs.
+fn container<'a>(place: Place<'a>, name: Option<&str>) -> anyhow::Result<Option<&'a ProgramState>> {
+    let (Place::Pod(pod), wanted) = (place, name) else {
+        return match name {
+            Some(_) => bail!("the control plane has no containers"),
+            None => Ok(None),
+        };
+    };
+    let first = pod.containers.first().map(String::as_str);
+    let found = pod.programs.iter().find(|program| Some(program.name.as_str()) == wanted.or(first));
+    if let (None, Some(name)) = (found, wanted) {
+        let known: Vec<_> = pod.programs.iter().map(|program| program.name.as_str()).collect();
+        bail!("pod {} has no container {name} that runs; it has {}", pod.name, known.join(", "));
+    }
+    Ok(found)
 }
 
 fn find<'a>(mesh: &'a State, name: &str) -> anyhow::Result<Vec<&'a PodState>> {

@@ -153,8 +153,14 @@ fn envoy(text: &str) -> Result<(String, PathBuf), String> {
 
 fn image(text: &str) -> Result<(String, Vec<String>), String> {
     let (image, command) = text.split_once('=').ok_or("expected IMAGE=COMMAND, such as acme/shop=./shop")?;
-    let command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-    program(command.first().ok_or("the command is missing after the =")?)?;
+    let mut command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    let first = command.first_mut().ok_or("the command is missing after the =")?;
+    let file = program(first)?;
+    if first.contains('/') {
+        // The container may start in another folder (workingDir).
+        let file = std::path::absolute(&file).map_err(|error| format!("{first}: {error}"))?;
+        *first = file.to_string_lossy().into_owned();
+    }
     Ok((image.to_owned(), command))
 }
 
@@ -219,6 +225,8 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
         rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
     } else {
+        // Keys, tokens and Secrets are not.
+        rundir::keep_logs(&folder).with_context(|| format!("clearing {}", folder.display()))?;
         stdio::tell(format!("logs are kept in {}", logs.display()));
     }
     Ok(code)

@@ -1,15 +1,20 @@
 //! Containers without images: which program runs for a container, and with what environment.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use serde_json::Value;
 
 use crate::{
-    objects::{Container, Labels, Objects, Variable},
+    mounts::View,
+    objects::{Container, Data, Objects, Values, Variable},
     plan::Pod,
     ports::{self, Ports},
     process::{Program, Restart},
-    unsupported,
+    unsupported, volumes,
 };
 
 /// Which programs stand for which images.
@@ -21,6 +26,13 @@ pub(crate) struct Images<'a> {
     pub(crate) stand_in: &'a [String],
     /// Containers of all others that have a command run it with this machine's programs.
     pub(crate) runs_commands: bool,
+}
+
+/// Where the files of a pod are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) logs: &'a Path,
 }
 
 /// What a container is for, which says what stands in for it.
@@ -40,7 +52,7 @@ pub(crate) fn program(
     objects: &Objects,
     images: Images<'_>,
     (role, restart): (Role, Restart),
-    logs: &Path,
+    place: Place<'_>,
 ) -> (Program, Vec<String>) {
     let mut notes = Vec::new();
     let mut note = |text: String| notes.push(format!("container {}: {text}", container.name));
@@ -49,11 +61,11 @@ pub(crate) fn program(
         if !container.command.is_empty() {
             note("`command` has no effect: the program given for the image runs instead".to_owned());
         }
-        unsupported::of_container(container).into_iter().for_each(&mut note);
+        unsupported::of_container(container, pod).into_iter().for_each(&mut note);
         let args = container.args.iter().map(|argument| expand(argument, &environment));
         program.iter().cloned().chain(args).collect()
     } else if images.runs_commands && !container.command.is_empty() {
-        unsupported::of_container(container).into_iter().for_each(&mut note);
+        unsupported::of_container(container, pod).into_iter().for_each(&mut note);
         let words = container.command.iter().chain(&container.args);
         words.map(|word| expand(word, &environment)).collect()
     } else if role == Role::Ends {
@@ -76,8 +88,29 @@ pub(crate) fn program(
         let listen = listen.flat_map(|port| ["--port".to_owned(), port]);
         images.stand_in.iter().cloned().chain(listen).collect()
     };
-    let log = logs.join(format!("{}.log", container.name));
-    (Program { name: container.name.clone(), command, environment, log, restart }, notes)
+    let view = match is_stand_in(images, container) {
+        true => View::default(),
+        false => view(container, pod, place.folder, &mut note),
+    };
+    let log = place.logs.join(format!("{}.log", container.name));
+    let name = container.name.clone();
+    (Program { name, command, environment, log, restart, view: Arc::new(view) }, notes)
+}
+
+/// The files that a container's program sees.
+fn view(container: &Container, pod: &Pod, folder: &Path, note: &mut impl FnMut(String)) -> View {
+    let mounts = volumes::mounts(container, pod, folder);
+    let working_dir = container.working_dir.as_ref().map(PathBuf::from).filter(|dir| {
+        let is_there = dir.is_dir() || mounts.iter().any(|mount| dir.starts_with(&mount.target));
+        if !is_there && !dir.as_os_str().is_empty() {
+            note(format!(
+                "workingDir has no effect: this machine has no folder {}; the program runs in the directory of `skysail up`",
+                dir.display()
+            ));
+        }
+        is_there
+    });
+    View::new(mounts, working_dir, folder.join(format!("root-{}", container.name)))
 }
 
 /// What stands in for a container that serves.
@@ -134,7 +167,7 @@ fn environment(
             Ok((_, texts)) => {
                 let prefix = source["prefix"].as_str().unwrap_or_default();
                 environment
-                    .extend(texts.iter().map(|(name, value)| (format!("{prefix}{name}"), value.clone())));
+                    .extend(texts.iter().map(|(name, value)| (format!("{prefix}{name}"), text(value))));
             }
             Err(problem) => note(format!("envFrom: {problem}")),
         }
@@ -159,7 +192,11 @@ fn value(variable: &Variable, pod: &Pod, objects: &Objects) -> Result<String, St
     }
     let (reference, texts) = texts(source, "KeyRef", pod, objects)?;
     let key = reference["key"].as_str().unwrap_or_default();
-    texts.get(key).cloned().ok_or_else(|| format!("no key {key} in {}", reference["name"]))
+    texts.get(key).map(|value| text(value)).ok_or_else(|| format!("no key {key} in {}", reference["name"]))
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).into_owned()
 }
 
 /// Whether what a source refers to need not be there.
@@ -176,12 +213,12 @@ fn texts<'a>(
     suffix: &str,
     pod: &Pod,
     objects: &'a Objects,
-) -> Result<(&'a Value, &'a Labels), String> {
+) -> Result<(&'a Value, &'a Data), String> {
     for (kind, field) in FIELDS {
         let reference = &source[format!("{field}{suffix}")];
         if let Some(name) = reference["name"].as_str() {
             let key = (kind.to_owned(), pod.namespace.clone(), name.to_owned());
-            let found = objects.values.get(&key).map(|texts| (reference, texts));
+            let found = objects.values.get(&key).map(|Values { data, .. }| (reference, data));
             return found.ok_or_else(|| format!("{kind} {}/{name} does not exist", pod.namespace));
         }
     }
@@ -237,7 +274,10 @@ mod tests {
             ],
         }))
         .unwrap();
-        let text = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
+        let text = |key: &str, value: &str| Values {
+            data: Data::from([(key.to_owned(), value.as_bytes().to_vec())]),
+            ..Values::default()
+        };
         let key = |kind: &str, name: &str| (kind.to_owned(), "n".to_owned(), name.to_owned());
         let values = [(key("ConfigMap", "m"), text("x", "1")), (key("Secret", "s"), text("k", "v"))].into();
         let objects = Objects { values, ..Objects::default() };
@@ -248,6 +288,7 @@ mod tests {
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,
+            claims: Vec::new(),
             template: Default::default(),
             hash: String::new(),
         };

@@ -14,7 +14,7 @@ use crate::{
     error::{Context as _, Error},
     isolate::exit_code,
     plan::BRIDGE,
-    rundir::{PodState, State},
+    rundir::{PodState, ProgramState, State},
 };
 
 /// A place inside a mesh.
@@ -26,16 +26,24 @@ pub enum Place<'a> {
     Control,
 }
 
-/// Runs a command in the namespaces of a place and returns its exit code.
+/// Runs a command in the namespaces of a place, with the files of a container, and returns its exit code.
 ///
 /// # Errors
 /// Those of [`enter`], and when the command cannot be started.
-pub fn run(mesh: &State, place: Place<'_>, command: &[OsString]) -> Result<u8, Error> {
+pub fn run(
+    mesh: &State,
+    place: Place<'_>,
+    container: Option<&ProgramState>,
+    command: &[OsString],
+) -> Result<u8, Error> {
     let mut namespaces = vec![
         ("ns/pid".to_owned(), CloneFlags::CLONE_NEWPID),
         ("ns/ipc".to_owned(), CloneFlags::CLONE_NEWIPC),
     ];
     namespaces.extend(place.handles()?);
+    // After the pod's: the last one counts.
+    let mounts = container.and_then(|program| program.mounts);
+    namespaces.extend(mounts.map(|number| (format!("fd/{number}"), CloneFlags::CLONE_NEWNS)));
     place.enter(mesh, namespaces)?;
     here(command)
 }

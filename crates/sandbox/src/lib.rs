@@ -24,6 +24,7 @@ pub mod isolate;
 mod links;
 pub mod log;
 pub mod mesh;
+mod mounts;
 mod netlink;
 mod nftables;
 mod objects;
@@ -41,6 +42,7 @@ mod survey;
 mod templates;
 mod token;
 mod unsupported;
+mod volumes;
 
 pub use capacity::Capacity;
 pub use check::Checked;

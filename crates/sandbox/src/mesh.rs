@@ -9,8 +9,8 @@ mod replicas;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -33,7 +33,7 @@ use crate::{
     files::{Files, News},
     http, isolate, links,
     netlink::Socket,
-    objects::{Objects, Workload},
+    objects::{Key, Objects, Workload},
     plan::{self, BRIDGE, POD_NETWORK, Pod, VirtualAddresses},
     pod::{Event, Order},
     process::{self, Ended, Outcome, last_line},
@@ -82,6 +82,8 @@ struct Mesh {
     bridge: u32,
     /// The way for connections out of the mesh, if there is to be one.
     egress: Option<Egress>,
+    /// The folders of PersistentVolumeClaims, by namespace and name.
+    claims: BTreeMap<Key, PathBuf>,
     /// Pods made so far: numbers links and addresses.
     made: u32,
     virtual_ports: Vec<VirtualPort>,
@@ -147,6 +149,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         issuer,
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
         egress,
+        claims: BTreeMap::new(),
         made: 0,
         virtual_ports: Vec::new(),
         rules_ordered: Arc::default(),
@@ -246,14 +249,14 @@ impl Mesh {
                         is_other |= self.files.take(news);
                     }
                     if is_other {
-                        self.objects = self.files.objects();
+                        self.take_objects();
                     }
                 }
                 // Pods that take long to start no longer keep others from starting.
                 () = sleep(LOOK), if self.starting() > 0 => {}
                 () = sleep(LOOK), if self.files.are_going() => {
                     if self.files.forget() {
-                        self.objects = self.files.objects();
+                        self.take_objects();
                     }
                 }
             }
@@ -283,7 +286,7 @@ impl Mesh {
 
     fn hear_control(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Started(id) => self.control_process = Some(id),
+            Outcome::Started(id, _) => self.control_process = Some(id),
             Outcome::Ended(Ended { how, code, .. }) => {
                 self.control_process = None;
                 let log = self.settings.folder.join("logs/control.log");
@@ -306,13 +309,13 @@ impl Mesh {
                 member.has_started |= ready.is_ok();
                 state.ready = ready;
             }
-            Event::Started(program, id) => {
+            Event::Started(program, id, mounts) => {
                 match state.programs.iter_mut().find(|known| known.name == program) {
                     Some(known) => {
-                        known.process = Some(id);
+                        (known.process, known.mounts) = (Some(id), mounts);
                         state.restarts += 1;
                     }
-                    None => state.programs.push(ProgramState { name: program, process: Some(id) }),
+                    None => state.programs.push(ProgramState { name: program, process: Some(id), mounts }),
                 }
             }
             Event::Ended(program, ended) => {
@@ -353,6 +356,12 @@ impl Mesh {
                 self.pods.remove(key);
             }
         }
+    }
+
+    /// Reads the objects anew, and tells pods that mount some of them.
+    fn take_objects(&mut self) {
+        self.objects = self.files.objects();
+        self.update_volumes();
     }
 
     /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.

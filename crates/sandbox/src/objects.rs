@@ -1,13 +1,18 @@
 //! What the user wrote, as far as pods need it: workloads, services, hosts of ServiceEntries, texts of ConfigMaps and Secrets, labels of namespaces.
 
+mod values;
+mod volume;
+
 use std::collections::BTreeMap;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
 use serde_json::Value;
 use skysail_model::{Kind, ObjectKey, api::ServiceEntry};
 
 use crate::external::Entries;
+
+pub(crate) use values::{Data, Values};
+pub(crate) use volume::{Claim, Downward, KeyToPath, Projection, Source, TokenFile, Volume, VolumeMount};
 
 /// Labels or annotations.
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -24,12 +29,12 @@ pub(crate) struct Objects {
     pub(crate) entries: Entries,
     /// Labels by namespace.
     pub(crate) namespaces: BTreeMap<String, Labels>,
-    /// The texts in ConfigMaps and Secrets, by kind, namespace and name.
-    pub(crate) values: BTreeMap<(String, String, String), Labels>,
+    /// What ConfigMaps and Secrets hold, by kind, namespace and name.
+    pub(crate) values: BTreeMap<(String, String, String), Values>,
 }
 
 /// Something that makes pods.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Workload {
     pub(crate) kind: String,
     pub(crate) namespace: String,
@@ -39,6 +44,8 @@ pub(crate) struct Workload {
     pub(crate) parallelism: u32,
     /// Failures of a Job's pod before the Job has failed (`spec.backoffLimit`).
     pub(crate) backoff_limit: u32,
+    /// Names of a StatefulSet's `volumeClaimTemplates`: each pod has a claim of its own.
+    pub(crate) claims: Vec<String>,
     pub(crate) template: Template,
     /// Changes when the template does.
     pub(crate) hash: String,
@@ -72,6 +79,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_network: bool,
     pub(crate) termination_grace_period_seconds: Option<u64>,
     pub(crate) restart_policy: Option<String>,
+    pub(crate) volumes: Vec<Volume>,
     /// What is not used here; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
@@ -89,6 +97,8 @@ pub(crate) struct Container {
     pub(crate) ports: Vec<ContainerPort>,
     pub(crate) readiness_probe: Option<Probe>,
     pub(crate) restart_policy: Option<String>,
+    pub(crate) volume_mounts: Vec<VolumeMount>,
+    pub(crate) working_dir: Option<String>,
     /// What is not used here; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
@@ -228,8 +238,8 @@ pub(crate) enum Item {
     Entry(Box<ServiceEntry>),
     /// The labels of a namespace.
     Namespace(Labels),
-    /// The texts of a ConfigMap or a Secret.
-    Values(Labels),
+    /// What a ConfigMap or a Secret holds.
+    Values(Values),
 }
 
 impl Item {
@@ -237,7 +247,7 @@ impl Item {
     pub(crate) fn read(key: &ObjectKey, object: &Value) -> Result<Option<Self>, String> {
         Ok(Some(match key.kind {
             Kind::Namespace => Self::Namespace(field(&object["metadata"], "labels")?),
-            Kind::ConfigMap | Kind::Secret => Self::Values(texts(object)?),
+            Kind::ConfigMap | Kind::Secret => Self::Values(Values::read(object)?),
             Kind::Service => Self::Service(Service { spec: field(object, "spec")?, object: object.clone() }),
             Kind::ServiceEntry => Self::Entry(Box::new(field(object, "spec")?)),
             Kind::Pod
@@ -260,22 +270,15 @@ impl Objects {
             Item::Service(service) => _ = self.services.insert((namespace, name), service),
             Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
-            Item::Values(texts) => _ = self.values.insert((kind, namespace, name), texts),
+            Item::Values(values) => _ = self.values.insert((kind, namespace, name), values),
         }
     }
 }
 
-/// The texts of a ConfigMap or a Secret.
-fn texts(document: &Value) -> Result<Labels, String> {
-    let mut texts: Labels = field(document, "data")?;
-    if document["kind"] == "Secret" {
-        for (name, value) in &mut texts {
-            let bytes = BASE64.decode(value.trim()).map_err(|error| format!("data.{name}: {error}"))?;
-            *value = String::from_utf8_lossy(&bytes).into_owned();
-        }
-        texts.extend(field::<Labels>(document, "stringData")?);
-    }
-    Ok(texts)
+/// A claim that a StatefulSet makes for each of its pods.
+#[derive(Deserialize)]
+struct Claimed {
+    metadata: Metadata,
 }
 
 fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
@@ -300,6 +303,10 @@ fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
         replicas,
         parallelism: number("parallelism", 1)?,
         backoff_limit: number("backoffLimit", 6)?,
+        claims: field::<Vec<Claimed>>(&object["spec"], "volumeClaimTemplates")?
+            .into_iter()
+            .map(|claim| claim.metadata.name)
+            .collect(),
         template,
         hash: letters(fnv(source.to_string().as_bytes()), 10),
     })

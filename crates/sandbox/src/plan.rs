@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     dns::{Answer, DOMAIN, Names},
-    objects::{Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Workload, fnv},
+    objects::{
+        Claim, Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Volume, Workload, fnv,
+    },
     rules::VirtualPort,
     rundir::Phase,
 };
@@ -57,7 +59,13 @@ impl Pod {
         let metadata = &workload.template.metadata;
         let mut labels = metadata.labels.clone().unwrap_or_default();
         let annotations = metadata.annotations.clone().unwrap_or_default();
-        let spec = workload.template.spec.clone();
+        let mut spec = workload.template.spec.clone();
+        spec.volumes.retain(|volume| !workload.claims.contains(&volume.name));
+        spec.volumes.extend(workload.claims.iter().map(|claim| Volume {
+            name: claim.clone(),
+            persistent_volume_claim: Some(Claim { claim_name: format!("{claim}-{name}") }),
+            ..Volume::default()
+        }));
         let sidecar =
             !spec.host_network && injected(&labels, &annotations, namespaces.get(&workload.namespace));
         if sidecar {
@@ -387,6 +395,7 @@ mod tests {
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,
+            claims: Vec::new(),
             template: Template {
                 metadata: Metadata { labels: Some(labels), ..Metadata::default() },
                 spec: serde_json::from_value(spec).unwrap(),

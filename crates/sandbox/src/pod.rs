@@ -5,6 +5,7 @@
 //! sets the packet rules and then supervises sidecar and workload with a runtime of its own.
 
 use std::{
+    cell::RefCell,
     fs::{self, File},
     io,
     net::Ipv4Addr,
@@ -21,7 +22,7 @@ use nix::{
     sched::{CloneFlags, unshare},
     unistd::sethostname,
 };
-use skysail_core::names::HEALTH_PORT;
+use skysail_core::names::{HEALTH_PORT, TOKEN_AUDIENCE};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -36,6 +37,10 @@ use crate::{
     readiness::{self, Check, Life, Lives, Probe, Watched},
     rules::Rules,
     token::{self, Issuer},
+    volumes::{
+        Contents,
+        store::{Made, Store},
+    },
 };
 
 /// What a pod is made from.
@@ -55,6 +60,9 @@ pub(crate) struct Blueprint {
     pub(crate) issuer: Issuer,
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
+    /// The volumes that its programs mount, and the files in them.
+    pub(crate) volumes: Vec<Made>,
+    pub(crate) contents: Contents,
     /// Programs that run to their end, one after the other, before the containers start.
     pub(crate) init: Vec<Program>,
     pub(crate) containers: Vec<Containerized>,
@@ -75,6 +83,8 @@ pub(crate) struct Containerized {
 pub(crate) enum Order {
     /// Replace the packet rules. What comes with them is dropped when that is done.
     Rules(Rules, Arc<()>),
+    /// The files of its volumes are others.
+    Contents(Contents),
     /// End within this time: first the workload, then the sidecar.
     Stop(Duration),
 }
@@ -86,8 +96,8 @@ pub(crate) enum Event {
     Made(Handles),
     /// It became ready, or stopped being so; for the latter, why.
     Ready(Result<(), String>),
-    /// A program started under this number.
-    Started(String, u32),
+    /// A program started under this number, and with this file of its mount namespace, if it has one of its own.
+    Started(String, u32, Option<i32>),
     /// A program ended.
     Ended(String, Ended),
     /// All of its containers have ended for good; if one of them failed, which and how.
@@ -174,13 +184,14 @@ fn live(pod: &Blueprint, orders: mpsc::UnboundedReceiver<Order>, tell: &Tell) ->
     let mut netfilter = netfilter()?;
     set_rules(&mut netfilter, &pod.rules)?;
     write_files(pod)?;
+    let store = Store::make(&pod.folder, &pod.volumes).context("making the pod's volumes")?;
     say(Event::Made(Handles { net: net.as_raw_fd(), mnt: mnt.as_raw_fd(), uts: uts.as_raw_fd() }));
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("starting the pod's runtime")?;
-    runtime.block_on(supervise(pod, netfilter, orders, &say));
+    runtime.block_on(supervise(pod, netfilter, store, orders, &say));
     Ok(())
 }
 
@@ -238,7 +249,7 @@ fn write_files(pod: &Blueprint) -> Result<(), Error> {
 /// Replaces the token's file, so that a reader sees the old token or the new one.
 fn write_token(pod: &Blueprint) -> io::Result<()> {
     let (namespace, name) = &pod.key;
-    let token = pod.issuer.token(namespace, &pod.account, name)?;
+    let token = pod.issuer.token(namespace, &pod.account, name, TOKEN_AUDIENCE)?;
     let (file, new) = (pod.folder.join("token"), pod.folder.join(".token.new"));
     fs::write(&new, token)?;
     fs::rename(new, file)
@@ -247,6 +258,7 @@ fn write_token(pod: &Blueprint) -> io::Result<()> {
 async fn supervise(
     pod: &Blueprint,
     mut netfilter: Socket,
+    store: Store,
     mut orders: mpsc::UnboundedReceiver<Order>,
     say: &impl Fn(Event),
 ) {
@@ -255,10 +267,11 @@ async fn supervise(
     let watched = watched(pod);
     let lives = Lives::new(watched.len());
     let mut stopped_early = programs_stopped.clone();
+    let volumes = Volumes::new(pod, store);
     let workload = async {
         // As with Istio's native sidecars: what the workload does first already finds a way out.
         let starts = tokio::select! {
-            () = sidecar_ready(&watched, &lives) => true,
+            () = async { tokio::join!(sidecar_ready(&watched, &lives), volumes.mounted(pod, &lives)); } => true,
             _ = stopped_early.wait_for(Option::is_some) => false,
         };
         let finish = if starts { run_containers(pod, &programs_stopped, &lives, say).await } else { None };
@@ -286,6 +299,7 @@ async fn supervise(
                         say(Event::Failed(error));
                     }
                 }
+                Order::Contents(contents) => volumes.replace(pod, contents),
                 Order::Stop(grace) => {
                     stop_programs.send_replace(Some(grace));
                 }
@@ -296,7 +310,7 @@ async fn supervise(
     tokio::select! {
         _ = async { tokio::join!(workload, sidecar) } => {}
         () = readiness => {}
-        () = renew_token(pod) => {}
+        () = renew_tokens(pod, &volumes) => {}
         () = async { obey.await; std::future::pending().await } => {}
     }
 }
@@ -319,14 +333,10 @@ async fn run_containers(
 ) -> Option<Result<(), String>> {
     let first = usize::from(pod.sidecar.is_some());
     for program in &pod.init {
-        let wait = |reason: String| {
-            (0..pod.containers.len())
-                .for_each(|index| lives.set(first + index, Life::Waiting(reason.clone())));
-        };
-        wait(format!("waits for init container {}", program.name));
+        wait(pod, lives, &format!("waits for init container {}", program.name));
         let report = |outcome| {
             if let Life::Crashed(reason) = life(program, &[], &outcome) {
-                wait(format!("waits for init container {}: {reason}", program.name));
+                wait(pod, lives, &format!("waits for init container {}: {reason}", program.name));
             }
             tell(program, say, outcome);
         };
@@ -359,7 +369,7 @@ async fn run_containers(
 /// The state of a program after this outcome.
 fn life(program: &Program, ports: &[String], outcome: &Outcome) -> Life {
     match outcome {
-        Outcome::Started(_) => Life::Running(Instant::now(), None),
+        Outcome::Started(..) => Life::Running(Instant::now(), None),
         Outcome::Ended(ended) if ended.code == Some(0) && ended.again.is_none() => Life::Done,
         Outcome::Ended(ended) => Life::Crashed(crash(ended, &program.last_line(), ports)),
     }
@@ -367,7 +377,7 @@ fn life(program: &Program, ports: &[String], outcome: &Outcome) -> Life {
 
 fn tell(program: &Program, say: &impl Fn(Event), outcome: Outcome) {
     say(match outcome {
-        Outcome::Started(id) => Event::Started(program.name.clone(), id),
+        Outcome::Started(id, mounts) => Event::Started(program.name.clone(), id, mounts),
         Outcome::Ended(ended) => Event::Ended(program.name.clone(), ended),
     });
 }
@@ -389,9 +399,60 @@ fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
     format!("{word}: {}: {last_line}{ports}", ended.how)
 }
 
-async fn renew_token(pod: &Blueprint) {
+/// The volumes of a pod, and what they wait for.
+struct Volumes {
+    store: RefCell<(Store, Contents)>,
+    waits: watch::Sender<Result<(), String>>,
+}
+
+impl Volumes {
+    fn new(pod: &Blueprint, store: Store) -> Self {
+        let store = RefCell::new((store, pod.contents.clone()));
+        let volumes = Self { store, waits: watch::Sender::new(Ok(())) };
+        volumes.write(pod);
+        volumes
+    }
+
+    fn replace(&self, pod: &Blueprint, contents: Contents) {
+        self.store.borrow_mut().1 = contents;
+        self.write(pod);
+    }
+
+    fn write(&self, pod: &Blueprint) {
+        let (store, contents) = &mut *self.store.borrow_mut();
+        let (namespace, name) = &pod.key;
+        let token = |audience: &str| pod.issuer.token(namespace, &pod.account, name, audience);
+        let _before = self.waits.send_replace(store.write(contents, token));
+    }
+
+    /// Waits until all volumes have their files. Until then, the containers are not ready for this reason.
+    async fn mounted(&self, pod: &Blueprint, lives: &Lives) {
+        let mut waits = self.waits.subscribe();
+        let mut has_waited = false;
+        loop {
+            let Err(reason) = waits.borrow_and_update().clone() else { break };
+            has_waited = true;
+            wait(pod, lives, &format!("ContainerCreating: {reason}"));
+            if waits.changed().await.is_err() {
+                return;
+            }
+        }
+        if has_waited {
+            wait(pod, lives, readiness::STARTING);
+        }
+    }
+}
+
+/// Says of all containers what they wait for.
+fn wait(pod: &Blueprint, lives: &Lives, reason: &str) {
+    let first = usize::from(pod.sidecar.is_some());
+    (0..pod.containers.len()).for_each(|index| lives.set(first + index, Life::Waiting(reason.to_owned())));
+}
+
+async fn renew_tokens(pod: &Blueprint, volumes: &Volumes) {
     loop {
         tokio::time::sleep(token::RENEWAL).await;
+        volumes.write(pod);
         if let Err(error) = write_token(pod) {
             tracing::warn!(pod = pod.key.1, %error, "the service account token is not renewed");
         }

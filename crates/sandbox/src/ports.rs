@@ -185,6 +185,7 @@ mod tests {
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,
+            claims: Vec::new(),
             template: Template { metadata, spec },
             hash: String::new(),
         };

@@ -7,6 +7,7 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +20,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::log::Output;
+use crate::{log::Output, mounts::View};
 
 /// A program to keep running.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Program {
     pub(crate) log: PathBuf,
     /// When it is started again.
     pub(crate) restart: Restart,
+    /// The files it sees.
+    pub(crate) view: Arc<View>,
 }
 
 /// When a program that has ended is started again: a pod's `restartPolicy`.
@@ -48,8 +51,8 @@ pub(crate) enum Restart {
 /// Something that happened to a program.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// It runs, under this process number.
-    Started(u32),
+    /// It runs, under this process number and with this file of its mount namespace, if it has one of its own.
+    Started(u32, Option<i32>),
     /// It could not be started, or has ended.
     Ended(Ended),
 }
@@ -119,7 +122,7 @@ pub(crate) async fn keep(
         let started = Instant::now();
         let ended = match spawn(program) {
             Ok((mut child, mut output)) => {
-                report(Outcome::Started(child.id().unwrap_or_default()));
+                report(Outcome::Started(child.id().unwrap_or_default(), program.view.handle()));
                 let group = child.id();
                 let run = async {
                     tokio::select! {
@@ -197,20 +200,22 @@ fn spawn(program: &Program) -> io::Result<(Child, Output)> {
     let (file, arguments) =
         program.command.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
     let (log, output) = Output::new(&program.log)?;
-    let child = command(program, file, arguments, log)?.spawn()?;
+    program.view.renew()?;
+    let child = program.view.within(|| command(program, file, arguments, log)?.spawn())?;
     Ok((child, output))
 }
 
-/// Runs a command with the environment of a container, and returns how it ended; `None` if that takes longer than the limit. Its
+/// Runs a command with the environment and the files of a container, and returns how it ended; `None` if that takes longer than the limit. Its
 /// output is dropped, and no process of it is left.
 pub(crate) async fn run(
     words: &[String],
     environment: &BTreeMap<String, String>,
+    view: &View,
     limit: Duration,
 ) -> io::Result<Option<ExitStatus>> {
     let (file, arguments) = words.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
     let mut command = isolated(file, arguments, environment);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut child = view.within(|| command.stdout(Stdio::null()).stderr(Stdio::null()).spawn())?;
     let group = child.id();
     let ended = tokio::time::timeout(limit, child.wait()).await;
     end_group(group);
@@ -256,6 +261,7 @@ mod tests {
             environment: BTreeMap::from([("GREETING".to_owned(), "hello".to_owned())]),
             log: folder.path().join("logs/p.log"),
             restart: Restart::Always,
+            view: Arc::default(),
         };
         let (stop, stopped) = watch::channel(None);
         let (told, mut outcomes) = mpsc::unbounded_channel();
@@ -264,7 +270,7 @@ mod tests {
             async move { keep(&program, stopped, |outcome| told.send(outcome).unwrap()).await }
         });
         for _ in 0..2 {
-            assert!(matches!(outcomes.recv().await, Some(Outcome::Started(_))));
+            assert!(matches!(outcomes.recv().await, Some(Outcome::Started(..))));
             let Some(Outcome::Ended(ended)) = outcomes.recv().await else { panic!("it ends") };
             assert_eq!((ended.code, ended.again.is_some()), (Some(3), true), "{ended:?}");
         }
@@ -285,6 +291,7 @@ mod tests {
             environment: BTreeMap::new(),
             log: folder.path().join("p.log"),
             restart: Restart::Never,
+            view: Arc::default(),
         };
         let (_stop, stopped) = watch::channel(None);
         assert_eq!(keep(&program, stopped, |_| ()).await, Finish::Succeeded);
@@ -304,11 +311,12 @@ mod tests {
                 environment: BTreeMap::new(),
                 log: folder.path().join("p.log"),
                 restart,
+                view: Arc::default(),
             };
             let starts = std::cell::Cell::new(0);
             let (_stop, stopped) = watch::channel(None);
             let finish = keep(&program, stopped, |outcome| {
-                starts.set(starts.get() + u32::from(matches!(outcome, Outcome::Started(_))));
+                starts.set(starts.get() + u32::from(matches!(outcome, Outcome::Started(..))));
             })
             .await;
             (finish, starts.get())

@@ -1,10 +1,11 @@
 //! Which programs a mesh runs: the control plane, and in each pod the sidecar and one for every container.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     num::NonZeroU32,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use skysail_core::names::DISCOVERY_TLS_PORT;
 
 use crate::{
-    containers::{self, Images, Role},
+    containers::{self, Images, Place, Role},
     error::{Context as _, Error},
     objects::{self, Container, Objects},
     plan::{BRIDGE, Pod},
@@ -21,7 +22,7 @@ use crate::{
     process::{Program, Restart},
     publish::Target,
     readiness::{Check, Probe},
-    rundir, unsupported,
+    rundir, unsupported, volumes,
 };
 
 /// Marks the sockets of sidecars, whose connections are not intercepted.
@@ -87,6 +88,7 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
         environment: BTreeMap::new(),
         log,
         restart: Restart::Always,
+        view: Arc::default(),
     })
 }
 
@@ -120,7 +122,8 @@ pub(crate) fn sidecar(
     }
     let log = logs.join("proxy.log");
     let name = "proxy".to_owned();
-    Ok(Some(Program { name, command, environment: BTreeMap::new(), log, restart: Restart::Always }))
+    let (environment, restart, view) = (BTreeMap::new(), Restart::Always, Arc::default());
+    Ok(Some(Program { name, command, environment, log, restart, view }))
 }
 
 /// The programs of a pod.
@@ -129,12 +132,14 @@ pub(crate) struct Programs {
     /// Those that run to their end first, one after the other.
     pub(crate) init: Vec<Program>,
     pub(crate) containers: Vec<Containerized>,
+    /// The names of the volumes that they mount.
+    pub(crate) volumes: BTreeSet<String>,
     /// What users should know.
     pub(crate) notes: Vec<String>,
 }
 
 /// The programs for a pod's containers.
-pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs: &Path) -> Programs {
+pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, place: Place<'_>) -> Programs {
     let mut programs = Programs { notes: unsupported::of_pod(&pod.spec), ..Programs::default() };
     let Settings { images, stand_in, runs_commands, .. } = settings;
     let images = Images { known: images, stand_in, runs_commands: *runs_commands };
@@ -145,12 +150,16 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs
         let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
         let what = (Role::Ends, restart);
         let (program, said) =
-            containers::program(container, pod, &Ports::default(), objects, images, what, logs);
+            containers::program(container, pod, &Ports::default(), objects, images, what, place);
         programs.init.push(program);
         programs.notes.extend(said);
     }
     let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
     let serving: Vec<&Container> = sidecars.chain(&pod.spec.containers).collect();
+    let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let real = all.filter(|container| !containers::is_stand_in(images, container));
+    let mounted = real.flat_map(|container| volumes::mounted(container, pod));
+    programs.volumes = mounted.map(|(_, volume, _)| volume.name.clone()).collect();
     let only_stand_ins = serving.iter().all(|container| containers::is_stand_in(images, container));
     for container in serving {
         let is_stand_in = containers::is_stand_in(images, container);
@@ -161,11 +170,11 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, logs
         let role = if pod.kind == "Job" { Role::Ends } else { Role::Serves };
         let restart = if is_sidecar(container) { Restart::Always } else { restart };
         let (program, said) =
-            containers::program(container, pod, &ports, objects, images, (role, restart), logs);
+            containers::program(container, pod, &ports, objects, images, (role, restart), place);
         programs.notes.extend(said);
         // Without a probe that can be made here, a container is ready when its first port accepts.
         let probe = container.readiness_probe.as_ref();
-        let check = probe.and_then(|probe| check(probe, container, is_stand_in, &program.environment));
+        let check = probe.and_then(|probe| check(probe, container, is_stand_in, &program));
         let check = match role {
             Role::Serves => check.or_else(|| ports.first().map(Check::accepts)),
             Role::Ends => None,
@@ -199,7 +208,7 @@ fn check(
     probe: &objects::Probe,
     container: &Container,
     is_stand_in: bool,
-    environment: &BTreeMap<String, String>,
+    program: &Program,
 ) -> Option<Check> {
     let objects::Probe { http_get, tcp_socket, grpc, exec, .. } = probe;
     let what = if let Some(target) = http_get.as_ref().or(tcp_socket.as_ref()) {
@@ -215,7 +224,7 @@ fn check(
         }
     } else {
         let command = exec.as_ref().filter(|_| !is_stand_in)?.command.clone();
-        Probe::Exec(command, environment.clone())
+        Probe::Exec(command, program.environment.clone(), Arc::clone(&program.view))
     };
     Some(Check {
         probe: what,

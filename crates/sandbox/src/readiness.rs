@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -13,7 +14,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::{http, process};
+use crate::{http, mounts::View, process};
 
 /// How to find out whether a container is ready.
 #[derive(Clone, Debug)]
@@ -35,8 +36,8 @@ pub(crate) enum Probe {
     Get(u16, String),
     /// A gRPC server's health service says so (grpc.health.v1), for this service.
     Grpc(u16, String),
-    /// A command succeeds, with this environment.
-    Exec(Vec<String>, BTreeMap<String, String>),
+    /// A command succeeds, with this environment and these files.
+    Exec(Vec<String>, BTreeMap<String, String>, Arc<View>),
 }
 
 impl Check {
@@ -72,13 +73,18 @@ impl Check {
                     Err(error) => Err(format!("port {port}: gRPC health: {error}")),
                 }
             }
-            Probe::Exec(command, environment) => self.exec(command, environment).await,
+            Probe::Exec(command, environment, view) => self.exec(command, environment, view).await,
         }
     }
 
-    async fn exec(&self, command: &[String], environment: &BTreeMap<String, String>) -> Result<(), String> {
+    async fn exec(
+        &self,
+        command: &[String],
+        environment: &BTreeMap<String, String>,
+        view: &View,
+    ) -> Result<(), String> {
         let shown = command.join(" ");
-        match process::run(command, environment, self.limit).await {
+        match process::run(command, environment, view, self.limit).await {
             Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(status)) => Err(format!("`{shown}`: {status}")),
             Ok(None) => Err(format!("`{shown}` takes longer than {:?}", self.limit)),
@@ -92,7 +98,7 @@ const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// What is not ready is probed this often at first, and after ten failures ten times as rarely.
 const IMPATIENT: Duration = Duration::from_millis(100);
 /// The reason before the first probe.
-const STARTING: &str = "starting";
+pub(crate) const STARTING: &str = "starting";
 /// A program that has crashed counts as running again after this time.
 const PROVED: Duration = Duration::from_secs(1);
 
@@ -310,7 +316,11 @@ mod tests {
     #[tokio::test]
     async fn commands_are_probes_too() {
         let check = |words: &[&str]| Check {
-            probe: Probe::Exec(words.iter().map(|word| (*word).to_owned()).collect(), BTreeMap::new()),
+            probe: Probe::Exec(
+                words.iter().map(|word| (*word).to_owned()).collect(),
+                BTreeMap::new(),
+                Arc::default(),
+            ),
             ..Check::accepts(0)
         };
         assert_eq!(check(&["/bin/sh", "-c", "exit 0"]).attempt(Ipv4Addr::LOCALHOST).await, Ok(()));

@@ -12,6 +12,7 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
+    mount::{MntFlags, umount2},
     unistd::getuid,
 };
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,9 @@ pub struct PodState {
     pub restarts: u32,
     /// Folder of its programs' log files.
     pub logs: PathBuf,
+    /// The names of its containers.
+    #[serde(default)]
+    pub containers: Vec<String>,
     /// Its programs.
     pub programs: Vec<ProgramState>,
     pub(crate) handles: Option<Handles>,
@@ -94,6 +98,9 @@ pub struct ProgramState {
     pub name: String,
     /// Process id in the mesh's PID namespace, while it runs.
     pub process: Option<u32>,
+    /// The open file of its mount namespace, if it has one besides the pod's.
+    #[serde(default)]
+    pub(crate) mounts: Option<i32>,
 }
 
 /// Held while a mesh of a name runs.
@@ -157,11 +164,45 @@ fn lock_file(root: &Path, name: &str) -> PathBuf {
 /// # Errors
 /// When a file in it cannot be removed.
 pub fn remove(folder: &Path) -> io::Result<()> {
+    unmount_claims(folder);
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
+
+/// Removes all of a mesh's folder but the logs: keys, tokens and what the user wrote.
+///
+/// # Errors
+/// When a file cannot be removed.
+pub fn keep_logs(folder: &Path) -> io::Result<()> {
+    unmount_claims(folder);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name() == LOGS {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Unmounts what stands for PersistentVolumeClaims: the process outside shares the mount namespace of the mesh.
+fn unmount_claims(folder: &Path) {
+    for claim in fs::read_dir(folder.join(CLAIMS)).into_iter().flatten().flatten() {
+        // Another process finds no mounts there.
+        let _ = umount2(&claim.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// The folder of the logs, in a mesh's folder.
+const LOGS: &str = "logs";
+/// The folder of the volumes that outlive pods.
+pub(crate) const CLAIMS: &str = "claims";
 
 /// Returns the state of a running mesh: the one of this name, or the only one.
 ///

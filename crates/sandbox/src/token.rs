@@ -10,7 +10,6 @@ use std::{
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
-use skysail_core::names::TOKEN_AUDIENCE;
 
 /// How long a token is good for.
 const LIFETIME: Duration = Duration::from_hours(24);
@@ -37,13 +36,19 @@ impl Issuer {
         &self.public
     }
 
-    /// A token for a pod.
-    pub(crate) fn token(&self, namespace: &str, account: &str, pod: &str) -> io::Result<String> {
+    /// A token for a pod, which an audience accepts.
+    pub(crate) fn token(
+        &self,
+        namespace: &str,
+        account: &str,
+        pod: &str,
+        audience: &str,
+    ) -> io::Result<String> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let claims = json!({
             "iss": "kubernetes/serviceaccount",
             "sub": format!("system:serviceaccount:{namespace}:{account}"),
-            "aud": [TOKEN_AUDIENCE],
+            "aud": [audience],
             "iat": now.as_secs(),
             "exp": (now + LIFETIME).as_secs(),
             "kubernetes.io": {
@@ -60,11 +65,12 @@ impl Issuer {
 mod tests {
     use super::*;
     use jsonwebtoken::{DecodingKey, Validation};
+    use skysail_core::names::TOKEN_AUDIENCE;
 
     #[test]
     fn tokens_verify_with_the_public_key() {
         let issuer = Issuer::new().unwrap();
-        let token = issuer.token("default", "reviews", "reviews-v1-a").unwrap();
+        let token = issuer.token("default", "reviews", "reviews-v1-a", TOKEN_AUDIENCE).unwrap();
         let key = DecodingKey::from_ec_pem(issuer.public_key().as_bytes()).unwrap();
         let mut validation = Validation::new(Algorithm::ES256);
         validation.set_audience(&[TOKEN_AUDIENCE]);

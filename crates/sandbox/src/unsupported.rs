@@ -8,7 +8,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::objects::{Container, PodSpec, Probe};
+use crate::{
+    objects::{Container, Downward, PodSpec, Probe, Volume, VolumeMount},
+    plan::Pod,
+    volumes::{DEFAULT_SIZE, Kind},
+};
 
 /// Of a pod, passed over.
 const POD: &[&str] = &[
@@ -31,8 +35,6 @@ const POD: &[&str] = &[
     "shareProcessNamespace",
     "tolerations",
     "topologySpreadConstraints",
-    // Named with the containers that mount them.
-    "volumes",
 ];
 
 /// Of a container, passed over.
@@ -71,19 +73,10 @@ pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
 }
 
 /// What is not done of a container for which a program runs.
-pub(crate) fn of_container(container: &Container) -> Vec<String> {
+pub(crate) fn of_container(container: &Container, pod: &Pod) -> Vec<String> {
     let mut notes = Vec::new();
-    for (field, value) in set(&container.other, CONTAINER) {
+    for (field, _) in set(&container.other, CONTAINER) {
         notes.push(match field {
-            "volumeMounts" => {
-                let mounts = value.as_array().into_iter().flatten();
-                let places: Vec<_> = mounts.filter_map(|mount| mount["mountPath"].as_str()).collect();
-                format!(
-                    "volumeMounts has no effect ({}): the program sees this machine's files; pass the content in args or \
-                     env",
-                    places.join(", ")
-                )
-            }
             "livenessProbe" => {
                 "livenessProbe is not supported: a program that hangs is not restarted; one that exits is"
                     .to_owned()
@@ -94,14 +87,82 @@ pub(crate) fn of_container(container: &Container) -> Vec<String> {
             "lifecycle" => {
                 "lifecycle hooks are not run: let the program do the same when it starts and on SIGTERM".to_owned()
             }
-            "workingDir" => {
-                "workingDir has no effect: the program runs in the directory of `skysail up`; use absolute paths".to_owned()
-            }
             _ => no_effect(field),
         });
     }
     notes.extend(container.readiness_probe.as_ref().and_then(of_probe));
+    for mount in &container.volume_mounts {
+        notes.extend(of_mount(mount));
+        match pod.spec.volumes.iter().find(|volume| volume.name == mount.name) {
+            Some(volume) => notes.extend(of_volume(volume, &mount.mount_path, pod)),
+            None => {
+                notes.push(format!("nothing is mounted at {}: no volume {}", mount.mount_path, mount.name));
+            }
+        }
+    }
     notes
+}
+
+fn of_mount(mount: &VolumeMount) -> Vec<String> {
+    let VolumeMount { name, mount_path, other, .. } = mount;
+    let notes =
+        set(other, &["recursiveReadOnly"]).filter_map(|(field, value)| match (field, value.as_str()) {
+            ("mountPropagation", Some("None")) => None,
+            ("subPathExpr", _) => Some(format!(
+                "subPathExpr is not supported: volume {name} is not mounted at {mount_path}; use subPath"
+            )),
+            _ => Some(format!("{field} has no effect on volume {name} at {mount_path}")),
+        });
+    notes.collect()
+}
+
+/// What is not done of a volume, and what stands for it.
+fn of_volume(volume: &Volume, mount_path: &str, pod: &Pod) -> Vec<String> {
+    let name = &volume.name;
+    if let Some(host) = &volume.host_path {
+        // The program sees the folder in its own place.
+        let note = format!(
+            "volume {name}: hostPath is not mounted at {mount_path}; the program sees this machine's files, also {}",
+            host.path
+        );
+        return if host.path == mount_path { Vec::new() } else { vec![note] };
+    }
+    let mut notes: Vec<String> = match volume.kind() {
+        Some(Kind::Claim(claim)) => vec![format!(
+            "volume {name}: a folder in memory stands for PersistentVolumeClaim {claim} until the mesh ends; it is empty \
+             at first and holds {} MiB at most",
+            DEFAULT_SIZE >> 20
+        )],
+        Some(_) => Vec::new(),
+        None => {
+            let kinds: Vec<_> = volume.other.keys().map(String::as_str).collect();
+            let kinds = kinds.join(", ");
+            vec![format!("volume {name}: {kinds} is not supported; nothing is mounted at {mount_path}")]
+        }
+    };
+    notes.extend(volume.downward.iter().flat_map(|source| of_fields(name, source, pod)));
+    for source in volume.projected.iter().flat_map(|projected| &projected.sources) {
+        notes.extend(source.downward.iter().flat_map(|source| of_fields(name, source, pod)));
+        notes.extend(
+            source.other.keys().map(|kind| format!("volume {name}: projected {kind} is not supported")),
+        );
+    }
+    notes
+}
+
+/// The fields that no file is made for.
+fn of_fields(volume: &str, source: &Downward, pod: &Pod) -> Vec<String> {
+    let missing = source.items.iter().filter_map(|item| {
+        let field = item.field_ref.as_ref().map(|field| field.field_path.as_str());
+        let what = match field {
+            None => "resourceFieldRef".to_owned(),
+            Some("metadata.labels" | "metadata.annotations") => return None,
+            Some(field) if pod.field(field).is_some() => return None,
+            Some(field) => format!("fieldPath {field}"),
+        };
+        Some(format!("volume {volume}: {what} is not supported; there is no file {}", item.path))
+    });
+    missing.collect()
 }
 
 fn of_probe(probe: &Probe) -> Option<String> {
@@ -133,17 +194,35 @@ fn no_effect(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::{Template, Workload};
     use serde_json::json;
 
     #[test]
     fn what_has_no_effect_is_named_and_the_rest_is_not() {
         let spec: PodSpec = serde_json::from_value(json!({
-            "serviceAccountName": "a", "nodeSelector": { "a": "b" }, "volumes": [{ "name": "v" }],
+            "serviceAccountName": "a", "nodeSelector": { "a": "b" },
+            "volumes": [
+                { "name": "v" }, { "name": "w", "hostPath": { "path": "/srv/w" } }, { "name": "n", "nfs": { "server": "s" } },
+                { "name": "c", "persistentVolumeClaim": { "claimName": "disk" } },
+                { "name": "d", "downwardAPI": { "items": [
+                    { "path": "cpu", "resourceFieldRef": { "resource": "limits.cpu" } },
+                    { "path": "labels", "fieldRef": { "fieldPath": "metadata.labels" } },
+                    { "path": "ip", "fieldRef": { "fieldPath": "status.podIP" } },
+                    { "path": "zone", "fieldRef": { "fieldPath": "spec.zone" } },
+                ] } },
+                { "name": "p", "projected": { "sources": [{ "clusterTrustBundle": { "path": "ca" } }] } },
+            ],
             "dnsPolicy": "ClusterFirst", "restartPolicy": "Never", "hostPID": false, "hostIPC": true,
             "hostAliases": [{ "ip": "10.0.0.1" }],
             "containers": [{
                 "name": "c", "image": "i", "resources": { "limits": {} }, "volumeDevices": [],
-                "volumeMounts": [{ "name": "v", "mountPath": "/data" }, { "name": "w", "mountPath": "/etc/w" }],
+                "volumeMounts": [
+                    { "name": "v", "mountPath": "/data", "mountPropagation": "Bidirectional" },
+                    { "name": "v", "mountPath": "/more", "subPathExpr": "$(X)" },
+                    { "name": "w", "mountPath": "/etc/w" }, { "name": "w", "mountPath": "/srv/w" },
+                    { "name": "n", "mountPath": "/nfs" }, { "name": "c", "mountPath": "/disk" },
+                    { "name": "d", "mountPath": "/info" }, { "name": "p", "mountPath": "/ca" },
+                ],
                 "livenessProbe": { "exec": {} }, "startupProbe": { "exec": {} }, "lifecycle": { "preStop": {} },
                 "readinessProbe": { "httpGet": { "port": 80, "scheme": "HTTPS" } },
             }],
@@ -156,10 +235,28 @@ mod tests {
             }
         };
         named(&of_pod(&spec), &["hostIPC", "hostAliases"]);
-        let container = &spec.containers[0];
+        let workload = Workload {
+            kind: "Pod".to_owned(),
+            template: Template { spec: spec.clone(), ..Template::default() },
+            ..Workload::default()
+        };
+        let pod = Pod::new(&workload, "p".to_owned(), [10, 244, 0, 2].into(), &BTreeMap::new());
         named(
-            &of_container(container),
-            &["(/data, /etc/w)", "livenessProbe", "startupProbe", "lifecycle", "readinessProbe"],
+            &of_container(&spec.containers[0], &pod),
+            &[
+                "livenessProbe",
+                "startupProbe",
+                "lifecycle",
+                "readinessProbe",
+                "mountPropagation has no effect on volume v at /data",
+                "subPathExpr is not supported",
+                "hostPath is not mounted at /etc/w; the program sees this machine's files, also /srv/w",
+                "volume n: nfs is not supported; nothing is mounted at /nfs",
+                "volume c: a folder in memory stands for PersistentVolumeClaim disk",
+                "volume d: resourceFieldRef is not supported; there is no file cpu",
+                "volume d: fieldPath spec.zone is not supported; there is no file zone",
+                "volume p: projected clusterTrustBundle is not supported",
+            ],
         );
     }
 

@@ -5,7 +5,9 @@
 
 use std::{
     collections::BTreeSet,
+    fs,
     net::Ipv4Addr,
+    path::PathBuf,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -15,15 +17,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Mesh, Report};
 use crate::{
+    containers::Place,
     dns::DOMAIN,
     error::{Context as _, Error},
-    objects::{Workload, fnv, letters},
+    mounts,
+    objects::{Key, Workload, fnv, letters},
     plan::{BRIDGE, POD_NETWORK, Pod},
     pod::{Blueprint, Order, Running},
     programs::{self, MARK, Programs},
     progress,
     rules::{self, Exceptions, Rules},
-    rundir::{Phase, PodState},
+    rundir::{CLAIMS, Phase, PodState},
+    volumes::{self, Contents, DEFAULT_SIZE, Kind, store::Made},
 };
 
 /// Time within which all sidecars must acknowledge that a pod leaves.
@@ -51,6 +56,10 @@ pub(super) struct Member {
     pub(super) has_started: bool,
     /// How often one of its programs has ended.
     pub(super) failures: u32,
+    /// The volumes that its programs mount.
+    volumes: BTreeSet<String>,
+    /// The files that were ordered for them last.
+    contents: Contents,
 }
 
 /// Where a pod is on its way out.
@@ -179,11 +188,14 @@ impl Mesh {
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
         let (exceptions, problems) = Exceptions::read(&pod.annotations);
-        let Programs { init, containers, notes } =
-            programs::containers(&self.settings, &self.objects, &pod, &logs);
+        let place = Place { folder: &folder, logs: &logs };
+        let Programs { init, containers, volumes, notes } =
+            programs::containers(&self.settings, &self.objects, &pod, place);
         for note in problems.into_iter().chain(notes) {
             self.note(format!("{}: {note}", pod.about()));
         }
+        let contents = volumes::contents(&pod, &volumes, &self.objects);
+        self.note_missing(&pod, &contents);
         let rules =
             if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
         let blueprint = Blueprint {
@@ -198,6 +210,8 @@ impl Mesh {
             issuer: self.issuer.clone(),
             rules: self.with_services(&pod, rules),
             sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
+            volumes: self.make_volumes(&pod, &volumes)?,
+            contents: contents.clone(),
             init,
             containers,
             folder,
@@ -214,6 +228,7 @@ impl Mesh {
             ready: Err("starting".to_owned()),
             restarts: 0,
             logs,
+            containers: pod.spec.containers.iter().map(|container| container.name.clone()).collect(),
             programs: Vec::new(),
             handles: None,
         };
@@ -227,9 +242,58 @@ impl Mesh {
             begun: Instant::now(),
             has_started: false,
             failures: 0,
+            volumes,
+            contents,
         };
         self.pods.insert(key, member);
         Ok(())
+    }
+
+    /// What to make for a pod's volumes. The folders of its claims are made here, where they outlive the pod.
+    fn make_volumes(&mut self, pod: &Pod, names: &BTreeSet<String>) -> Result<Vec<Made>, Error> {
+        let mut made = Vec::new();
+        for (number, volume) in pod.spec.volumes.iter().enumerate() {
+            let Some(kind) = volume.kind().filter(|_| names.contains(&volume.name)) else { continue };
+            let claim = match &kind {
+                Kind::Claim(name) => Some(self.claim((pod.namespace.clone(), name.clone()))?),
+                _ => None,
+            };
+            made.push(Made { name: volume.name.clone(), number, kind, claim });
+        }
+        Ok(made)
+    }
+
+    /// The folder of a claim: in memory, so that nothing of it is left after the mesh.
+    fn claim(&mut self, key: Key) -> Result<PathBuf, Error> {
+        if let Some(folder) = self.claims.get(&key) {
+            return Ok(folder.clone());
+        }
+        let folder = self.settings.folder.join(CLAIMS).join(self.claims.len().to_string());
+        let made = fs::create_dir_all(&folder)
+            .and_then(|()| mounts::tmpfs(&folder, &format!("mode=0777,size={DEFAULT_SIZE}")));
+        made.context(format!("making a folder for PersistentVolumeClaim {}/{}", key.0, key.1))?;
+        self.claims.insert(key, folder.clone());
+        Ok(folder)
+    }
+
+    /// Reports once what a pod's volumes lack.
+    fn note_missing(&mut self, pod: &Pod, contents: &Contents) {
+        for (volume, missing) in
+            contents.iter().filter_map(|(name, files)| Some((name, files.as_ref().err()?)))
+        {
+            self.note(format!("{}: volume {volume}: {missing}; its pods wait for it", pod.about()));
+        }
+    }
+
+    /// Orders new files for the volumes of all pods that mount something that has changed.
+    pub(super) fn update_volumes(&mut self) {
+        for member in self.pods.values_mut().filter(|member| !member.contents.is_empty()) {
+            let contents = volumes::contents(&member.pod, &member.volumes, &self.objects);
+            if contents != member.contents {
+                member.contents.clone_from(&contents);
+                member.running.order(Order::Contents(contents));
+            }
+        }
     }
 
     /// Pods that are to go end only when everybody knows: sidecars have answered what they were sent, and the
