@@ -211,7 +211,7 @@ impl Mesh {
         let (_running, stop) = watch::channel(None);
         if let Some(control) = programs::control(&self.settings) {
             tokio::spawn(async move {
-                process::keep(&control, stop, |outcome| {
+                process::keep(&control, stop, None, |outcome| {
                     let _ = control_tell.send(outcome);
                 })
                 .await;

@@ -96,6 +96,8 @@ pub(crate) struct Container {
     pub(crate) env_from: Vec<Value>,
     pub(crate) ports: Vec<ContainerPort>,
     pub(crate) readiness_probe: Option<Probe>,
+    pub(crate) liveness_probe: Option<Probe>,
+    pub(crate) startup_probe: Option<Probe>,
     pub(crate) restart_policy: Option<String>,
     pub(crate) volume_mounts: Vec<VolumeMount>,
     pub(crate) working_dir: Option<String>,
@@ -130,6 +132,8 @@ pub(crate) struct Probe {
     pub(crate) period_seconds: Option<u64>,
     pub(crate) timeout_seconds: Option<u64>,
     pub(crate) failure_threshold: Option<u32>,
+    pub(crate) initial_delay_seconds: Option<u64>,
+    pub(crate) termination_grace_period_seconds: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]

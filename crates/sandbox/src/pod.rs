@@ -34,7 +34,7 @@ use crate::{
     netlink::Socket,
     nftables,
     process::{self, Ended, Finish, Outcome, Program},
-    readiness::{self, Check, Life, Lives, Probe, Watched},
+    readiness::{self, Check, Life, Lives, Probe, Vitals, Watched},
     rules::Rules,
     token::{self, Issuer},
     volumes::{
@@ -74,6 +74,8 @@ pub(crate) struct Containerized {
     pub(crate) program: Program,
     /// How to see that it is ready; without one it is when it runs.
     pub(crate) check: Option<Check>,
+    /// How to see that it is to be started again.
+    pub(crate) vitals: Vitals,
     /// Its ports, for messages: `8080 (http)`.
     pub(crate) ports: Vec<String>,
 }
@@ -288,7 +290,7 @@ async fn supervise(
                 lives.set(0, life(sidecar, &[], &outcome));
                 tell(sidecar, say, outcome);
             };
-            process::keep(sidecar, sidecar_stopped, report).await;
+            process::keep(sidecar, sidecar_stopped, None, report).await;
         }
     };
     let obey = async {
@@ -317,11 +319,14 @@ async fn supervise(
 
 /// What must run for the pod to be ready: the sidecar first, and every container.
 fn watched(pod: &Blueprint) -> Vec<Watched> {
-    let sidecar = pod.sidecar.iter().map(|_| (String::from("sidecar"), Some(sidecar_check())));
-    let containers =
-        pod.containers.iter().map(|one| (format!("container {}", one.program.name), one.check.clone()));
+    let sidecar = pod.sidecar.iter();
+    let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), Vitals::default()));
+    let containers = pod
+        .containers
+        .iter()
+        .map(|one| (format!("container {}", one.program.name), one.check.clone(), one.vitals.clone()));
     let all = sidecar.chain(containers).enumerate();
-    all.map(|(program, (name, check))| Watched { program, name, check }).collect()
+    all.map(|(program, (name, check, vitals))| Watched { program, name, check, vitals }).collect()
 }
 
 /// Runs the init containers and then the containers. `None` when they were stopped, and else whether all succeeded.
@@ -340,7 +345,7 @@ async fn run_containers(
             }
             tell(program, say, outcome);
         };
-        match process::keep(program, stopped.clone(), report).await {
+        match process::keep(program, stopped.clone(), None, report).await {
             Finish::Stopped => return None,
             Finish::Succeeded => {}
             Finish::Failed => {
@@ -354,7 +359,7 @@ async fn run_containers(
             lives.set(first + index, life(&one.program, &one.ports, &outcome));
             tell(&one.program, say, outcome);
         };
-        process::keep(&one.program, stopped.clone(), report).await
+        process::keep(&one.program, stopped.clone(), lives.kills(first + index), report).await
     };
     let finishes = join_all(pod.containers.iter().enumerate().map(run)).await;
     let mut failed = finishes.iter().zip(&pod.containers).filter(|(finish, _)| **finish == Finish::Failed);

@@ -70,6 +70,17 @@ pub(crate) struct Ended {
     pub(crate) again: Option<Duration>,
 }
 
+/// An order to end a program and start it again, if it is started again at all.
+#[derive(Clone, Debug)]
+pub(crate) struct Kill {
+    pub(crate) reason: String,
+    /// Time that the program gets for ending by itself.
+    pub(crate) grace: Duration,
+}
+
+/// Orders to end what runs at that time.
+pub(crate) type Kills = watch::Receiver<Option<Kill>>;
+
 /// Why a program is not kept running any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
@@ -114,22 +125,29 @@ const TAIL: u64 = 8 << 10;
 pub(crate) async fn keep(
     program: &Program,
     mut stop: watch::Receiver<Option<Duration>>,
+    mut kills: Option<Kills>,
     report: impl Fn(Outcome),
 ) -> Finish {
     let mut pause = FIRST_PAUSE;
     let (mut failures, mut crashes) = (0, 0);
     loop {
         let started = Instant::now();
+        // Those were for the process before.
+        kills.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let ended = match spawn(program) {
             Ok((mut child, mut output)) => {
                 report(Outcome::Started(child.id().unwrap_or_default(), program.view.handle()));
                 let group = child.id();
                 let run = async {
                     tokio::select! {
-                        status = child.wait() => Some(status),
+                        status = child.wait() => Some(status.map_err(|error| error.to_string())),
                         grace = stopping(&mut stop) => {
                             end(&mut child, grace).await;
                             None
+                        }
+                        Kill { reason, grace } = killed(kills.as_mut()) => {
+                            end(&mut child, grace).await;
+                            Some(Err(reason))
                         }
                     }
                 };
@@ -141,7 +159,7 @@ pub(crate) async fn keep(
                 output.finish();
                 match status {
                     Some(Ok(status)) => (status.to_string(), status.code()),
-                    Some(Err(error)) => (error.to_string(), None),
+                    Some(Err(reason)) => (reason, None),
                     None => return Finish::Stopped,
                 }
             }
@@ -176,6 +194,17 @@ async fn stopping(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
         // Nobody is left to tell, so the mesh ends.
         Err(_) => Duration::ZERO,
     }
+}
+
+/// Waits for an order; without a source there is none.
+async fn killed(kills: Option<&mut Kills>) -> Kill {
+    if let Some(kills) = kills
+        && kills.changed().await.is_ok()
+        && let Some(kill) = kills.borrow_and_update().clone()
+    {
+        return kill;
+    }
+    std::future::pending().await
 }
 
 /// Asks a process to end, and makes it end when it takes too long.
@@ -267,7 +296,7 @@ mod tests {
         let (told, mut outcomes) = mpsc::unbounded_channel();
         let keeping = tokio::spawn({
             let program = program.clone();
-            async move { keep(&program, stopped, |outcome| told.send(outcome).unwrap()).await }
+            async move { keep(&program, stopped, None, |outcome| told.send(outcome).unwrap()).await }
         });
         for _ in 0..2 {
             assert!(matches!(outcomes.recv().await, Some(Outcome::Started(..))));
@@ -294,7 +323,7 @@ mod tests {
             view: Arc::default(),
         };
         let (_stop, stopped) = watch::channel(None);
-        assert_eq!(keep(&program, stopped, |_| ()).await, Finish::Succeeded);
+        assert_eq!(keep(&program, stopped, None, |_| ()).await, Finish::Succeeded);
         assert_eq!(program.last_line(), "the end");
         let files = std::fs::read_dir(folder.path()).unwrap();
         let taken: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
@@ -315,7 +344,7 @@ mod tests {
             };
             let starts = std::cell::Cell::new(0);
             let (_stop, stopped) = watch::channel(None);
-            let finish = keep(&program, stopped, |outcome| {
+            let finish = keep(&program, stopped, None, |outcome| {
                 starts.set(starts.get() + u32::from(matches!(outcome, Outcome::Started(..))));
             })
             .await;

@@ -21,7 +21,7 @@ use crate::{
     ports::Ports,
     process::{Program, Restart},
     publish::Target,
-    readiness::{Check, Probe},
+    readiness::{Check, Probe, Vital, Vitals},
     rundir, unsupported, volumes,
 };
 
@@ -183,7 +183,8 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
             Some(name) => format!("{} ({name})", port.container_port),
             None => port.container_port.to_string(),
         });
-        programs.containers.push(Containerized { program, check, ports: named.collect() });
+        let vitals = if is_stand_in { Vitals::default() } else { vitals(container, pod, &program) };
+        programs.containers.push(Containerized { program, check, vitals, ports: named.collect() });
     }
     programs
 }
@@ -198,6 +199,8 @@ fn restart(pod: &Pod) -> Restart {
     }
 }
 
+/// Seconds that a program gets for ending. Source: Kubernetes' `terminationGracePeriodSeconds`.
+pub(crate) const GRACE: u64 = 30;
 /// How often a container is probed that says nothing of it, and how long an answer may take. Source: Kubernetes' defaults.
 const PERIOD: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(1);
@@ -230,8 +233,23 @@ fn check(
         probe: what,
         period: Some(seconds(probe.period_seconds, PERIOD)),
         limit: seconds(probe.timeout_seconds, LIMIT),
-        failures: probe.failure_threshold.unwrap_or(3),
+        failures: probe.failure_threshold.filter(|number| *number > 0).unwrap_or(3),
     })
+}
+
+/// The probes that decide whether a container is started again.
+fn vitals(container: &Container, pod: &Pod, program: &Program) -> Vitals {
+    let vital = |probe: Option<&objects::Probe>| {
+        let probe = probe?;
+        let grace = probe.termination_grace_period_seconds.or(pod.spec.termination_grace_period_seconds);
+        Some(Vital {
+            check: check(probe, container, false, program)?,
+            delay: Duration::from_secs(probe.initial_delay_seconds.unwrap_or_default()),
+            grace: Duration::from_secs(grace.unwrap_or(GRACE)),
+        })
+    };
+    let liveness = vital(container.liveness_probe.as_ref());
+    Vitals { startup: vital(container.startup_probe.as_ref()), liveness }
 }
 
 /// A time of a probe; the API server takes 0 for the default.

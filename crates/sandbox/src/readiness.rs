@@ -14,7 +14,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::{http, mounts::View, process};
+use crate::{
+    http,
+    mounts::View,
+    process::{self, Kill, Kills},
+};
 
 /// How to find out whether a container is ready.
 #[derive(Clone, Debug)]
@@ -25,6 +29,24 @@ pub(crate) struct Check {
     pub(crate) limit: Duration,
     /// Failures in a row that make it not ready.
     pub(crate) failures: u32,
+}
+
+/// A probe whose failure ends a program.
+#[derive(Clone, Debug)]
+pub(crate) struct Vital {
+    pub(crate) check: Check,
+    /// Time between the program's start and the first probe.
+    pub(crate) delay: Duration,
+    /// Time that the program gets for ending by itself.
+    pub(crate) grace: Duration,
+}
+
+/// The probes of a container besides readiness.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Vitals {
+    /// The others wait until it has succeeded.
+    pub(crate) startup: Option<Vital>,
+    pub(crate) liveness: Option<Vital>,
 }
 
 /// What to try.
@@ -119,6 +141,7 @@ pub(crate) enum Life {
 #[derive(Debug)]
 pub(crate) struct Lives {
     lives: Vec<watch::Sender<Life>>,
+    kills: Vec<watch::Sender<Option<Kill>>>,
     /// Whether each program is ready, and if not, why.
     ready: RefCell<Vec<Result<(), String>>>,
     changed: Notify,
@@ -129,6 +152,7 @@ impl Lives {
         let waiting = || watch::Sender::new(Life::Waiting(STARTING.to_owned()));
         Self {
             lives: std::iter::repeat_with(waiting).take(programs).collect(),
+            kills: std::iter::repeat_with(watch::Sender::default).take(programs).collect(),
             ready: RefCell::new(vec![Err(STARTING.to_owned()); programs]),
             changed: Notify::new(),
         }
@@ -143,6 +167,11 @@ impl Lives {
                 *crashed = Some(reason);
             }
         });
+    }
+
+    /// The orders to end a program.
+    pub(crate) fn kills(&self, program: usize) -> Option<Kills> {
+        self.kills.get(program).map(watch::Sender::subscribe)
     }
 
     /// Whether a program was ready when it was probed last.
@@ -165,6 +194,7 @@ pub(crate) struct Watched {
     /// What messages call it: `sidecar`, or `container web`.
     pub(crate) name: String,
     pub(crate) check: Option<Check>,
+    pub(crate) vitals: Vitals,
 }
 
 /// Reports every change of the pod's readiness. Never ends.
@@ -228,13 +258,81 @@ async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
 
 /// Probes a process that runs since then, as long as it does.
 async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, crashed: Option<String>) {
-    let settle = |state| lives.settle(one.program, state);
-    if let Some(reason) = crashed {
-        settle(Err(reason));
-        sleep_until(since + PROVED).await;
-    } else {
-        settle(Err(STARTING.to_owned()));
+    let Vitals { startup, liveness } = &one.vitals;
+    let kill = |field: &str, reason: String, grace: Duration| {
+        let reason = format!("{field} failed: {reason}");
+        lives.settle(one.program, Err(reason.clone()));
+        if let Some(kills) = lives.kills.get(one.program) {
+            kills.send_replace(Some(Kill { reason, grace }));
+        }
+    };
+    let (started, mut has_started) = watch::channel(startup.is_none());
+    let vital = async {
+        if let Some(startup) = startup {
+            if let Err(reason) = start(address, startup, since).await {
+                kill("startupProbe", reason, startup.grace);
+                return std::future::pending().await;
+            }
+            started.send_replace(true);
+        }
+        if let Some(liveness) = liveness {
+            let reason = live(address, liveness, since).await;
+            kill("livenessProbe", reason, liveness.grace);
+        }
+        std::future::pending::<()>().await;
+    };
+    let ready = async {
+        if let Some(reason) = crashed {
+            lives.settle(one.program, Err(reason));
+            sleep_until(since + PROVED).await;
+        } else {
+            lives.settle(one.program, Err(STARTING.to_owned()));
+        }
+        // The sender is there as long as this is.
+        let _ = has_started.wait_for(|started| *started).await;
+        be_ready(address, one, lives).await;
+    };
+    tokio::select! {
+        () = vital => {}
+        () = ready => {}
     }
+}
+
+/// Probes until the program has started, for as long as its failures may take.
+async fn start(address: Ipv4Addr, startup: &Vital, since: Instant) -> Result<(), String> {
+    let Vital { check, delay, .. } = startup;
+    let period = check.period.unwrap_or(IMPATIENT).max(IMPATIENT);
+    let until = since + *delay + period * check.failures;
+    sleep_until(since + *delay).await;
+    for tried in 1.. {
+        match check.attempt(address).await {
+            Ok(()) => break,
+            Err(reason) if Instant::now() >= until => return Err(reason),
+            // Whoever waits for a pod need not wait for the next period.
+            Err(_) => sleep((IMPATIENT * tried).min(period)).await,
+        }
+    }
+    Ok(())
+}
+
+/// Probes a program that has started, until it has failed too often in a row. Returns the last reason.
+async fn live(address: Ipv4Addr, liveness: &Vital, since: Instant) -> String {
+    let Vital { check, delay, .. } = liveness;
+    sleep_until(since + *delay).await;
+    let mut failures = 0;
+    loop {
+        failures = match check.attempt(address).await {
+            Ok(()) => 0,
+            Err(reason) if failures + 1 >= check.failures => return reason,
+            Err(_) => failures + 1,
+        };
+        sleep(check.period.unwrap_or(IMPATIENT).max(IMPATIENT)).await;
+    }
+}
+
+/// Probes a program that has started for readiness.
+async fn be_ready(address: Ipv4Addr, one: &Watched, lives: &Lives) {
+    let settle = |state| lives.settle(one.program, state);
     let Some(check) = &one.check else {
         settle(Ok(()));
         return std::future::pending().await;
@@ -277,7 +375,8 @@ mod tests {
         mut seen: impl AsyncFnMut(Result<(), String>) -> bool,
     ) {
         let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let watched = [Watched { program: 0, name: "container web".to_owned(), check }];
+        let watched =
+            [Watched { program: 0, name: "container web".to_owned(), check, vitals: Vitals::default() }];
         tokio::select! {
             () = watch(Ipv4Addr::LOCALHOST, &watched, lives, |state| told.send(state).unwrap()) => {}
             () = async { while seen(heard.recv().await.unwrap()).await {} } => {}
@@ -311,6 +410,47 @@ mod tests {
             step < 4
         })
         .await;
+    }
+
+    #[tokio::test]
+    async fn the_other_probes_wait_for_startup_and_a_failure_ends_the_program() {
+        let check = |command: &str| Check {
+            probe: Probe::Exec(
+                ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
+                BTreeMap::new(),
+                Arc::default(),
+            ),
+            period: Some(IMPATIENT),
+            limit: Duration::from_secs(3600),
+            failures: 2,
+        };
+        let vital = |command: &str| Vital {
+            check: check(command),
+            delay: IMPATIENT / 2,
+            grace: Duration::from_secs(7),
+        };
+        for (startup, liveness, reason, after) in [
+            // A program that does not start has time for all failures, and liveness is not asked.
+            (Some("exit 1"), "exit 2", "startupProbe failed: `/bin/sh -c exit 1`: exit status: 1", 250),
+            (Some("exit 0"), "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
+            (None, "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
+        ] {
+            let lives = Lives::new(1);
+            let mut kills = lives.kills(0).unwrap();
+            let vitals = Vitals { startup: startup.map(vital), liveness: Some(vital(liveness)) };
+            let watched = [Watched { program: 0, name: "container web".to_owned(), check: None, vitals }];
+            let since = Instant::now();
+            lives.set(0, Life::Running(since, None));
+            let mut seen = Vec::new();
+            tokio::select! {
+                () = watch(Ipv4Addr::LOCALHOST, &watched, &lives, |state| seen.push(state)) => {}
+                changed = kills.changed() => changed.unwrap(),
+            }
+            let Kill { reason: told, grace } = kills.borrow().clone().unwrap();
+            assert_eq!((told.as_str(), grace), (reason, Duration::from_secs(7)));
+            assert!(since.elapsed() >= Duration::from_millis(after), "{startup:?}: {:?}", since.elapsed());
+            assert_eq!(seen.contains(&Ok(())), startup != Some("exit 1"), "{seen:?}");
+        }
     }
 
     #[tokio::test]

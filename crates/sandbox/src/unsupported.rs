@@ -77,20 +77,19 @@ pub(crate) fn of_container(container: &Container, pod: &Pod) -> Vec<String> {
     let mut notes = Vec::new();
     for (field, _) in set(&container.other, CONTAINER) {
         notes.push(match field {
-            "livenessProbe" => {
-                "livenessProbe is not supported: a program that hangs is not restarted; one that exits is"
-                    .to_owned()
-            }
-            "startupProbe" => {
-                "startupProbe is not supported: the container counts as started when its readinessProbe succeeds".to_owned()
-            }
             "lifecycle" => {
-                "lifecycle hooks are not run: let the program do the same when it starts and on SIGTERM".to_owned()
+                "lifecycle hooks are not run: let the program do the same when it starts and on SIGTERM"
+                    .to_owned()
             }
             _ => no_effect(field),
         });
     }
-    notes.extend(container.readiness_probe.as_ref().and_then(of_probe));
+    let probes = [
+        ("readinessProbe", &container.readiness_probe),
+        ("livenessProbe", &container.liveness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    notes.extend(probes.iter().filter_map(|(field, probe)| of_probe(field, probe.as_ref()?)));
     for mount in &container.volume_mounts {
         notes.extend(of_mount(mount));
         match pod.spec.volumes.iter().find(|volume| volume.name == mount.name) {
@@ -165,9 +164,11 @@ fn of_fields(volume: &str, source: &Downward, pod: &Pod) -> Vec<String> {
     missing.collect()
 }
 
-fn of_probe(probe: &Probe) -> Option<String> {
+fn of_probe(field: &str, probe: &Probe) -> Option<String> {
     let by_https = probe.http_get.as_ref().is_some_and(|target| target.is_https());
-    by_https.then(|| "readinessProbe over HTTPS is not supported: the container is ready when the port accepts connections".to_owned())
+    by_https.then(|| {
+        format!("{field} over HTTPS is not supported: it succeeds when the port accepts connections")
+    })
 }
 
 /// The fields that say something and are not passed over.
@@ -223,7 +224,8 @@ mod tests {
                     { "name": "n", "mountPath": "/nfs" }, { "name": "c", "mountPath": "/disk" },
                     { "name": "d", "mountPath": "/info" }, { "name": "p", "mountPath": "/ca" },
                 ],
-                "livenessProbe": { "exec": {} }, "startupProbe": { "exec": {} }, "lifecycle": { "preStop": {} },
+                "livenessProbe": { "exec": {} }, "lifecycle": { "preStop": {} },
+                "startupProbe": { "httpGet": { "port": 80, "scheme": "HTTPS" } },
                 "readinessProbe": { "httpGet": { "port": 80, "scheme": "HTTPS" } },
             }],
         }))
@@ -244,10 +246,9 @@ mod tests {
         named(
             &of_container(&spec.containers[0], &pod),
             &[
-                "livenessProbe",
-                "startupProbe",
+                "startupProbe over HTTPS",
                 "lifecycle",
-                "readinessProbe",
+                "readinessProbe over HTTPS",
                 "mountPropagation has no effect on volume v at /data",
                 "subPathExpr is not supported",
                 "hostPath is not mounted at /etc/w; the program sees this machine's files, also /srv/w",
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn probes_that_can_be_made_are_not_named() {
-        let said = |probe: Value| of_probe(&serde_json::from_value(probe).unwrap());
+        let said = |probe: Value| of_probe("readinessProbe", &serde_json::from_value(probe).unwrap());
         assert_eq!(said(json!({ "httpGet": { "path": "/", "port": 80 } })), None);
         assert_eq!(said(json!({ "tcpSocket": { "port": "http" } })), None);
         assert!(said(json!({ "httpGet": { "port": 80, "scheme": "HTTPS" } })).unwrap().contains("HTTPS"));

@@ -24,7 +24,7 @@ use crate::{
     objects::{Key, Workload, fnv, letters},
     plan::{BRIDGE, POD_NETWORK, Pod},
     pod::{Blueprint, Order, Running},
-    programs::{self, MARK, Programs},
+    programs::{self, GRACE, MARK, Programs},
     progress,
     rules::{self, Exceptions, Rules},
     rundir::{CLAIMS, Phase, PodState},
@@ -35,8 +35,6 @@ use crate::{
 const FAREWELL: Duration = Duration::from_secs(10);
 /// How often to see whether packet rules are in force.
 const RULES_LOOK: Duration = Duration::from_millis(10);
-/// Kubernetes' terminationGracePeriodSeconds.
-const GRACE: u64 = 30;
 /// A pod that is neither ready nor has failed after this time no longer keeps others from starting.
 const STARTING: Duration = Duration::from_secs(5);
 /// Pods that start at the same time, for each processor of the machine.
