@@ -101,7 +101,7 @@ pub(crate) fn program(
 fn view(container: &Container, pod: &Pod, folder: &Path, note: &mut impl FnMut(String)) -> View {
     let mounts = volumes::mounts(container, pod, folder);
     let working_dir = container.working_dir.as_ref().map(PathBuf::from).filter(|dir| {
-        let is_there = dir.is_dir() || mounts.iter().any(|mount| dir.starts_with(&mount.target));
+        let is_there = dir.is_absolute() && dir.is_dir() || mounts.iter().any(|mount| dir.starts_with(&mount.target));
         if !is_there && !dir.as_os_str().is_empty() {
             note(format!(
                 "workingDir has no effect: this machine has no folder {}; the program runs in the directory of `skysail up`",

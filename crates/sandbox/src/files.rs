@@ -223,6 +223,16 @@ mod tests {
     }
 
     #[test]
+    fn fields_that_are_null_are_absent() {
+        let (_, objects) = good();
+        let mut files = Files::default();
+        let nulls = "volumes: null, initContainers: , containers: [{env: null, workingDir: ,name: a";
+        files.take(text(&GOOD.replacen("containers: [{name: a", nulls, 1)));
+        let spec = |objects: &Objects| objects.workloads.values().next().map(|one| one.template.spec.clone());
+        assert_eq!(spec(&files.objects()), spec(&objects), "{:?}", files.notes().collect::<Vec<_>>());
+    }
+
+    #[test]
     fn a_file_that_is_empty_or_gone_for_a_moment_keeps_its_objects() {
         let (mut files, objects) = good();
         for moment in [text(""), gone()] {

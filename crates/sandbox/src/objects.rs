@@ -6,7 +6,7 @@ mod volume;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use skysail_model::{Kind, ObjectKey, api::ServiceEntry};
 
 use crate::external::Entries;
@@ -287,7 +287,8 @@ struct Claimed {
 
 fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
     let source = if key.kind == Kind::Pod { object } else { &object["spec"]["template"] };
-    let template = Template { metadata: field(source, "metadata")?, spec: field(source, "spec")? };
+    let [metadata, spec] = ["metadata", "spec"].map(|name| json!({ name: without_nulls(&source[name]) }));
+    let template = Template { metadata: field(&metadata, "metadata")?, spec: field(&spec, "spec")? };
     let number = |name: &str, default: u32| match &object["spec"][name] {
         Value::Null => Ok(default),
         number => number
@@ -314,6 +315,18 @@ fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
         template,
         hash: letters(fnv(source.to_string().as_bytes()), 10),
     })
+}
+
+/// A value without fields that are null: to the API server they are absent.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let set = fields.iter().filter(|(_, value)| !value.is_null());
+            set.map(|(name, value)| (name.clone(), without_nulls(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(without_nulls).collect(),
+        value => value.clone(),
+    }
 }
 
 fn field<T: for<'a> Deserialize<'a> + Default>(object: &Value, name: &str) -> Result<T, String> {
