@@ -37,7 +37,7 @@ fn all_kinds() -> Setup {
         "      - name: web\n        image: busybox\n        workingDir: /skysail-data\n        command: [sh, -c, 'pwd; exec sleep 100000']\n        \
          readinessProbe: {exec: {command: [test, -f, sub/file]}}\n        volumeMounts:\n        \
          - {name: settings, mountPath: /etc/skysail-test/config}\n        - {name: settings, mountPath: /usr/skysail-test/greeting.txt, subPath: greeting}\n        \
-         - {name: one, mountPath: /skysail-one}\n        - {name: key, mountPath: /var/run/skysail-test}\n        - {name: maybe, mountPath: /skysail-maybe}\n        \
+         - {name: settings, mountPath: /etc/passwd, subPath: colour}\n        - {name: one, mountPath: /skysail-one}\n        - {name: key, mountPath: /var/run/skysail-test}\n        - {name: maybe, mountPath: /skysail-maybe}\n        \
          - {name: scratch, mountPath: /skysail-data}\n        - {name: small, mountPath: /dev/shm}\n        - {name: info, mountPath: /skysail-data/info}\n      \
          - name: twin\n        image: busybox\n        command: [sh, -c, 'exec sleep 100000']\n        \
          volumeMounts: [{name: scratch, mountPath: /etc/skysail-test/config, subPath: sub, readOnly: true}]\n",
@@ -53,11 +53,12 @@ fn programs_find_their_volumes(mesh: &Mesh) {
     );
     assert_eq!(read("cat /var/run/skysail-test/pass /var/run/skysail-test/user"), "secretme");
     assert_eq!(read("stat -Lc %a /var/run/skysail-test/pass"), "400");
-    assert_eq!(read("ls /skysail-maybe"), "");
+    assert_eq!(read("ls /skysail-maybe; cat /etc/passwd"), "red");
     assert_eq!(read("cat /skysail-data/info/user"), "me");
     assert!(read("cat /skysail-data/info/labels").contains("app=\"web\""));
     assert_eq!(read("tr -cd . < /skysail-data/info/token | wc -c"), "2", "a JSON web token");
     assert!(read("echo x > /etc/skysail-test/config/x").contains("Read-only"));
+    assert!(read("echo x > /etc/passwd").contains("Read-only"));
     assert!(read("head -c 3000000 /dev/zero > /dev/shm/big").contains("No space"));
     assert_eq!(read("cat /skysail-data/sub/file; echo written > /skysail-data/sub/more"), "prepared");
     // The rest of the machine and of the pod is as ever.
@@ -69,6 +70,7 @@ fn programs_find_their_volumes(mesh: &Mesh) {
     assert_eq!(twin("cat /etc/skysail-test/config/more"), "written");
     assert!(twin("touch /etc/skysail-test/config/x").contains("Read-only"));
     assert!(twin("ls /skysail-data").contains("No such file"));
+    assert!(sh(mesh, &["-c", "wbe"], "true").contains("no container wbe that has started; it has"));
     let logs = mesh.run(&["logs", "web", "-c", "web"]);
     assert_eq!(String::from_utf8_lossy(&logs.stdout).lines().last(), Some("/skysail-data"));
     for path in ["/skysail-data", "/etc/skysail-test", "/usr/skysail-test", "/run/skysail-test"] {
@@ -110,8 +112,11 @@ fn a_changed_object_changes_the_files_of_running_pods() {
     });
     assert_eq!(read("ls /skysail-settings"), "greeting\nsize");
     assert_eq!(read("cat /skysail-file"), "hello", "as in Kubernetes, what is mounted by subPath stays");
-    // Whoever restarts the program gets the new one.
-    assert_eq!(read("kill $(pgrep -xf 'sleep 100000')"), "");
+    // A program that is started again gets the new one.
+    let pod = mesh.status()["pods"][0].clone();
+    let program =
+        pod["programs"].as_array().unwrap().iter().find(|program| program["name"] == "web").unwrap().clone();
+    assert_eq!(read(&format!("kill {}", program["process"])), "");
     eventually("it is started again", || match read("cat /skysail-file") {
         text if text == "good-day" => Ok(()),
         text => Err(text),

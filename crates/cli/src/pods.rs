@@ -8,7 +8,7 @@ use skysail_sandbox::{
     Error,
     enter::{self, Place},
     log,
-    rundir::{self, PodState, ProgramState, State},
+    rundir::{self, PodState, State},
 };
 
 use crate::{exit, view};
@@ -136,21 +136,17 @@ pub(crate) fn place<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<Place
     Ok(Place::Pod(pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0])))
 }
 
-/// The container of this name, or the pod's first if that runs.
-fn container<'a>(place: Place<'a>, name: Option<&str>) -> anyhow::Result<Option<&'a ProgramState>> {
-    let (Place::Pod(pod), wanted) = (place, name) else {
-        return match name {
-            Some(_) => bail!("the control plane has no containers"),
-            None => Ok(None),
-        };
-    };
-    let first = pod.containers.first().map(String::as_str);
-    let found = pod.programs.iter().find(|program| Some(program.name.as_str()) == wanted.or(first));
-    if let (None, Some(name)) = (found, wanted) {
-        let known: Vec<_> = pod.programs.iter().map(|program| program.name.as_str()).collect();
-        bail!("pod {} has no container {name} that runs; it has {}", pod.name, known.join(", "));
+/// The container of this name, or the pod's first.
+fn container<'a>(place: Place<'a>, name: Option<&'a str>) -> anyhow::Result<Option<&'a str>> {
+    match (place, name) {
+        (Place::Pod(pod), Some(name)) if pod.programs.iter().all(|program| program.name != name) => {
+            let known: Vec<_> = pod.programs.iter().map(|program| program.name.as_str()).collect();
+            bail!("pod {} has no container {name} that has started; it has {}", pod.name, known.join(", "));
+        }
+        (Place::Pod(pod), None) => Ok(pod.containers.first().map(String::as_str)),
+        (Place::Control, Some(_)) => bail!("the control plane has no containers"),
+        (_, name) => Ok(name),
     }
-    Ok(found)
 }
 
 fn find<'a>(mesh: &'a State, name: &str) -> anyhow::Result<Vec<&'a PodState>> {

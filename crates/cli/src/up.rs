@@ -529,6 +529,7 @@ mod tests {
     fn programs_are_looked_for_as_shells_do() {
         assert_eq!(image("acme/shop=sh -c true").unwrap().1, ["sh", "-c", "true"]);
         assert!(image("a=/bin/sh").is_ok());
+        assert!(image("a=../../test.sh").unwrap().1[0].starts_with('/'), "for containers with a workingDir");
         for (text, problem) in [
             ("acme/shop", "IMAGE=COMMAND"),
             ("acme/shop= ", "command is missing"),

@@ -14,7 +14,7 @@ use crate::{
     error::{Context as _, Error},
     isolate::exit_code,
     plan::BRIDGE,
-    rundir::{PodState, ProgramState, State},
+    rundir::{PodState, State},
 };
 
 /// A place inside a mesh.
@@ -33,7 +33,7 @@ pub enum Place<'a> {
 pub fn run(
     mesh: &State,
     place: Place<'_>,
-    container: Option<&ProgramState>,
+    container: Option<&str>,
     command: &[OsString],
 ) -> Result<u8, Error> {
     let mut namespaces = vec![
@@ -42,7 +42,10 @@ pub fn run(
     ];
     namespaces.extend(place.handles()?);
     // After the pod's: the last one counts.
-    let mounts = container.and_then(|program| program.mounts);
+    let mounts = match (place, container) {
+        (Place::Pod(pod), Some(container)) => pod.mounts.get(container),
+        _ => None,
+    };
     namespaces.extend(mounts.map(|number| (format!("fd/{number}"), CloneFlags::CLONE_NEWNS)));
     place.enter(mesh, namespaces)?;
     here(command)

@@ -310,12 +310,13 @@ impl Mesh {
                 state.ready = ready;
             }
             Event::Started(program, id, mounts) => {
+                state.mounts.extend(mounts.map(|mounts| (program.clone(), mounts)));
                 match state.programs.iter_mut().find(|known| known.name == program) {
                     Some(known) => {
-                        (known.process, known.mounts) = (Some(id), mounts);
+                        known.process = Some(id);
                         state.restarts += 1;
                     }
-                    None => state.programs.push(ProgramState { name: program, process: Some(id), mounts }),
+                    None => state.programs.push(ProgramState { name: program, process: Some(id) }),
                 }
             }
             Event::Ended(program, ended) => {
@@ -358,7 +359,7 @@ impl Mesh {
         }
     }
 
-    /// Reads the objects anew, and tells pods that mount some of them.
+    /// Takes the objects of changed files, and updates the volumes of running pods.
     fn take_objects(&mut self) {
         self.objects = self.files.objects();
         self.update_volumes();

@@ -72,7 +72,7 @@ impl View {
         if self.mounts.is_empty() {
             return Ok(());
         }
-        // On a thread of its own, which a failure may leave anywhere.
+        // On a separate thread: after a failure, its mount namespace is in an unknown state.
         let made = thread::scope(|scope| scope.spawn(|| self.make()).join());
         let made = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         *self.namespace.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
@@ -101,7 +101,7 @@ impl View {
             Some(folder) => std::env::set_current_dir(folder).map_err(|error| {
                 io::Error::new(error.kind(), format!("workingDir {}: {error}", folder.display()))
             }),
-            // A volume may be over the folder of `skysail up`; the new root is then the folder.
+            // A volume may hide the folder of `skysail up`; the program then starts in the root.
             None => std::env::set_current_dir(&here).or(Ok(())),
         };
         let done = entered.and_then(|()| act());
@@ -143,7 +143,7 @@ impl View {
     }
 }
 
-/// Mounts a tmpfs. Its files are no devices, and give nobody rights.
+/// Mounts a tmpfs without devices and set-user-ID programs.
 pub(crate) fn tmpfs(at: &Path, options: &str) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     Ok(mount(Some("tmpfs"), at, Some("tmpfs"), flags, Some(options))?)
@@ -157,7 +157,7 @@ pub(crate) fn bind(from: &Path, to: &Path, flags: MsFlags) -> io::Result<()> {
 /// Makes entries that lead to all those of a folder, with what is mounted there.
 fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(from) {
-        // Its content would be of no use to the program either.
+        // The program could not read it either.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         entries => entries?,
     };
@@ -178,7 +178,7 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
         } else {
             File::create(&to)?;
         }
-        // The kernel lets nobody bind a folder without what is mounted below it.
+        // In a user namespace, a folder can only be bound together with the mounts below it.
         match bind(&from, &to, MsFlags::MS_REC) {
             // It went in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -193,8 +193,8 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
 /// Mounts a volume. `own` are the devices of all that has been made here. Returns those of what is mounted for it.
 fn place(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
     let source = source(mount)?;
-    // A number of this process's, so no name that someone may replace.
-    let by_number = PathBuf::from(format!("/proc/self/fd/{}", source.as_raw_fd()));
+    // By descriptor, as programs of the pod may replace a name.
+    let by_number = by_number(&source);
     let found = fs::metadata(&by_number)?;
     let (target, covered) = mount_point(&mount.target, found.is_dir(), own)?;
     bind(&by_number, &target, MsFlags::empty())?;
@@ -205,6 +205,11 @@ fn place(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
         nix::mount::mount(nothing, &target, nothing, flags, nothing)?;
     }
     Ok(covered.into_iter().chain([found.dev()]).collect())
+}
+
+/// The path that leads to an open file.
+fn by_number(file: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Opens what is to be mounted. Symbolic links, which the programs of the pod may have made, lead nowhere outside of the volume.
@@ -290,8 +295,10 @@ fn mount_point(target: &Path, is_dir: bool, own: &BTreeSet<u64>) -> io::Result<(
 
 /// Covers a folder with a tmpfs that has the same entries. Returns its device.
 fn cover(folder: &Path, permissions: Permissions) -> io::Result<u64> {
+    // Its entries, and the volumes that are mounted on them, are reached by descriptor when it is covered.
+    let covered = open(folder, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     tmpfs(folder, POINTS)?;
-    fill(&Path::new(FORMER).join(folder.strip_prefix("/").unwrap_or(folder)), folder)?;
+    fill(&by_number(&covered), folder)?;
     fs::set_permissions(folder, Permissions::from_mode(permissions.mode()))?;
     Ok(fs::metadata(folder)?.dev())
 }

@@ -34,7 +34,7 @@ use crate::{
     netlink::Socket,
     nftables,
     process::{self, Ended, Finish, Outcome, Program},
-    readiness::{self, Check, Life, Lives, Probe, Vitals, Watched},
+    readiness::{self, Check, Life, Lives, Probe, RestartProbes, Watched},
     rules::Rules,
     token::{self, Issuer},
     volumes::{
@@ -75,7 +75,7 @@ pub(crate) struct Containerized {
     /// How to see that it is ready; without one it is when it runs.
     pub(crate) check: Option<Check>,
     /// How to see that it is to be started again.
-    pub(crate) vitals: Vitals,
+    pub(crate) restart_probes: RestartProbes,
     /// Its ports, for messages: `8080 (http)`.
     pub(crate) ports: Vec<String>,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Containerized {
 pub(crate) enum Order {
     /// Replace the packet rules. What comes with them is dropped when that is done.
     Rules(Rules, Arc<()>),
-    /// The files of its volumes are others.
+    /// Replace the files of its volumes.
     Contents(Contents),
     /// End within this time: first the workload, then the sidecar.
     Stop(Duration),
@@ -320,13 +320,13 @@ async fn supervise(
 /// What must run for the pod to be ready: the sidecar first, and every container.
 fn watched(pod: &Blueprint) -> Vec<Watched> {
     let sidecar = pod.sidecar.iter();
-    let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), Vitals::default()));
-    let containers = pod
-        .containers
-        .iter()
-        .map(|one| (format!("container {}", one.program.name), one.check.clone(), one.vitals.clone()));
+    let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), RestartProbes::default()));
+    let containers = pod.containers.iter().map(|one| {
+        (format!("container {}", one.program.name), one.check.clone(), one.restart_probes.clone())
+    });
     let all = sidecar.chain(containers).enumerate();
-    all.map(|(program, (name, check, vitals))| Watched { program, name, check, vitals }).collect()
+    all.map(|(program, (name, check, restart_probes))| Watched { program, name, check, restart_probes })
+        .collect()
 }
 
 /// Runs the init containers and then the containers. `None` when they were stopped, and else whether all succeeded.

@@ -21,7 +21,7 @@ use crate::{
     ports::Ports,
     process::{Program, Restart},
     publish::Target,
-    readiness::{Check, Probe, Vital, Vitals},
+    readiness::{Check, Probe, RestartProbe, RestartProbes},
     rundir, unsupported, volumes,
 };
 
@@ -183,8 +183,9 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
             Some(name) => format!("{} ({name})", port.container_port),
             None => port.container_port.to_string(),
         });
-        let vitals = if is_stand_in { Vitals::default() } else { vitals(container, pod, &program) };
-        programs.containers.push(Containerized { program, check, vitals, ports: named.collect() });
+        let restart_probes =
+            if is_stand_in { RestartProbes::default() } else { restart_probes(container, pod, &program) };
+        programs.containers.push(Containerized { program, check, restart_probes, ports: named.collect() });
     }
     programs
 }
@@ -238,18 +239,18 @@ fn check(
 }
 
 /// The probes that decide whether a container is started again.
-fn vitals(container: &Container, pod: &Pod, program: &Program) -> Vitals {
-    let vital = |probe: Option<&objects::Probe>| {
+fn restart_probes(container: &Container, pod: &Pod, program: &Program) -> RestartProbes {
+    let read = |probe: Option<&objects::Probe>| {
         let probe = probe?;
         let grace = probe.termination_grace_period_seconds.or(pod.spec.termination_grace_period_seconds);
-        Some(Vital {
+        Some(RestartProbe {
             check: check(probe, container, false, program)?,
             delay: Duration::from_secs(probe.initial_delay_seconds.unwrap_or_default()),
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
         })
     };
-    let liveness = vital(container.liveness_probe.as_ref());
-    Vitals { startup: vital(container.startup_probe.as_ref()), liveness }
+    let liveness = read(container.liveness_probe.as_ref());
+    RestartProbes { startup: read(container.startup_probe.as_ref()), liveness }
 }
 
 /// A time of a probe; the API server takes 0 for the default.

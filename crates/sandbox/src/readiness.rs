@@ -33,7 +33,7 @@ pub(crate) struct Check {
 
 /// A probe whose failure ends a program.
 #[derive(Clone, Debug)]
-pub(crate) struct Vital {
+pub(crate) struct RestartProbe {
     pub(crate) check: Check,
     /// Time between the program's start and the first probe.
     pub(crate) delay: Duration,
@@ -43,10 +43,10 @@ pub(crate) struct Vital {
 
 /// The probes of a container besides readiness.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Vitals {
+pub(crate) struct RestartProbes {
     /// The others wait until it has succeeded.
-    pub(crate) startup: Option<Vital>,
-    pub(crate) liveness: Option<Vital>,
+    pub(crate) startup: Option<RestartProbe>,
+    pub(crate) liveness: Option<RestartProbe>,
 }
 
 /// What to try.
@@ -194,7 +194,7 @@ pub(crate) struct Watched {
     /// What messages call it: `sidecar`, or `container web`.
     pub(crate) name: String,
     pub(crate) check: Option<Check>,
-    pub(crate) vitals: Vitals,
+    pub(crate) restart_probes: RestartProbes,
 }
 
 /// Reports every change of the pod's readiness. Never ends.
@@ -258,7 +258,7 @@ async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
 
 /// Probes a process that runs since then, as long as it does.
 async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, crashed: Option<String>) {
-    let Vitals { startup, liveness } = &one.vitals;
+    let RestartProbes { startup, liveness } = &one.restart_probes;
     let kill = |field: &str, reason: String, grace: Duration| {
         let reason = format!("{field} failed: {reason}");
         lives.settle(one.program, Err(reason.clone()));
@@ -267,7 +267,7 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
         }
     };
     let (started, mut has_started) = watch::channel(startup.is_none());
-    let vital = async {
+    let restart = async {
         if let Some(startup) = startup {
             if let Err(reason) = start(address, startup, since).await {
                 kill("startupProbe", reason, startup.grace);
@@ -293,14 +293,14 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
         be_ready(address, one, lives).await;
     };
     tokio::select! {
-        () = vital => {}
+        () = restart => {}
         () = ready => {}
     }
 }
 
 /// Probes until the program has started, for as long as its failures may take.
-async fn start(address: Ipv4Addr, startup: &Vital, since: Instant) -> Result<(), String> {
-    let Vital { check, delay, .. } = startup;
+async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
+    let RestartProbe { check, delay, .. } = startup;
     let period = check.period.unwrap_or(IMPATIENT).max(IMPATIENT);
     let until = since + *delay + period * check.failures;
     sleep_until(since + *delay).await;
@@ -308,7 +308,7 @@ async fn start(address: Ipv4Addr, startup: &Vital, since: Instant) -> Result<(),
         match check.attempt(address).await {
             Ok(()) => break,
             Err(reason) if Instant::now() >= until => return Err(reason),
-            // Whoever waits for a pod need not wait for the next period.
+            // More often than the period, so that the pod is ready sooner.
             Err(_) => sleep((IMPATIENT * tried).min(period)).await,
         }
     }
@@ -316,8 +316,8 @@ async fn start(address: Ipv4Addr, startup: &Vital, since: Instant) -> Result<(),
 }
 
 /// Probes a program that has started, until it has failed too often in a row. Returns the last reason.
-async fn live(address: Ipv4Addr, liveness: &Vital, since: Instant) -> String {
-    let Vital { check, delay, .. } = liveness;
+async fn live(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> String {
+    let RestartProbe { check, delay, .. } = liveness;
     sleep_until(since + *delay).await;
     let mut failures = 0;
     loop {
@@ -375,8 +375,12 @@ mod tests {
         mut seen: impl AsyncFnMut(Result<(), String>) -> bool,
     ) {
         let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let watched =
-            [Watched { program: 0, name: "container web".to_owned(), check, vitals: Vitals::default() }];
+        let watched = [Watched {
+            program: 0,
+            name: "container web".to_owned(),
+            check,
+            restart_probes: RestartProbes::default(),
+        }];
         tokio::select! {
             () = watch(Ipv4Addr::LOCALHOST, &watched, lives, |state| told.send(state).unwrap()) => {}
             () = async { while seen(heard.recv().await.unwrap()).await {} } => {}
@@ -424,7 +428,7 @@ mod tests {
             limit: Duration::from_secs(3600),
             failures: 2,
         };
-        let vital = |command: &str| Vital {
+        let probe = |command: &str| RestartProbe {
             check: check(command),
             delay: IMPATIENT / 2,
             grace: Duration::from_secs(7),
@@ -437,8 +441,10 @@ mod tests {
         ] {
             let lives = Lives::new(1);
             let mut kills = lives.kills(0).unwrap();
-            let vitals = Vitals { startup: startup.map(vital), liveness: Some(vital(liveness)) };
-            let watched = [Watched { program: 0, name: "container web".to_owned(), check: None, vitals }];
+            let restart_probes =
+                RestartProbes { startup: startup.map(probe), liveness: Some(probe(liveness)) };
+            let watched =
+                [Watched { program: 0, name: "container web".to_owned(), check: None, restart_probes }];
             let since = Instant::now();
             lives.set(0, Life::Running(since, None));
             let mut seen = Vec::new();

@@ -3,6 +3,7 @@
 //! The path is `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`. Only its owner may read it, because it holds keys.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, DirBuilder, File, Permissions},
     io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
@@ -70,6 +71,9 @@ pub struct PodState {
     /// Its programs.
     pub programs: Vec<ProgramState>,
     pub(crate) handles: Option<Handles>,
+    /// The open files of the mount namespaces that its programs have besides the pod's, by their names.
+    #[serde(default)]
+    pub(crate) mounts: BTreeMap<String, i32>,
 }
 
 /// Phase of a pod. Source: Kubernetes' `PodPhase`.
@@ -98,9 +102,6 @@ pub struct ProgramState {
     pub name: String,
     /// Process id in the mesh's PID namespace, while it runs.
     pub process: Option<u32>,
-    /// The open file of its mount namespace, if it has one besides the pod's.
-    #[serde(default)]
-    pub(crate) mounts: Option<i32>,
 }
 
 /// Held while a mesh of a name runs.

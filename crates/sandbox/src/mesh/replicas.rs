@@ -4,7 +4,7 @@
 //! its time for what it has in hand.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::Ipv4Addr,
     path::PathBuf,
@@ -229,6 +229,7 @@ impl Mesh {
             containers: pod.spec.containers.iter().map(|container| container.name.clone()).collect(),
             programs: Vec::new(),
             handles: None,
+            mounts: BTreeMap::new(),
         };
         let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
         let member = Member {
