@@ -359,12 +359,6 @@ impl Mesh {
         }
     }
 
-    /// Takes the objects of changed files, and updates the volumes of running pods.
-    fn take_objects(&mut self) {
-        self.objects = self.files.objects();
-        self.update_volumes();
-    }
-
     /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.
     fn settle(&mut self) {
         let mut notes: Vec<String> = self.files.notes().cloned().collect();

@@ -4,8 +4,9 @@
 //! process to hold it: the thread makes its network, mount and host name namespaces, cables itself to the bridge,
 //! sets the packet rules and then supervises sidecar and workload with a runtime of its own.
 
+mod mounted;
+
 use std::{
-    cell::RefCell,
     fs::{self, File},
     io,
     net::Ipv4Addr,
@@ -28,6 +29,8 @@ use tokio::{
     time::Instant,
 };
 
+use mounted::{Volumes, renew_tokens};
+
 use crate::{
     error::{Context as _, Error},
     links,
@@ -36,7 +39,7 @@ use crate::{
     process::{self, Ended, Finish, Outcome, Program},
     readiness::{self, Check, Life, Lives, Probe, RestartProbes, Watched},
     rules::Rules,
-    token::{self, Issuer},
+    token::Issuer,
     volumes::{
         Contents,
         store::{Made, Store},
@@ -404,64 +407,10 @@ fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
     format!("{word}: {}: {last_line}{ports}", ended.how)
 }
 
-/// The volumes of a pod, and what they wait for.
-struct Volumes {
-    store: RefCell<(Store, Contents)>,
-    waits: watch::Sender<Result<(), String>>,
-}
-
-impl Volumes {
-    fn new(pod: &Blueprint, store: Store) -> Self {
-        let store = RefCell::new((store, pod.contents.clone()));
-        let volumes = Self { store, waits: watch::Sender::new(Ok(())) };
-        volumes.write(pod);
-        volumes
-    }
-
-    fn replace(&self, pod: &Blueprint, contents: Contents) {
-        self.store.borrow_mut().1 = contents;
-        self.write(pod);
-    }
-
-    fn write(&self, pod: &Blueprint) {
-        let (store, contents) = &mut *self.store.borrow_mut();
-        let (namespace, name) = &pod.key;
-        let token = |audience: &str| pod.issuer.token(namespace, &pod.account, name, audience);
-        let _before = self.waits.send_replace(store.write(contents, token));
-    }
-
-    /// Waits until all volumes have their files. Until then, the containers are not ready for this reason.
-    async fn mounted(&self, pod: &Blueprint, lives: &Lives) {
-        let mut waits = self.waits.subscribe();
-        let mut has_waited = false;
-        loop {
-            let Err(reason) = waits.borrow_and_update().clone() else { break };
-            has_waited = true;
-            wait(pod, lives, &format!("ContainerCreating: {reason}"));
-            if waits.changed().await.is_err() {
-                return;
-            }
-        }
-        if has_waited {
-            wait(pod, lives, readiness::STARTING);
-        }
-    }
-}
-
 /// Says of all containers what they wait for.
 fn wait(pod: &Blueprint, lives: &Lives, reason: &str) {
     let first = usize::from(pod.sidecar.is_some());
     (0..pod.containers.len()).for_each(|index| lives.set(first + index, Life::Waiting(reason.to_owned())));
-}
-
-async fn renew_tokens(pod: &Blueprint, volumes: &Volumes) {
-    loop {
-        tokio::time::sleep(token::RENEWAL).await;
-        volumes.write(pod);
-        if let Err(error) = write_token(pod) {
-            tracing::warn!(pod = pod.key.1, %error, "the service account token is not renewed");
-        }
-    }
 }
 
 fn sidecar_check() -> Check {

@@ -284,8 +284,9 @@ impl Mesh {
         }
     }
 
-    /// Orders new files for the volumes of all pods that mount something that has changed.
-    pub(super) fn update_volumes(&mut self) {
+    /// Takes the objects of changed files, and updates the volumes of pods that mount some of them.
+    pub(super) fn take_objects(&mut self) {
+        self.objects = self.files.objects();
         for member in self.pods.values_mut().filter(|member| !member.contents.is_empty()) {
             let contents = volumes::contents(&member.pod, &member.volumes, &self.objects);
             if contents != member.contents {

@@ -46,7 +46,7 @@ struct Held {
 }
 
 impl Store {
-    /// Makes the folders, in the mount namespace of the pod. Returns the first volume's error.
+    /// Makes the folders, in the mount namespace of the pod.
     pub(crate) fn make(pod: &Path, volumes: &[Made]) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         if volumes.is_empty() {

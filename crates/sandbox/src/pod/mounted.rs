@@ -1,0 +1,67 @@
+//! The volumes of a running pod: their files follow the objects, and its tokens are renewed.
+
+use std::cell::RefCell;
+
+use tokio::sync::watch;
+
+use super::{Blueprint, wait, write_token};
+use crate::{
+    readiness::{self, Lives},
+    token,
+    volumes::{Contents, store::Store},
+};
+
+/// The volumes of a pod, and what they wait for.
+pub(super) struct Volumes {
+    store: RefCell<(Store, Contents)>,
+    waits: watch::Sender<Result<(), String>>,
+}
+
+impl Volumes {
+    pub(super) fn new(pod: &Blueprint, store: Store) -> Self {
+        let store = RefCell::new((store, pod.contents.clone()));
+        let volumes = Self { store, waits: watch::Sender::new(Ok(())) };
+        volumes.write(pod);
+        volumes
+    }
+
+    pub(super) fn replace(&self, pod: &Blueprint, contents: Contents) {
+        self.store.borrow_mut().1 = contents;
+        self.write(pod);
+    }
+
+    fn write(&self, pod: &Blueprint) {
+        let (store, contents) = &mut *self.store.borrow_mut();
+        let (namespace, name) = &pod.key;
+        let token = |audience: &str| pod.issuer.token(namespace, &pod.account, name, audience);
+        let _before = self.waits.send_replace(store.write(contents, token));
+    }
+
+    /// Waits until all volumes have their files. Until then, the containers are not ready for this reason.
+    pub(super) async fn mounted(&self, pod: &Blueprint, lives: &Lives) {
+        let mut waits = self.waits.subscribe();
+        let mut has_waited = false;
+        loop {
+            let Err(reason) = waits.borrow_and_update().clone() else { break };
+            has_waited = true;
+            wait(pod, lives, &format!("ContainerCreating: {reason}"));
+            if waits.changed().await.is_err() {
+                return;
+            }
+        }
+        if has_waited {
+            wait(pod, lives, readiness::STARTING);
+        }
+    }
+}
+
+/// Renews the tokens of a pod. Never ends.
+pub(super) async fn renew_tokens(pod: &Blueprint, volumes: &Volumes) {
+    loop {
+        tokio::time::sleep(token::RENEWAL).await;
+        volumes.write(pod);
+        if let Err(error) = write_token(pod) {
+            tracing::warn!(pod = pod.key.1, %error, "the service account token is not renewed");
+        }
+    }
+}
