@@ -9,7 +9,7 @@ mod replicas;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
