@@ -29,8 +29,9 @@ use crate::{
     stream::Stream,
 };
 
-/// How long answers may take after the window.
+/// After the window, requests are given up when no response has come for this time, or at the latest after `LONGEST_GRACE`.
 const GRACE: Duration = Duration::from_secs(3);
+const LONGEST_GRACE: Duration = Duration::from_secs(60);
 pub(super) const TIMER: u64 = u64::MAX;
 const MOST_RECONNECTS: u64 = 10_000;
 
@@ -43,7 +44,7 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
 
     let begin = start + nanoseconds(load.warmup);
     let end = begin + nanoseconds(load.window);
-    let give_up = end + nanoseconds(GRACE);
+    let (mut give_up, mut done) = (end + nanoseconds(GRACE), 0);
     let mut next = Some(Moment::Begin);
     generator.start_closed_loop()?;
     let mut events = [EpollEvent::empty(); 256];
@@ -61,6 +62,10 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
             tell(Moment::End);
         }
         generator.release(now)?;
+        if generator.done != done {
+            done = generator.done;
+            give_up = give_up.max(now + nanoseconds(GRACE)).min(end + nanoseconds(LONGEST_GRACE));
+        }
         if next.is_none() && (generator.settled() || now >= give_up) {
             return Ok(generator.finish());
         }
