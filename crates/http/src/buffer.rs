@@ -39,31 +39,37 @@ pub struct Buffer {
 
 impl Buffer {
     /// What is in it.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.block[self.start..self.end]
     }
 
     /// What is in it, to be changed in its place.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.block[self.start..self.end]
     }
 
     /// How much is in it.
+    #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
     /// Whether nothing is in it.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
     /// Returns whether it holds a block of memory.
+    #[inline]
     pub fn has_memory(&self) -> bool {
         !self.block.is_empty()
     }
 
     /// Takes bytes off the front.
+    #[inline]
     pub fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
         if self.start == self.end {
@@ -73,6 +79,7 @@ impl Buffer {
     }
 
     /// Room at the end; there is some unless [`Self::is_full`].
+    #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
         if self.block.is_empty() {
             self.block = if self.large { take_large(LARGE) } else { take_block() };
@@ -97,21 +104,25 @@ impl Buffer {
     }
 
     /// Counts bytes written to [`Self::spare`] or [`Self::space`].
+    #[inline]
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.block.len());
     }
 
     /// Whether no more bytes fit without growing.
+    #[inline]
     pub fn is_full(&self) -> bool {
         !self.block.is_empty() && self.len() == self.block.len()
     }
 
     /// How many bytes more fit without growing.
+    #[inline]
     pub fn room(&self) -> usize {
         self.block.len() - self.len()
     }
 
     /// Makes room for bytes beyond one block (a head larger than usual).
+    #[inline]
     pub fn grow(&mut self, size: usize) {
         if size > self.block.len() {
             let mut block = if size <= BLOCK { take_block() } else { take_large(size) };
@@ -143,6 +154,7 @@ impl Buffer {
     }
 
     /// Gives back most of its memory if little is in it.
+    #[inline]
     pub fn pack(&mut self) {
         if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
             let packed = self.bytes().into();
@@ -192,6 +204,7 @@ impl Buffer {
     }
 
     /// Writes all that is in it to a socket; ready when the kernel has it.
+    #[inline]
     pub fn poll_drain(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.is_empty() {
             match tcp.try_io(Interest::WRITABLE, || Ok(send(tcp, self.bytes(), SendFlags::NOSIGNAL)?)) {
@@ -204,6 +217,7 @@ impl Buffer {
     }
 
     /// Forgets what is in it.
+    #[inline]
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;

@@ -85,6 +85,7 @@ impl Flow {
     }
 
     /// A body of our own, all of which is there.
+    #[inline]
     pub fn whole(content: &[u8], framing: Framing, trailers: Option<Headers>) -> Self {
         let limits = HeadLimits { max_head: 0, max_headers: 0 };
         Self {
@@ -98,6 +99,7 @@ impl Flow {
     }
 
     /// Changes content on its way, whose length is not known then.
+    #[inline]
     pub fn lead(&mut self, through: Through) {
         if matches!(self.framing, Framing::Length(_)) {
             self.framing = Framing::Chunked;
@@ -106,16 +108,19 @@ impl Flow {
     }
 
     /// Whether all of the body has been read and handed to the receiver.
+    #[inline]
     pub fn is_read(&self) -> bool {
         self.ended
     }
 
     /// Whether all of it has been read.
+    #[inline]
     pub fn is_collected(&self) -> bool {
         self.read
     }
 
     /// Whether all of the body is here, be it handed on or waiting to be.
+    #[inline]
     pub fn has_arrived(&self, from: &Wire) -> bool {
         self.read
             || match from {
@@ -125,31 +130,37 @@ impl Flow {
     }
 
     /// The content so far, if it is all still there.
+    #[inline]
     pub fn kept(&self) -> Option<&[u8]> {
         self.kept.as_deref()
     }
 
     /// The fields after the content, once all of it has been read.
+    #[inline]
     pub fn trailers(&self) -> Option<&Headers> {
         self.trailers.as_ref().or_else(|| self.through.as_ref()?.trailers())
     }
 
     /// Whether all that was taken of the body so far could be sent again.
+    #[inline]
     pub fn is_whole(&self) -> bool {
         !self.lost
     }
 
     /// How it goes out on HTTP/1.1.
+    #[inline]
     pub fn framing(&self) -> Framing {
         self.framing
     }
 
     /// Stops keeping what is sent.
+    #[inline]
     pub fn forget(&mut self) {
         self.lost |= self.kept.take().is_some();
     }
 
     /// Begins again with what is kept: another receiver gets it all.
+    #[inline]
     pub fn begin_again(&mut self) {
         self.given = 0;
         self.waiting = Bytes::new();
@@ -176,6 +187,7 @@ impl Flow {
     }
 
     /// Moves a body that is there as a whole; ready when the receiver has it.
+    #[inline]
     pub fn poll_send(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), Broken>> {
         if !self.ended {
             ready!(self.poll_give(cx, to))?;
@@ -184,6 +196,7 @@ impl Flow {
     }
 
     /// Reads it to its end, or until there is more than `most`, for [`Self::kept`] and [`Self::trailers`].
+    #[inline]
     pub fn poll_collect(
         &mut self,
         cx: &mut Context<'_>,
@@ -201,6 +214,7 @@ impl Flow {
 
     /// Reads and throws away what has arrived; true if that is the end of the body. The end of an HTTP/2 stream
     /// is no concern of those that follow it.
+    #[inline]
     pub fn skip(&mut self, from: &mut Wire) -> bool {
         let Wire::Http1(from) = from else { return true };
         while !self.decoder.is_done() && !from.input.is_empty() {

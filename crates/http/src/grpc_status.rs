@@ -3,11 +3,13 @@
 use crate::head::Headers;
 
 /// Returns the gRPC status in the fields of a response's head or trailers.
+#[inline]
 pub fn in_fields(fields: &Headers) -> Option<u32> {
     std::str::from_utf8(fields.header("grpc-status")?).ok()?.parse().ok()
 }
 
 /// Returns the gRPC status for an HTTP status. Source: gRPC, "HTTP to gRPC Status Code Mapping".
+#[inline]
 pub fn from_http(http: u16) -> u32 {
     match http {
         400 => 13,

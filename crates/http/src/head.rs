@@ -28,6 +28,7 @@ pub enum Version {
 
 impl Version {
     /// As the access log writes it: `HTTP/1.1`, `HTTP/2`.
+    #[inline]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http10 => "HTTP/1.0",
@@ -101,16 +102,19 @@ const SPARE: usize = 64;
 
 impl RequestHead {
     /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    #[inline]
     pub fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().requests.pop()).unwrap_or_default()
     }
 
     /// Bytes of text.
+    #[inline]
     pub fn size(&self) -> usize {
         self.method.len() + self.path.len() + self.authority.len() + self.headers.text().len()
     }
 
     /// A copy, if possible with the memory of a head that was given to [`Self::recycle`].
+    #[inline]
     pub fn copy(&self) -> Self {
         let mut copy = Self::spare();
         copy.clone_from(self);
@@ -118,6 +122,7 @@ impl RequestHead {
     }
 
     /// Keeps its memory for another.
+    #[inline]
     pub fn recycle(mut self) {
         if self.headers.is_worth_keeping() {
             self.clear();
@@ -126,6 +131,7 @@ impl RequestHead {
     }
 
     /// A head made here rather than read: for requests of our own and for tests.
+    #[inline]
     pub fn build(method: &str, path: &str, authority: &str, headers: &[(&str, &str)]) -> Self {
         let mut head = Self::default();
         head.set_method(method);
@@ -138,33 +144,39 @@ impl RequestHead {
     }
 
     /// `GET`.
+    #[inline]
     pub fn method(&self) -> &str {
         &self.method
     }
 
     /// Origin form with the query: `/a/b?c=d`. `*` for `OPTIONS *`, empty for `CONNECT`.
+    #[inline]
     pub fn path(&self) -> &str {
         &self.path
     }
 
     /// The path up to the query (or a fragment that should not be there).
+    #[inline]
     pub fn path_without_query(&self) -> &str {
         let end = self.path.bytes().position(|b| matches!(b, b'?' | b'#')).unwrap_or(self.path.len());
         &self.path[..end]
     }
 
     /// What follows the first `?`, if there is one.
+    #[inline]
     pub fn query(&self) -> Option<&str> {
         let query = self.path.split_once('?')?.1;
         Some(query.split_once('#').map_or(query, |(query, _)| query))
     }
 
     /// The first cookie of this name, without quotes around its value.
+    #[inline]
     pub fn cookie<'a>(&'a self, name: &'a str) -> Option<&'a [u8]> {
         self.cookies(name).next()
     }
 
     /// All cookies of this name, without quotes around their values.
+    #[inline]
     pub fn cookies<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         let pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
         pairs.filter_map(move |pair| {
@@ -176,6 +188,7 @@ impl RequestHead {
     }
 
     /// What stands in the request's line, or for it, rather than among its fields: `:path`, `host`.
+    #[inline]
     pub fn apart(&self, name: &str) -> Option<&str> {
         match name {
             ":path" => Some(self.path()),
@@ -187,11 +200,13 @@ impl RequestHead {
     }
 
     /// `Host` or `:authority`: `reviews:9080`.
+    #[inline]
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
     /// `http` or `https`.
+    #[inline]
     pub fn scheme(&self) -> &'static str {
         match self.scheme {
             Scheme::Http => "http",
@@ -200,31 +215,37 @@ impl RequestHead {
     }
 
     /// Another method.
+    #[inline]
     pub fn set_method(&mut self, method: &str) {
         replace(&mut self.method, method);
     }
 
     /// Another path, with its query.
+    #[inline]
     pub fn set_path(&mut self, path: &str) {
         replace(&mut self.path, path);
     }
 
     /// Another authority.
+    #[inline]
     pub fn set_authority(&mut self, authority: &str) {
         replace(&mut self.authority, authority);
     }
 
     /// Another scheme.
+    #[inline]
     pub fn set_scheme(&mut self, scheme: Scheme) {
         self.scheme = scheme;
     }
 
     /// The fields alone.
+    #[inline]
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
     /// Takes the method from the loaded text, which is known to be ASCII there.
+    #[inline]
     pub fn load_method(&mut self, range: Range<usize>) {
         let method = match &self.headers.text()[range] {
             b"GET" => "GET",
@@ -235,6 +256,7 @@ impl RequestHead {
     }
 
     /// Takes the path from the loaded text; false if it is not UTF-8 there.
+    #[inline]
     pub fn load_path(&mut self, range: Range<usize>) -> bool {
         let path = std::str::from_utf8(&self.headers.text()[range]);
         path.is_ok_and(|path| {
@@ -244,6 +266,7 @@ impl RequestHead {
     }
 
     /// Moves the first `host` field to the authority. `None` if there is no such field, false if it holds no authority.
+    #[inline]
     pub fn load_authority(&mut self) -> Option<bool> {
         let host = self.headers.take_first("host")?;
         let host = &self.headers.text()[host];
@@ -255,6 +278,7 @@ impl RequestHead {
     }
 
     /// Makes the head ready for another request, keeping the memory.
+    #[inline]
     pub fn clear(&mut self) {
         self.method.clear();
         self.path.clear();
@@ -267,11 +291,13 @@ impl RequestHead {
 
 impl ResponseHead {
     /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    #[inline]
     pub fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().answers.pop()).unwrap_or_default()
     }
 
     /// Keeps its memory for another.
+    #[inline]
     pub fn recycle(mut self) {
         if self.headers.is_worth_keeping() {
             self.clear();
@@ -280,6 +306,7 @@ impl ResponseHead {
     }
 
     /// A head made here rather than read.
+    #[inline]
     pub fn build(status: u16, headers: &[(&str, &str)]) -> Self {
         let mut head = Self { status, ..Self::default() };
         for (name, value) in headers {
@@ -289,21 +316,25 @@ impl ResponseHead {
     }
 
     /// `200`.
+    #[inline]
     pub fn status(&self) -> u16 {
         self.status
     }
 
     /// Another status.
+    #[inline]
     pub fn set_status(&mut self, status: u16) {
         self.status = status;
     }
 
     /// The fields alone.
+    #[inline]
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
     /// Makes the head ready for another response, keeping the memory.
+    #[inline]
     pub fn clear(&mut self) {
         self.status = 0;
         self.version = Version::Http11;
@@ -400,6 +431,7 @@ fn has_port(value: &[u8]) -> bool {
 }
 
 /// A value as an authority to set; `None` if it is empty or none that a `Host` field could hold.
+#[inline]
 pub fn as_authority(value: &[u8]) -> Option<&str> {
     let valid = !value.is_empty() && is_authority(value);
     std::str::from_utf8(value).ok().filter(|_| valid)

@@ -70,12 +70,14 @@ enum Step {
 
 impl TlsSession {
     /// A session that is to begin. `raw` has been read already.
+    #[inline]
     pub fn new(rustls: TlsConnection, raw: Buffer) -> Self {
         let sealed = Buffer::default();
         Self { rustls, raw, seen: 0, sealed, closed: false, ended: false, closing: false }
     }
 
     /// What was agreed on, and with whom.
+    #[inline]
     pub fn agreed(&self) -> &CommonState {
         match &self.rustls {
             TlsConnection::Client(client) => client,
@@ -162,6 +164,7 @@ impl TlsSession {
     }
 
     /// Announces our end.
+    #[inline]
     pub fn poll_close(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.closing {
             self.closing = true;
@@ -171,11 +174,13 @@ impl TlsSession {
     }
 
     /// Whether there is something to be read, be it the end, although the socket has nothing.
+    #[inline]
     pub fn holds_input(&self) -> bool {
         !self.raw.is_empty() || self.closed || self.ended
     }
 
     /// Gives back memory, for a while without traffic.
+    #[inline]
     pub fn rest(&mut self) {
         self.raw.pack();
         self.sealed.pack();

@@ -48,26 +48,31 @@ pub struct Stream {
 
 impl Stream {
     /// A plain connection.
+    #[inline]
     pub fn new(tcp: TcpStream) -> Self {
         Self { tcp, tls: None, input: Buffer::default(), output: Buffer::default(), received: 0, sent: 0 }
     }
 
     /// The address here.
+    #[inline]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.tcp.local_addr().ok()
     }
 
     /// The address of the other end.
+    #[inline]
     pub fn remote_address(&self) -> Option<SocketAddr> {
         self.tcp.peer_addr().ok()
     }
 
     /// The protocol that TLS agreed on.
+    #[inline]
     pub fn alpn(&self) -> Option<&[u8]> {
         self.agreed()?.alpn_protocol()
     }
 
     /// Returns what the TLS handshake agreed on, if the connection has TLS.
+    #[inline]
     pub fn agreed(&self) -> Option<&CommonState> {
         self.tls.as_ref().map(|session| session.agreed())
     }
@@ -99,6 +104,7 @@ impl Stream {
     }
 
     /// Ready when there may be something to read.
+    #[inline]
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.tls.as_ref().is_some_and(|session| session.holds_input()) {
             return Poll::Ready(());
@@ -107,6 +113,7 @@ impl Stream {
     }
 
     /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
+    #[inline]
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let count = match &mut self.tls {
             None => ready!(self.input.poll_fill(&self.tcp, cx))?,
@@ -117,6 +124,7 @@ impl Stream {
     }
 
     /// Writes all of `output`; ready when the kernel has it.
+    #[inline]
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let before = self.output.len();
         let flushed = match &mut self.tls {
@@ -128,6 +136,7 @@ impl Stream {
     }
 
     /// Tells the peer that nothing more comes. Everything must have been written before.
+    #[inline]
     pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(session) = &mut self.tls {
             ready!(session.poll_close(&self.tcp, cx))?;
@@ -157,11 +166,13 @@ impl Stream {
     }
 
     /// Whether its bytes are the socket's, so that they may pass through a [`Pipe`].
+    #[inline]
     pub fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
     /// Fills an empty pipe with what is there; 0 is the peer's end. What is in `input` came before.
+    #[inline]
     pub fn poll_fill_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.tcp.poll_read_ready(cx))?;
@@ -177,6 +188,7 @@ impl Stream {
     }
 
     /// Writes all that is in a pipe; ready when the kernel has it. What is in `output` must have gone before.
+    #[inline]
     pub fn poll_drain_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<()>> {
         while !pipe.is_empty() {
             ready!(self.tcp.poll_write_ready(cx))?;
@@ -190,6 +202,7 @@ impl Stream {
     }
 
     /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.
+    #[inline]
     pub fn is_quiet(&mut self) -> bool {
         if !self.input.is_empty() {
             return false;
@@ -206,6 +219,7 @@ impl Stream {
     }
 
     /// The same, and asks the kernel for what has arrived this moment.
+    #[inline]
     pub fn is_quiet_now(&mut self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         let peeked = SockRef::from(&self.tcp).peek(&mut byte);
@@ -213,12 +227,14 @@ impl Stream {
     }
 
     /// Whether the peer has ended its side, though what it sent before may be unread; asks the kernel.
+    #[inline]
     pub fn has_ended(&self) -> bool {
         let mut sockets = [PollFd::new(&self.tcp, PollFlags::RDHUP)];
         poll(&mut sockets, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
     }
 
     /// Gives back the memory that little needs, for a while without traffic.
+    #[inline]
     pub fn rest(&mut self) {
         if let Some(session) = &mut self.tls {
             session.rest();

@@ -182,6 +182,7 @@ impl Drop for Place {
 }
 
 /// The lesser of two deadlines, or of two times, that may not be there.
+#[inline]
 pub fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

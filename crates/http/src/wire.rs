@@ -26,6 +26,7 @@ pub enum Wire {
 
 impl Wire {
     /// Bytes received so far.
+    #[inline]
     pub fn received(&self) -> u64 {
         match self {
             Self::Http1(stream) => stream.received,
@@ -34,6 +35,7 @@ impl Wire {
     }
 
     /// Bytes sent so far.
+    #[inline]
     pub fn sent(&self) -> u64 {
         match self {
             Self::Http1(stream) => stream.sent,
@@ -63,6 +65,7 @@ impl Wire {
     }
 
     /// Sends an answer's head to a request of this method.
+    #[inline]
     pub fn respond(
         &mut self,
         head: &ResponseHead,
@@ -80,6 +83,7 @@ impl Wire {
     }
 
     /// Waits for room for another answer that is not the last (1xx).
+    #[inline]
     pub fn poll_space(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Http1(stream) if stream.output.len() >= BLOCK => stream.poll_flush(cx),
@@ -89,6 +93,7 @@ impl Wire {
     }
 
     /// Sends an answer that is not the last (1xx).
+    #[inline]
     pub fn interim(&mut self, head: &ResponseHead, method: &str) {
         match self {
             Self::Http1(stream) => {
@@ -99,6 +104,7 @@ impl Wire {
     }
 
     /// Writes what waits to be written. HTTP/2 does that by itself.
+    #[inline]
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Http1(stream) => stream.poll_flush(cx),
@@ -107,6 +113,7 @@ impl Wire {
     }
 
     /// Whether the other end has gone. What it sends meanwhile (its next request) is kept, up to a block.
+    #[inline]
     pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(stream) => {
@@ -124,6 +131,7 @@ impl Wire {
     }
 
     /// Whether a stream of HTTP/2 has been given up. On a connection that shows when it is read or written.
+    #[inline]
     pub fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(_) => false,
@@ -132,6 +140,7 @@ impl Wire {
     }
 
     /// The same, whatever it sent before that has not been read.
+    #[inline]
     pub fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(stream) => stream.has_ended(),
@@ -140,6 +149,7 @@ impl Wire {
     }
 
     /// Reads an answer that nobody wants, to its end.
+    #[inline]
     pub fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
             Self::Http1(stream) => {
@@ -153,6 +163,7 @@ impl Wire {
     }
 
     /// Breaks the message off, so that the other end knows that what it has is not all.
+    #[inline]
     pub fn break_off(&mut self) {
         match self {
             Self::Http1(stream) => stream.output.clear(),

@@ -60,6 +60,7 @@ impl Names {
     pub const ENVOY: Self = Self(1 << 63);
 
     /// The set of these.
+    #[inline]
     pub const fn of(names: &[&str]) -> Self {
         let (mut set, mut at) = (0, 0);
         while at < names.len() {
@@ -110,12 +111,14 @@ impl Headers {
     }
 
     /// Every value of this name (lower case), in order.
+    #[inline]
     pub fn header_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         let there = self.may_have(Names::one(name.as_bytes()));
         self.index.iter().filter(move |field| there && self.named(field, name)).map(|field| self.value(field))
     }
 
     /// All fields in order, names in lower case.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.index.iter().map(|field| (self.name(field), self.value(field)))
     }
@@ -133,6 +136,7 @@ impl Headers {
     }
 
     /// Replaces all fields of this name by one whose value is the number in decimal digits.
+    #[inline]
     pub fn set_number(&mut self, name: &str, mut number: u64) {
         let mut digits = [0_u8; 20];
         let mut at = digits.len();
@@ -165,12 +169,14 @@ impl Headers {
     }
 
     /// Adds a field after all others.
+    #[inline]
     pub fn append(&mut self, name: &str, value: &[u8]) {
         let field = self.store(name, value);
         self.add(field);
     }
 
     /// The same for a name that is known to be a token in lower case.
+    #[inline]
     pub fn push(&mut self, name: &[u8], value: &[u8]) {
         let field = self.put(name, value);
         self.add(field);
@@ -204,6 +210,7 @@ impl Headers {
     }
 
     /// Takes every field away of which `test` holds (name in lower case, value).
+    #[inline]
     pub fn remove_if(&mut self, mut test: impl FnMut(&[u8], &[u8]) -> bool) {
         let text = &self.text;
         self.index.retain(|field| {
@@ -212,6 +219,7 @@ impl Headers {
     }
 
     /// Takes all fields of these names, which are in `set`, away.
+    #[inline]
     pub fn remove_any(&mut self, names: &[&str], set: Names) {
         if self.may_have(set) {
             let text = &self.text;
@@ -248,16 +256,19 @@ impl Headers {
     }
 
     /// How many fields there are.
+    #[inline]
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
     /// Whether there is no field at all.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
     /// Forgets everything but keeps the memory, unless an unusually large head made it grow.
+    #[inline]
     pub fn clear(&mut self) {
         const KEPT: usize = 16 * 1024;
         self.text.clear();
@@ -274,22 +285,26 @@ impl Headers {
     }
 
     /// Takes over a block of raw text; fields in it are announced by [`Self::index_field`].
+    #[inline]
     pub fn load(&mut self, block: &[u8]) {
         self.clear();
         self.text.extend_from_slice(block);
     }
 
     /// The loaded text.
+    #[inline]
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
     /// The loaded text, for names to be brought to lower case.
+    #[inline]
     pub fn text_mut(&mut self) -> &mut [u8] {
         &mut self.text
     }
 
     /// Announces a field of the loaded text, whose name is in lower case.
+    #[inline]
     pub fn index_field(&mut self, name: Range<usize>, value: Range<usize>) {
         self.add(Field {
             name: offset(name.start),

@@ -48,6 +48,7 @@ const MAX_EXTENSION: u16 = 1024;
 
 impl BodyDecoder {
     /// A body of this framing.
+    #[inline]
     pub fn new(framing: Framing) -> Self {
         let state = match framing {
             Framing::None | Framing::Length(0) => State::End,
@@ -59,11 +60,13 @@ impl BodyDecoder {
     }
 
     /// Whether the body is complete.
+    #[inline]
     pub fn is_done(&self) -> bool {
         self.state == State::End
     }
 
     /// How many bytes of content are still to come, if that is known.
+    #[inline]
     pub fn left(&self) -> Option<u64> {
         match self.state {
             State::End => Some(0),
@@ -73,6 +76,7 @@ impl BodyDecoder {
     }
 
     /// Says that the connection has ended; true if the body may end so.
+    #[inline]
     pub fn close(&mut self) -> bool {
         if self.state == State::UntilClose {
             self.state = State::End;
@@ -84,6 +88,7 @@ impl BodyDecoder {
     ///
     /// # Errors
     /// See [`parse::trailers`].
+    #[inline]
     pub fn trailers(&self, limits: &HeadLimits) -> Result<Option<Headers>, Malformed> {
         if self.raw_trailers.is_empty() {
             return Ok(None);

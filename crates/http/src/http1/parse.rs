@@ -30,6 +30,7 @@ pub struct Malformed {
 
 impl Malformed {
     /// Refuses a message with this status and reason phrase.
+    #[inline]
     pub const fn new(status: u16, reason: &'static str) -> Self {
         Self { status, reason }
     }
@@ -159,6 +160,7 @@ pub fn response(
 ///
 /// # Errors
 /// Anything but well-formed fields, and those that must not come late.
+#[inline]
 pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result<(), Malformed> {
     into.load(bytes);
     fields(into, 0, limits)?;
@@ -291,6 +293,7 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
 }
 
 /// Whether all of it may be a field's value.
+#[inline]
 pub fn is_field_value(value: &[u8]) -> bool {
     value_end(value, 0).is_none()
 }
@@ -423,6 +426,7 @@ fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
 }
 
 /// A length of at most 18 digits.
+#[inline]
 pub fn length(value: &[u8]) -> Option<u64> {
     if value.is_empty() || value.len() > 18 {
         return None;
@@ -496,16 +500,19 @@ const TOKEN: [u8; 256] = {
 };
 
 /// Whether a byte may be part of a token.
+#[inline]
 pub fn is_token(b: u8) -> bool {
     TOKEN[usize::from(b)] != 0
 }
 
 /// Whether a byte may be part of a token in lower case.
+#[inline]
 pub fn is_lower_token(b: u8) -> bool {
     b != 0 && TOKEN[usize::from(b)] == b
 }
 
 /// Section 5.5 of RFC 9110: no controls but the tab.
+#[inline]
 pub fn is_value(b: u8) -> bool {
     b >= b' ' && b != 0x7f || b == b'\t'
 }

@@ -96,6 +96,7 @@ pub fn data(out: &mut Buffer, framing: Framing, bytes: &[u8]) {
 }
 
 /// Writes the end of a body in a framing.
+#[inline]
 pub fn finish(out: &mut Buffer, framing: Framing, trailers: Option<&Headers>) {
     if framing != Framing::Chunked {
         return;
