@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{collections::BTreeSet, fs, os::unix::process::ExitStatusExt as _, path::PathBuf};
 
 use nix::sys::signal::Signal;
 use skysail_testkit::{Mesh, Setup, eventually};
@@ -39,6 +39,46 @@ fn nothing_is_left_after_a_crash() {
     let mesh = mesh.again();
     mesh.wait_ready();
     assert!(mesh.interrupt().status.success());
+}
+
+/// The inner process handles signals some time after it was started, and the kernel discards those that come before.
+#[test]
+fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
+    let folder = |mesh: &Mesh| mesh.run_folder().join("early");
+    let child = |mesh: &Mesh| {
+        let outer = mesh.process();
+        let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
+        children.split_whitespace().next().map(str::to_owned)
+    };
+    let moments: [(&str, &dyn Fn(&Mesh) -> bool); 7] = [
+        ("its start", &|_| true),
+        ("it has a folder", &|mesh| folder(mesh).exists()),
+        ("it has an inner process", &|mesh| child(mesh).is_some()),
+        ("the inner process is this program", &|mesh| {
+            let command =
+                child(mesh).and_then(|child| fs::read_to_string(format!("/proc/{child}/cmdline")).ok());
+            command.is_some_and(|command| command.contains("up-inside"))
+        }),
+        ("it prints its name", &|mesh| mesh.said().contains("mesh early from")),
+        ("it has a state", &|mesh| folder(mesh).join("state.json").exists()),
+        ("a workload is ready", &|mesh| mesh.said().contains("ready      ")),
+    ];
+    for ((moment, is_reached), signal) in
+        moments.iter().flat_map(|moment| [Signal::SIGINT, Signal::SIGTERM].map(|signal| (moment, signal)))
+    {
+        let mut mesh = shop("early").start();
+        while !is_reached(&mesh) {
+            std::thread::yield_now();
+        }
+        mesh.signal(signal);
+        let ended = mesh.ended();
+        let before = ended.status.signal() == Some(signal as i32);
+        let after = matches!(ended.status.code(), Some(0 | 1));
+        assert!(before || after, "{moment}: {ended:?}");
+        // Logs of an unhealthy mesh are kept, and nothing else.
+        let named = ended.stderr.contains("logs are kept in");
+        assert_eq!(folder(&mesh).exists(), named, "{moment}: {ended:?}");
+    }
 }
 
 /// What loses its parent becomes a child of the mesh's first process, which must ask how it ended.

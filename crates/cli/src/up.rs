@@ -190,6 +190,7 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
     survey.fits(&capacity)?;
     let published = publish::open(&args.publish, &survey)?;
+    isolate::hold_signals()?;
     let (folder, _lock) = rundir::create(&name)?;
     let config = input.place(&folder)?;
     published.announce(args.output)?;
@@ -285,12 +286,23 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
     show.console.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
     let folder = settings.folder.clone();
-    let Started { mut state, mut reports, control } = mesh::start(settings).await?;
+    let mut nothing = State::default();
+    nothing.name.clone_from(&settings.name);
+    let terminate = shutdown::terminate();
+    tokio::pin!(terminate);
+    let Started { mut state, mut reports, control } = tokio::select! {
+        // Polled first, as that installs the signal handlers.
+        biased;
+        ending = &mut terminate => {
+            ending?;
+            show.console.line("stopping")?;
+            return show.finish(&nothing);
+        }
+        started = tokio::spawn(mesh::start(settings)) => started??,
+    };
     let mut tick = tokio::time::Instant::now();
     let mut confirm = tokio::time::interval(CONFIRM);
     let mut resized = signal(SignalKind::window_change()).context("watching the terminal's size")?;
-    let terminate = shutdown::terminate();
-    tokio::pin!(terminate);
     loop {
         let burst_over = show.console.deadline().unwrap_or_else(Instant::now);
         tokio::select! {
@@ -502,7 +514,11 @@ impl Show {
     fn problems(&self, state: &State, edges: &[Edge]) -> Vec<String> {
         let mut problems = Vec::new();
         if state.pods.is_empty() {
-            problems.push("no workload is left".to_owned());
+            let problem = match self.ready {
+                Some(_) => "no workload is left",
+                None => "the mesh was stopped before its workloads were ready",
+            };
+            problems.push(problem.to_owned());
         }
         if self.late {
             problems.push("some workloads were not ready in time (--ready-within)".to_owned());

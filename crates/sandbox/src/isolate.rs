@@ -23,7 +23,7 @@ use nix::{
     sched::{CloneFlags, unshare},
     sys::{
         prctl,
-        signal::{Signal, kill},
+        signal::{SigSet, Signal, kill},
         wait::{WaitPidFlag, waitpid},
     },
     unistd::{Pid, Uid, getgid, getuid},
@@ -31,7 +31,7 @@ use nix::{
 use skysail_core::stdio;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, sleep_until},
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -46,6 +46,20 @@ use crate::{
 const REAP: Duration = Duration::from_millis(500);
 /// A mesh that is told to end is killed after this time.
 const ENDING: Duration = Duration::from_secs(8);
+/// Interval at which a signal is sent to the inner process again until that ends. The kernel discards a signal to process 1 of a
+/// PID namespace as long as that has no handler for it.
+const REPEAT: Duration = Duration::from_millis(100);
+/// The signals that end a mesh.
+const END_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// Blocks the signals that end a mesh until [`run_inside`] handles them, so that none ends this process between its first file and
+/// its last.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn hold_signals() -> Result<(), Error> {
+    SigSet::from_iter(END_SIGNALS).thread_block().context("blocking signals")
+}
 
 /// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. This process
 /// shares the network of the new one, and runs `beside` until that ends. With `forwarder`, the program runs a third time, with those
@@ -97,6 +111,7 @@ async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
+    SigSet::from_iter(END_SIGNALS).thread_unblock().context("unblocking signals")?;
     let program = std::env::current_exe().context("finding this program's file")?;
     let (held, theirs) = UnixStream::pair().context(failed)?;
     if let Some(channel) = channel {
@@ -115,24 +130,32 @@ async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u
             let _ = kill(Pid::from_raw(id), signal);
         }
     };
-    let mut until: Option<Instant> = None;
-    let status = loop {
-        let signal = tokio::select! {
-            status = child.wait() => break status.context("waiting for the mesh")?,
-            _ = interrupted.recv() => Signal::SIGINT,
-            _ = terminated.recv() => Signal::SIGTERM,
-            _ = hung_up.recv() => Signal::SIGTERM,
-            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
-                stdio::tell(format!("the mesh has not ended within {ENDING:?} and is killed"));
-                until = None;
-                Signal::SIGKILL
+    let signal = tokio::select! {
+        status = child.wait() => Err(status),
+        _ = interrupted.recv() => Ok(Signal::SIGINT),
+        _ = terminated.recv() => Ok(Signal::SIGTERM),
+        _ = hung_up.recv() => Ok(Signal::SIGTERM),
+    };
+    let status = match signal {
+        Err(status) => status,
+        Ok(signal) => {
+            let repeat = async {
+                loop {
+                    pass_on(signal);
+                    sleep(REPEAT).await;
+                }
+            };
+            tokio::select! {
+                status = child.wait() => status,
+                _ = timeout(ENDING, repeat) => {
+                    stdio::tell(format!("skysail: the mesh did not end within {ENDING:?} and is killed"));
+                    pass_on(Signal::SIGKILL);
+                    child.wait().await
+                }
             }
-        };
-        pass_on(signal);
-        if signal != Signal::SIGKILL {
-            until.get_or_insert_with(|| Instant::now() + ENDING);
         }
     };
+    let status = status.context("waiting for the mesh")?;
     drop(held);
     Ok(exit_code(status))
 }
