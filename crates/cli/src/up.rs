@@ -415,8 +415,11 @@ impl Show {
             // Traffic counts from here on, and not from the next look.
             self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
-            self.console
-                .line(&format!("all {} workloads are ready after {time:.1} s", self.workloads.len()))?;
+            let workloads = match self.workloads.len() {
+                1 => "1 workload is".to_owned(),
+                count => format!("all {count} workloads are"),
+            };
+            self.console.line(&format!("{workloads} ready after {time:.1} s"))?;
         }
         Ok(())
     }

@@ -172,7 +172,7 @@ impl Setup {
 impl Mesh {
     /// Waits until every workload is ready.
     pub fn wait_ready(&self) {
-        self.wait_said("workloads are ready");
+        self.wait_said(" ready after ");
     }
 
     /// Waits until it has said this.
