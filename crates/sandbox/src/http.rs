@@ -23,6 +23,9 @@ pub use health::{Health, grpc_health};
 /// Limit of a body that is collected in memory, in bytes.
 const LONGEST: usize = 64 << 20;
 
+/// Limit of the body that a probe reads, in bytes. Source: Kubernetes' `pkg/probe/http`.
+const PROBED_BODY: usize = 10 << 10;
+
 /// Connects, from this address if one is given.
 pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
@@ -117,7 +120,8 @@ pub async fn get(to: SocketAddr, path: &str, limit: Duration) -> io::Result<(u16
     collect(&call, None, limit).await
 }
 
-/// Asks for a page from a given address and returns the status alone: the body is dropped as it comes.
+/// Requests a page from a given address and returns the status. As the kubelet does, it reads at most 10 KiB of the body, so an
+/// endless body does not fail a probe.
 pub(crate) async fn status_from(
     to: SocketAddr,
     from: Ipv4Addr,
@@ -125,7 +129,21 @@ pub(crate) async fn status_from(
     limit: Duration,
 ) -> io::Result<u16> {
     let call = Call { method: "GET".to_owned(), url: format!("http://{to}{path}"), ..Call::default() };
-    exchange_from(&call, Some(from), limit, |_| Ok(())).await
+    let (mut status, mut length) = (None, 0);
+    let done = exchange_from(&call, Some(from), limit, |event| {
+        match event {
+            Event::Head(head) => status = Some(http1::parse(head)?.0),
+            Event::Body(piece) => length += piece.len(),
+            _ => {}
+        }
+        if length > PROBED_BODY {
+            Err(io::Error::other("the body is longer than a probe reads"))
+        } else {
+            Ok(())
+        }
+    });
+    let done = done.await;
+    status.filter(|_| length > PROBED_BODY).map_or(done, Ok)
 }
 
 async fn collect(call: &Call, from: Option<Ipv4Addr>, limit: Duration) -> io::Result<(u16, String)> {
@@ -285,6 +303,28 @@ mod tests {
         assert_eq!(status.await.unwrap(), 413);
         assert_eq!(got, b"\0\xff\n");
         drop(server.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn an_endless_body_does_not_fail_a_probe_and_a_cut_one_does() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = async |pieces: usize| {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let head = b"HTTP/1.1 503 Busy\r\ncontent-length: 1000000000\r\n\r\n";
+            stream.write_all(head).await.unwrap();
+            // It ends with an error when the probe has seen enough.
+            for _ in 0..pieces {
+                if stream.write_all(&[b'x'; 1000]).await.is_err() {
+                    break;
+                }
+            }
+        };
+        for (pieces, expected) in [(usize::MAX, Some(503)), (3, None)] {
+            let probe = status_from(address, Ipv4Addr::LOCALHOST, "/", Duration::from_secs(60));
+            let (status, ()) = tokio::join!(probe, server(pieces));
+            assert_eq!(status.ok(), expected);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ const LONGEST_CHUNK_LINE: u64 = 4 << 10;
 
 /// How the end of a body is found.
 #[derive(Debug, PartialEq, Eq)]
-enum Framing {
+pub(super) enum Framing {
     Chunked,
     Length(u64),
     UntilClose,
@@ -93,7 +93,8 @@ async fn read_head(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>
     }
 }
 
-fn parse(head: &[u8]) -> io::Result<(u16, Framing)> {
+/// The status of a head, and how the body after it ends.
+pub(super) fn parse(head: &[u8]) -> io::Result<(u16, Framing)> {
     let text = String::from_utf8_lossy(head);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
