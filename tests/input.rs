@@ -72,7 +72,7 @@ impl Tool {
         let output = child.wait_with_output().unwrap();
         let left = fs::read_dir(self.0.path().join("run/skysail")).into_iter().flatten().map(Result::unwrap);
         let left: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
-        assert!(left.is_empty(), "{left:?}");
+        assert!(left.is_empty(), "{left:?}: {output:?}");
         output
     }
 }
@@ -114,11 +114,11 @@ fn standard_input_is_checked_as_files_are() {
     let tool = Tool::new();
     let bad = tool.up(&["-"], &RULES.replace("subset: v1", "subset: v2"));
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
-    assert!(text(&bad.stdout).starts_with("error: <stdin>:8: VirtualService shop/web: "), "{bad:?}");
+    assert!(text(&bad.stdout).starts_with("error: -:8: VirtualService shop/web: "), "{bad:?}");
     for (input, expected) in [
         ("", "standard input is empty"),
-        ("\n# nothing\n", "no workloads in <stdin>: 1 file with no object"),
-        ("kind: [", "<stdin>:1: error: "),
+        ("\n# nothing\n", "no workloads in standard input: 1 file with no object"),
+        ("kind: [", "-:1: error: "),
     ] {
         let refused = tool.up(&["-"], input);
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
@@ -133,11 +133,34 @@ fn standard_input_is_checked_as_files_are() {
 #[test]
 fn standard_input_is_run() {
     let tool = Tool::new();
-    let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], include_str!("shop.yaml"));
+    // A finding of the control plane, and one about pods.
+    let found = "---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: x, namespace: shop}
+spec: {selector: {istio: ingressgateway}, servers: []}
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: night, namespace: shop}
+spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}}
+";
+    let shop = include_str!("shop.yaml");
+    let gateway = format!("-:{}: Gateway shop/x: ", shop.lines().count() + 2);
+    let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], &format!("{shop}{found}"));
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+    let told = text(&ran.stderr);
+    for part in
+        ["mesh mesh from standard input\n", &format!("warning: {gateway}"), "\n-: CronJob shop/night: "]
+    {
+        assert!(told.contains(part), "{part:?}: {told}");
+    }
     let result: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(result["mesh"], "mesh");
     assert!(!result["pods"].as_array().unwrap().is_empty(), "{result}");
+    let mut diagnostics = result["diagnostics"].as_array().unwrap().iter();
+    assert!(diagnostics.any(|one| one["text"].as_str().unwrap().starts_with(&gateway)), "{result}");
+    assert!(!format!("{told}{result}").contains("stdin.yaml"), "{told}{result}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use skysail_core::{logging::printable, stdio};
 use crate::{
     burst::Bursts,
     edges::{self, Size},
+    input::Input,
     screen::{self, Screen},
     traffic::Edge,
     view::Output,
@@ -27,6 +28,8 @@ const LONGEST_LOG: usize = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Console {
     output: Output,
+    /// The mesh's folder.
+    folder: PathBuf,
     /// Present on a terminal.
     screen: Option<Screen>,
     bursts: Bursts,
@@ -43,21 +46,22 @@ struct Unprinted {
 }
 
 impl Console {
-    /// Messages that are only counted go to the file at `unprinted`, which is made when there is one.
-    pub(crate) fn new(output: Output, unprinted: PathBuf) -> Self {
+    /// For the mesh with this folder. Messages that are only counted go to `logs/up.log` there, which is made when there is one.
+    pub(crate) fn new(output: Output, folder: PathBuf) -> Self {
         let terminal = if output == Output::Json { None } else { screen::terminal() };
         Self {
             output,
             screen: terminal.map(Screen::new),
             bursts: Bursts::default(),
-            unprinted: Unprinted { path: unprinted, file: None, room: LONGEST_LOG },
+            unprinted: Unprinted { path: folder.join("logs/up.log"), file: None, room: LONGEST_LOG },
+            folder,
             printed: Instant::now(),
         }
     }
 
     /// Prints a line of progress. Characters that would move the cursor are escaped: names and messages come from files and programs.
     pub(crate) fn line(&mut self, text: &str) -> anyhow::Result<()> {
-        let text = printable(text);
+        let text = printable(self.named(text));
         if self.output == Output::Json {
             stdio::tell(text);
             return Ok(());
@@ -68,12 +72,17 @@ impl Console {
         }
     }
 
+    /// A message with the names that the user gave its files.
+    pub(crate) fn named(&self, message: &str) -> String {
+        Input::named_in(message, &self.folder)
+    }
+
     /// Prints a message, unless it is one of many that are alike: those are counted.
     pub(crate) fn message(&mut self, text: &str) -> anyhow::Result<()> {
         if self.output == Output::Json || self.bursts.admit(text, Instant::now()) {
             return self.line(text);
         }
-        self.unprinted.keep(text);
+        self.unprinted.keep(&self.named(text));
         Ok(())
     }
 

@@ -11,6 +11,8 @@ use skysail_sandbox::{MAX_FILE, refuse_templates};
 
 /// Stands for standard input among the paths.
 const STDIN: &str = "-";
+/// Its name in sentences.
+const STDIN_NAME: &str = "standard input";
 /// The folder and the file in the mesh's that standard input is written to. The folder is watched, so it holds nothing else.
 const FOLDER: &str = "input";
 const FILE: &str = "input/stdin.yaml";
@@ -51,6 +53,21 @@ impl Input {
         let name = first.unwrap_or_default().to_string_lossy();
         let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         if name.is_empty() { "mesh".to_owned() } else { name }
+    }
+
+    /// The paths of a mesh with this folder, as a sentence names them.
+    pub(crate) fn names(paths: &[PathBuf], folder: &Path) -> String {
+        let stdin = folder.join(FILE);
+        let name = |path: &PathBuf| match *path == stdin {
+            true => STDIN_NAME.to_owned(),
+            false => path.display().to_string(),
+        };
+        paths.iter().map(name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// A message in which the file of standard input in a mesh's folder is named as the user named it.
+    pub(crate) fn named_in(message: &str, folder: &Path) -> String {
+        message.replace(&*folder.join(FILE).to_string_lossy(), STDIN)
     }
 
     /// The absolute paths to run. Standard input is written to a file in the mesh's folder.
@@ -115,5 +132,8 @@ mod tests {
         let paths = input.place(folder.path()).unwrap();
         assert_eq!(paths[0], Path::new("/a"));
         assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "a: b");
+        assert_eq!(Input::names(&paths, folder.path()), "/a, standard input");
+        let message = format!("error: {}:1: Service a", paths[1].display());
+        assert_eq!(Input::named_in(&message, folder.path()), "error: -:1: Service a");
     }
 }

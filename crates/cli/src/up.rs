@@ -266,10 +266,9 @@ struct Show {
 async fn show(order: Inside) -> anyhow::Result<u8> {
     let Inside { settings, time, output, ready_within } = order;
     let plain = settings.control.is_empty();
-    let logs = settings.folder.join("logs");
     let mut show = Show {
         output,
-        console: Console::new(output, logs.join("up.log")),
+        console: Console::new(output, settings.folder.clone()),
         started: Instant::now(),
         ready: None,
         waiting: None,
@@ -283,8 +282,8 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         counting: None,
         plain,
     };
-    let from: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
-    show.console.line(&format!("mesh {} from {}", settings.name, from.join(", ")))?;
+    let from = Input::names(&settings.config, &settings.folder);
+    show.console.line(&format!("mesh {} from {from}", settings.name))?;
     let folder = settings.folder.clone();
     let mut nothing = State::default();
     nothing.name.clone_from(&settings.name);
@@ -439,7 +438,8 @@ impl Show {
         if self.plain {
             return Ok(());
         }
-        if let Some(findings) = diagnostics::ask(control).await {
+        if let Some(mut findings) = diagnostics::ask(control).await {
+            findings.iter_mut().for_each(|finding| finding.text = self.console.named(&finding.text));
             let known = std::mem::take(&mut self.findings);
             for finding in findings.iter().filter(|finding| !known.contains(finding)) {
                 self.console.message(&format!("{}: {}", finding.severity, finding.text))?;

@@ -35,8 +35,8 @@ pub struct Survey {
     pub checked: Option<Checked>,
 }
 
-/// What messages call standard input.
-const STDIN: &str = "<stdin>";
+/// The name of standard input in sentences, and that in findings.
+const STDIN: [&str; 2] = ["standard input", "-"];
 /// Kinds that make pods.
 const WORKLOADS: [Kind; 6] =
     [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
@@ -48,12 +48,12 @@ impl Survey {
     /// When the files cannot be read, hold no object, or no workload that can be run.
     pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
         let mut shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
-        shown.extend(stdin.map(|_| STDIN.to_owned()));
+        shown.extend(stdin.map(|_| STDIN[0].to_owned()));
         let shown = shown.join(", ");
         let mut changes = Folders::new(config).context(format!("reading {shown}"))?.look();
         changes.extend(stdin.map(|text| {
             let state = FileState::Text(text.to_owned());
-            FileChange { layer: config.len(), path: STDIN.to_owned(), state }
+            FileChange { layer: config.len(), path: STDIN[1].to_owned(), state }
         }));
         let mut files = Files::default();
         for change in &changes {
