@@ -15,7 +15,7 @@ use crate::{access::Account, audit::Target};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A folder or file of Kubernetes, Istio and Gateway API objects (YAML or JSON), watched. Objects of a later one
-    /// replace those of an earlier one.
+    /// replace those of an earlier one, with a warning if they differ.
     #[arg(long = "config", value_name = "DIR", required = true)]
     pub config: Vec<PathBuf>,
     /// A folder of objects that a program wrote from those of --config, and that complete them, watched. Messages about them name the

@@ -1,9 +1,9 @@
 //! A set of files as one configuration: which object counts when several files have it, and what stays when a file is
 //! broken.
 //!
-//! Files lie in layers; an object of a higher layer takes the place of a lower one's in silence. Within a layer the
-//! last in order of the files' names wins, as with `kubectl apply -f FOLDER`, and the others are reported. One layer may complete the others:
-//! messages about its objects name the object that a person wrote. A new version of an object that is refused leaves the old one in
+//! Files are in layers. An object of a higher layer replaces that of a lower one; within a layer the last in order of the files' names
+//! counts, as with `kubectl apply -f FOLDER`. The others are reported if their content differs. One layer may complete the others:
+//! its objects replace those of the user without a report, and messages about them name the user's object. A new version of an object that is refused leaves the old one in
 //! place, and so does a document that cannot be read at all: the mesh goes on with the last good state.
 
 use std::{
@@ -190,15 +190,15 @@ impl Files {
         }
     }
 
-    /// Objects that stand in several files of one layer.
+    /// Objects that several files define, but for those that a program wrote.
     fn duplicates(&self) -> Vec<Diagnostic> {
         let origin = |place, key| Some(&self.files.get(place)?.objects.get(key)?.1);
         let pairs = self.places.iter().flat_map(|(key, places)| {
-            places.array_windows().filter(|[one, next]| one.0 == next.0).map(move |pair| (key, pair))
+            let pairs = places.array_windows().filter(|[_, next]| Some(next.0) != self.generated);
+            pairs.map(move |pair| (key, pair))
         });
-        let said = pairs.filter_map(|(key, [loser, winner])| {
-            Some(duplicate(key, origin(loser, key)?, origin(winner, key)?))
-        });
+        let said = pairs
+            .filter_map(|(key, [loser, winner])| duplicate(key, origin(loser, key)?, origin(winner, key)?));
         said.collect()
     }
 }
@@ -215,7 +215,7 @@ impl File {
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
             if let Some((_, loser)) = file.objects.insert(Arc::clone(&key), (object, origin.clone())) {
-                file.diagnostics.push(duplicate(&key, &loser, &origin));
+                file.diagnostics.extend(duplicate(&key, &loser, &origin));
             }
         }
         for (key, kept) in &before.objects {
@@ -236,14 +236,17 @@ fn is_policy(kind: Kind) -> bool {
     matches!(kind, Kind::PeerAuthentication | Kind::AuthorizationPolicy)
 }
 
-fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Diagnostic {
+/// What to report of an object that is defined again; nothing if both definitions are the same.
+fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Option<Diagnostic> {
+    if loser.content == winner.content {
+        return None;
+    }
     let message = format!(
         "has no effect: {}:{} defines the object again, and the last definition counts",
         winner.file, winner.line
     );
-    Diagnostic::new(Severity::Warning, &loser.file, loser.line, message)
-        .object(key)
-        .remedy("remove one of them")
+    let diagnostic = Diagnostic::new(Severity::Warning, &loser.file, loser.line, message);
+    Some(diagnostic.object(key).remedy("remove one of them"))
 }
 
 #[cfg(test)]
@@ -278,11 +281,15 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_layer_wins_in_silence_and_gives_back() {
+    fn a_higher_layer_counts_with_a_report_until_it_is_gone() {
         let steps = [(0, "x", Some(rule("r", "a"))), (1, "y", Some(rule("r", "b")))];
         let (world, files) = play(&steps);
         assert_eq!(hosts(&world), ["b"]);
-        assert_eq!(files.diagnostics(), []);
+        let said = files.diagnostics();
+        assert!(
+            said.len() == 1 && said[0].file == "x" && said[0].message.contains("y:1 defines"),
+            "{said:?}"
+        );
         let (world, _) = play(&[steps.as_slice(), &[(1, "y", None)]].concat());
         assert_eq!(hosts(&world), ["a"]);
     }
@@ -323,6 +330,19 @@ mod tests {
         );
         let (world, files) = play(&[(0, "x", Some(format!("{}---\n{}", rule("r", "a"), rule("r", "b"))))]);
         assert_eq!(hosts(&world), ["b"]);
+        assert_eq!(files.diagnostics().len(), 1);
+    }
+
+    #[test]
+    fn the_same_definition_twice_is_not_reported_and_one_that_differs_in_any_field_is() {
+        let pod =
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a, image: a}]}\n";
+        let copy = format!("# A comment.\n{pod}");
+        let (_, files) = play(&[(0, "x", Some(pod.to_owned())), (1, "y", Some(copy))]);
+        assert_eq!(files.diagnostics(), []);
+        // The mesh itself has no use for images.
+        let other = pod.replace("image: a", "image: b");
+        let (_, files) = play(&[(0, "x", Some(pod.to_owned())), (1, "y", Some(other))]);
         assert_eq!(files.diagnostics().len(), 1);
     }
 

@@ -4,7 +4,11 @@
 //! it. (YAML lets `---` at the start of a line end a document even inside quotes, so nothing whole is ever cut.)
 //! Plain words are typed as Kubernetes types them, YAML 1.1 fashion: `yes` and `on` are booleans.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{Hash, Hasher},
+};
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
@@ -22,6 +26,25 @@ pub struct Node {
     pub line: u32,
     /// The value.
     pub value: Value,
+}
+
+/// The content, without lines.
+impl Hash for Node {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::mem::discriminant(&self.value).hash(state);
+        match &self.value {
+            Value::Null => {}
+            Value::Bool(value) => value.hash(state),
+            Value::Int(number) => number.hash(state),
+            Value::Float(number) => number.to_bits().hash(state),
+            Value::Text(text, _) => text.hash(state),
+            Value::List(items) => items.hash(state),
+            Value::Map(entries) => {
+                state.write_usize(entries.len());
+                entries.iter().for_each(|entry| (&entry.key, &entry.value).hash(state));
+            }
+        }
+    }
 }
 
 /// A value.

@@ -26,6 +26,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use skysail_yaml::{Document, Node, Value, documents, join};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::Arc,
 };
 
@@ -407,7 +408,14 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
-        let origin = Origin { file: self.file.clone(), line: node.line, lines: lines_of(node, &object) };
+        let mut content = DefaultHasher::new();
+        node.hash(&mut content);
+        let origin = Origin {
+            file: self.file.clone(),
+            line: node.line,
+            lines: lines_of(node, &object),
+            content: content.finish(),
+        };
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
         for mut finding in findings {

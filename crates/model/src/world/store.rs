@@ -16,6 +16,8 @@ pub struct Origin {
     pub line: u32,
     /// The lines of its fields; kept for the kinds that are checked against others.
     pub lines: Option<Arc<Lines>>,
+    /// Fingerprint of what is written, fields included that the object does not keep.
+    pub content: u64,
 }
 
 impl Origin {

@@ -398,7 +398,7 @@ fn deleting_takes_objects_out_of_every_index() {
 #[test]
 fn the_lines_of_fields_are_known_even_where_the_field_is_not() {
     let lines = [("spec".to_owned(), 3), ("spec.http[0]".to_owned(), 5)].into();
-    let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)) };
+    let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)), content: 0 };
     assert_eq!(origin.line_of("spec.http[0].route[1].weight"), 5);
     assert_eq!(origin.line_of("spec.tls[0]"), 3);
     assert_eq!(origin.line_of("metadata.name"), 1);
