@@ -145,7 +145,10 @@ pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
     let is_published =
         |target: &Target| published.iter().any(|one| one.is_service && one.to_string() == target.to_string());
     let late = opened(objects).filter(|one| !is_published(&one.target)).map(|one| {
-        format!("Service {}: type {}: it is published from the next start on", one.target, one.kind)
+        let Opened { target, kind, .. } = one;
+        format!(
+            "Service {target} ({kind}) came after the start and is not published; stop `skysail up` and start it again"
+        )
     });
     let other = objects.services.iter().filter(|(_, service)| {
         matches!(service.spec.kind.as_deref(), Some("LoadBalancer" | "NodePort"))
@@ -280,7 +283,7 @@ spec: {containers: [{name: web, image: acme/web}]}
         assert_eq!(
             told,
             [
-                "Service shop/names:54: type NodePort: it is published from the next start on",
+                "Service shop/names:54 (NodePort) came after the start and is not published; stop `skysail up` and start it again",
                 "Service shop/far: only TCP ports of Services with a selector are published",
                 "Service shop/names: only TCP ports of Services with a selector are published",
             ]
