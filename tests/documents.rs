@@ -10,9 +10,12 @@ use std::{
 };
 
 /// Subcommands whose options documents name without the command.
-const SUBCOMMANDS: [&str; 15] = [
+const SUBCOMMANDS: [&str; 18] = [
     "up",
     "call",
+    "dashboard",
+    "port-forward",
+    "workload echo",
     "exec",
     "logs",
     "status",
