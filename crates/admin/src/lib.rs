@@ -12,6 +12,8 @@
 //!
 //! So idle and slow clients do not keep readiness probes and scrapers out.
 
+mod index;
+
 use std::{
     convert::Infallible,
     net::IpAddr,
@@ -49,6 +51,8 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tracing::{debug, warn};
+
+pub use index::index;
 
 /// Bytes of a head, of a body that a handler reads, and of a piece of a response.
 const LONGEST: usize = 64 << 10;

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc};
 use axum::{
     Router,
     extract::{Path, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -66,8 +66,8 @@ const HELP: &str = "\
 /// Serves the pages until the process ends.
 pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<Access>) -> Infallible {
     let router = Router::new()
-        .route("/", get(async || HELP))
-        .route("/help", get(async || HELP))
+        .route("/", get(index))
+        .route("/help", get(index))
         .route("/ca/rotate", post(rotate))
         .route("/debug/{name}", get(debug))
         .layer(middleware::from_fn_with_state(access, access::guard))
@@ -75,6 +75,10 @@ pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<
         .route("/metrics", get(metrics))
         .with_state(pages);
     skysail_admin::serve(listener, router).await
+}
+
+async fn index(headers: HeaderMap) -> Response {
+    skysail_admin::index("skysaild", HELP, &headers)
 }
 
 async fn debug(State(pages): State<Arc<Pages>>, Path(name): Path<String>) -> Response {

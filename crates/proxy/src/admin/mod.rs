@@ -23,7 +23,7 @@ use anyhow::Context as _;
 use axum::{
     Json, Router,
     extract::{Query, State},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -171,8 +171,8 @@ pub(crate) async fn serve(
 
 fn all() -> Router<Arc<Admin>> {
     Router::new()
-        .route("/", get(async || HELP))
-        .route("/help", get(async || HELP))
+        .route("/", get(index))
+        .route("/help", get(index))
         .route("/certs", get(certs::page))
         .route("/clusters", get(clusters_page))
         .route("/config_dump", get(config_dump))
@@ -194,6 +194,10 @@ fn all() -> Router<Arc<Admin>> {
 }
 
 type Options = Query<HashMap<String, String>>;
+
+async fn index(headers: HeaderMap) -> Response {
+    skysail_admin::index("skysail-proxy", HELP, &headers)
+}
 
 async fn clusters_page(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let figures = admin.workers.clusters().await;
