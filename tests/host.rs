@@ -6,7 +6,8 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpListener},
-    process::{Child, ExitStatus, Output, Stdio},
+    os::unix::fs::PermissionsExt as _,
+    process::{Child, Command, ExitStatus, Output, Stdio},
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use nix::{
     unistd::{Pid, Uid},
 };
 use serde_json::Value;
-use skysail_sandbox::http;
+use skysail_sandbox::http::{self, Call};
 use skysail_testkit::{Mesh, Setup, eventually};
 
 const STOCK: &str = "http://stock.shop";
@@ -33,6 +34,7 @@ fn a_mesh_is_used_from_the_host() {
     requests_are_counted_and_limited(&mesh);
     ports_are_forwarded(&mesh);
     the_control_plane_is_forwarded(&mesh);
+    dashboards_are_opened(&mesh);
     a_port_in_use_is_refused(&mesh);
     a_forward_ends_with_its_pod(&mesh);
 }
@@ -125,12 +127,19 @@ struct Forward {
 
 impl Forward {
     fn start(mesh: &Mesh, workload: &str, ports: &[&str]) -> Self {
-        let mut command = mesh.command(&[&["port-forward", workload], ports].concat());
+        Self::of(mesh.command(&[&["port-forward", workload], ports].concat()), ports.len(), 2)
+    }
+
+    /// Starts a command that prints so many lines, of which this word is an address.
+    fn of(mut command: Command, count: usize, word: usize) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let printed = BufReader::new(child.stdout.take().unwrap()).lines().take(ports.len());
+        let printed = BufReader::new(child.stdout.take().unwrap()).lines().take(count);
         let lines: Vec<String> = printed.map(Result::unwrap).collect();
-        assert_eq!(lines.len(), ports.len(), "{lines:?}");
-        let address = |line: &String| line.split(' ').nth(2).unwrap().parse().unwrap();
+        assert_eq!(lines.len(), count, "{lines:?}");
+        let address = |line: &String| {
+            let word = line.split(' ').nth(word).unwrap();
+            word.trim_start_matches("http://").trim_end_matches('/').parse().unwrap()
+        };
         Self { child, addresses: lines.iter().map(address).collect(), lines }
     }
 
@@ -153,8 +162,11 @@ impl Drop for Forward {
 
 /// Asks for a page from the host.
 fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(http::get(address, path, Duration::from_secs(60)))
+    block_on(http::get(address, path, Duration::from_secs(60)))
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
 fn ports_are_forwarded(mesh: &Mesh) {
@@ -177,6 +189,48 @@ fn the_control_plane_is_forwarded(mesh: &Mesh) {
     let forward = Forward::start(mesh, "control", &[":15014"]);
     let (status, page) = get(forward.addresses[0], "/debug/syncz").unwrap();
     assert!(status == 200 && page.contains("stock-v1"), "{page}");
+}
+
+fn dashboards_are_opened(mesh: &Mesh) {
+    // Stands in for the browser, and notes what it is to open.
+    let folder = mesh.config().parent().unwrap().to_owned();
+    let (tools, opened) = (folder.join("tools"), folder.join("opened"));
+    fs::create_dir(&tools).unwrap();
+    fs::write(tools.join("xdg-open"), "#!/bin/sh\necho \"$1\" > opened.new\nmv opened.new opened\n").unwrap();
+    fs::set_permissions(tools.join("xdg-open"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    for (arguments, what, page, title) in [
+        (&["stock-v1"][..], "the sidecar of shop/stock-v1-", "/config_dump", "skysail-proxy"),
+        (&["control", "--browser=false"], "the control plane", "/debug/syncz", "skysaild"),
+        (&[], "the control plane", "/debug/syncz", "skysaild"),
+    ] {
+        let _ = fs::remove_file(&opened);
+        let mut command = mesh.command(&[&["dashboard"], arguments].concat());
+        command.env("PATH", &path).env("DISPLAY", ":0");
+        let mut forward = Forward::of(command, 1, 0);
+        let line = &forward.lines[0];
+        assert!(line.contains(&format!("/ -> {what}")), "{line}");
+        let (status, list) = get(forward.addresses[0], "/").unwrap();
+        assert!(status == 200 && list.contains(page), "{list}");
+        let url = format!("http://{}/", forward.addresses[0]);
+        let accept = "accept: text/html".to_owned();
+        let call =
+            Call { method: "GET".to_owned(), url: url.clone(), headers: vec![accept], ..Call::default() };
+        let (_, html) = block_on(http::call(&call, Duration::from_secs(60))).unwrap();
+        assert!(html.contains(title) && html.contains(&format!("<a href=\"{page}\">")), "{html}");
+        assert_eq!(get(forward.addresses[0], page).unwrap().0, 200);
+        if arguments.contains(&"--browser=false") {
+            assert!(!opened.exists());
+        } else {
+            let seen = eventually("the browser is started", || {
+                fs::read_to_string(&opened).map_err(|error| error.to_string())
+            });
+            assert_eq!(seen, format!("{url}\n"));
+        }
+        kill(Pid::from_raw(forward.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+        let (status, told) = forward.ended();
+        assert!(status.success() && told.is_empty(), "{status} {told}");
+    }
 }
 
 fn a_port_in_use_is_refused(mesh: &Mesh) {
@@ -257,6 +311,10 @@ fn published_ports_outlive_pods() {
         let times = said.matches("ready      shop/stock-v1 (1 pod)").count();
         if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{said}")) }
     });
+    mesh.put("late.yaml", &OPEN.replace("name: door", "name: late"));
+    mesh.wait_said(
+        "Service shop/late:80 (LoadBalancer) came after the start and is not published; stop `skysail up`",
+    );
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
 }

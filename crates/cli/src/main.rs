@@ -9,6 +9,7 @@ mod call;
 mod changes;
 mod check;
 mod console;
+mod dashboard;
 mod diagnostics;
 mod edges;
 mod exit;
@@ -51,6 +52,8 @@ enum Command {
     Call(call::Args),
     /// Make ports of a workload reachable on this machine's loopback.
     PortForward(port_forward::Args),
+    /// Open the admin page of a sidecar or of the control plane in a browser.
+    Dashboard(dashboard::Args),
     /// Print what a workload, its sidecar or the control plane wrote.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
@@ -109,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Exec(args) => pods::exec(&args),
         Command::Call(args) => call::run(args),
         Command::PortForward(args) => port_forward::run(&args),
+        Command::Dashboard(args) => dashboard::run(&args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
         Command::Ca(args) => ca::run(args),

@@ -67,7 +67,7 @@ pub(crate) struct StatusArgs {
 }
 
 /// Stands for the control plane where a workload is named; one of this name is written with its namespace.
-const CONTROL: &str = "control";
+pub(crate) const CONTROL: &str = "control";
 /// How often a followed log is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 

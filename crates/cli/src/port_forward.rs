@@ -1,7 +1,7 @@
 //! `skysail port-forward`: ports of one pod on this machine's loopback.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     str::FromStr,
     time::Duration,
 };
@@ -44,9 +44,9 @@ pub(crate) struct Args {
 
 /// A port of this machine (0: a free one) and one of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ports {
-    local: u16,
-    remote: u16,
+pub(crate) struct Ports {
+    pub(crate) local: u16,
+    pub(crate) remote: u16,
 }
 
 /// How often to see whether the pod is still there.
@@ -71,14 +71,31 @@ impl FromStr for Ports {
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
     let place = pods::place(&mesh, &args.workload)?;
-    let mut listeners = Vec::new();
-    for ports in &args.ports {
+    let listeners = listen(&args.ports)?;
+    for (listener, remote) in &listeners {
+        stdio::print(format_args!("Forwarding from {} -> {remote}", listener.local_addr()?))?;
+    }
+    serve(&mesh, place, listeners)
+}
+
+/// Listens on the local ports. Each listener comes with the port of the pod that it leads to.
+pub(crate) fn listen(ports: &[Ports]) -> anyhow::Result<Vec<(TcpListener, u16)>> {
+    let bind = |ports: &Ports| {
         let listener = forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, ports.local)))
             .with_context(|| format!("forwarding to port {}", ports.remote))?;
-        listeners.push((listener, ports.remote));
-    }
+        Ok((listener, ports.remote))
+    };
+    ports.iter().map(bind).collect()
+}
+
+/// Forwards the connections of these listeners to ports of a place until a signal or the end of the place.
+pub(crate) fn serve(
+    mesh: &State,
+    place: Place<'_>,
+    listeners: Vec<(TcpListener, u16)>,
+) -> anyhow::Result<u8> {
     // The listeners stay on the host.
-    enter::enter_network(&mesh, place)?;
+    enter::enter_network(mesh, place)?;
     let own = match place {
         Place::Pod(pod) => pod.address.parse().with_context(|| format!("the address of pod {}", pod.name))?,
         Place::Control => enter::control().ip(),
@@ -88,7 +105,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
         let mut forwards = JoinSet::new();
         for (listener, remote) in listeners {
             let local = listener.local_addr()?;
-            stdio::print(format_args!("Forwarding from {local} -> {remote}"))?;
             let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, remote)), SocketAddr::new(own, remote)];
             let failed = move |failure| stdio::tell(format!("skysail: {local} -> {remote}: {failure}"));
             forwards.spawn(forward::serve(listener, move || targets.clone(), failed));
@@ -96,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
         tokio::select! {
             signal = shutdown::terminate() => { signal?; Ok(exit::OK) }
             Some(ended) = forwards.join_next() => { ended??; bail!("a listener has ended") }
-            reason = gone(&mesh, place) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
+            reason = gone(mesh, place) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
         }
     })
 }

@@ -1,0 +1,79 @@
+//! `skysail dashboard`: the admin page of a sidecar or of the control plane in a browser of this machine.
+
+use std::{
+    env,
+    os::unix::process::CommandExt as _,
+    process::{Command, Stdio},
+};
+
+use anyhow::bail;
+use skysail_core::{
+    names::{ADMIN_PORT, CONTROL_ADMIN_PORT},
+    stdio,
+};
+use skysail_sandbox::{enter::Place, rundir};
+
+use crate::{
+    pods,
+    port_forward::{self, Ports},
+};
+
+/// Arguments of `skysail dashboard`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skysail dashboard                       the control plane
+  skysail dashboard booking --port 15000  a sidecar of the workload booking, at http://127.0.0.1:15000/
+
+The first page lists the others. It runs until Ctrl-C (exit code 0) or until the pod is gone (exit code 1). While it \
+runs, every user of this machine can connect, and so drain the sidecar or replace the root certificate.")]
+pub(crate) struct Args {
+    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: the control
+    /// plane.
+    #[arg(default_value = pods::CONTROL)]
+    workload: String,
+    /// The port of 127.0.0.1; 0 stands for a free one.
+    #[arg(short, long, default_value_t = 0)]
+    port: u16,
+    /// Whether to open a browser (with xdg-open), which needs a display.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true")]
+    browser: bool,
+    /// The mesh's name, if several run.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
+    let mesh = rundir::find(args.name.as_deref())?;
+    let place = pods::place(&mesh, &args.workload)?;
+    let (remote, what) = match place {
+        Place::Pod(pod) if !pod.sidecar => {
+            bail!("pod {}/{} has no sidecar, and so no admin page", pod.namespace, pod.name)
+        }
+        Place::Pod(pod) => (ADMIN_PORT, format!("the sidecar of {}/{}", pod.namespace, pod.name)),
+        Place::Control if mesh.control.is_none() => bail!("mesh {} has no control plane running", mesh.name),
+        Place::Control => (CONTROL_ADMIN_PORT, "the control plane".to_owned()),
+    };
+    let listeners = port_forward::listen(&[Ports { local: args.port, remote }])?;
+    for (listener, _) in &listeners {
+        let url = format!("http://{}/", listener.local_addr()?);
+        stdio::print(format_args!("{url} -> {what}"))?;
+        // Started here, as the browser belongs to the network of this machine. Its first request waits in the listener.
+        if args.browser && ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| env::var_os(name).is_some()) {
+            open(&url);
+        }
+    }
+    port_forward::serve(&mesh, place, listeners)
+}
+
+/// Opens a browser. The page is there without one, too.
+fn open(url: &str) {
+    let mut command = Command::new("xdg-open");
+    command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // A Ctrl-C ends the dashboard, and not the browser.
+    command.process_group(0);
+    if let Err(error) = command.spawn() {
+        stdio::tell(format!("skysail: no browser was opened: xdg-open: {error}"));
+    }
+}
