@@ -112,7 +112,7 @@ fn requests_are_counted_and_limited(mesh: &Mesh) {
     assert!(text(&late.stderr).contains("no complete response within 200ms"), "{late:?}");
     let health = mesh.run(&["call", "front", STOCK, "--grpc-health"]);
     assert_eq!(health.status.code(), Some(1), "{health:?}");
-    assert!(text(&health.stderr).contains("not one of a health service"), "{health:?}");
+    assert!(text(&health.stderr).contains("not valid gRPC: its content-type is"), "{health:?}");
     let wrong = mesh.run(&["call", "front", "https://stock.shop"]);
     assert!(wrong.status.code() == Some(2) && text(&wrong.stderr).contains("write http://"), "{wrong:?}");
 }

@@ -1,6 +1,7 @@
 //! A small HTTP client: one request, one connection. The response is handed on in pieces as it arrives, so its size
 //! costs no memory.
 
+pub mod grpc;
 mod health;
 mod http1;
 mod http2;
@@ -98,6 +99,11 @@ async fn exchange_from(
             http1::exchange(stream, &request, &body, &mut on).await
         }
     };
+    within(limit, work).await
+}
+
+/// Ends work that takes longer with an error.
+async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no complete response within {limit:?}")))
     })

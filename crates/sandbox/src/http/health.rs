@@ -4,9 +4,13 @@ use std::{fmt, io, net::Ipv4Addr, time::Duration};
 
 use bytes::Bytes;
 
-use super::{Call, Event, exchange_from};
+use super::{
+    Event,
+    grpc::{Client, Status},
+    within,
+};
 
-/// Limit of the answer, in bytes; a good one has 7.
+/// Limit of the answer, in bytes; a good one has 2.
 const LONGEST_ANSWER: usize = 1 << 10;
 /// The names of `HealthCheckResponse.ServingStatus`, by number.
 const NAMES: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
@@ -41,48 +45,37 @@ pub async fn grpc_health(
     service: &str,
     limit: Duration,
 ) -> io::Result<Health> {
-    let call = Call {
-        method: "POST".to_owned(),
-        url: format!("{}/grpc.health.v1.Health/Check", server.trim_end_matches('/')),
-        headers: vec!["content-type: application/grpc".to_owned(), "te: trailers".to_owned()],
-        body: Some(question(service)?),
-        http2: true,
-    };
-    let (mut answer, mut fields) = (Vec::new(), String::new());
-    let status = exchange_from(&call, from, limit, |event| {
-        match event {
-            Event::Body(piece) if answer.len() + piece.len() > LONGEST_ANSWER => {
-                return Err(io::Error::other("the answer is too long"));
-            }
-            Event::Body(piece) => answer.extend_from_slice(piece),
-            Event::Head(lines) | Event::Trailers(lines) => fields.push_str(&String::from_utf8_lossy(lines)),
-            Event::Connected(_) | Event::Request(_) => {}
+    let question = [question(service)?];
+    let mut answer = None;
+    let mut on = |event: Event<'_>| {
+        if let Event::Body(message) = event {
+            answer = Some(message.to_vec());
         }
         Ok(())
-    });
-    read(status.await?, &answer, &fields).map_err(io::Error::other)
+    };
+    let call = async {
+        let mut client = Client::connect(server, from, &mut on).await?;
+        client.longest = LONGEST_ANSWER;
+        client.call("grpc.health.v1.Health/Check", &[], &question, &mut on).await
+    };
+    let status = within(limit, call).await?;
+    read(&status, answer.as_deref()).map_err(io::Error::other)
 }
 
-/// `HealthCheckRequest { string service = 1; }`, with its length before it and no compression.
+/// `HealthCheckRequest { string service = 1; }`.
 fn question(service: &str) -> io::Result<Bytes> {
     let length = u8::try_from(service.len()).ok().filter(|length| *length < 0x80);
     let length = length.ok_or_else(|| super::invalid("the service's name is longer than 127 bytes"))?;
-    let message = [&[0x0a, length], service.as_bytes()].concat();
-    Ok([&[0, 0, 0, 0, length + 2], &*message].concat().into())
+    Ok([&[0x0a, length], service.as_bytes()].concat().into())
 }
 
 /// `HealthCheckResponse { ServingStatus status = 1; }`, of which a zero is not sent.
-fn read(status: u16, answer: &[u8], fields: &str) -> Result<Health, String> {
-    let field = |name: &str| fields.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    match (status, field("grpc-status"), answer) {
-        (200, None | Some("0"), [0, 0, 0, 0, 2, 0x08, status @ 0..0x80]) => Ok(Health(*status)),
-        (200, None | Some("0"), [0, 0, 0, 0, 0]) => Ok(Health(0)),
-        (200, Some(code), _) if code != "0" => {
-            let message = field("grpc-message").unwrap_or("no message");
-            Err(format!("grpc-status {code}: {message}"))
-        }
-        (200, ..) => Err("the answer is not one of a health service".to_owned()),
-        (status, ..) => Err(format!("status {status}")),
+fn read(status: &Status, answer: Option<&[u8]>) -> Result<Health, String> {
+    match (status.is_ok(), answer) {
+        (true, Some([0x08, serving @ 0..0x80])) => Ok(Health(*serving)),
+        (true, Some([])) => Ok(Health(0)),
+        (true, _) => Err("the answer is not one of a health service".to_owned()),
+        (false, _) => Err(status.to_string()),
     }
 }
 
@@ -115,7 +108,7 @@ mod tests {
         for (message, status, expected) in [
             (&[0, 0, 0, 0, 2, 8, 1][..], "0", Ok("SERVING")),
             (&[0, 0, 0, 0, 2, 8, 2], "0", Ok("NOT_SERVING")),
-            (&[], "12", Err("grpc-status 12: no message")),
+            (&[], "12", Err("UNIMPLEMENTED")),
         ] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let server = format!("http://{}/", listener.local_addr().unwrap());
@@ -131,20 +124,22 @@ mod tests {
 
     #[test]
     fn answers_are_named() {
-        let named = |answer: &[u8], fields: &str| read(200, answer, fields).map(|health| health.to_string());
-        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 1], "HTTP/2 200\r\n\r\ngrpc-status: 0\r\n").unwrap(), "SERVING");
-        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 2], "").unwrap(), "NOT_SERVING");
-        assert_eq!(named(&[0, 0, 0, 0, 0], "").unwrap(), "UNKNOWN");
-        assert_eq!(named(&[0, 0, 0, 0, 2, 8, 9], "").unwrap(), "status 9");
-        let refused = named(&[], "grpc-status: 5\r\ngrpc-message: unknown service\r\n");
-        assert_eq!(refused.unwrap_err(), "grpc-status 5: unknown service");
-        assert!(named(b"<html>", "").is_err());
-        assert_eq!(read(503, &[], "").unwrap_err(), "status 503");
+        let named = |code: u32, answer: Option<&[u8]>| {
+            let status = Status { code, message: "why".to_owned() };
+            read(&status, answer).map(|health| health.to_string())
+        };
+        for (answer, name) in
+            [(&[8, 1][..], "SERVING"), (&[8, 2], "NOT_SERVING"), (&[], "UNKNOWN"), (&[8, 9], "status 9")]
+        {
+            assert_eq!(named(0, Some(answer)).unwrap(), name);
+        }
+        assert_eq!(named(5, None).unwrap_err(), "NOT_FOUND: why");
+        assert!(named(0, None).is_err() && named(0, Some(b"<html>")).is_err());
     }
 
     #[test]
     fn a_question_names_the_service() {
-        assert_eq!(&*question("ab").unwrap(), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
+        assert_eq!(&*question("ab").unwrap(), [0x0a, 2, b'a', b'b']);
         assert!(question(&"a".repeat(128)).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, Request,
+    HeaderMap, Request, StatusCode,
     header::HOST,
     uri::{Scheme, Uri},
 };
@@ -19,11 +19,7 @@ pub(super) async fn exchange(
     on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
 ) -> io::Result<u16> {
     set_authority(&mut request)?;
-    let uri = request.uri();
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let authority = uri.authority().map_or("", |authority| authority.as_str());
-    let head = format!("{} {path} HTTP/2\r\n:authority: {authority}\r\n", request.method());
-    on(Event::Request(&lines(head, request.headers())))?;
+    on(Event::Request(&request_lines(&request)))?;
     let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
     // It ends with what is sent and received here, and its errors show there.
     let driver = tokio::spawn(connection);
@@ -45,21 +41,20 @@ async fn stream_of(
         sending.send_data(body, true).map_err(io::Error::other)?;
     }
     let (head, mut incoming) = response.await.map_err(io::Error::other)?.into_parts();
-    let status = head.status.as_u16();
-    on(Event::Head(&lines(format!("HTTP/2 {status}\r\n"), &head.headers)))?;
+    on(Event::Head(&response_lines(head.status, &head.headers)))?;
     while let Some(piece) = incoming.data().await {
         let piece = piece.map_err(io::Error::other)?;
         incoming.flow_control().release_capacity(piece.len()).map_err(io::Error::other)?;
         on(Event::Body(&piece))?;
     }
     if let Some(trailers) = incoming.trailers().await.map_err(io::Error::other)? {
-        on(Event::Trailers(&lines(String::new(), &trailers)))?;
+        on(Event::Trailers(&trailer_lines(&trailers)))?;
     }
-    Ok(status)
+    Ok(head.status.as_u16())
 }
 
 /// A `host` that was given becomes the authority (RFC 9113, section 8.3.1).
-fn set_authority(request: &mut Request<()>) -> io::Result<()> {
+pub(super) fn set_authority(request: &mut Request<()>) -> io::Result<()> {
     let Some(host) = request.headers_mut().remove(HOST) else { return Ok(()) };
     let authority = http::uri::Authority::try_from(host.as_bytes())
         .map_err(|error| invalid(format!("{host:?} is no authority: {error}")))?;
@@ -67,6 +62,21 @@ fn set_authority(request: &mut Request<()>) -> io::Result<()> {
     (parts.scheme, parts.authority) = (Some(Scheme::HTTP), Some(authority));
     *request.uri_mut() = Uri::from_parts(parts).map_err(|error| invalid(error.to_string()))?;
     Ok(())
+}
+
+pub(super) fn request_lines(request: &Request<()>) -> Vec<u8> {
+    let uri = request.uri();
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    lines(format!("{} {path} HTTP/2\r\n:authority: {authority}\r\n", request.method()), request.headers())
+}
+
+pub(super) fn response_lines(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
+    lines(format!("HTTP/2 {}\r\n", status.as_u16()), headers)
+}
+
+pub(super) fn trailer_lines(trailers: &HeaderMap) -> Vec<u8> {
+    lines(String::new(), trailers)
 }
 
 fn lines(first: String, fields: &HeaderMap) -> Vec<u8> {
