@@ -41,6 +41,9 @@ fn nothing_is_left_after_a_crash() {
     assert!(mesh.interrupt().status.success());
 }
 
+/// What is visible from outside at a moment, and whether it is.
+type Moment<'a> = (&'a str, &'a dyn Fn(&Mesh) -> bool);
+
 /// The inner process handles signals some time after it was started, and the kernel discards those that come before.
 #[test]
 fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
@@ -50,7 +53,7 @@ fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
         let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
         children.split_whitespace().next().map(str::to_owned)
     };
-    let moments: [(&str, &dyn Fn(&Mesh) -> bool); 7] = [
+    let moments: [Moment<'_>; 7] = [
         ("its start", &|_| true),
         ("it has a folder", &|mesh| folder(mesh).exists()),
         ("it has an inner process", &|mesh| child(mesh).is_some()),
