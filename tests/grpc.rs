@@ -17,6 +17,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use prost_reflect::{
+    prost::Message as _,
+    prost_types::{
+        DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto,
+        ServiceDescriptorProto,
+    },
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skysail_core::SpiffeId;
@@ -24,7 +31,7 @@ use skysail_identity::{
     Authority, KeyAndCsr,
     rotation::{Lifetimes, SelfSigned},
 };
-use skysail_testkit::eventually;
+use skysail_testkit::{Setup, eventually};
 
 const MESH: &str = include_str!("grpc/mesh.yaml");
 const ROUTES: &str = include_str!("grpc/routes.yaml");
@@ -396,4 +403,134 @@ fn names_that_are_not_there_fail_clearly_and_may_come() {
     assert!(gone.millis < 5_000, "{gone:?}");
     client.call(ECHO, 1, &[]).only("one").unwrap();
     control.all_is_taken();
+}
+
+/// A caller, two servers whose reflection has different versions, and a stand-in, which has none.
+const SERVERS: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: caller, namespace: shop}
+spec: {containers: [{name: caller, image: acme/caller}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: shop, labels: {app: NAME}}
+spec: {containers: [{name: server, image: acme/NAME, ports: [{name: grpc, containerPort: 9000}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: NAME, namespace: shop}
+spec: {selector: {app: NAME}, ports: [{name: grpc, port: 9000}]}
+";
+
+#[test]
+fn methods_are_called_from_the_command_line() {
+    let (caller, server) = SERVERS.split_once("---").unwrap();
+    let names = ["current", "alpha", "standin"].map(|name| format!("---{}", server.replace("NAME", name)));
+    let image = |name: &str| format!("acme/{name}={} serve 0.0.0.0:9000 {name}", program().display());
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{caller}{}", names.concat()))
+        .with(&["--image", &image("current"), "--image", &image("alpha")])
+        .ready();
+    let call = |arguments: &[&str]| {
+        let output = mesh.run(&[&["call", "caller"], arguments].concat());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr), output.status.code())
+    };
+    let check = "grpc.health.v1.Health/Check";
+    let serving = "{\n  \"status\": \"SERVING\"\n}\n";
+    let expect = |out: &str, told: &str, code| (out.to_owned(), told.to_owned(), Some(code));
+    for server in ["current:9000", "http://alpha.shop:9000"] {
+        assert_eq!(call(&[server, "--grpc", check]), expect(serving, "OK\n", 0));
+        let (list, told, code) = call(&[server, "--grpc-list"]);
+        let line = "grpc.health.v1.Health/Watch (grpc.health.v1.HealthCheckRequest) returns (stream grpc.health.v1.HealthCheckResponse)";
+        assert!(list.lines().any(|one| one == line) && code == Some(0), "{list}{told}");
+    }
+    let unknown = call(&["current:9000", "--grpc", check, "-d", "{\"service\": \"x\"}"]);
+    assert_eq!(unknown, expect("", "NOT_FOUND: unknown service\n", 1));
+    let (_, told, _) = call(&["current:9000", "--grpc", check, "-v", "-H", "x-user: jason"]);
+    for line in [
+        "> POST /grpc.health.v1.Health/Check HTTP/2",
+        "> x-user: jason",
+        "< served-by: current",
+        "< grpc-status: 0",
+    ] {
+        assert!(told.lines().any(|one| one == line), "{line}: {told}");
+    }
+    let (out, told, _) = call(&["current:9000", "--grpc", check, "--count", "2"]);
+    assert_eq!(out, serving.repeat(2));
+    assert!(told.starts_with("OK\nOK\n2 requests: 2 x OK; latency min "), "{told}");
+    // A stream that does not end by itself.
+    eventually("the stream has a message", || {
+        let (out, told, code) = call(&["current:9000", "--grpc", "grpc.health.v1.Health.Watch", "-m", "1"]);
+        let ended = told.ends_with("DEADLINE_EXCEEDED: no complete response within 1s\n") && code == Some(1);
+        if ended && out == serving { Ok(()) } else { Err(format!("{out}{told}")) }
+    });
+    // What the command line gets wrong.
+    for (arguments, problem) in [
+        (
+            &["current:9000", "--grpc", "grpc.health.v1.Health/Chek"][..],
+            "there is no method of grpc.health.v1.Health Chek; there is Check",
+        ),
+        (
+            &["current:9000", "--grpc", "acme.Flights/Talk"],
+            "there is no service acme.Flights; there is grpc.health.v1.Health",
+        ),
+        (
+            &["standin:9000", "--grpc", "acme.Flights/Talk"],
+            "standin:9000 has no server reflection; pass --descriptor-set FILE",
+        ),
+        (&["current:9000", "--grpc", check, "-d", "{\"a\": 1}"], "-d: message 1: "),
+        (&["current:9000", "--grpc-list", "--count", "2"], "cannot be used with"),
+    ] {
+        let (out, told, code) = call(arguments);
+        assert!(out.is_empty() && told.contains(problem) && code == Some(2), "{arguments:?}: {out}{told}");
+    }
+    let (_, told, code) = call(&["nobody:9000", "--grpc-list"]);
+    assert!(told.contains("skysail: asking for nobody:9000: ") && code == Some(1), "{told}");
+
+    // With descriptors from a file. A stand-in returns the messages that it gets.
+    fs::write(mesh.config().parent().unwrap().join("flights.pb"), flights()).unwrap();
+    let talk = ["standin:9000", "--grpc", "acme.Flights/Talk", "--descriptor-set", "flights.pb"];
+    let messages = call(&[&talk[..], &["-d", "{\"day\": \"mon\"}", "-d", "{}{\"day\": \"tue\"}"]].concat());
+    let out = "{\n  \"day\": \"mon\"\n}\n{}\n{\n  \"day\": \"tue\"\n}\n";
+    assert_eq!(messages, expect(out, "OK\n", 0));
+    assert!(mesh.interrupt().status.success());
+}
+
+/// Descriptors of `service Flights { rpc Talk(stream Day) returns (stream Day); }` and `message Day { string day = 1; }`.
+fn flights() -> Vec<u8> {
+    let text = |text: &str| Some(text.to_owned());
+    let day = DescriptorProto {
+        name: text("Day"),
+        field: vec![FieldDescriptorProto {
+            name: text("day"),
+            number: Some(1),
+            r#type: Some(9),
+            label: Some(1),
+            ..FieldDescriptorProto::default()
+        }],
+        ..DescriptorProto::default()
+    };
+    let talk = MethodDescriptorProto {
+        name: text("Talk"),
+        input_type: text(".acme.Day"),
+        output_type: text(".acme.Day"),
+        client_streaming: Some(true),
+        server_streaming: Some(true),
+        ..MethodDescriptorProto::default()
+    };
+    let service = ServiceDescriptorProto {
+        name: text("Flights"),
+        method: vec![talk],
+        ..ServiceDescriptorProto::default()
+    };
+    let file = FileDescriptorProto {
+        name: text("flights.proto"),
+        package: text("acme"),
+        syntax: text("proto3"),
+        message_type: vec![day],
+        service: vec![service],
+        ..FileDescriptorProto::default()
+    };
+    FileDescriptorSet { file: vec![file] }.encode_to_vec()
 }

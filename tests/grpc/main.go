@@ -1,10 +1,10 @@
 // Command grpc is both ends of a call for tests/grpc.rs: a server that says who it is, and a client that takes its
 // configuration from a control plane by itself (xDS).
 //
-//	grpc serve ADDRESS NAME [FOLDER]   serves gRPC's health service; says where on standard output
+//	grpc serve ADDRESS NAME [FOLDER]   serves gRPC's health service and reflection; says where on standard output
 //	grpc call                          reads what to call from standard input, a line of JSON each, and answers in lines of JSON
 //
-// With a folder, the server shows the certificate in it and asks its clients for one.
+// A server named alpha has reflection of version v1alpha alone. With a folder, the server shows the certificate in it and asks its clients for one.
 package main
 
 import (
@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 	"google.golang.org/grpc/status"
 	_ "google.golang.org/grpc/xds"
 )
@@ -76,6 +78,11 @@ func serve(address, name string, own credentials.TransportCredentials) error {
 	}
 	server := grpc.NewServer(grpc.Creds(own), grpc.UnaryInterceptor(intercept))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	if name == "alpha" {
+		grpc_reflection_v1alpha.RegisterServerReflectionServer(server, reflection.NewServer(reflection.ServerOptions{Services: server}))
+	} else {
+		reflection.Register(server)
+	}
 	fmt.Println(listener.Addr())
 	return server.Serve(listener)
 }

@@ -1,4 +1,7 @@
-//! `skysail call`: an HTTP request from inside a workload, with curl's options and habits.
+//! `skysail call`: an HTTP request from inside a workload, with curl's options and habits, or a call of gRPC.
+
+mod descriptors;
+mod grpc;
 
 use std::{
     collections::BTreeMap,
@@ -11,9 +14,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_core::stdio::{self, PrintError};
 use skysail_sandbox::{
-    enter,
+    enter::{self, Place},
     http::{self, Call, Event},
-    rundir,
+    rundir::{self, State},
 };
 
 use crate::{exit, pods};
@@ -25,14 +28,16 @@ Examples:
   skysail call booking http://flight:9080/healthz -i -H 'x-canary: always'
   skysail call booking http://flight:9080/flight -d @request.json -H 'content-type: application/json'
   skysail call booking http://flight:9080/healthz --count 100 > /dev/null
-  skysail call booking http://flight:9081 --grpc-health
+  skysail call booking flight:9081 --grpc acme.Flights/Count -d '{\"day\": \"mon\"}' -H 'x-user: jason'
+  skysail call booking flight:9081 --grpc-list
+  skysail call booking flight:9081 --grpc-health
 
 The request leaves the pod as the workload's own requests do: through its sidecar. The body of the response goes to \
 standard output as it comes; the status is the last line on standard error. With --count, each request has a line \
 there, and the last line is a summary: how many of each status, and the minimum, median and maximum of the latency.
 
-The exit code is 0 if each status is below 400 (with --grpc-health: if the answer is SERVING), and 1 for any other \
-status and where no complete response came.")]
+The exit code is 0 if each status is below 400 (with --grpc: if it is OK; with --grpc-health: if the answer is SERVING), \
+and 1 for any other status and where no complete response came.")]
 pub(crate) struct Args {
     /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
     /// control plane runs, and its admin pages are served.
@@ -59,6 +64,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SERVICE", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "head", "verbose", "count"])]
     grpc_health: Option<String>,
+    #[command(flatten)]
+    grpc: grpc::Options,
     /// The mesh's name, if several run.
     #[arg(long)]
     name: Option<String>,
@@ -67,7 +74,7 @@ pub(crate) struct Args {
 /// A request, as typed in.
 #[derive(Debug, Default, clap::Args)]
 struct Request {
-    /// The URL, such as `http://flight:9080/healthz`.
+    /// The URL, such as `http://flight:9080/healthz`; of a gRPC server HOST:PORT.
     url: String,
     /// The method [default: GET, with a body POST].
     #[arg(short = 'X', long = "request", visible_alias = "method", value_name = "METHOD")]
@@ -75,7 +82,7 @@ struct Request {
     /// A header, `NAME: VALUE`; may be given several times. `NAME:` leaves out a default one, `NAME;` sends it empty.
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// A body; `@FILE` reads it from a file, `@-` from standard input, byte by byte. Several are joined by `&`. The
+    /// A body (with --grpc: JSON documents); `@FILE` reads it from a file, `@-` from standard input, byte by byte. Several are joined by `&`. The
     /// content-type is application/x-www-form-urlencoded unless a header gives another.
     #[arg(short, long, visible_alias = "data-binary", value_name = "BODY")]
     data: Vec<String>,
@@ -100,6 +107,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
     let place = pods::place(&mesh, &args.workload)?;
+    if args.grpc.is_used() {
+        return call_grpc(args, &mesh, place);
+    }
     // Read before the pod is entered, where some files are others.
     let mut call = args.request.complete()?;
     if args.head {
@@ -125,13 +135,46 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
             http::exchange(&call, args.max_time, |event| shown.show(event).map_err(io::Error::other));
         match runtime.block_on(exchange) {
             Ok(status) => {
-                summary.add(status, started.elapsed());
+                summary.add(status.to_string(), status < 400, started.elapsed());
                 shown.tell(&status.to_string());
             }
             Err(error) => {
                 shown.end_line();
                 summary.failed += 1;
                 refused(&call.url, error)?;
+            }
+        }
+    }
+    if args.count > 1 {
+        stdio::tell(summary.line());
+    }
+    Ok(exit::of(summary.is_good()))
+}
+
+/// Lists methods of a gRPC server, or calls one.
+fn call_grpc(args: Args, mesh: &State, place: Place<'_>) -> anyhow::Result<u8> {
+    let Request { url, headers, data, .. } = args.request;
+    let pieces = data.iter().map(|text| read(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let session = args.grpc.session(url.clone(), headers, pieces.join(&b'\n'), args.max_time)?;
+    enter::enter(mesh, place)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let prepared = match runtime.block_on(session.prepare()) {
+        Ok(Some(prepared)) => prepared,
+        Ok(None) => return Ok(exit::OK),
+        Err(error) => return refused(&url, error),
+    };
+    let mut shown = Shown { include: false, verbose: args.verbose, in_line: false };
+    let mut summary = Summary::default();
+    for _ in 0..args.count {
+        let started = Instant::now();
+        match runtime.block_on(prepared.call(&mut shown)) {
+            Ok(status) => {
+                summary.add(status.name(), status.is_ok(), started.elapsed());
+                grpc::tell(&status);
+            }
+            Err(error) => {
+                summary.failed += 1;
+                refused(&url, error)?;
             }
         }
     }
@@ -265,19 +308,23 @@ fn tell_lines(mark: char, head: &[u8]) {
 /// The outcome of several requests.
 #[derive(Debug, Default)]
 struct Summary {
-    statuses: BTreeMap<u16, u32>,
+    statuses: BTreeMap<String, u32>,
+    /// Responses whose status is an error.
+    bad: u32,
+    /// Requests without a response.
     failed: u32,
     times: Vec<Duration>,
 }
 
 impl Summary {
-    fn add(&mut self, status: u16, time: Duration) {
+    fn add(&mut self, status: String, is_good: bool, time: Duration) {
+        self.bad += u32::from(!is_good);
         *self.statuses.entry(status).or_default() += 1;
         self.times.push(time);
     }
 
     fn is_good(&self) -> bool {
-        self.failed == 0 && self.statuses.keys().all(|status| *status < 400)
+        self.failed == 0 && self.bad == 0
     }
 
     /// `100 requests: 98 x 200, 2 x 503; latency min 0.4 ms, median 0.5 ms, max 9.1 ms`
@@ -348,7 +395,7 @@ mod tests {
     fn several_requests_are_summed_up() {
         let mut summary = Summary::default();
         for (status, time) in [(503, 9100), (200, 400), (200, 500), (200, 600)] {
-            summary.add(status, Duration::from_micros(time));
+            summary.add(status.to_string(), status < 400, Duration::from_micros(time));
         }
         summary.failed = 1;
         assert!(!summary.is_good());

@@ -102,8 +102,11 @@ async fn exchange_from(
     within(limit, work).await
 }
 
-/// Ends work that takes longer with an error.
-async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+/// Limits the time of a request or a call.
+///
+/// # Errors
+/// Those of the work; of kind `TimedOut` when it takes longer.
+pub async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no complete response within {limit:?}")))
     })

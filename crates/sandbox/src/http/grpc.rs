@@ -54,6 +54,8 @@ impl Status {
     pub const CANCELLED: u32 = 1;
     /// Code `UNKNOWN`.
     pub const UNKNOWN: u32 = 2;
+    /// Code `DEADLINE_EXCEEDED`.
+    pub const DEADLINE_EXCEEDED: u32 = 4;
     /// Code `NOT_FOUND`.
     pub const NOT_FOUND: u32 = 5;
     /// Code `PERMISSION_DENIED`.

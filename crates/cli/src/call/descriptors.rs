@@ -1,0 +1,323 @@
+//! Descriptors of a gRPC server's services: from the server itself (reflection), or from a file.
+//!
+//! Source: `grpc/reflection/v1/reflection.proto`. Each question is a call of its own, so a server needs no stream of questions.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, bytes::Bytes, prost_types::FileDescriptorProto};
+use skysail_sandbox::http::{
+    Event,
+    grpc::{Client, Status},
+};
+
+/// The services to ask, the newest first. Their messages are the same.
+const REFLECTION: [&str; 2] =
+    ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
+/// Limits of what a server may send: files, and bytes in all.
+const MOST_FILES: usize = 2_000;
+const LONGEST: usize = 64 << 20;
+
+/// `ServerReflectionRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Request {
+    #[prost(oneof = "Question", tags = "3, 4, 7")]
+    question: Option<Question>,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Oneof)]
+pub(super) enum Question {
+    /// The file of this name.
+    #[prost(string, tag = "3")]
+    File(String),
+    /// The file that defines this service.
+    #[prost(string, tag = "4")]
+    Symbol(String),
+    /// The names of all services; the text has no meaning.
+    #[prost(string, tag = "7")]
+    Services(String),
+}
+
+/// `ServerReflectionResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Response {
+    #[prost(oneof = "Answer", tags = "4, 6, 7")]
+    answer: Option<Answer>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(super) enum Answer {
+    #[prost(message, tag = "4")]
+    Files(Files),
+    #[prost(message, tag = "6")]
+    Services(Services),
+    #[prost(message, tag = "7")]
+    Error(Refusal),
+}
+
+/// `FileDescriptorResponse`: files, often with those that they import.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Files {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    files: Vec<Vec<u8>>,
+}
+
+/// `ListServiceResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Services {
+    #[prost(message, repeated, tag = "1")]
+    services: Vec<Service>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Service {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// `ErrorResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Refusal {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+}
+
+/// The reflection of a server.
+pub(super) struct Reflection<'a> {
+    pub(super) client: &'a mut Client,
+    pub(super) server: &'a str,
+    pub(super) headers: &'a [String],
+}
+
+impl Reflection<'_> {
+    /// Asks the server. The error is of kind `InvalidInput` if it has no reflection.
+    pub(super) async fn ask(&mut self, question: Question) -> io::Result<Answer> {
+        let question = Bytes::from(Request { question: Some(question) }.encode_to_vec());
+        for service in REFLECTION {
+            let mut answer = None;
+            let method = format!("{service}/ServerReflectionInfo");
+            let mut on = |event: Event<'_>| {
+                if let Event::Body(message) = event {
+                    let message = Response::decode(message).map_err(unusable)?;
+                    answer = answer.take().or(message.answer);
+                }
+                Ok(())
+            };
+            let status =
+                self.client.call(&method, self.headers, std::slice::from_ref(&question), &mut on).await?;
+            match (status.code, answer) {
+                (Status::UNIMPLEMENTED, _) => {}
+                (0, Some(answer)) => return Ok(answer),
+                (0, None) => return Err(unusable("there is none")),
+                _ => return Err(io::Error::other(format!("server reflection: {status}"))),
+            }
+        }
+        Err(wrong(format!(
+            "{} has no server reflection; pass --descriptor-set FILE, which \
+             `protoc --include_imports --descriptor_set_out=FILE X.proto` writes",
+            self.server
+        )))
+    }
+}
+
+/// Reads the output of `protoc --include_imports --descriptor_set_out`.
+pub(super) fn of_set(set: &[u8]) -> Result<DescriptorPool, String> {
+    DescriptorPool::decode(set).map_err(|error| {
+        format!("it is not the output of `protoc --include_imports --descriptor_set_out`: {error}")
+    })
+}
+
+/// The names of a server's services.
+pub(super) async fn services(
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+) -> io::Result<Vec<String>> {
+    match ask(Question::Services(String::new())).await? {
+        Answer::Services(Services { services }) => {
+            let names: BTreeSet<String> = services.into_iter().map(|service| service.name).collect();
+            Ok(names.into_iter().collect())
+        }
+        Answer::Error(Refusal { message, .. }) => Err(unusable(message)),
+        Answer::Files(_) => Err(unusable("it has files in place of services")),
+    }
+}
+
+/// The descriptors of these services and of all that they need.
+pub(super) async fn of_services(
+    names: &[String],
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+) -> io::Result<DescriptorPool> {
+    let mut files: BTreeMap<String, FileDescriptorProto> = BTreeMap::new();
+    let mut questions: Vec<Question> = names.iter().cloned().map(Question::Symbol).collect();
+    let (mut asked, mut size) = (BTreeSet::new(), 0);
+    while let Some(question) = questions.pop() {
+        let received = match ask(question.clone()).await? {
+            Answer::Files(Files { files }) => files,
+            Answer::Error(refusal) => return Err(refused(&question, &refusal, ask).await),
+            Answer::Services(_) => return Err(unusable("it has services in place of files")),
+        };
+        for file in received {
+            size += file.len();
+            if size > LONGEST || files.len() + asked.len() > MOST_FILES {
+                let limit = format!("it has more than {MOST_FILES} files or {} MiB", LONGEST >> 20);
+                return Err(unusable(limit));
+            }
+            let file = FileDescriptorProto::decode(&*file).map_err(unusable)?;
+            files.insert(file.name().to_owned(), file);
+        }
+        let imports = files.values().flat_map(|file| &file.dependency);
+        let missing: BTreeSet<&String> = imports.filter(|name| !files.contains_key(*name)).collect();
+        for name in missing {
+            if asked.insert(name.clone()) {
+                questions.push(Question::File(name.clone()));
+            }
+        }
+    }
+    let mut pool = DescriptorPool::new();
+    pool.add_file_descriptor_protos(files.into_values()).map_err(unusable)?;
+    Ok(pool)
+}
+
+/// Why a server gives no file. Where it does not know the service, its services are named.
+async fn refused(
+    question: &Question,
+    refusal: &Refusal,
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+) -> io::Error {
+    let Refusal { code, message } = refusal;
+    match question {
+        Question::Symbol(name) if *code == 5 => match services(ask).await {
+            Ok(known) => unknown("service", name, known),
+            Err(error) => error,
+        },
+        Question::Symbol(name) | Question::File(name) => unusable(format_args!("{name}: {message}")),
+        Question::Services(_) => unusable(message),
+    }
+}
+
+/// An error about a name that is not among those that there are.
+pub(super) fn unknown(what: &str, name: &str, known: Vec<String>) -> io::Error {
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    wrong(format!("there is no {what} {name}; there is {known}"))
+}
+
+/// An error of the command line.
+pub(super) fn wrong(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+fn unusable(what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the answer of server reflection is of no use: {what}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, imports: &[&str], service: Option<&str>) -> Vec<u8> {
+        let file = FileDescriptorProto {
+            name: Some(name.to_owned()),
+            package: Some("acme".to_owned()),
+            dependency: imports.iter().map(|name| (*name).to_owned()).collect(),
+            service: service
+                .map(|name| prost_reflect::prost_types::ServiceDescriptorProto {
+                    name: Some(name.to_owned()),
+                    ..Default::default()
+                })
+                .into_iter()
+                .collect(),
+            ..FileDescriptorProto::default()
+        };
+        file.encode_to_vec()
+    }
+
+    fn files(files: Vec<Vec<u8>>) -> io::Result<Answer> {
+        Ok(Answer::Files(Files { files }))
+    }
+
+    /// What becomes of the descriptors of `acme.Flights` with these answers, and the questions.
+    async fn read(
+        answer: impl Fn(&Question) -> io::Result<Answer>,
+    ) -> (Result<Vec<String>, String>, Vec<Question>) {
+        let mut questions = Vec::new();
+        let mut ask = async |question: Question| {
+            let answer = answer(&question);
+            questions.push(question);
+            answer
+        };
+        let pool = of_services(&["acme.Flights".to_owned()], &mut ask).await;
+        let names = pool.map(|pool| pool.services().map(|service| service.full_name().to_owned()).collect());
+        (names.map_err(|error| error.to_string()), questions)
+    }
+
+    #[tokio::test]
+    async fn imports_are_asked_for_once() {
+        let (names, questions) = read(|question| match question {
+            Question::Symbol(name) if name == "acme.Flights" => {
+                files(vec![file("a", &["b", "c"], Some("Flights")), file("b", &["c"], None)])
+            }
+            Question::File(name) => files(vec![file(name, &[], None)]),
+            other => panic!("{other:?}"),
+        })
+        .await;
+        assert_eq!(names.unwrap(), ["acme.Flights"]);
+        assert_eq!(questions, [Question::Symbol("acme.Flights".to_owned()), Question::File("c".to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_service_is_named_with_those_that_there_are() {
+        let (names, _) = read(|question| match question {
+            Question::Symbol(_) => Ok(Answer::Error(Refusal { code: 5, message: "no".to_owned() })),
+            _ => {
+                let service = |name: &str| Service { name: name.to_owned() };
+                Ok(Answer::Services(Services { services: vec![service("b"), service("a"), service("b")] }))
+            }
+        })
+        .await;
+        assert_eq!(names.unwrap_err(), "there is no service acme.Flights; there is a, b");
+    }
+
+    #[tokio::test]
+    async fn answers_without_end_or_sense_are_errors() {
+        let next = std::cell::Cell::new(0);
+        let (endless, questions) = read(|_| {
+            next.set(next.get() + 1);
+            files(vec![file(&next.get().to_string(), &[&(next.get() + 1).to_string()], None)])
+        })
+        .await;
+        assert!(endless.unwrap_err().contains("more than 2000 files"));
+        assert!(questions.len() <= MOST_FILES);
+        let (large, _) = read(|_| files(vec![vec![0x80; LONGEST + 1]])).await;
+        assert!(large.unwrap_err().contains("or 64 MiB"));
+        let (broken, _) = read(|_| files(vec![b"\xff".to_vec()])).await;
+        assert!(broken.unwrap_err().contains("is of no use"));
+        let (missing, questions) = read(|question| match question {
+            Question::Symbol(_) => files(vec![file("a", &["b"], Some("Flights"))]),
+            _ => files(Vec::new()),
+        })
+        .await;
+        assert!(missing.is_err() && questions.len() == 2, "{questions:?}");
+        assert!(of_set(b"\xff").unwrap_err().contains("it is not the output of `protoc"));
+    }
+
+    #[test]
+    fn messages_are_those_of_the_protocol() {
+        let symbol = Request { question: Some(Question::Symbol("a".to_owned())) };
+        assert_eq!(symbol.encode_to_vec(), [0x22, 1, b'a']);
+        let list = Request { question: Some(Question::Services(String::new())) };
+        assert_eq!(list.encode_to_vec(), [0x3a, 0]);
+        let answer = [0x0a, 0, 0x12, 0, 0x32, 5, 0x0a, 3, 0x0a, 1, b'a'];
+        let services = Services { services: vec![Service { name: "a".to_owned() }] };
+        assert_eq!(Response::decode(&answer[..]).unwrap().answer, Some(Answer::Services(services)));
+        let error = [0x3a, 5, 0x08, 5, 0x12, 1, b'x'];
+        let refusal = Refusal { code: 5, message: "x".to_owned() };
+        assert_eq!(Response::decode(&error[..]).unwrap().answer, Some(Answer::Error(refusal)));
+    }
+}
