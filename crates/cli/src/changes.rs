@@ -35,12 +35,12 @@ impl Changes {
     /// Asks for what is new and returns a line for each change; none if the control plane does not answer.
     pub(crate) async fn ask(&mut self, control: SocketAddr) -> Vec<String> {
         match http::get(control, "/debug/config_changes", LIMIT).await {
-            Ok((200, body)) => serde_json::from_str(&body).map(|page| self.news(page)).unwrap_or_default(),
+            Ok((200, body)) => serde_json::from_str(&body).map(|page| self.lines(page)).unwrap_or_default(),
             _ => Vec::new(),
         }
     }
 
-    fn news(&mut self, page: Page) -> Vec<String> {
+    fn lines(&mut self, page: Page) -> Vec<String> {
         // A control plane that was started again counts anew.
         let seen = if page.count < self.seen { 0 } else { self.seen };
         let first = page.kept.first().map_or(0, |change| change.number);
@@ -76,12 +76,12 @@ mod tests {
             serde_json::from_value(json!({ "count": count, "kept": kept })).unwrap()
         };
         let mut changes = Changes::default();
-        assert_eq!(changes.news(page(1, 0)), Vec::<String>::new());
-        assert_eq!(changes.news(page(1, 1)), ["applied    VirtualService shop/1 (a.yaml): requests to a"]);
-        assert_eq!(changes.news(page(1, 1)), Vec::<String>::new());
-        let lines = changes.news(page(4, 4));
+        assert_eq!(changes.lines(page(1, 0)), Vec::<String>::new());
+        assert_eq!(changes.lines(page(1, 1)), ["applied    VirtualService shop/1 (a.yaml): requests to a"]);
+        assert_eq!(changes.lines(page(1, 1)), Vec::<String>::new());
+        let lines = changes.lines(page(4, 4));
         assert_eq!(lines[0], "2 earlier changes of the configuration are in force");
         assert_eq!(lines.len(), 2);
-        assert_eq!(changes.news(page(1, 1)).len(), 1);
+        assert_eq!(changes.lines(page(1, 1)).len(), 1);
     }
 }

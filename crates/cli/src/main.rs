@@ -15,7 +15,6 @@ mod edges;
 mod exit;
 mod input;
 mod load;
-mod news;
 mod pods;
 mod port_forward;
 mod publish;
@@ -23,6 +22,7 @@ mod screen;
 mod traffic;
 mod up;
 mod view;
+mod workload;
 
 use std::process::ExitCode;
 

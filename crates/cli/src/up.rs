@@ -34,10 +34,10 @@ use crate::{
     edges::HEALTHY_PERCENT,
     exit,
     input::Input,
-    news::Workload,
     publish,
     traffic::{Edge, Page, Traffic},
     view::{self, Output},
+    workload::WorkloadStatus,
 };
 
 /// Arguments of `skysail up`.
@@ -252,7 +252,7 @@ struct Show {
     waiting: Option<Instant>,
     settled: usize,
     late: bool,
-    workloads: BTreeMap<String, Workload>,
+    workloads: BTreeMap<String, WorkloadStatus>,
     /// Workloads with an Envoy in the sidecar's place.
     envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
@@ -365,12 +365,12 @@ impl Show {
             pods.entry(name.clone()).or_default();
         }
         for (name, pods) in pods {
-            let mut told = known.remove(&name).unwrap_or_default();
-            for line in told.news(&name, &pods) {
+            let mut status = known.remove(&name).unwrap_or_default();
+            for line in status.update(&name, &pods) {
                 self.console.line(&line)?;
             }
             if !pods.is_empty() {
-                self.workloads.insert(name, told);
+                self.workloads.insert(name, status);
             }
         }
         let all =

@@ -1,25 +1,26 @@
-//! Changes of a workload: pods that were added or removed, and its readiness.
+//! Changes of a workload: pods added, pods removed, and readiness.
 
 use std::collections::BTreeSet;
 
 use skysail_sandbox::rundir::PodState;
 
-/// State of a workload at the last report.
+/// Status of a workload at the last report.
 #[derive(Debug, Default)]
-pub(crate) struct Workload {
+pub(crate) struct WorkloadStatus {
+    /// Names of its pods.
     pods: BTreeSet<String>,
-    /// It was reported as ready, with the pods it has now.
+    /// Whether it was reported as ready with these pods.
     ready: bool,
-    /// It was ready at some time. Pods that come before that are not reported.
-    begun: bool,
+    /// Whether it was ready at any time. Pods added before that are not reported.
+    was_ready: bool,
 }
 
-impl Workload {
-    /// Returns a line for each change since the last report. `pods` are the pods that the workload has now.
-    pub(crate) fn news(&mut self, workload: &str, pods: &[&PodState]) -> Vec<String> {
+impl WorkloadStatus {
+    /// Returns a line for each change since the last call. `pods` are the current pods of the workload.
+    pub(crate) fn update(&mut self, workload: &str, pods: &[&PodState]) -> Vec<String> {
         let mut lines = Vec::new();
         let now: BTreeSet<String> = pods.iter().map(|pod| pod.name.clone()).collect();
-        if self.begun && now != self.pods {
+        if self.was_ready && now != self.pods {
             for (word, more, less) in [("new ", &now, &self.pods), ("gone", &self.pods, &now)] {
                 let names: Vec<_> = more.difference(less).cloned().collect();
                 if !names.is_empty() {
@@ -33,7 +34,7 @@ impl Workload {
         let problems: Vec<&String> = problems.collect();
         match problems.first() {
             None if !self.ready && !pods.is_empty() => {
-                (self.ready, self.begun) = (true, true);
+                (self.ready, self.was_ready) = (true, true);
                 let plural = if pods.len() == 1 { "pod" } else { "pods" };
                 lines.push(format!("ready      {workload} ({} {plural})", pods.len()));
             }
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_that_come_and_go_are_told_and_readiness_again() {
+    fn added_and_removed_pods_and_readiness_are_reported() {
         let pod = |name: &str, ready: bool| -> PodState {
             let ready = if ready { json!({ "Ok": null }) } else { json!({ "Err": "starting" }) };
             serde_json::from_value(json!({
@@ -64,19 +65,19 @@ mod tests {
             }))
             .unwrap()
         };
-        let mut told = Workload::default();
-        let mut news = |pods: &[(&str, bool)]| {
+        let mut status = WorkloadStatus::default();
+        let mut update = |pods: &[(&str, bool)]| {
             let pods: Vec<_> = pods.iter().map(|(name, ready)| pod(name, *ready)).collect();
-            told.news("shop/db", &pods.iter().collect::<Vec<_>>())
+            status.update("shop/db", &pods.iter().collect::<Vec<_>>())
         };
-        assert!(news(&[("a", false)]).is_empty());
-        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
-        assert!(news(&[("a", true)]).is_empty());
-        assert_eq!(news(&[("a", true), ("b", false), ("c", false)]), ["new        shop/db: b, c"]);
-        assert_eq!(news(&[("a", true), ("b", true), ("c", true)]), ["ready      shop/db (3 pods)"]);
-        assert_eq!(news(&[("a", true)]), ["gone       shop/db: b, c", "ready      shop/db (1 pod)"]);
-        assert_eq!(news(&[("a", false)]), ["not ready  shop/db: starting"]);
-        assert_eq!(news(&[("a", true)]), ["ready      shop/db (1 pod)"]);
-        assert_eq!(news(&[]), ["gone       shop/db: a"]);
+        assert!(update(&[("a", false)]).is_empty());
+        assert_eq!(update(&[("a", true)]), ["ready      shop/db (1 pod)"]);
+        assert!(update(&[("a", true)]).is_empty());
+        assert_eq!(update(&[("a", true), ("b", false), ("c", false)]), ["new        shop/db: b, c"]);
+        assert_eq!(update(&[("a", true), ("b", true), ("c", true)]), ["ready      shop/db (3 pods)"]);
+        assert_eq!(update(&[("a", true)]), ["gone       shop/db: b, c", "ready      shop/db (1 pod)"]);
+        assert_eq!(update(&[("a", false)]), ["not ready  shop/db: starting"]);
+        assert_eq!(update(&[("a", true)]), ["ready      shop/db (1 pod)"]);
+        assert_eq!(update(&[]), ["gone       shop/db: a"]);
     }
 }
