@@ -24,7 +24,7 @@ use crate::view::Output;
 
 /// A published port, as typed in: `[ADDRESS:]PORT:NAME:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct PortMapping {
     address: SocketAddr,
     name: String,
     port: u16,
@@ -40,7 +40,7 @@ pub(crate) struct Published {
     lines: Vec<String>,
 }
 
-impl FromStr for Wish {
+impl FromStr for PortMapping {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -58,9 +58,9 @@ impl FromStr for Wish {
 
 /// Listens on all ports that are asked for, and on those that Services of type LoadBalancer or NodePort open. Call it
 /// before the process enters the mesh.
-pub(crate) fn open(wishes: &[Wish], survey: &Survey) -> anyhow::Result<Published> {
+pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<Published> {
     let mut published = Published { targets: Vec::new(), listeners: Vec::new(), lines: Vec::new() };
-    for Wish { address, name, port } in wishes {
+    for PortMapping { address, name, port } in mappings {
         let what = || format!("--publish {address}:{name}:{port}");
         let target = survey.target(name, *port).with_context(what)?;
         let listener = forward::bind(*address).with_context(what)?;
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     /// The lines of a mesh with these Services, and how many ports are listened on.
-    fn lines(wishes: &[&str], services: &[(&str, String)]) -> (Vec<String>, usize) {
+    fn lines(mappings: &[&str], services: &[(&str, String)]) -> (Vec<String>, usize) {
         let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: web}}\n\
                    spec: {containers: [{name: web, image: acme/web}]}\n";
         let services = services.iter().map(|(name, spec)| {
@@ -174,8 +174,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.yaml"), text).unwrap();
         let survey = Survey::read(&[folder.path().to_owned()], None).unwrap();
-        let wishes: Vec<Wish> = wishes.iter().map(|wish| wish.parse().unwrap()).collect();
-        let published = open(&wishes, &survey).unwrap();
+        let mappings: Vec<PortMapping> = mappings.iter().map(|text| text.parse().unwrap()).collect();
+        let published = open(&mappings, &survey).unwrap();
         assert_eq!(published.targets.len(), published.lines.len());
         (published.lines, published.listeners.len())
     }
@@ -224,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_read_from_the_right() {
-        let wish = |text: &str| {
-            let Wish { address, name, port } = text.parse()?;
+    fn port_mappings_are_read_from_the_right() {
+        let mapping = |text: &str| {
+            let PortMapping { address, name, port } = text.parse()?;
             Ok::<_, String>(format!("{address} {name} {port}"))
         };
         for (text, expected) in [
@@ -235,12 +235,12 @@ mod tests {
             ("0.0.0.0:8080:web:80", "0.0.0.0:8080 web 80"),
             ("[::1]:8080:web:80", "[::1]:8080 web 80"),
         ] {
-            assert_eq!(wish(text).as_deref(), Ok(expected));
+            assert_eq!(mapping(text).as_deref(), Ok(expected));
         }
         for text in
             ["", "8080", "8080:80", "8080:web", "8080::80", "web:8080:80", "8080:web:0", "x:8080:web:80"]
         {
-            assert!(wish(text).unwrap_err().contains("8080:web:80"), "{text}");
+            assert!(mapping(text).unwrap_err().contains("8080:web:80"), "{text}");
         }
     }
 }

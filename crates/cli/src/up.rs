@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Make a port of a Service or workload reachable on this machine, such as -p 8080:web:80; may be given several
     /// times. The address is 127.0.0.1 unless given, and port 0 stands for a free one.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
-    publish: Vec<publish::Wish>,
+    publish: Vec<publish::PortMapping>,
     /// Let workloads connect to hosts outside of the mesh (TCP, IPv4), as this machine's network allows, and resolve their
     /// names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
     #[arg(long)]
