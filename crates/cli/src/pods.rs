@@ -69,7 +69,7 @@ pub(crate) struct StatusArgs {
 /// Stands for the control plane where a workload is named; one of this name is written with its namespace.
 pub(crate) const CONTROL: &str = "control";
 /// How often a followed log is looked at.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(200);
 
 pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
@@ -123,7 +123,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
         if !args.follow {
             return Ok(exit::OK);
         }
-        runtime.block_on(async { tokio::time::sleep(LOOK).await });
+        runtime.block_on(async { tokio::time::sleep(POLL).await });
     }
 }
 

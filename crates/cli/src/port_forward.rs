@@ -50,7 +50,7 @@ pub(crate) struct Ports {
 }
 
 /// How often to see whether the pod is still there.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(500);
 
 impl FromStr for Ports {
     type Err = String;
@@ -120,7 +120,7 @@ pub(crate) fn serve(
 /// Waits until the place is gone, and says so.
 async fn gone(mesh: &State, place: Place<'_>) -> String {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
         let Ok(now) = rundir::find(Some(&mesh.name)) else { return format!("mesh {} has ended", mesh.name) };
         if !mesh.is_same_run(&now) {
             return format!("mesh {} has ended; another one of its name runs", mesh.name);

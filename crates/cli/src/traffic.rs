@@ -117,7 +117,7 @@ impl Ord for Bound {
 
 impl Traffic {
     /// Takes in what sidecars report now.
-    pub(crate) fn look(&mut self, now: Instant, pages: &[Page]) {
+    pub(crate) fn update(&mut self, now: Instant, pages: &[Page]) {
         let mut step: BTreeMap<Route, Reports> = BTreeMap::new();
         let mut received: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         for page in pages.iter().filter(|page| page.envoy) {
@@ -406,7 +406,7 @@ mod tests {
             let mut traffic = Traffic::default();
             let mut pages = vec![page("a", false, &ours)];
             pages.extend(envoys.iter().map(|envoy| page(&envoy.workload[2..], true, &envoy.text)));
-            traffic.look(Instant::now(), &pages);
+            traffic.update(Instant::now(), &pages);
             let edges = traffic.total(Duration::from_secs(1)).into_iter();
             edges.map(|edge| (edge.source, edge.destination, edge.mtls)).collect::<Vec<_>>()
         };
@@ -428,10 +428,10 @@ mod tests {
         let times = [time("1", 50), time("10", 100), time("+Inf", 100)].concat();
         let destination = request("destination", 200, "mutual_tls", 90);
         let pods = |source: &str| vec![page("a", false, source), page("b", false, &destination)];
-        traffic.look(start, &pods(&(source + &times)));
-        traffic.look(start + Duration::from_secs(1), &pods(&request("source", 403, "unknown", 5)));
+        traffic.update(start, &pods(&(source + &times)));
+        traffic.update(start + Duration::from_secs(1), &pods(&request("source", 403, "unknown", 5)));
         // The sidecar starts anew: 2 is less than 5, so all 2 are new.
-        traffic.look(start + Duration::from_secs(2), &pods(&request("source", 403, "unknown", 2)));
+        traffic.update(start + Duration::from_secs(2), &pods(&request("source", 403, "unknown", 2)));
         let edges = traffic.total(Duration::from_secs(2));
         let [edge] = edges.as_slice() else { panic!("one edge: {edges:?}") };
         assert_eq!((edge.requests, edge.failed, edge.denied, edge.mtls), (107, 10, 7, Some(true)));

@@ -120,7 +120,7 @@ struct Inside {
 
 /// The table is redrawn this often.
 const REDRAW: Duration = Duration::from_secs(1);
-const LOOK_PER_POD: Duration = Duration::from_millis(20);
+const POLL_PER_POD: Duration = Duration::from_millis(20);
 /// How often to ask, once all pods are ready, whether the sidecars know it, and after how long to go on regardless.
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
@@ -236,14 +236,14 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
     let order: Inside = serde_json::from_str(&args.order).context("reading the order from outside")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let code = isolate::reaping(|| runtime.block_on(show(order)))?;
+    let code = isolate::reaping(|| runtime.block_on(monitor(order)))?;
     // Process 1 of the namespace ends here, and everything in it with it.
     runtime.shutdown_background();
     Ok(code)
 }
 
 /// How the mesh does, as far as it has been seen.
-struct Show {
+struct Monitor {
     output: Output,
     console: Console,
     started: Instant,
@@ -263,10 +263,10 @@ struct Show {
     plain: bool,
 }
 
-async fn show(order: Inside) -> anyhow::Result<u8> {
+async fn monitor(order: Inside) -> anyhow::Result<u8> {
     let Inside { settings, time, output, ready_within } = order;
     let plain = settings.control.is_empty();
-    let mut show = Show {
+    let mut monitor = Monitor {
         output,
         console: Console::new(output, settings.folder.clone()),
         started: Instant::now(),
@@ -283,7 +283,7 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         plain,
     };
     let from = Input::names(&settings.config, &settings.folder);
-    show.console.line(&format!("mesh {} from {from}", settings.name))?;
+    monitor.console.line(&format!("mesh {} from {from}", settings.name))?;
     let folder = settings.folder.clone();
     let mut nothing = State::default();
     nothing.name.clone_from(&settings.name);
@@ -294,8 +294,8 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
         biased;
         ending = &mut terminate => {
             ending?;
-            show.console.line("stopping")?;
-            return show.finish(&nothing);
+            monitor.console.line("stopping")?;
+            return monitor.finish(&nothing);
         }
         started = tokio::spawn(mesh::start(settings)) => started??,
     };
@@ -303,45 +303,45 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
     let mut confirm = tokio::time::interval(CONFIRM);
     let mut resized = signal(SignalKind::window_change()).context("watching the terminal's size")?;
     loop {
-        let burst_over = show.console.deadline().unwrap_or_else(Instant::now);
+        let burst_over = monitor.console.deadline().unwrap_or_else(Instant::now);
         tokio::select! {
             report = reports.recv() => match report {
-                Some(Report::Note(note)) => show.console.message(&note)?,
+                Some(Report::Note(note)) => monitor.console.message(&note)?,
                 Some(Report::Failed(error)) => {
-                    show.console.count(None)?;
+                    monitor.console.count(None)?;
                     return Err(error.into());
                 }
                 None => bail!("the mesh's main task has ended"),
             },
             _ = state.changed() => {
                 let now = state.borrow_and_update().clone();
-                show.readiness(&now, control).await?;
+                monitor.readiness(&now, control).await?;
             }
-            _ = resized.recv() => show.draw()?,
-            () = sleep_until(burst_over.into()), if show.console.deadline().is_some() => {
-                show.console.count(Some(burst_over))?;
+            _ = resized.recv() => monitor.draw()?,
+            () = sleep_until(burst_over.into()), if monitor.console.deadline().is_some() => {
+                monitor.console.count(Some(burst_over))?;
             }
-            _ = confirm.tick(), if show.waiting.is_some() => {
+            _ = confirm.tick(), if monitor.waiting.is_some() => {
                 let now = state.borrow().clone();
-                show.confirm(&now, control, &folder).await?;
+                monitor.confirm(&now, control, &folder).await?;
             }
             () = sleep_until(tick) => {
                 let now = state.borrow().clone();
-                show.tick(&now, control).await?;
-                show.late |= show.ready.is_none() && show.started.elapsed() > ready_within;
-                let since = show.ready.or(show.late.then(|| show.started + ready_within));
+                monitor.tick(&now, control).await?;
+                monitor.late |= monitor.ready.is_none() && monitor.started.elapsed() > ready_within;
+                let since = monitor.ready.or(monitor.late.then(|| monitor.started + ready_within));
                 if since.zip(time).is_some_and(|(since, time)| since.elapsed() >= time) {
-                    return show.finish(&now);
+                    return monitor.finish(&now);
                 }
                 tick = next_tick(&now);
             }
             ending = &mut terminate => {
                 ending?;
                 let now = state.borrow().clone();
-                show.console.line("stopping")?;
+                monitor.console.line("stopping")?;
                 // What happened since the last look counts, too.
-                show.collect(&now, control).await?;
-                return show.finish(&now);
+                monitor.collect(&now, control).await?;
+                return monitor.finish(&now);
             }
         }
     }
@@ -350,10 +350,10 @@ async fn show(order: Inside) -> anyhow::Result<u8> {
 /// When to look at the sidecars again: large meshes are looked at more rarely, as each look costs time for every pod.
 fn next_tick(state: &State) -> tokio::time::Instant {
     let pods = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
-    tokio::time::Instant::now() + REDRAW.max(LOOK_PER_POD * pods)
+    tokio::time::Instant::now() + REDRAW.max(POLL_PER_POD * pods)
 }
 
-impl Show {
+impl Monitor {
     /// Tells of workloads that have become ready or have stopped being so, and of pods that came and went since.
     async fn readiness(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         let mut pods: BTreeMap<String, Vec<&PodState>> = BTreeMap::new();
@@ -463,7 +463,7 @@ impl Show {
             });
         }
         let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
-        self.traffic.look(Instant::now(), &pages);
+        self.traffic.update(Instant::now(), &pages);
         if self.ready.is_some() && self.counting.is_none() {
             // Calls made before every sidecar knew every endpoint say nothing about the mesh.
             self.traffic.forget();
