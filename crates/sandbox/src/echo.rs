@@ -20,11 +20,11 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 /// What to listen on and what to say of itself.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// A port to listen on and what to speak there: `http` (the default; also HTTP/2 and gRPC), or `tcp`, which returns all
-    /// bytes. May be given several times. Without any, it only waits.
+    /// Port to listen on, and its protocol: `http` (the default; also HTTP/2 and gRPC) or `tcp`, which returns all bytes. May be
+    /// given several times. Without it, the program waits for a signal.
     #[arg(long = "port", value_name = "PORT[/PROTOCOL]", value_parser = listen)]
     ports: Vec<Listen>,
-    /// End at once and successfully, as what stands in for a job.
+    /// Exit at once with code 0, as the stand-in of a Job.
     #[arg(long, conflicts_with = "ports")]
     done: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ fn listen(text: &str) -> Result<Listen, String> {
     let protocol = match protocol {
         "http" => Protocol::Http,
         "tcp" => Protocol::Tcp,
-        other => return Err(format!("{other:?} is not spoken here: write http or tcp")),
+        other => return Err(format!("unknown protocol {other:?}: write http or tcp")),
     };
     Ok(Listen { port, protocol })
 }

@@ -81,7 +81,7 @@ impl Place<'_> {
     fn handles(self) -> Result<[(String, CloneFlags); 3], Error> {
         let [net, uts, mnt] = match self {
             Self::Pod(pod) => {
-                let not_yet = || Error::Refused(format!("pod {} is not there yet", pod.name));
+                let not_yet = || Error::Refused(format!("pod {} has not started yet", pod.name));
                 let handles = pod.handles.ok_or_else(not_yet)?;
                 [handles.net, handles.uts, handles.mnt].map(|number| format!("fd/{number}"))
             }

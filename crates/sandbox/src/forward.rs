@@ -70,7 +70,7 @@ pub fn bind(address: SocketAddr) -> io::Result<HostListener> {
         let text = match error.kind() {
             io::ErrorKind::AddrInUse => format!("{address} is in use; choose another port"),
             io::ErrorKind::PermissionDenied => {
-                format!("{address} is for root only; choose a port from 1024 on")
+                format!("only root can listen on {address}; choose port 1024 or above")
             }
             io::ErrorKind::AddrNotAvailable => format!("this machine has no address {}", address.ip()),
             _ => format!("listening on {address}: {error}"),

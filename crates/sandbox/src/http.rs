@@ -189,7 +189,7 @@ fn not_http(what: &str) -> io::Error {
 fn request(call: &Call) -> io::Result<Request<()>> {
     let mut request = Request::new(());
     *request.method_mut() = Method::from_bytes(call.method.as_bytes())
-        .map_err(|_| invalid(format!("{:?} is no method", call.method)))?;
+        .map_err(|_| invalid(format!("invalid method {:?}", call.method)))?;
     *request.uri_mut() = url(&call.url)?;
     let (given, left_out) = fields(&call.headers)?;
     let authority =
@@ -208,7 +208,7 @@ fn request(call: &Call) -> io::Result<Request<()>> {
         };
         headers.append(
             name,
-            HeaderValue::from_str(&value).map_err(|_| invalid(format!("{value:?} is no value")))?,
+            HeaderValue::from_str(&value).map_err(|_| invalid(format!("invalid header value {value:?}")))?,
         );
     }
     headers.extend(given);

@@ -187,7 +187,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
             }
         };
         if let Err(error) = folders.watch(parse).await {
-            let what = "following the configuration".to_owned();
+            let what = "watching the configuration".to_owned();
             let _ = failing.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
         }
     });

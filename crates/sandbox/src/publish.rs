@@ -86,7 +86,7 @@ impl Survey {
         spaces.sort();
         spaces.dedup();
         if spaces.len() > 1 {
-            return Err(Error::Refused(format!("{name} is in several namespaces: say NAMESPACE/{name}")));
+            return Err(Error::Refused(format!("{name} is in several namespaces: write NAMESPACE/{name}")));
         }
         if let Some((key, service)) = services.first() {
             if let Some(found) = service.spec.ports.iter().find(|one| one.port == port) {
@@ -147,7 +147,7 @@ pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
     let late = opened(objects).filter(|one| !is_published(&one.target)).map(|one| {
         let Opened { target, kind, .. } = one;
         format!(
-            "Service {target} ({kind}) came after the start and is not published; stop `skysail up` and start it again"
+            "Service {target} ({kind}) was added after the start and is not published; stop `skysail up` and start it again"
         )
     });
     let other = objects.services.iter().filter(|(_, service)| {
@@ -254,7 +254,7 @@ spec: {containers: [{name: web, image: acme/web}]}
                 80,
                 "there is no Service or workload wbe; there are other/twin, shop/far, shop/names, shop/twin, shop/web",
             ),
-            ("twin", 80, "say NAMESPACE/twin"),
+            ("twin", 80, "write NAMESPACE/twin"),
             ("names", 80, "has no port 80; it has 53, 54"),
             ("names", 53, "only TCP ports"),
             ("far", 80, "with a selector"),
@@ -283,7 +283,7 @@ spec: {containers: [{name: web, image: acme/web}]}
         assert_eq!(
             told,
             [
-                "Service shop/names:54 (NodePort) came after the start and is not published; stop `skysail up` and start it again",
+                "Service shop/names:54 (NodePort) was added after the start and is not published; stop `skysail up` and start it again",
                 "Service shop/far: only TCP ports of Services with a selector are published",
                 "Service shop/names: only TCP ports of Services with a selector are published",
             ]

@@ -125,7 +125,7 @@ pub(crate) fn root() -> PathBuf {
 pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     let simple = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
     if name.is_empty() || name.starts_with('.') || !simple {
-        return Err(Error::Refused(format!("{name:?} cannot name a mesh: use letters, digits and '-'")));
+        return Err(Error::Refused(format!("invalid mesh name {name:?}: use letters, digits and '-'")));
     }
     let root = root();
     DirBuilder::new()
@@ -136,7 +136,7 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     let data = fs::symlink_metadata(&root).context(format!("looking at {}", root.display()))?;
     if !data.is_dir() || data.uid() != getuid().as_raw() {
         let what = format!(
-            "{} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own",
+            "{} belongs to another user; set XDG_RUNTIME_DIR to a folder that you own",
             root.display()
         );
         return Err(Error::Refused(what));
@@ -146,7 +146,7 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     let file = File::create(&path).context(format!("making {}", path.display()))?;
     let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => {
-            Error::Refused(format!("a mesh named {name} is running already; give this one another --name"))
+            Error::Refused(format!("a mesh named {name} is already running; choose another --name"))
         }
         errno => Error::System { what: format!("locking {}", path.display()), cause: errno.into() },
     })?;

@@ -88,7 +88,9 @@ impl Status {
         let message = fields.get(MESSAGE).map(|value| percent_decoded(value.as_bytes())).unwrap_or_default();
         Some(match code {
             Some(code) => Self { code, message },
-            None => Self { code: Self::UNKNOWN, message: "the server's grpc-status is no number".to_owned() },
+            None => {
+                Self { code: Self::UNKNOWN, message: "the server's grpc-status is not a number".to_owned() }
+            }
         })
     }
 

@@ -107,7 +107,7 @@ pub(super) fn parse(head: &[u8]) -> io::Result<(u16, Framing)> {
             framing = Framing::Chunked;
         } else if name.eq_ignore_ascii_case("content-length") && framing != Framing::Chunked {
             framing = Framing::Length(
-                value.trim().parse().map_err(|_| not_http("the content-length is no number"))?,
+                value.trim().parse().map_err(|_| not_http("the content-length is not a number"))?,
             );
         }
     }
@@ -155,7 +155,8 @@ async fn chunks(
     loop {
         let line = read_line(from).await?;
         let size = line.split(';').next().unwrap_or_default().trim();
-        let size = u64::from_str_radix(size, 16).map_err(|_| not_http("the size of a chunk is no number"))?;
+        let size =
+            u64::from_str_radix(size, 16).map_err(|_| not_http("the size of a chunk is not a number"))?;
         if size == 0 {
             break;
         }
@@ -244,7 +245,7 @@ mod tests {
             (b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", "content-length"),
             (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", "ended early"),
             (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabcd\r\n", "longer than its size"),
-            (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "no number"),
+            (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "not a number"),
             (long.as_bytes(), "too long"),
         ] {
             let error = read(response, false).await.unwrap_err();

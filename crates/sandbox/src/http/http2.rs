@@ -57,7 +57,7 @@ async fn stream_of(
 pub(super) fn set_authority(request: &mut Request<()>) -> io::Result<()> {
     let Some(host) = request.headers_mut().remove(HOST) else { return Ok(()) };
     let authority = http::uri::Authority::try_from(host.as_bytes())
-        .map_err(|error| invalid(format!("{host:?} is no authority: {error}")))?;
+        .map_err(|error| invalid(format!("invalid host {host:?}: {error}")))?;
     let mut parts = request.uri().clone().into_parts();
     (parts.scheme, parts.authority) = (Some(Scheme::HTTP), Some(authority));
     *request.uri_mut() = Uri::from_parts(parts).map_err(|error| invalid(error.to_string()))?;

@@ -113,7 +113,7 @@ async fn what_is_not_grpc_is_an_error_and_not_an_answer() {
         (Answer { head: &[("grpc-status", "12")], ..answer(b"") }, "UNIMPLEMENTED"),
         (
             Answer { head: &[("grpc-status", "x")], ..answer(b"") },
-            "UNKNOWN: the server's grpc-status is no number",
+            "UNKNOWN: the server's grpc-status is not a number",
         ),
     ] {
         let (messages, said) = call(answer).await;
