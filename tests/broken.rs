@@ -62,7 +62,7 @@ fn remove(mesh: &Mesh, file: &str) {
     });
 }
 
-const IN_ORDER: &str = "the configuration is in order again";
+const IN_ORDER: &str = "the configuration has no findings any more";
 
 /// The mesh's own file, spoiled: its objects stay as they were.
 fn spoil(mesh: &Mesh) {

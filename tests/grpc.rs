@@ -486,7 +486,7 @@ fn methods_are_called_from_the_command_line() {
         assert!(out.is_empty() && told.contains(problem) && code == Some(2), "{arguments:?}: {out}{told}");
     }
     let (_, told, code) = call(&["nobody:9000", "--grpc-list"]);
-    assert!(told.contains("skysail: asking for nobody:9000: ") && code == Some(1), "{told}");
+    assert!(told.contains("skysail: request to nobody:9000: ") && code == Some(1), "{told}");
 
     // With descriptors from a file. A stand-in returns the messages that it gets.
     fs::write(mesh.config().parent().unwrap().join("flights.pb"), flights()).unwrap();

@@ -251,7 +251,7 @@ fn a_forward_ends_with_its_pod(mesh: &Mesh) {
     let (status, told) = forward.ended();
     assert_eq!(status.code(), Some(1), "{told}");
     assert!(told.contains("-> 1: ") && told.contains("refused"), "{told}");
-    assert!(told.contains("is gone; start again"), "{told}");
+    assert!(told.contains("was removed; run the command again"), "{told}");
 }
 
 /// Takes plain text from outside of the mesh, too, on a port of the host that the system chooses.
@@ -313,7 +313,7 @@ fn published_ports_outlive_pods() {
     });
     mesh.put("late.yaml", &OPEN.replace("name: door", "name: late"));
     mesh.wait_said(
-        "Service shop/late:80 (LoadBalancer) came after the start and is not published; stop `skysail up`",
+        "Service shop/late:80 (LoadBalancer) was added after the start and is not published; stop `skysail up`",
     );
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");

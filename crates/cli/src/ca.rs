@@ -1,4 +1,4 @@
-//! `skysail ca`: how the certificate authority stands, and its root's replacement.
+//! `skysail ca`: state of the certificate authority, and rotation of its root.
 
 use std::{
     ffi::OsString,
@@ -18,29 +18,29 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Arguments of `skysail ca`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Args {
-    /// Show whom workloads trust, and where the replacement of the root stands.
-    #[command(after_help = "The exit code is 0 if all is well, and 1 if what is in --ca-dir cannot be used.")]
+    /// Show the trusted root certificates and the state of their rotation.
+    #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
     Status(Which),
-    /// Begin to replace the root of an authority that is made here. It takes three times the lifetime of a certificate,
-    /// and no call fails for it.
+    /// Start to rotate the root certificate of a self-signed authority. It takes three times the lifetime of a certificate
+    /// and interrupts no traffic.
     Rotate(Which),
 }
 
-/// Whose authority, and how to print it.
+/// The authority, and the output format.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Which {
-    /// The admin address of a control plane; by default that of the mesh that runs here.
+    /// Admin address of the control plane [default: that of the running mesh].
     #[arg(long, value_name = "HOST:PORT")]
     control: Option<String>,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
-    /// How to print it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     output: view::Output,
 }
 
-/// What the control plane says; `docs/scripting.md` lists it.
+/// Response of the control plane; `docs/scripting.md` lists the fields.
 #[derive(Debug, Serialize, Deserialize)]
 struct Status {
     kind: String,
@@ -83,7 +83,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
     Ok(exit::of(status.problem.is_none()))
 }
 
-/// Runs this program once more, where the control plane can be reached.
+/// Runs this program again in the network of the control plane.
 fn beside_control(verb: &str, which: &Which) -> anyhow::Result<u8> {
     let mesh = rundir::find(which.name.as_deref())?;
     let exe = std::env::current_exe().context("finding this program's file")?;
@@ -102,11 +102,11 @@ async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> 
     // A POST without a length is none to some servers.
     let body = (method == "POST").then(Default::default);
     let call = http::Call { method: method.to_owned(), url, body, ..http::Call::default() };
-    let (status, body) = http::call(&call, ANSWER_WITHIN)
-        .await
-        .with_context(|| format!("asking the control plane at {control}; is it its admin address?"))?;
+    let (status, body) = http::call(&call, ANSWER_WITHIN).await.with_context(|| {
+        format!("requesting {control}, which must be the admin address of a control plane")
+    })?;
     if status != 200 {
-        bail!("the control plane says {status}: {}", body.trim());
+        bail!("the control plane answered with status {status}: {}", body.trim());
     }
     Ok(body)
 }

@@ -32,41 +32,42 @@ Examples:
   skysail call booking flight:9081 --grpc-list
   skysail call booking flight:9081 --grpc-health
 
-The request leaves the pod as the workload's own requests do: through its sidecar. The body of the response goes to \
-standard output as it comes; the status is the last line on standard error. With --count, each request has a line \
+The request goes through the sidecar, as the workload's own requests do. The body of the response is written to \
+standard output as it arrives; the status is the last line on standard error. With --count, each request has a line \
 there, and the last line is a summary: how many of each status, and the minimum, median and maximum of the latency.
 
-The exit code is 0 if each status is below 400 (with --grpc: if it is OK; with --grpc-health: if the answer is SERVING), \
-and 1 for any other status and where no complete response came.")]
+The exit code is 0 if each status is below 400 (with --grpc: OK; with --grpc-health: SERVING), \
+and 1 for any other status and if no complete response arrived.")]
 pub(crate) struct Args {
-    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
-    /// control plane runs, and its admin pages are served.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
+    /// control plane.
     workload: String,
     #[command(flatten)]
     request: Request,
     /// Print the status line and the headers of the response before the body.
     #[arg(short, long)]
     include: bool,
-    /// Ask for the head only (method HEAD), and print it.
+    /// Send a HEAD request, and print the status line and the headers of the response.
     #[arg(short = 'I', long, conflicts_with_all = ["method", "data", "data_raw"])]
     head: bool,
     /// Print the connection's address (`*`) and the heads of request (`>`) and response (`<`) on standard error.
     #[arg(short, long)]
     verbose: bool,
-    /// How long a request may take, in seconds.
+    /// Time limit of a request, in seconds.
     #[arg(short, long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     max_time: Duration,
     /// Number of requests, one after the other.
     #[arg(short = 'n', long, visible_alias = "times", value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Ask the gRPC server at the URL for its health, or that of a service, and print the answer: SERVING, NOT_SERVING.
+    /// Call the health service of the gRPC server at the URL and print the status, such as SERVING. SERVICE is the service to
+    /// check [default: the server].
     #[arg(long, value_name = "SERVICE", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "head", "verbose", "count"])]
     grpc_health: Option<String>,
     #[command(flatten)]
     grpc: grpc::Options,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
 }
@@ -74,22 +75,22 @@ pub(crate) struct Args {
 /// A request, as typed in.
 #[derive(Debug, Default, clap::Args)]
 struct Request {
-    /// The URL, such as `http://flight:9080/healthz`; of a gRPC server HOST:PORT.
+    /// URL, such as `http://flight:9080/healthz`; HOST:PORT of a gRPC server.
     url: String,
-    /// The method [default: GET, with a body POST].
+    /// Method [default: GET, or POST with a body].
     #[arg(short = 'X', long = "request", visible_alias = "method", value_name = "METHOD")]
     method: Option<String>,
-    /// A header, `NAME: VALUE`; may be given several times. `NAME:` leaves out a default one, `NAME;` sends it empty.
+    /// Header, `NAME: VALUE`; may be given several times. `NAME:` removes a default header, `NAME;` sends it empty.
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// A body (with --grpc: JSON documents); `@FILE` reads it from a file, `@-` from standard input, byte by byte. Several are joined by `&`. The
-    /// content-type is application/x-www-form-urlencoded unless a header gives another.
+    /// Body, or with --grpc JSON documents; `@FILE` reads a file as it is, `@-` standard input. Several bodies are joined by `&`.
+    /// The default content-type is application/x-www-form-urlencoded.
     #[arg(short, long, visible_alias = "data-binary", value_name = "BODY")]
     data: Vec<String>,
-    /// A body in which a leading `@` has no meaning.
+    /// Body in which a leading `@` is literal.
     #[arg(long, value_name = "BODY")]
     data_raw: Vec<String>,
-    /// HTTP/2 by prior knowledge rather than HTTP/1.1.
+    /// Use HTTP/2 with prior knowledge instead of HTTP/1.1.
     #[arg(long, visible_alias = "http2-prior-knowledge")]
     http2: bool,
 }
@@ -193,7 +194,7 @@ fn refused(url: &str, error: io::Error) -> anyhow::Result<u8> {
         Ok(closed) => return Err(closed.into()),
         Err(error) => error,
     };
-    stdio::tell(format!("skysail: asking for {url}: {error}"));
+    stdio::tell(format!("skysail: request to {url}: {error}"));
     Ok(exit::BAD)
 }
 

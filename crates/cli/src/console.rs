@@ -150,7 +150,7 @@ impl Unprinted {
         let path = self.path.display();
         match (&self.file, self.room) {
             (Some(_), 1..) => format!("all are in {path}"),
-            (Some(_), 0) => format!("{path} has the first of them and can take no more"),
+            (Some(_), 0) => format!("{path} has the first ones and is full"),
             (None, _) => format!("{path} cannot be written, so they are lost"),
         }
     }
@@ -169,7 +169,7 @@ mod tests {
         assert!(unprinted.place().starts_with("all are in "), "{}", unprinted.place());
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\\u{1b}[2J\n");
         unprinted.keep("another one");
-        assert!(unprinted.place().contains("can take no more"), "{}", unprinted.place());
+        assert!(unprinted.place().contains("is full"), "{}", unprinted.place());
         let nowhere = path.join("up.log");
         let mut unprinted = Unprinted { path: nowhere, file: None, room: 20 };
         unprinted.keep("one");

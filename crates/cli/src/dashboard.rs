@@ -25,21 +25,20 @@ Examples:
   skysail dashboard                       the control plane
   skysail dashboard booking --port 15000  a sidecar of the workload booking, at http://127.0.0.1:15000/
 
-The first page lists the others. It runs until Ctrl-C (exit code 0) or until the pod is gone (exit code 1). While it \
-runs, every user of this machine can connect, and so drain the sidecar or replace the root certificate.")]
+The first page lists the others. The command ends with Ctrl-C (exit code 0) or when the pod is removed (exit code 1). \
+While it runs, every user of this machine can connect, and so drain the sidecar or rotate the root certificate.")]
 pub(crate) struct Args {
-    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: the control
-    /// plane.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the control plane.
     #[arg(default_value = pods::CONTROL)]
     workload: String,
-    /// The port of 127.0.0.1; 0 stands for a free one.
+    /// Port of 127.0.0.1; 0 is any free one.
     #[arg(short, long, default_value_t = 0)]
     port: u16,
-    /// Whether to open a browser (with xdg-open), which needs a display.
+    /// Open a browser with xdg-open if there is a display.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     browser: bool,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
 }

@@ -2,11 +2,11 @@
 
 use skysail_core::stdio::PrintError;
 
-/// It was done, and all is well.
+/// Success.
 pub(crate) const OK: u8 = 0;
-/// It was done, and what came of it is bad.
+/// The outcome is bad, such as an unhealthy mesh.
 pub(crate) const BAD: u8 = 1;
-/// It could not be done. clap ends with the same for wrong usage.
+/// Error. clap uses the same code for wrong usage.
 pub(crate) const NOT_DONE: u8 = 2;
 /// `exec`, as in shells: the command is there and cannot be run, or is not there.
 pub(crate) const CANNOT_RUN: u8 = 126;
@@ -17,12 +17,12 @@ pub(crate) const READER_LEFT: u8 = 141;
 /// For `skysail --help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    done, and all is well
-  1    done, and the outcome is bad: an unhealthy mesh, a pod that is not ready or gone,
-       a request or a measurement that failed
-  2    not done: wrong usage, nothing to work on, or something this machine does not give
-  141  whoever read the output closed it
-`exec` ends as its command does, and with 126 or 127 if that cannot be run or is not there.";
+  0    success
+  1    failure: an unhealthy mesh, a pod that is not ready or was removed, a request or a
+       measurement that failed
+  2    error: wrong usage, an object that does not exist, or a feature that this machine lacks
+  141  the reader of the output closed it
+`exec` ends with the exit code of its command, or with 126 or 127 if that cannot be run or found.";
 
 /// The code for a result that is good or bad.
 pub(crate) fn of(good: bool) -> u8 {

@@ -1,4 +1,4 @@
-//! `skysail`: every program of the project by subcommand, so that one binary is all there is to carry.
+//! `skysail`: one binary with all programs of the project as subcommands.
 
 // They panic when the reader leaves; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -48,26 +48,26 @@ enum Command {
     UpEgress,
     /// Run a command in a workload's network, inside a running mesh.
     Exec(pods::ExecArgs),
-    /// Make an HTTP request from inside a workload of a running mesh.
+    /// Send an HTTP or gRPC request from a workload of a running mesh.
     Call(call::Args),
-    /// Make ports of a workload reachable on this machine's loopback.
+    /// Forward ports of this machine's loopback to a workload.
     PortForward(port_forward::Args),
     /// Open the admin page of a sidecar or of the control plane in a browser.
     Dashboard(dashboard::Args),
-    /// Print what a workload, its sidecar or the control plane wrote.
+    /// Print the logs of a workload, of its sidecar or of the control plane.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
     Status(pods::StatusArgs),
-    /// Show or replace what workloads trust.
+    /// Show or rotate the root certificates of the mesh.
     #[command(subcommand)]
     Ca(ca::Args),
-    /// Run the control plane by itself (the same as `skysaild`).
+    /// Run only a control plane (the same as `skysaild`).
     Control(skysail_control::Args),
-    /// Run one sidecar by itself (the same as `skysail-proxy`).
+    /// Run only a sidecar (the same as `skysail-proxy`).
     Proxy(skysail_proxy::Args),
-    /// Measure what sidecars cost on this machine, beside other proxies.
+    /// Measure CPU time, memory and latency of sidecars on this machine, and of other proxies.
     Bench(skysail_bench::Args),
-    /// Run one of the programs that stand in for workloads by itself.
+    /// Run only a built-in workload: the echo server, or a service of the airline example.
     #[command(subcommand)]
     Workload(Workload),
     /// Print a completion script for a shell.
@@ -83,11 +83,11 @@ For zsh:  skysail completion zsh > _skysail, in a folder of $fpath")]
 
 #[derive(Debug, Subcommand)]
 enum Workload {
-    /// Answer every HTTP request with a report of it, calls of gRPC with their messages, and TCP with its bytes.
+    /// Run the echo server: it reports HTTP requests as JSON, and returns gRPC messages and TCP bytes.
     ///
-    /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, make it answer so.
+    /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, set the status and the delay of a response.
     Echo(echo::Args),
-    /// Run one of the airline example's services, or its travellers.
+    /// Run a service of the airline example, or its traffic generator.
     Airline(airline::Args),
     #[command(hide = true)]
     Load(load::Args),

@@ -1,4 +1,4 @@
-//! `skysail exec`, `logs` and `status`: looking into a mesh that runs.
+//! `skysail exec`, `logs` and `status`: inspection of a running mesh.
 
 use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
@@ -17,20 +17,20 @@ use crate::{exit, view};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  skysail exec booking -- curl -s http://flight:9080/healthz\n  \
     skysail exec control -- curl -s http://10.244.0.1:15014/debug/syncz\n\n\
-    The command runs in the pod's network, with the pod's names, and its connections take the way the workload's \
-    take: through the sidecar. Files are those that the container sees: this machine's, and its volumes. The exit code is the command's, 127 if there is no \
+    The command runs in the pod's network, with its host name and DNS, and its connections go through the sidecar. Files \
+    are those that the container sees: this machine's, and its volumes. The exit code is the command's, 127 if there is no \
     such command, and 126 if it cannot be run.")]
 pub(crate) struct ExecArgs {
-    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
-    /// control plane runs, and its admin pages are served.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
+    /// control plane.
     workload: String,
-    /// The container whose volumes the command sees [default: the pod's first].
+    /// Container whose volumes the command sees [default: the pod's first].
     #[arg(short, long)]
     container: Option<String>,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
-    /// The command and its arguments.
+    /// Command and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
@@ -41,15 +41,15 @@ pub(crate) struct ExecArgs {
     after_help = "Examples: skysail logs booking, skysail logs booking -c proxy -f, skysail logs control"
 )]
 pub(crate) struct LogsArgs {
-    /// A workload or a pod, or `control` for the control plane.
+    /// Workload or pod; `control` is the control plane.
     workload: String,
-    /// Whose log in the pod: a container's name, or `proxy` for the sidecar. All containers if not given.
+    /// Container whose log is printed; `proxy` is the sidecar [default: all containers but the sidecar].
     #[arg(short, long)]
     container: Option<String>,
-    /// Go on printing what is written.
+    /// Keep printing new lines.
     #[arg(short, long)]
     follow: bool,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
 }
@@ -58,17 +58,17 @@ pub(crate) struct LogsArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "The exit code is 0 if all pods are ready, and 1 if not.")]
 pub(crate) struct StatusArgs {
-    /// How to print it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     output: view::Output,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
 }
 
 /// Stands for the control plane where a workload is named; one of this name is written with its namespace.
 pub(crate) const CONTROL: &str = "control";
-/// How often a followed log is looked at.
+/// Interval at which a followed log is read.
 const POLL: Duration = Duration::from_millis(200);
 
 pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
@@ -127,7 +127,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// The place that a WORKLOAD names: its first ready pod, or where the control plane is.
+/// The place that WORKLOAD names: its first ready pod, or the network of the control plane.
 pub(crate) fn place<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<Place<'a>> {
     if workload == CONTROL {
         return Ok(Place::Control);
@@ -158,7 +158,7 @@ fn find<'a>(mesh: &'a State, name: &str) -> anyhow::Result<Vec<&'a PodState>> {
         bail!("mesh {} has no workload or pod {name}; it has {}", mesh.name, known.join(", "));
     };
     if pods.iter().any(|pod| pod.namespace != first.namespace) {
-        bail!("{name} is in several namespaces: say NAMESPACE/{name}");
+        bail!("{name} is in several namespaces: write NAMESPACE/{name}");
     }
     Ok(pods)
 }

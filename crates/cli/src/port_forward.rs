@@ -26,18 +26,17 @@ Examples:
   skysail port-forward booking :15000 :15090    its sidecar's admin page and metrics, on free ports
   skysail port-forward control 15014            the control plane's admin page
 
-Connections are made inside the pod, to 127.0.0.1 or else to the pod's address, so they also reach pages that answer \
-the pod itself only, and skip its sidecar. One pod is chosen at the start, as kubectl does. It runs until Ctrl-C (exit \
-code 0) or until the pod is gone (exit code 1). While it runs, every user of this machine can connect.")]
+Connections are opened in the pod, to 127.0.0.1 or, if that refuses, to the pod's address. So they bypass the sidecar \
+and reach pages for the pod itself. The pod is chosen at the start, as with kubectl. The command ends with Ctrl-C (exit \
+code 0) or when the pod is removed (exit code 1). While it runs, every user of this machine can connect.")]
 pub(crate) struct Args {
-    /// A workload (its first ready pod is taken) or a pod, NAMESPACE/NAME where the name is not unique; or `control`: where the
-    /// control plane runs.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
+    /// control plane.
     workload: String,
-    /// A port of the pod, and the port of 127.0.0.1 that leads to it if that is another one. A local port that is
-    /// empty or 0 stands for a free one.
+    /// Port of the pod, and the port of 127.0.0.1 if it differs. A local port that is empty or 0 is any free one.
     #[arg(required = true, value_name = "[LOCAL:]PORT")]
     ports: Vec<Ports>,
-    /// The mesh's name, if several run.
+    /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
 }
@@ -49,7 +48,7 @@ pub(crate) struct Ports {
     pub(crate) remote: u16,
 }
 
-/// How often to see whether the pod is still there.
+/// Interval at which the pod's existence is checked.
 const POLL: Duration = Duration::from_millis(500);
 
 impl FromStr for Ports {
@@ -117,7 +116,7 @@ pub(crate) fn serve(
     })
 }
 
-/// Waits until the place is gone, and says so.
+/// Waits until the place is gone. Returns the reason.
 async fn gone(mesh: &State, place: Place<'_>) -> String {
     loop {
         tokio::time::sleep(POLL).await;
@@ -129,7 +128,7 @@ async fn gone(mesh: &State, place: Place<'_>) -> String {
         let is_it = |other: &PodState| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
         if !now.pods.iter().any(is_it) {
             return format!(
-                "pod {}/{} is gone; start again for one of its successors",
+                "pod {}/{} was removed; run the command again to forward to another pod",
                 pod.namespace, pod.name
             );
         }

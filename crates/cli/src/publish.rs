@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::view::Output;
 
-/// A published port, as typed in: `[ADDRESS:]PORT:NAME:PORT`.
+/// A published port, as given on the command line: `[ADDRESS:]PORT:NAME:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortMapping {
     address: SocketAddr,
@@ -92,7 +92,7 @@ fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
         Some(Err(error)) if *is_flexible => {
             let why = match error.kind() {
-                io::ErrorKind::AddrInUse => "its own is in use".to_owned(),
+                io::ErrorKind::AddrInUse => "its port is in use".to_owned(),
                 _ => error.to_string(),
             };
             Ok((bind(0)?, format!(" ({kind}, on a free port: {why})")))
@@ -204,7 +204,11 @@ mod tests {
         assert_eq!(lines[2], not);
         for (line, start, end) in [
             (&lines[0], "published  http://127.0.0.1:", " -> default/d:81"),
-            (&lines[1], "published  http://127.0.0.1:", " (LoadBalancer, on a free port: its own is in use)"),
+            (
+                &lines[1],
+                "published  http://127.0.0.1:",
+                " (LoadBalancer, on a free port: its port is in use)",
+            ),
             (&lines[3], "published  127.0.0.1:", " -> default/c:80 (NodePort, on a free port)"),
         ] {
             assert!(line.starts_with(start) && line.ends_with(end), "{line}");

@@ -1,4 +1,4 @@
-//! `skysail up`: outside, it prepares and enters namespaces; inside, it runs the mesh and shows how it does.
+//! `skysail up`: the outer process prepares and enters namespaces; the inner one runs and monitors the mesh.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,18 +66,18 @@ pub(crate) struct Args {
     /// container's `args` are appended.
     #[arg(long = "image", value_name = "IMAGE=COMMAND", value_parser = image)]
     images: Vec<(String, Vec<String>)>,
-    /// Make a port of a Service or workload reachable on this machine, such as -p 8080:web:80; may be given several
-    /// times. The address is 127.0.0.1 unless given, and port 0 stands for a free one.
+    /// Publish a port of a Service or workload on this machine, such as -p 8080:web:80; may be given several times. The
+    /// default address is 127.0.0.1; port 0 is any free one.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
     publish: Vec<publish::PortMapping>,
     /// Let workloads connect to hosts outside of the mesh (TCP, IPv4), as this machine's network allows, and resolve their
     /// names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
     #[arg(long)]
     egress: bool,
-    /// End this long after all workloads are ready: 30s, 5m.
+    /// Time after which the mesh ends, from when all workloads are ready: 30s, 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// Format of the result. With json it is one document at the end, and progress goes to standard error.
+    /// Format of the result. With json it is one document at the end, and progress is written to standard error.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Run the `command` of containers for whose image no --image is given, with this machine's programs and files.
@@ -104,7 +104,7 @@ pub(crate) struct Args {
     plain: bool,
 }
 
-/// What the process inside gets from the one outside.
+/// Arguments of the inner process, from the outer one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InsideArgs {
     order: String,
@@ -118,16 +118,16 @@ struct Inside {
     ready_within: Duration,
 }
 
-/// The table is redrawn this often.
+/// Interval at which the table is redrawn.
 const REDRAW: Duration = Duration::from_secs(1);
 const POLL_PER_POD: Duration = Duration::from_millis(20);
-/// How often to ask, once all pods are ready, whether the sidecars know it, and after how long to go on regardless.
+/// Interval and limit of the wait, once all pods are ready, until the sidecars have acknowledged their configuration.
 const CONFIRM: Duration = Duration::from_millis(50);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 
-/// Worker threads of a sidecar, at most.
+/// Maximum number of worker threads of a sidecar.
 const MOST_WORKERS: u32 = 256;
-/// Longest time that can be typed in: a year.
+/// Maximum of a duration on the command line: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -164,7 +164,7 @@ fn image(text: &str) -> Result<(String, Vec<String>), String> {
     Ok((image.to_owned(), command))
 }
 
-/// The file of a program, which is looked for as shells do.
+/// The file of a program, found as shells find it.
 fn program(name: &str) -> Result<PathBuf, String> {
     let runs = |file: &Path| {
         fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
@@ -234,7 +234,8 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
 }
 
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
-    let order: Inside = serde_json::from_str(&args.order).context("reading the order from outside")?;
+    let order: Inside =
+        serde_json::from_str(&args.order).context("reading the settings of the outer process")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = isolate::reaping(|| runtime.block_on(monitor(order)))?;
     // Process 1 of the namespace ends here, and everything in it with it.
@@ -242,13 +243,13 @@ pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// How the mesh does, as far as it has been seen.
+/// State of the mesh as last polled.
 struct Monitor {
     output: Output,
     console: Console,
     started: Instant,
     ready: Option<Instant>,
-    /// Since when all pods are ready while the sidecars may not know it, and how often in a row they did.
+    /// Time since which all pods are ready but not all sidecars have acknowledged it, and the polls in a row in which they had.
     waiting: Option<Instant>,
     settled: usize,
     late: bool,
@@ -258,7 +259,7 @@ struct Monitor {
     findings: Vec<Diagnostic>,
     changes: Changes,
     traffic: Traffic,
-    /// Since when traffic counts.
+    /// Time since which traffic is counted.
     counting: Option<Instant>,
     plain: bool,
 }
@@ -339,7 +340,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
                 ending?;
                 let now = state.borrow().clone();
                 monitor.console.line("stopping")?;
-                // What happened since the last look counts, too.
+                // Includes the traffic since the last poll.
                 monitor.collect(&now, control).await?;
                 return monitor.finish(&now);
             }
@@ -347,14 +348,14 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
     }
 }
 
-/// When to look at the sidecars again: large meshes are looked at more rarely, as each look costs time for every pod.
+/// Time of the next poll. Large meshes are polled less often, as a poll costs time for every pod.
 fn next_tick(state: &State) -> tokio::time::Instant {
     let pods = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
     tokio::time::Instant::now() + REDRAW.max(POLL_PER_POD * pods)
 }
 
 impl Monitor {
-    /// Tells of workloads that have become ready or have stopped being so, and of pods that came and went since.
+    /// Prints changes of readiness, and pods that were added or removed.
     async fn readiness(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         let mut pods: BTreeMap<String, Vec<&PodState>> = BTreeMap::new();
         for pod in &state.pods {
@@ -383,8 +384,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// All pods are ready; the mesh is when every sidecar has heard of it. Two looks in a row must say so, as a
-    /// push may be about to begin.
+    /// Checks whether all sidecars have acknowledged their configuration, once all pods are ready. Two polls in a row must
+    /// agree, as a push may be about to begin.
     async fn confirm(
         &mut self,
         state: &State,
@@ -411,7 +412,7 @@ impl Monitor {
         self.waiting = None;
         if self.ready.is_none() {
             self.ready = Some(Instant::now());
-            // Traffic counts from here on, and not from the next look.
+            // Traffic is counted from now on, and not from the next poll.
             self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
             let workloads = match self.workloads.len() {
@@ -423,7 +424,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Looks at the sidecars and the control plane, and draws the table.
+    /// Polls the sidecars and the control plane, and draws the table.
     async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         self.collect(state, control).await?;
         self.draw()
@@ -433,7 +434,7 @@ impl Monitor {
         if self.ready.is_some() { self.console.table(&self.traffic.live()) } else { Ok(()) }
     }
 
-    /// Asks the control plane what is wrong with the configuration, and all sidecars for their metrics.
+    /// Gets the findings of the control plane and the metrics of all sidecars.
     async fn collect(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         if self.plain {
             return Ok(());
@@ -445,7 +446,7 @@ impl Monitor {
                 self.console.message(&format!("{}: {}", finding.severity, finding.text))?;
             }
             if findings.is_empty() && !known.is_empty() {
-                self.console.line("the configuration is in order again")?;
+                self.console.line("the configuration has no findings any more")?;
             }
             self.findings = findings;
         }
@@ -472,7 +473,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Prints the result and says by the exit code whether the mesh was healthy.
+    /// Prints the result. Returns the exit code, which depends on whether the mesh was healthy.
     fn finish(&mut self, state: &State) -> anyhow::Result<u8> {
         self.console.count(None)?;
         let span = self.counting.map_or(Duration::ZERO, |since| since.elapsed());
@@ -496,7 +497,7 @@ impl Monitor {
                 stdio::print(serde_json::to_string_pretty(&result)?)?;
             }
             Output::Text => {
-                // They were told when they were found.
+                // They were printed when they were found.
                 match errors.len() {
                     0 => {}
                     1 => problems.push("the configuration has an error (see above)".to_owned()),
@@ -513,7 +514,7 @@ impl Monitor {
         Ok(exit::of(healthy))
     }
 
-    /// What is wrong besides the configuration.
+    /// Problems other than errors of the configuration.
     fn problems(&self, state: &State, edges: &[Edge]) -> Vec<String> {
         let mut problems = Vec::new();
         if state.pods.is_empty() {

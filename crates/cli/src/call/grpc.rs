@@ -22,8 +22,8 @@ use super::{
 /// Options of `skysail call` for gRPC.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Options {
-    /// Call a method of the gRPC server HOST:PORT. Each message is a JSON document: those of the request are given with -d, those
-    /// of the response are printed as they come. The server is asked for its descriptors (reflection), with the same headers.
+    /// Call a method of the gRPC server HOST:PORT. Messages are JSON documents: -d has those of the request, and those of the
+    /// response are printed as they arrive. Descriptors come from server reflection, which is sent the same headers.
     #[arg(long, value_name = "SERVICE/METHOD", group = "grpc_mode",
         conflicts_with_all = ["method", "data_raw", "http2", "include", "head", "grpc_health"])]
     grpc: Option<String>,
@@ -31,8 +31,7 @@ pub(super) struct Options {
     #[arg(long, group = "grpc_mode", conflicts_with_all = ["method", "data", "data_raw", "http2", "include", "head",
         "grpc_health", "count"])]
     grpc_list: bool,
-    /// File with the descriptors, for servers without reflection: the output of
-    /// `protoc --include_imports --descriptor_set_out=FILE`.
+    /// Descriptors of a server without reflection: the output of `protoc --include_imports --descriptor_set_out=FILE`.
     #[arg(long, value_name = "FILE", requires = "grpc_mode")]
     descriptor_set: Option<PathBuf>,
 }
