@@ -65,7 +65,12 @@ impl File {
         let mut file = Self { manifests: manifests(text, path), ..Self::default() };
         for (key, object) in std::mem::take(&mut file.manifests.objects) {
             match Item::read(&key, &object) {
-                Ok(Some(item)) => _ = file.objects.insert(key, item),
+                Ok(Some(item)) => {
+                    if let Some(before) = file.objects.insert(key.clone(), item) {
+                        let found = duplicate(&key, (path, &before), (path, &file.objects[&key]));
+                        file.manifests.diagnostics.extend(found);
+                    }
+                }
                 Ok(None) if key.kind == Kind::CronJob => {
                     let remedy = "it has no schedule here; run its template as a Job";
                     file.notes.push(format!("{path}: {key}: CronJobs are not run: {remedy}"));
@@ -151,13 +156,20 @@ impl Files {
         self.files.values().flat_map(|file| &file.notes)
     }
 
-    /// What is wrong with the files.
+    /// What is wrong with the files. Of objects that are defined again, those that pods need are reported.
     pub(crate) fn diagnostics(&self) -> impl Iterator<Item = Diagnostic> {
+        let mut defined: BTreeMap<&ObjectKey, (&str, &Item)> = BTreeMap::new();
+        let objects = self.files.iter().flat_map(|((_, path), file)| {
+            file.objects.iter().map(move |(key, item)| (key, (path.as_str(), item)))
+        });
+        let duplicates = objects.filter_map(move |(key, place)| {
+            defined.insert(key, place).and_then(|before| duplicate(key, before, place))
+        });
         let unreadable = self.unreadable.iter().map(|((_, path), reason)| {
             Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
         });
         let found = self.files.values().flat_map(|file| &file.manifests.diagnostics).cloned();
-        unreadable.chain(found)
+        unreadable.chain(found).chain(duplicates)
     }
 
     /// How many files there are.
@@ -173,6 +185,14 @@ impl Files {
         }
         kinds
     }
+}
+
+/// What to report of an object that is defined again; nothing if both definitions are the same.
+fn duplicate(key: &ObjectKey, before: (&str, &Item), after: (&str, &Item)) -> Option<Diagnostic> {
+    let message =
+        format!("has no effect: {} defines the object again, and the last definition counts", after.0);
+    let diagnostic = Diagnostic::new(Severity::Warning, before.0, 0, message).object(key);
+    (before.1 != after.1).then(|| diagnostic.remedy("remove one of them"))
 }
 
 #[cfg(test)]
@@ -248,6 +268,27 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(files.objects(), Objects::default());
+    }
+
+    #[test]
+    fn an_object_that_is_defined_again_is_reported_if_it_differs() {
+        let found = |texts: [&str; 2]| -> Vec<String> {
+            let mut files = Files::default();
+            for (layer, text) in texts.into_iter().enumerate() {
+                let state = FileState::Text(text.to_owned());
+                files.take(News::of(FileChange { layer, path: format!("{layer}.yaml"), state }));
+            }
+            files.diagnostics().map(|found| found.to_string()).collect()
+        };
+        let other = GOOD.replace("replicas: 2", "replicas: 3");
+        assert_eq!(found([GOOD, GOOD]), [""; 0]);
+        let said = "warning: Deployment n/a: has no effect: 1.yaml defines the object again, and the last definition counts";
+        assert!(
+            matches!(&found([GOOD, &other])[..], [one] if one.contains(said)),
+            "{:?}",
+            found([GOOD, &other])
+        );
+        assert_eq!(found(["", &format!("{GOOD}---\n{other}")]).len(), 1);
     }
 
     #[test]
