@@ -23,7 +23,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   skysail dashboard                       the control plane
-  skysail dashboard booking --port 15000  a sidecar of the workload booking, at http://127.0.0.1:15000/
+  skysail dashboard booking --port 15000  the sidecar of booking, at 127.0.0.1:15000
 
 The first page lists the others. The command ends with Ctrl-C (exit code 0) or when the pod is removed (exit code 1). \
 While it runs, every user of this machine can connect, and so drain the sidecar or rotate the root certificate.")]

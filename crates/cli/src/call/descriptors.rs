@@ -162,7 +162,7 @@ pub(super) async fn of_services(
         };
         for file in received {
             size += file.len();
-            if size > LONGEST || files.len() + asked.len() > MOST_FILES {
+            if size > LONGEST || files.len().max(asked.len()) > MOST_FILES {
                 let limit = format!("it has more than {MOST_FILES} files or {} MiB", LONGEST >> 20);
                 return Err(unusable(limit));
             }
@@ -293,11 +293,30 @@ mod tests {
         })
         .await;
         assert!(endless.unwrap_err().contains("more than 2000 files"));
-        assert!(questions.len() <= MOST_FILES);
+        assert!(questions.len() <= MOST_FILES + 2);
         let (large, _) = read(|_| files(vec![vec![0x80; LONGEST + 1]])).await;
         assert!(large.unwrap_err().contains("or 64 MiB"));
         let (broken, _) = read(|_| files(vec![b"\xff".to_vec()])).await;
         assert!(broken.unwrap_err().contains("is of no use"));
+        let (circle, _) = read(|question| match question {
+            Question::Symbol(_) => {
+                files(vec![file("a", &["b"], Some("Flights")), file("b", &["a", "b"], None)])
+            }
+            other => panic!("{other:?}"),
+        })
+        .await;
+        // It does no harm, and neither does a long chain.
+        assert_eq!(circle.unwrap(), ["acme.Flights"]);
+        let (chain, _) = read(|question| match question {
+            Question::Symbol(_) => files(vec![file("0", &["1"], Some("Flights"))]),
+            Question::File(name) if name == "900" => files(vec![file(name, &[], None)]),
+            Question::File(name) => {
+                files(vec![file(name, &[&(name.parse::<u32>().unwrap() + 1).to_string()], None)])
+            }
+            other => panic!("{other:?}"),
+        })
+        .await;
+        assert_eq!(chain.unwrap(), ["acme.Flights"]);
         let (missing, questions) = read(|question| match question {
             Question::Symbol(_) => files(vec![file("a", &["b"], Some("Flights"))]),
             _ => files(Vec::new()),
