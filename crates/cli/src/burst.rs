@@ -1,21 +1,21 @@
-//! Messages in bursts: of those that differ only in names and numbers, the first few are printed, and the others counted.
-//! Pure: times and texts in, decisions out.
+//! Rate limit of similar messages: of those that differ only in names and numbers, the first ones are printed and the others
+//! counted. Pure: it takes times and texts, and returns decisions.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// Messages of a group that are printed.
+/// Number of messages of a group that are printed.
 const FIRST: usize = 3;
-/// A group ends after this time without a message, and at the latest after [`LONGEST`], so that a steady stream of messages is
-/// reported now and then.
+/// Time without a message after which a group ends. It ends after [`LONGEST`] at the latest, so that a steady stream of messages
+/// is reported repeatedly.
 const QUIET: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Groups at once. Messages beyond are printed.
+/// Maximum of concurrent groups. Messages beyond it are printed.
 const MOST_GROUPS: usize = 1_000;
 
-/// The groups under way, by the shape of their messages.
+/// Open groups, by the shape of their messages.
 #[derive(Debug, Default)]
 pub(crate) struct Bursts {
     groups: HashMap<String, Group>,
@@ -30,7 +30,7 @@ struct Group {
 }
 
 impl Bursts {
-    /// Whether to print a message now. If not, [`Self::over`] counts it.
+    /// Whether to print a message now. Otherwise it is counted, and [`Self::over`] reports it.
     pub(crate) fn admit(&mut self, text: &str, now: Instant) -> bool {
         self.groups.retain(|_, group| group.count > FIRST || group.end() > now);
         let shape = shape(text);
@@ -47,7 +47,7 @@ impl Bursts {
         group.count <= FIRST
     }
 
-    /// When the next group ends that has messages to count.
+    /// Time at which the next group with unprinted messages ends.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.groups.values().filter(|group| group.count > FIRST).map(Group::end).min()
     }
@@ -69,8 +69,8 @@ impl Group {
     }
 }
 
-/// A message without what differs from one object to the next: quoted texts, and words with digits, slashes, or with hyphens or
-/// dots in them. Several of them in a row count as one, as lists differ in length.
+/// Shape of a message: without quoted texts, and without words that contain digits, slashes, hyphens or dots. Several of these in
+/// a row count as one, as lists differ in length.
 fn shape(text: &str) -> String {
     let mut shape = String::new();
     for (number, part) in text.split(['"', '`']).enumerate() {

@@ -72,7 +72,7 @@ pub(crate) struct Args {
     name: Option<String>,
 }
 
-/// A request, as typed in.
+/// A request, as given on the command line.
 #[derive(Debug, Default, clap::Args)]
 struct Request {
     /// URL, such as `http://flight:9080/healthz`; HOST:PORT of a gRPC server.
@@ -185,7 +185,7 @@ fn call_grpc(args: Args, mesh: &State, place: Place<'_>) -> anyhow::Result<u8> {
     Ok(exit::of(summary.is_good()))
 }
 
-/// Tells why there is no response. Fails if there is no such request, or nobody reads the output.
+/// Prints why there is no response. Fails if the request is invalid, or the reader of the output is gone.
 fn refused(url: &str, error: io::Error) -> anyhow::Result<u8> {
     if error.kind() == io::ErrorKind::InvalidInput {
         return Err(error.into());
@@ -199,7 +199,7 @@ fn refused(url: &str, error: io::Error) -> anyhow::Result<u8> {
 }
 
 impl Request {
-    /// Reads the body, and adds what curl takes for granted where there is one.
+    /// Reads the body, and adds curl's defaults for a request with a body.
     fn complete(self) -> anyhow::Result<Call> {
         let Self { url, method, mut headers, data, data_raw, http2 } = self;
         let mut body: Option<Vec<u8>> = None;
@@ -226,7 +226,7 @@ impl Request {
     }
 }
 
-/// The bytes that a `-d` stands for.
+/// Content of a `-d`.
 fn read(data: &str) -> anyhow::Result<Vec<u8>> {
     let Some(file) = data.strip_prefix('@') else { return Ok(data.as_bytes().to_vec()) };
     let mut body = Vec::new();
@@ -246,7 +246,7 @@ fn read(data: &str) -> anyhow::Result<Vec<u8>> {
 struct Shown {
     include: bool,
     verbose: bool,
-    /// Whether standard output stands within a line.
+    /// Whether the last byte on standard output is not a line break.
     in_line: bool,
 }
 

@@ -1,5 +1,4 @@
-//! Changes of the configuration that are in force, asked for from the control plane's admin page: an edit that took effect is
-//! confirmed with a line.
+//! Configuration changes in force, from the control plane's admin page. A line confirms each edit that took effect.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,10 +7,10 @@ use skysail_sandbox::http;
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The changes that have not been printed yet.
+/// Changes that have not been printed yet.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// The number of the last one that has.
+    /// Number of the last change that was printed.
     seen: u64,
 }
 
@@ -32,7 +31,7 @@ struct Change {
 }
 
 impl Changes {
-    /// Asks for what is new and returns a line for each change; none if the control plane does not answer.
+    /// Requests new changes and returns a line for each; none if the control plane does not answer.
     pub(crate) async fn ask(&mut self, control: SocketAddr) -> Vec<String> {
         match http::get(control, "/debug/config_changes", LIMIT).await {
             Ok((200, body)) => serde_json::from_str(&body).map(|page| self.lines(page)).unwrap_or_default(),
@@ -41,7 +40,7 @@ impl Changes {
     }
 
     fn lines(&mut self, page: Page) -> Vec<String> {
-        // A control plane that was started again counts anew.
+        // A restarted control plane counts from 1.
         let seen = if page.count < self.seen { 0 } else { self.seen };
         let first = page.kept.first().map_or(0, |change| change.number);
         let lost = first.saturating_sub(seen + 1);

@@ -1,4 +1,4 @@
-//! What `skysail up` prints for files without workloads: they are checked, and nothing is run.
+//! Output of `skysail up` for files without workloads, which are checked and not run.
 
 use serde_json::json;
 use skysail_core::{logging::printable, stdio};

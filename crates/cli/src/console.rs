@@ -19,12 +19,12 @@ use crate::{
     view::Output,
 };
 
-/// Without a terminal the table is printed this often.
+/// Interval at which the table is printed without a terminal.
 const PRINT: Duration = Duration::from_secs(10);
-/// Most bytes of messages that are not printed are kept in their file.
+/// Maximum size of the file of unprinted messages, in bytes.
 const LONGEST_LOG: usize = 16 << 20;
 
-/// Where progress is printed.
+/// Output of progress.
 #[derive(Debug)]
 pub(crate) struct Console {
     output: Output,
@@ -37,7 +37,7 @@ pub(crate) struct Console {
     printed: Instant,
 }
 
-/// The file of the messages that were only counted.
+/// File of the messages that were counted and not printed.
 #[derive(Debug)]
 struct Unprinted {
     path: PathBuf,
@@ -99,7 +99,7 @@ impl Console {
         Ok(())
     }
 
-    /// Draws the table of edges in the place of the last one; without a terminal, prints it now and then.
+    /// Draws the table of edges in the place of the last one. Without a terminal, prints it every [`PRINT`].
     pub(crate) fn table(&mut self, edges: &[Edge]) -> anyhow::Result<()> {
         match (&mut self.screen, screen::terminal()) {
             _ if self.output == Output::Json || edges.is_empty() => Ok(()),
@@ -113,7 +113,7 @@ impl Console {
         }
     }
 
-    /// Takes the last table off the terminal.
+    /// Removes the last table from the terminal.
     pub(crate) fn end(&mut self) -> anyhow::Result<()> {
         match (&mut self.screen, screen::terminal()) {
             (Some(screen), Some(size)) => Ok(stdio::write(screen.end(size).as_bytes())?),
@@ -131,7 +131,7 @@ impl Console {
 impl Unprinted {
     fn keep(&mut self, text: &str) {
         let line = format!("{}\n", printable(text));
-        // Once there is no room for one, none is kept.
+        // Once a message does not fit, no further one is kept.
         self.room = self.room.saturating_sub(line.len());
         if self.room == 0 {
             return;

@@ -1,11 +1,11 @@
-//! What the control plane finds wrong with the configuration, asked for from its admin page.
+//! Findings of the control plane about the configuration, from its admin page.
 
 use std::{net::SocketAddr, time::Duration};
 
 use serde::Deserialize;
 use skysail_sandbox::http;
 
-/// One finding, as shown.
+/// A finding as printed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Diagnostic {
     /// `error`, `warning` or `info`.
@@ -16,7 +16,7 @@ pub(crate) struct Diagnostic {
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// A finding as the control plane writes it.
+/// A finding of `/debug/config_errors`.
 #[derive(Debug, Deserialize)]
 struct Finding {
     file: String,
@@ -28,7 +28,7 @@ struct Finding {
     remedy: String,
 }
 
-/// Asks for the current findings; nothing if the control plane does not answer.
+/// Requests the current findings; `None` if the control plane does not answer.
 pub(crate) async fn ask(control: SocketAddr) -> Option<Vec<Diagnostic>> {
     let (status, body) = http::get(control, "/debug/config_errors", LIMIT).await.ok()?;
     let findings: Vec<Finding> = serde_json::from_str(&body).ok().filter(|_| status == 200)?;

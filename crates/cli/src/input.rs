@@ -1,4 +1,4 @@
-//! The paths that `skysail up` is given: folders, files, and `-` for standard input.
+//! Paths of `skysail up`: folders, files, and `-` for standard input.
 
 use std::{
     fs,
@@ -22,12 +22,12 @@ const FILE: &str = "input/stdin.yaml";
 pub(crate) struct Input {
     /// Absolute.
     pub(crate) paths: Vec<PathBuf>,
-    /// What standard input held; it counts as the last path.
+    /// Content of standard input, which counts as the last path.
     pub(crate) text: Option<String>,
 }
 
 impl Input {
-    /// Looks at the paths, and reads standard input if it is among them.
+    /// Checks the paths, and reads standard input if it is among them.
     pub(crate) fn read(paths: Vec<PathBuf>) -> anyhow::Result<Self> {
         let (stdin, paths): (Vec<PathBuf>, Vec<PathBuf>) =
             paths.into_iter().partition(|path| path.as_os_str() == STDIN);

@@ -1,8 +1,8 @@
-//! Requests one after the other over kept connections, counted by what was answered: what shows that no request is
-//! lost while something changes, and how weights are met.
+//! Load generator of the tests: sequential requests over keep-alive connections, counted by their responses. It shows whether
+//! requests are lost while the configuration changes, and whether weights are met.
 //!
-//! Standard output gets a line of JSON with all counts so far, again and again; the last one is the result. Nothing
-//! is tried twice: every request that is not answered in full counts as failed.
+//! It writes a line of JSON with all counts to standard output repeatedly; the last one is the result. There are no retries: a
+//! request without a complete response counts as failed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,29 +24,29 @@ use tokio::{
 
 use crate::exit;
 
-/// What to send.
+/// Arguments of `skysail workload load`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to ask for, such as `http://flight:9080/healthz`.
+    /// URL, such as `http://flight:9080/healthz`.
     url: String,
-    /// A header, `NAME: VALUE`; may be given several times.
+    /// Header, `NAME: VALUE`; may be given several times.
     #[arg(short = 'H', long = "header")]
     headers: Vec<String>,
-    /// How many requests; without it, until standard input ends.
+    /// Number of requests [default: until standard input ends].
     #[arg(short = 'n', long)]
     times: Option<u64>,
-    /// Over how many connections.
+    /// Number of connections.
     #[arg(short, long, default_value_t = 4)]
     connections: u32,
-    /// Requests a second, at most.
+    /// Maximum of requests per second.
     #[arg(short, long)]
     rate: Option<f64>,
-    /// Count the answers by this header of theirs.
+    /// Response header by whose value responses are counted.
     #[arg(long, value_name = "NAME")]
     count: Option<String>,
 }
 
-/// What came of it.
+/// Result of a run.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     answered: u64,
@@ -85,10 +85,10 @@ struct Answer {
 
 const TELL: Duration = Duration::from_millis(50);
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// After a failure; a refused connection must not become a busy loop.
+/// Pause after a failure, so that refused connections do not become a busy loop.
 const REST: Duration = Duration::from_millis(20);
 
-/// Sends from where this process is.
+/// Sends the requests from the network of this process.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     let rest = args.url.strip_prefix("http://").with_context(|| format!("{}: not http://…", args.url))?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));

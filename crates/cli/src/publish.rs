@@ -30,9 +30,9 @@ pub(crate) struct PortMapping {
     port: u16,
 }
 
-/// The published ports, listened on and not yet served.
+/// Published ports that are bound and not served yet.
 pub(crate) struct Published {
-    /// What they lead to. A target without a listener is one whose port was taken.
+    /// Targets of the ports. A target has no listener if its port was in use.
     pub(crate) targets: Vec<Target>,
     /// Each listener with the number of its target.
     listeners: Vec<(usize, TcpListener)>,
@@ -82,11 +82,11 @@ pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<
     Ok(published)
 }
 
-/// Listens on the port that a Service asks for, or on a free one where that will do. Returns what there is to say.
+/// Binds the port that a Service specifies, or a free one if it need not be that port. Returns a note for the user.
 fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
     let Opened { kind, port, is_flexible, .. } = opened;
     let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    // Ports below are for root only, and often in use by another server.
+    // Lower ports need root, and are often in use by another server.
     let asked = port.filter(|port| !is_flexible || *port >= 1024);
     match asked.map(bind) {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
@@ -110,7 +110,7 @@ impl Published {
         Ok(())
     }
 
-    /// Prints where the ports are.
+    /// Prints the addresses of the ports.
     pub(crate) fn announce(&self, output: Output) -> anyhow::Result<()> {
         for line in &self.lines {
             match output {
@@ -139,7 +139,7 @@ impl Published {
                     Failure::NoAnswer => "; is its PeerAuthentication STRICT? It refuses plain text then",
                     _ => "",
                 };
-                // Clients try again and again.
+                // Clients retry; the same failure is printed once.
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.as_ref() != Some(&failure) {
                     stdio::tell(format!("skysail: a connection to the published {target}: {failure}{hint}"));

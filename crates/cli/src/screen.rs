@@ -1,8 +1,8 @@
 //! The terminal of `skysail up`: progress lines that scroll, and below them a table that is redrawn in place.
 //!
 //! A redraw moves the cursor up by the table's rows and clears from there, so each of its lines must take one row and all of them
-//! must be on the screen: [`edges::lines`] fits them. After a change of the terminal's size nothing is known of where its rows are (some
-//! terminals wrap lines anew, some do not), so the screen is cleared and the last progress lines are printed again.
+//! must be on the screen: [`edges::lines`] fits them. After a resize the position of its rows is unknown, as
+//! terminals differ in wrapping lines again. So the screen is cleared, and the last progress lines are printed again.
 
 use std::{
     collections::VecDeque,
@@ -17,12 +17,12 @@ use crate::{
     traffic::Edge,
 };
 
-/// A terminal that does not know its size has this one, as the VT100 has.
+/// Default size of a terminal that reports none; that of a VT100.
 const DEFAULT: Size = Size { columns: 80, rows: 24 };
-/// Progress lines kept to be printed again: more than a screen has.
+/// Maximum of progress lines kept for a redraw: more than a screen has.
 const KEPT: usize = 200;
 
-/// What stands on the terminal. Its methods return what to write to it.
+/// Content of the terminal. The methods return the bytes to write to it.
 #[derive(Debug)]
 pub(crate) struct Screen {
     size: Size,
@@ -31,7 +31,7 @@ pub(crate) struct Screen {
     table: Vec<String>,
 }
 
-/// The size of the terminal that standard output is; none if it is a file or a pipe, or a terminal that only prints lines.
+/// Size of the terminal on standard output; `None` for a file, a pipe or a dumb terminal.
 pub(crate) fn terminal() -> Option<Size> {
     let out = io::stdout();
     if !out.is_terminal() || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
@@ -41,14 +41,14 @@ pub(crate) fn terminal() -> Option<Size> {
     Some(known.map_or(DEFAULT, |size| Size { columns: size.ws_col.into(), rows: size.ws_row.into() }))
 }
 
-/// The room for a table without a terminal: what COLUMNS and LINES say, and else no limit.
+/// Size of a table without a terminal: COLUMNS and LINES; unbounded by default.
 pub(crate) fn paper() -> Size {
     let variable = |name: &str| std::env::var(name).ok()?.parse().ok().filter(|number| *number > 0);
     Size { columns: variable("COLUMNS").unwrap_or(usize::MAX), rows: variable("LINES").unwrap_or(usize::MAX) }
 }
 
 impl Screen {
-    /// Nothing stands on it yet.
+    /// An empty screen.
     pub(crate) fn new(size: Size) -> Self {
         Self { size, progress: VecDeque::new(), table: Vec::new() }
     }
@@ -77,7 +77,7 @@ impl Screen {
         out
     }
 
-    /// Takes the table off the screen for good.
+    /// Removes the table.
     pub(crate) fn end(&mut self, size: Size) -> String {
         let out = self.erase(size);
         self.table.clear();
@@ -90,14 +90,14 @@ impl Screen {
         }
     }
 
-    /// Clears the table's rows, or the whole screen where they cannot be known.
+    /// Clears the rows of the table, or the screen if the rows are unknown.
     fn erase(&mut self, size: Size) -> String {
         let before = std::mem::replace(&mut self.size, size);
         match self.table.len() {
             0 => String::new(),
             rows if before == size => format!("\r\x1b[{rows}A\x1b[J"),
             _ => {
-                // Until the next draw, lines of another width are worse than no table.
+                // The table is drawn again at the next poll; lines of another width would wrap until then.
                 self.table.clear();
                 let mut room = size.rows.saturating_sub(1);
                 let fits = |line: &&String| match room.checked_sub(rows(line, size)) {

@@ -1,12 +1,12 @@
-//! Who calls whom: Istio's standard metrics of all sidecars, put together to edges.
+//! Traffic between workloads: Istio's standard metrics of all sidecars, merged into edges.
 //!
-//! The caller's sidecar reports requests and times; only the receiver's knows whether the connection was mutual
-//! TLS. Where the caller has no sidecar, the receiver's report is all there is. Counters are followed from one look
-//! to the next, so that a sidecar that starts anew loses nothing that was seen.
+//! The sidecar of the caller reports requests and latencies; only that of the receiver knows whether the connection was mutual
+//! TLS. Without a sidecar of the caller, the report of the receiver is used alone. Counters are followed from one poll to the
+//! next, so a restarted sidecar loses no requests that were counted.
 //!
-//! A public Envoy in the sidecar's place has none of Istio's metrics and does not name its workload to those it
-//! calls. They know its identity, which leads to the workload where only one with an Envoy has it; and Envoy's own
-//! count of connections tells whether the workload is reached over mutual TLS.
+//! A public Envoy as the sidecar has none of Istio's metrics and does not send its workload's name. Receivers report its
+//! identity, which leads to the workload if only one workload with an Envoy has it. Envoy's own connection counters say
+//! whether the workload is reached over mutual TLS.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -16,88 +16,88 @@ use std::{
 use serde::Serialize;
 use skysail_core::SpiffeId;
 
-/// From workload to workload, each `NAMESPACE/NAME`.
+/// Source and destination workload, each `NAMESPACE/NAME`.
 pub(crate) type Route = (String, String);
 
-/// What went over an edge.
+/// Counters of an edge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    /// Requests with an answer that is not the server's fault.
+    /// Requests that did not fail.
     good: f64,
-    /// Requests denied (403); counted among the good, as somebody wanted them denied.
+    /// Requests denied (403). They did not fail, as a policy denies them on purpose.
     denied: f64,
-    /// Requests failed (5xx, or no answer).
+    /// Requests that failed (5xx, or no response).
     failed: f64,
-    /// Requests received over mutual TLS, and without.
+    /// Requests received over mutual TLS, and in plain text.
     mutual: f64,
     plain: f64,
-    /// Requests by upper bound of their time in ms; not cumulative over time, but over bounds.
+    /// Requests by upper bound of their latency in milliseconds; cumulative over the bounds.
     buckets: BTreeMap<Bound, f64>,
 }
 
-/// A histogram's bound, ordered as a number.
+/// Bound of a histogram's bucket, ordered as a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bound(f64);
 
-/// An edge as shown.
+/// An edge of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Edge {
-    /// Who calls.
+    /// Source workload.
     pub(crate) source: String,
-    /// Who is called.
+    /// Destination workload.
     pub(crate) destination: String,
-    /// How many requests.
+    /// Number of requests.
     pub(crate) requests: u64,
     pub(crate) requests_per_second: f64,
-    /// The share of requests that did not fail, in percent.
+    /// Percentage of requests that did not fail.
     pub(crate) success_percent: f64,
     pub(crate) failed: u64,
-    /// How many of them were denied (403).
+    /// Number of requests denied (403).
     pub(crate) denied: u64,
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
-    /// Whether they came by mutual TLS; unknown while nobody said so.
+    /// Whether all were received over mutual TLS; absent if no receiver reported it.
     pub(crate) mtls: Option<bool>,
 }
 
-/// The metrics of one sidecar.
+/// Metrics page of one sidecar.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// `NAMESPACE/NAME`, as of the workload and of its service account.
+    /// `NAMESPACE/NAME`, as are the workload and its service account.
     pub(crate) pod: String,
     pub(crate) workload: String,
     pub(crate) account: String,
-    /// Whether it is an Envoy's.
+    /// Whether the sidecar is a public Envoy.
     pub(crate) envoy: bool,
     pub(crate) text: String,
 }
 
-/// The counters of all sidecars, followed over time.
+/// Counters of all sidecars over time.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     last: HashMap<String, f64>,
     envoys: Envoys,
-    /// By workload with an Envoy: connections received by HTTP, and how many of them over TLS. Those are mutual, as
-    /// sidecars are told to require the caller's certificate.
+    /// By workload with an Envoy: HTTP connections received, and those of them over TLS. TLS is mutual here, as the configuration
+    /// requires a client certificate.
     received: BTreeMap<String, (f64, f64)>,
     total: BTreeMap<Route, Reports>,
     window: VecDeque<(Instant, BTreeMap<Route, Reports>)>,
 }
 
-/// An edge as its two ends report it.
+/// Reports of an edge by its two sidecars.
 #[derive(Clone, Debug, Default)]
 struct Reports {
     source: Counts,
     destination: Counts,
 }
 
-/// The live table shows what happened this long.
+/// Window of the live table.
 const WINDOW: Duration = Duration::from_secs(10);
 
 const REQUESTS: &str = "istio_requests_total";
 const TIMES: &str = "istio_request_duration_milliseconds_bucket";
-/// How Envoy's counters of connections end. Before that may stand the rest of the filter's name, which Envoy cuts at
-/// its first dot.
+/// Suffixes of Envoy's connection counters. The rest of the filter's name may precede them, as Envoy cuts that at the first
+/// dot.
 const CONNECTIONS: &str = "_downstream_cx_total";
 const TLS_CONNECTIONS: &str = "_downstream_cx_ssl_total";
 
@@ -116,7 +116,7 @@ impl Ord for Bound {
 }
 
 impl Traffic {
-    /// Takes in what sidecars report now.
+    /// Adds the current metrics of the sidecars.
     pub(crate) fn update(&mut self, now: Instant, pages: &[Page]) {
         let mut step: BTreeMap<Route, Reports> = BTreeMap::new();
         let mut received: BTreeMap<String, (f64, f64)> = BTreeMap::new();
@@ -149,14 +149,14 @@ impl Traffic {
     fn count(&mut self, pod: &str, line: &str, step: &mut BTreeMap<Route, Reports>) {
         let Some(sample) = Sample::parse(line) else { return };
         let before = self.last.insert(format!("{pod} {}", sample.series), sample.value).unwrap_or(0.0);
-        // Less than before means that the sidecar started anew.
+        // A lower value means that the sidecar was restarted.
         let more = if sample.value < before { sample.value } else { sample.value - before };
         if more <= 0.0 {
             return;
         }
         let label = |name: &str| sample.labels.get(name).copied().unwrap_or("unknown");
         let place = |side: &str| match label(&format!("{side}_workload")) {
-            // A call that reached no workload, or one whose sidecar tells nothing of itself.
+            // The request reached no workload, or one whose sidecar sends no metadata.
             "unknown" | "" if side == "destination" => {
                 format!("{}/{}", label("destination_service_namespace"), label("destination_service_name"))
             }
@@ -164,7 +164,7 @@ impl Traffic {
             name => format!("{}/{name}", label(&format!("{side}_workload_namespace"))),
         };
         if label("response_code") == "0" && label("response_flags") == "DC" {
-            // The caller left; nobody failed.
+            // The client closed the connection, which is no failure.
             return;
         }
         let reports = step.entry((place("source"), place("destination"))).or_default();
@@ -187,17 +187,17 @@ impl Traffic {
         }
     }
 
-    /// Forgets what was seen, but not how far the counters were.
+    /// Clears the edges. Counters continue from their last values.
     pub(crate) fn forget(&mut self) {
         self.total.clear();
         self.window.clear();
     }
 
-    /// The edges of the last seconds, with those that were busy before.
+    /// Edges of the last seconds, and idle ones that had traffic before.
     pub(crate) fn live(&self) -> Vec<Edge> {
         let mut recent: BTreeMap<Route, Reports> =
             self.total.keys().map(|r| (r.clone(), Reports::default())).collect();
-        // What the first look brought happened before the window began.
+        // The counters of the first poll began before the window.
         for (_, step) in self.window.iter().skip(1) {
             for (route, reports) in step {
                 recent.entry(route.clone()).or_default().add(reports);
@@ -210,7 +210,7 @@ impl Traffic {
         self.edges(&recent, span)
     }
 
-    /// All that was seen, over this time.
+    /// All edges since the last reset, over this time.
     pub(crate) fn total(&self, span: Duration) -> Vec<Edge> {
         self.edges(&self.total, span)
     }
@@ -222,7 +222,7 @@ impl Traffic {
                 (all, _) if *all == 0.0 => None,
                 (all, tls) if all == tls => Some(true),
                 (_, tls) if *tls == 0.0 => Some(false),
-                // Some callers do and some do not, and it does not tell which.
+                // The counters do not say which callers use TLS.
                 _ => None,
             });
             edge
@@ -234,8 +234,8 @@ impl Traffic {
 /// Workloads with an Envoy, by service account.
 type Envoys = BTreeMap<String, BTreeSet<String>>;
 
-/// A caller whose sidecar does not name its workload: the one with an Envoy that has this identity, or else the
-/// identity, if it has one.
+/// Name of a caller whose sidecar does not send its workload: the workload with an Envoy that has this identity, or else the
+/// identity, or `outside`.
 fn caller(principal: &str, envoys: &Envoys) -> String {
     let Ok(id) = principal.parse::<SpiffeId>() else { return "outside".to_owned() };
     match envoys
@@ -296,14 +296,14 @@ impl Counts {
         }
     }
 
-    /// The time that this share of requests took at most, interpolated within its bucket as Prometheus does.
+    /// Quantile of the latency, interpolated within its bucket as Prometheus does.
     fn percentile(&self, share: f64) -> Option<f64> {
         let all = *self.buckets.last_key_value()?.1;
         let wanted = all * share;
         let (mut lower, mut below) = (0.0, 0.0);
         for (Bound(upper), count) in &self.buckets {
             if *count >= wanted && *count > below {
-                // Nothing is known of what is beyond the last bound.
+                // The last bucket has no upper bound.
                 let upper = if upper.is_finite() { *upper } else { lower };
                 return Some(lower + (upper - lower) * (wanted - below) / (count - below));
             }
@@ -323,7 +323,7 @@ struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Whether it counts what the workload received, by the name that the control plane gives its filters.
+    /// Whether it counts inbound connections, by the name that the control plane gives the filters.
     fn is_inbound(&self) -> bool {
         let prefix = self.labels.get("envoy_http_conn_manager_prefix");
         prefix.is_some_and(|prefix| prefix.to_ascii_lowercase().starts_with("inbound"))

@@ -1,11 +1,10 @@
-//! What `skysail` shows: tables for people, and the same for scripts, whose fields
-//! `docs/scripting.md` lists.
+//! Output formats: tables for people, and JSON for scripts, whose fields `docs/scripting.md` lists.
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde::Serialize;
 use skysail_sandbox::rundir::{Phase, PodState, ProgramState, State};
 
-/// How a result is printed.
+/// Output format of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, serde::Deserialize)]
 pub(crate) enum Output {
     /// Tables and sentences, for people.
@@ -15,7 +14,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// What `skysail status --output json` prints.
+/// Output of `skysail status --output json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Status<'a> {
     mesh: &'a str,
@@ -30,7 +29,7 @@ struct RunningPod<'a> {
     programs: &'a [ProgramState],
 }
 
-/// A pod as scripts see it.
+/// A pod in JSON output.
 #[derive(Debug, Serialize)]
 pub(crate) struct Pod<'a> {
     namespace: &'a str,
@@ -64,7 +63,7 @@ impl<'a> From<&'a PodState> for Pod<'a> {
     }
 }
 
-/// A running mesh as scripts see it.
+/// A running mesh in JSON output.
 pub(crate) fn status(mesh: &State) -> Status<'_> {
     let pods = mesh.pods.iter().map(|pod| RunningPod { pod: pod.into(), programs: &pod.programs });
     Status { mesh: &mesh.name, control: mesh.control, pods: pods.collect() }
@@ -92,7 +91,7 @@ pub(crate) fn roots(rows: impl Iterator<Item = [String; 5]>) -> String {
     table.to_string()
 }
 
-/// A length of time in seconds, in the largest unit of which there are two.
+/// A duration in the largest unit of which it has at least two.
 pub(crate) fn time(seconds: u64) -> String {
     let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];
     let (unit, name) = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
