@@ -34,7 +34,7 @@ impl Capacity {
         if let Some(pods) = allowed {
             return Self { pods: pods.min(MOST), limit: "--max-pods".to_owned() };
         }
-        let mut capacity = Self { pods: MOST, limit: "a bridge takes no more links".to_owned() };
+        let mut capacity = Self { pods: MOST, limit: "the maximum of a network bridge".to_owned() };
         let each = if is_plain { MEMORY_PLAIN } else { MEMORY };
         if let Some(free) = free_memory() {
             let usable = free - free / RESERVE_DIVISOR;

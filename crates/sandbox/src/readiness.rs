@@ -91,7 +91,7 @@ impl Check {
                 let server = format!("http://{}", to(*port));
                 match http::grpc_health(&server, Some(PROBES_FROM), service, self.limit).await {
                     Ok(health) if health.is_serving() => Ok(()),
-                    Ok(health) => Err(format!("port {port}: the gRPC health service says {health}")),
+                    Ok(health) => Err(format!("port {port}: the gRPC health service reports {health}")),
                     Err(error) => Err(format!("port {port}: gRPC health: {error}")),
                 }
             }

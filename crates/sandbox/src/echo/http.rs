@@ -126,7 +126,11 @@ impl Entry {
     fn write(&mut self, status: Option<u16>, grpc_status: Option<u8>) {
         self.is_written = true;
         let Self { method, host, path, protocol, caller, request_id, .. } = self;
-        let outcome = if status.is_some() { "answered" } else { "the client left before the answer" };
+        let outcome = if status.is_some() {
+            "answered"
+        } else {
+            "the client closed the connection before the response"
+        };
         let (caller, request_id) = (caller.as_deref(), request_id.as_deref());
         info!(
             method = %method, path = %path, status, grpc_status, caller, request_id, host = %host, protocol = %protocol, "{outcome}"
