@@ -2,7 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::{collections::BTreeSet, fs, os::unix::process::ExitStatusExt as _, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::process::ExitStatusExt as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 use skysail_testkit::{Mesh, Setup, eventually};
@@ -70,7 +76,9 @@ fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
         moments.iter().flat_map(|moment| [Signal::SIGINT, Signal::SIGTERM].map(|signal| (moment, signal)))
     {
         let mut mesh = shop("early").start();
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !is_reached(&mesh) {
+            assert!(Instant::now() < deadline, "{moment}: {}", mesh.said());
             std::thread::yield_now();
         }
         mesh.signal(signal);
