@@ -119,7 +119,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
     enter::enter(&mesh, place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(service) = &args.grpc_health {
-        let server = if call.url.contains("://") { call.url } else { format!("http://{}", call.url) };
+        let server = call.url;
         return match runtime.block_on(http::grpc_health(&server, None, service, args.max_time)) {
             Ok(health) => {
                 stdio::print(health)?;
