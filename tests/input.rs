@@ -1,6 +1,6 @@
 //! What `skysail up` is given: rules without workloads, standard input, and folders that belong to other tools.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 use std::{
     fs,
@@ -161,6 +161,35 @@ spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPoli
     let mut diagnostics = result["diagnostics"].as_array().unwrap().iter();
     assert!(diagnostics.any(|one| one["text"].as_str().unwrap().starts_with(&gateway)), "{result}");
     assert!(!format!("{told}{result}").contains("stdin.yaml"), "{told}{result}");
+}
+
+#[test]
+fn an_object_that_two_paths_define_differently_is_reported_with_both_places() {
+    let tool = Tool::new();
+    let service = |labels: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: more, namespace: shop, labels: {{{labels}}}}}\n\
+             spec: {{selector: {{app: front}}, ports: [{{name: http, port: 80, targetPort: 8080}}]}}\n"
+        )
+    };
+    tool.put("shop.yaml", include_str!("shop.yaml"));
+    tool.put("one/a.yaml", &service("n: '1'"));
+    tool.put("two/a.yaml", &format!("# Another one.\n{}", service("n: '2'")));
+    tool.put("same/a.yaml", &service("n: '2'"));
+    let ran = tool.up(&["shop.yaml", "one", "two", "same", "--for", "10ms", "--output", "json"], "");
+    assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+    let told = text(&ran.stderr);
+    let found: Vec<_> = told.lines().filter(|line| line.contains("defines the object again")).collect();
+    let [line] = found[..] else { panic!("{told}") };
+    let [start, end] =
+        line.split("/one/a.yaml:1: Service shop/more: has no effect: ").collect::<Vec<_>>()[..]
+    else {
+        panic!("{line}")
+    };
+    assert!(
+        start.starts_with("warning: ") && end.contains("/two/a.yaml:2 defines the object again"),
+        "{line}"
+    );
 }
 
 #[test]
