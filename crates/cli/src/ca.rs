@@ -20,15 +20,15 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) enum Args {
     /// Show the trusted root certificates and the state of their rotation.
     #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
-    Status(Which),
+    Status(Options),
     /// Start to rotate the root certificate of a self-signed authority. It takes three times the lifetime of a certificate
     /// and interrupts no traffic.
-    Rotate(Which),
+    Rotate(Options),
 }
 
 /// The authority, and the output format.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Which {
+pub(crate) struct Options {
     /// Admin address of the control plane [default: that of the running mesh].
     #[arg(long, value_name = "HOST:PORT")]
     control: Option<String>,
@@ -63,12 +63,12 @@ struct Root {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
-    let (verb, which) = match args {
-        Args::Status(which) => ("status", which),
-        Args::Rotate(which) => ("rotate", which),
+    let (verb, options) = match args {
+        Args::Status(options) => ("status", options),
+        Args::Rotate(options) => ("rotate", options),
     };
-    let Some(control) = which.control else {
-        return beside_control(verb, &which);
+    let Some(control) = options.control else {
+        return beside_control(verb, &options);
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if verb == "rotate" {
@@ -76,7 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
     }
     let text = runtime.block_on(ask("GET", &control, "/debug/ca"))?;
     let status: Status = serde_json::from_str(&text).context("the control plane's answer")?;
-    match which.output {
+    match options.output {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&status)?)?,
         view::Output::Text => stdio::print(status.text(SystemTime::now()))?,
     }
@@ -84,10 +84,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
 }
 
 /// Runs this program again in the network of the control plane.
-fn beside_control(verb: &str, which: &Which) -> anyhow::Result<u8> {
-    let mesh = rundir::find(which.name.as_deref())?;
+fn beside_control(verb: &str, options: &Options) -> anyhow::Result<u8> {
+    let mesh = rundir::find(options.name.as_deref())?;
     let exe = std::env::current_exe().context("finding this program's file")?;
-    let output = match which.output {
+    let output = match options.output {
         view::Output::Json => "json",
         view::Output::Text => "text",
     };
