@@ -1,6 +1,6 @@
 //! What `skysail up` is given: rules without workloads, standard input, and folders that belong to other tools.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
     fs,
