@@ -134,8 +134,8 @@ impl Buffer {
         }
     }
 
-    /// Puts bytes at the end, growing as needed.
-    #[inline]
+    /// Puts bytes at the end, growing as needed. Always inlined: the length of most pieces is a constant.
+    #[inline(always)]
     pub fn extend(&mut self, bytes: &[u8]) {
         self.space(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();

@@ -2,32 +2,40 @@
 //!
 //! Modules are listed from top to bottom: a module uses those below it, never those above. `tests/structure.rs` checks it.
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+
 // Start, command line, admin page.
 pub(crate) mod app;
 
 pub(crate) mod admin;
 
-// Configuration and certificates in force: discovery, and Envoy's protos as the types of `policy::config`.
+// Configuration and certificates in force.
 pub(crate) mod discovery;
+
+// Envoy's protos as the types of `skysail_policy::config`.
 pub(crate) mod translate;
 
 // Connections and requests, in the order in which they pass.
 pub mod accept;
+
 pub(crate) mod request;
+
 pub(crate) mod tcp;
 
 // Calls of the sidecar's own: external authorization, key sets, collectors.
 pub(crate) mod call;
 
-// State of one worker, its connections and its upstreams.
-pub mod upstream;
+// State of one worker and its connections.
 pub mod worker;
 
-// Limits, drain and telemetry.
-pub mod overload;
-pub mod telemetry;
+// Connections to upstreams: endpoints, pools, TLS.
+pub mod upstream;
 
-#[cfg(feature = "fuzzing")]
-pub mod fuzzing;
+// Limits and drain.
+pub mod overload;
+
+// Metrics, access logs, spans.
+pub mod telemetry;
 
 pub use app::{args::Args, run};

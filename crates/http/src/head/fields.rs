@@ -352,6 +352,7 @@ impl Headers {
         piece(&self.text[run]);
     }
 
+    #[inline]
     fn store(&mut self, name: &str, value: &[u8]) -> Field {
         let at = self.text.len();
         let mut field = self.put(name.as_bytes(), value);

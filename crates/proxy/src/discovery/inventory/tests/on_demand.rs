@@ -1,0 +1,334 @@
+//! Virtual hosts that requests ask for.
+
+use super::*;
+
+/// An inventory that asks for what it uses, with table `t` in force, whose catch-all leads to cluster `all`.
+fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<Question>, Instant) {
+    let mut inventory = inventory();
+    let (sender, questions) = mpsc::unbounded_channel();
+    inventory.set_take(Take::Used, Some(sender));
+    let now = Instant::now();
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    let mut table = RouteConfiguration::decode(routes("t", "all").body).unwrap();
+    table.vhds = Some(Vhds { config_source: ads() });
+    add(&mut inventory, Kind::Route, vec![received("t", &table)]);
+    settled(&mut inventory, now);
+    assert_eq!(wanted(&inventory), (vec!["all".to_owned()], vec!["t/*".to_owned()]));
+    serve(&mut inventory, "all");
+    remove(&mut inventory, Kind::VirtualHost, "t/*");
+    assert!(settled(&mut inventory, now), "the catch-all has all it needs");
+    assert!(inventory.is_warm(now) && inventory.snapshot().listeners.by_name.contains_key("l"));
+    (inventory, questions, now)
+}
+
+fn settled(inventory: &mut Inventory, now: Instant) -> bool {
+    let changed = inventory.settle(now);
+    let wanted = inventory.wanted();
+    inventory.forget_unwanted(&wanted, now);
+    inventory.settle(now) || changed
+}
+
+/// The names of clusters and virtual hosts that are asked for.
+fn wanted(inventory: &Inventory) -> (Vec<String>, Vec<String>) {
+    let [(_, clusters), _, _, (_, hosts), _] = inventory.wanted();
+    (clusters.into_iter().collect(), hosts.into_iter().collect())
+}
+
+/// A cluster and its endpoints are here.
+fn serve(inventory: &mut Inventory, name: &str) {
+    add(inventory, Kind::Cluster, vec![cluster(name, 1)]);
+    add(inventory, Kind::Endpoint, vec![endpoints(name, 1)]);
+}
+
+/// Requests for an authority ask as many questions, by the table in force.
+fn question(
+    inventory: &mut Inventory,
+    questions: &mut mpsc::UnboundedReceiver<Question>,
+    authority: &str,
+    now: Instant,
+) -> Option<oneshot::Receiver<()>> {
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    let demand = table.demand.as_ref().unwrap();
+    if demand.standing(authority) != Standing::Unknown {
+        return None;
+    }
+    let answer = demand.ask(authority);
+    inventory.ask(questions.try_recv().unwrap(), now, true);
+    settled(inventory, now);
+    answer_all(inventory, now);
+    Some(answer)
+}
+
+fn answer_all(inventory: &mut Inventory, now: Instant) {
+    inventory.answer(now).into_iter().for_each(|waiting| _ = waiting.send(()));
+}
+
+fn leads_to(inventory: &Inventory, authority: &str) -> String {
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    let (host, _) = skysail_policy::route::virtual_host(&table, authority).unwrap();
+    host.name.to_string()
+}
+
+#[test]
+fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
+    let (mut inventory, mut questions, now) = on_demand();
+    let mut first = question(&mut inventory, &mut questions, "one", now).unwrap();
+    let mut second = question(&mut inventory, &mut questions, "one", now).unwrap();
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/one"], "they share one question");
+    let update =
+        Update { kind: Kind::VirtualHost, added: vec![host("1", "one")], removed: vec!["t/one".to_owned()] };
+    assert!(inventory.apply(&update).is_empty());
+    assert!(!settled(&mut inventory, now), "its cluster is not here");
+    answer_all(&mut inventory, now);
+    assert!(first.try_recv().is_err());
+    assert_eq!(wanted(&inventory).0, ["a", "all"]);
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, now));
+    answer_all(&mut inventory, now);
+    assert!(first.try_recv().is_ok() && second.try_recv().is_ok());
+    assert_eq!(leads_to(&inventory, "one"), "t/1");
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/1"], "the host stays asked for by its name");
+
+    // What is taken away goes, and so does its cluster, which nothing leads to any more.
+    remove(&mut inventory, Kind::VirtualHost, "t/1");
+    assert!(settled(&mut inventory, now));
+    assert_eq!(wanted(&inventory), (vec!["all".to_owned()], vec!["t/*".to_owned()]));
+    assert!(!inventory.snapshot().clusters.contains_key("a"));
+}
+
+#[test]
+fn what_nobody_has_is_known_until_somebody_has_it() {
+    let (mut inventory, mut questions, now) = on_demand();
+    let mut answer = question(&mut inventory, &mut questions, "none", now).unwrap();
+    remove(&mut inventory, Kind::VirtualHost, "t/none");
+    settled(&mut inventory, now);
+    answer_all(&mut inventory, now);
+    assert!(answer.try_recv().is_ok());
+    assert!(question(&mut inventory, &mut questions, "none", now).is_none(), "it is not asked again");
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/none"]);
+    add(&mut inventory, Kind::VirtualHost, vec![host("1", "none")]);
+    settled(&mut inventory, now);
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, now));
+    answer_all(&mut inventory, now);
+    assert_eq!(leads_to(&inventory, "none"), "t/1");
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/1"]);
+}
+
+#[test]
+fn a_wildcard_in_hand_does_not_answer_for_names_that_were_never_asked_for() {
+    let (mut inventory, mut questions, now) = on_demand();
+    question(&mut inventory, &mut questions, "a.b", now).unwrap();
+    let update = Update {
+        kind: Kind::VirtualHost,
+        added: vec![host("wild", "*.b")],
+        removed: vec!["t/a.b".to_owned()],
+    };
+    inventory.apply(&update);
+    settled(&mut inventory, now);
+    serve(&mut inventory, "a");
+    settled(&mut inventory, now);
+    answer_all(&mut inventory, now);
+    assert_eq!(leads_to(&inventory, "a.b"), "t/wild");
+    assert!(question(&mut inventory, &mut questions, "a.b", now).is_none());
+    let mut other = question(&mut inventory, &mut questions, "c.b", now).unwrap();
+    assert!(other.try_recv().is_err());
+    let own = host("own", "c.b");
+    inventory.apply(&Update { kind: Kind::VirtualHost, added: vec![own], removed: vec!["t/c.b".to_owned()] });
+    settled(&mut inventory, now);
+    answer_all(&mut inventory, now);
+    assert!(other.try_recv().is_ok());
+    assert_eq!(leads_to(&inventory, "c.b"), "t/own");
+}
+
+#[test]
+fn without_an_answer_a_name_is_given_up_but_stays_asked_for() {
+    let (mut inventory, mut questions, now) = on_demand();
+    let mut answer = question(&mut inventory, &mut questions, "one", now).unwrap();
+    let deadline = inventory.deadline(now).unwrap();
+    settled(&mut inventory, deadline);
+    answer_all(&mut inventory, deadline);
+    assert!(answer.try_recv().is_ok());
+    assert_eq!(standing(&inventory, "one"), Standing::Unanswered);
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
+    assert_eq!(inventory.deadline(deadline), None);
+    // The answer may come later.
+    remove(&mut inventory, Kind::VirtualHost, "t/one");
+    answer_all(&mut inventory, deadline);
+    assert_eq!(standing(&inventory, "one"), Standing::Settled);
+    // Once the mesh has it, nothing goes by the catch-all any more, though its cluster is not here yet.
+    add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
+    settled(&mut inventory, deadline);
+    answer_all(&mut inventory, deadline);
+    assert_eq!(standing(&inventory, "one"), Standing::Unknown);
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, deadline));
+    assert_eq!(leads_to(&inventory, "one"), "t/1");
+}
+
+#[test]
+fn names_without_an_answer_push_out_no_name_that_has_one() {
+    let (mut inventory, mut questions, now) = on_demand();
+    for number in 0..1_000 {
+        let name = format!("old-{number}");
+        question(&mut inventory, &mut questions, &name, now).unwrap();
+        remove(&mut inventory, Kind::VirtualHost, &format!("t/{name}"));
+        answer_all(&mut inventory, now);
+    }
+    // Without a control plane.
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    let mut over = table.demand.as_ref().unwrap().ask("new");
+    inventory.ask(questions.try_recv().unwrap(), now, false);
+    assert!(over.try_recv().is_ok());
+    assert_eq!(standing(&inventory, "new"), Standing::Unknown);
+    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == Standing::Settled));
+}
+
+#[test]
+fn what_passes_through_unknown_destinations_comes_last() {
+    let mut inventory = inventory();
+    inventory.set_take(Take::Used, None);
+    let now = Instant::now();
+    let with = |name: &str, table: &str, redirects: bool| {
+        let mut proto = ListenerProto::decode(listener(name, table).body).unwrap();
+        proto.use_original_dst = redirects.then_some(BoolValue { value: true });
+        proto.bind_to_port = Some(BoolValue { value: redirects });
+        received(name, &proto)
+    };
+    add(&mut inventory, Kind::Route, vec![routes("all", "passthrough"), routes("t", "a")]);
+    add(
+        &mut inventory,
+        Kind::Listener,
+        vec![with("virtualOutbound", "all", true), with("service", "t", false)],
+    );
+    settled(&mut inventory, now);
+    serve(&mut inventory, "passthrough");
+    settled(&mut inventory, now);
+    assert!(
+        inventory.snapshot().listeners.by_name.is_empty(),
+        "connections to the service would pass through"
+    );
+    serve(&mut inventory, "a");
+    assert!(settled(&mut inventory, now));
+    assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
+    // Later ones do not take it out of force.
+    add(
+        &mut inventory,
+        Kind::Listener,
+        vec![with("virtualOutbound", "t", true), with("late", "none", false)],
+    );
+    settled(&mut inventory, now);
+    assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
+}
+
+fn standing(inventory: &Inventory, authority: &str) -> Standing {
+    inventory.snapshot().routes["t"].demand.as_ref().unwrap().standing(authority)
+}
+
+#[test]
+fn random_names_cost_a_bounded_memory_and_do_not_push_out_what_is_used() {
+    let (mut inventory, mut questions, now) = on_demand();
+    let absent = |inventory: &mut Inventory, questions: &mut _, name: &str| {
+        question(inventory, questions, name, now).map(|mut answer| {
+            remove(inventory, Kind::VirtualHost, &format!("t/{name}"));
+            settled(inventory, now);
+            answer_all(inventory, now);
+            assert!(answer.try_recv().is_ok());
+        })
+    };
+    assert!(absent(&mut inventory, &mut questions, "used").is_some());
+    for number in 0..2_500 {
+        assert!(absent(&mut inventory, &mut questions, &format!("random-{number}")).is_some());
+        assert!(absent(&mut inventory, &mut questions, "used").is_none());
+        assert!(wanted(&inventory).1.len() <= 1_001);
+    }
+    // Nor do names that nobody answers to.
+    for number in 0..2_500 {
+        question(&mut inventory, &mut questions, &format!("open-{number}"), now);
+    }
+    assert!(wanted(&inventory).1.len() <= 1_001);
+    let mut over = question(&mut inventory, &mut questions, "one-more", now).unwrap();
+    assert!(over.try_recv().is_ok(), "it does not wait");
+    // What is no name is not asked for.
+    for wrong in ["", "a/b", "*", "a b", "\u{e4}", &"x".repeat(300)] {
+        assert!(question(&mut inventory, &mut questions, wrong, now).is_none(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_no_request_uses_for_an_hour_is_let_go_of() {
+    let (mut inventory, mut questions, now) = on_demand();
+    question(&mut inventory, &mut questions, "one", now).unwrap();
+    let added = vec![host("1", "one"), host("2", "two")];
+    inventory.apply(&Update { kind: Kind::VirtualHost, added, removed: vec!["t/one".to_owned()] });
+    settled(&mut inventory, now);
+    serve(&mut inventory, "a");
+    settled(&mut inventory, now);
+    answer_all(&mut inventory, now);
+    question(&mut inventory, &mut questions, "none", now).unwrap();
+    remove(&mut inventory, Kind::VirtualHost, "t/none");
+    answer_all(&mut inventory, now);
+    let half = now + std::time::Duration::from_secs(1_801);
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    skysail_policy::config::demand::mark(&skysail_policy::route::virtual_host(&table, "one").unwrap().0.used);
+    inventory.drop_idle(half);
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/1", "t/2", "t/none"]);
+    inventory.drop_idle(half + std::time::Duration::from_secs(1_801));
+    assert!(settled(&mut inventory, now));
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/1"]);
+    inventory.drop_idle(half + std::time::Duration::from_secs(5_000));
+    assert!(settled(&mut inventory, now));
+    assert_eq!(wanted(&inventory), (vec!["all".to_owned()], vec!["t/*".to_owned()]));
+}
+
+#[test]
+fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
+    let (mut inventory, _questions, now) = on_demand();
+    add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
+    settled(&mut inventory, now);
+    serve(&mut inventory, "a");
+    settled(&mut inventory, now);
+    // The host moves to a cluster that does not come.
+    let moved = RouteConfiguration::decode(routes("t", "b").body).unwrap().virtual_hosts.remove(0);
+    let moved = VirtualHost { name: "t/1".into(), domains: vec!["one".into()], ..moved };
+    add(&mut inventory, Kind::VirtualHost, vec![received("t/1", &moved), host("2", "two")]);
+    settled(&mut inventory, now);
+    assert_eq!(leads_to(&inventory, "two"), "t/2");
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    assert!(
+        uses::of_table(&table).any(|name| name == "a") && !uses::of_table(&table).any(|name| name == "b")
+    );
+    assert_eq!(wanted(&inventory).0, ["a", "all", "b"]);
+    // That there is none is an answer.
+    remove(&mut inventory, Kind::Cluster, "b");
+    assert!(settled(&mut inventory, now));
+    let table = Arc::clone(&inventory.snapshot().routes["t"]);
+    assert!(uses::of_table(&table).any(|name| name == "b"));
+}
+
+#[test]
+fn a_server_that_is_not_ours_is_asked_for_all() {
+    let mut inventory = inventory();
+    let now = Instant::now();
+    inventory.set_take(Take::NotYet, None);
+    assert_eq!(wanted(&inventory), (vec![], vec![]));
+    let (sender, _questions) = mpsc::unbounded_channel();
+    inventory.set_take(Take::All, Some(sender));
+    add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
+    add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
+    assert!(!settled(&mut inventory, now), "no clusters have come");
+    assert!(!inventory.is_warm(now));
+    assert_eq!(wanted(&inventory), (vec!["*".to_owned()], vec![]));
+    serve(&mut inventory, "a");
+    serve(&mut inventory, "of nobody");
+    assert!(settled(&mut inventory, now));
+    assert!(inventory.is_warm(now));
+    assert_eq!(inventory.snapshot().clusters.len(), 2);
+    assert!(inventory.snapshot().routes["t"].demand.is_none());
+    // What is not among all is not waited for.
+    add(&mut inventory, Kind::Route, vec![routes("t", "none")]);
+    assert!(settled(&mut inventory, now));
+    // Virtual hosts come all, too.
+    add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
+    assert_eq!(wanted(&inventory).1, ["t"]);
+}

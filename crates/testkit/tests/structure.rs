@@ -1,0 +1,180 @@
+//! The shape of the code: the modules of a crate form no cycle, and no file is long.
+//!
+//! Modules are those on the top level of a crate. A module uses another one if its code has a path that begins with `crate::` and
+//! the other's name. Unit tests do not count.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The folder of all crates.
+const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Maximum number of lines of a file without its unit tests.
+const MAX_LINES: usize = 600;
+/// The words by which a root module says that its modules are listed from top to bottom.
+const IS_ORDERED: &str = "listed from top to bottom";
+
+/// By module, the modules that it uses, each with a file in which it does.
+type Uses = BTreeMap<String, BTreeMap<String, PathBuf>>;
+
+#[test]
+fn modules_form_no_cycle() {
+    let mut cycles = Vec::new();
+    for folder in crates() {
+        let uses = uses(&folder);
+        for (from, used) in &uses {
+            for (to, file) in used {
+                if let Some(back) = path_between(&uses, to, from) {
+                    cycles.push(format!("{}: {from} uses {to}; {}", file.display(), back.join(" uses ")));
+                }
+            }
+        }
+    }
+    assert!(cycles.is_empty(), "modules use each other: {cycles:#?}");
+}
+
+#[test]
+fn ordered_modules_use_those_below_them() {
+    let (mut ordered, mut upward) = (0, Vec::new());
+    for folder in crates() {
+        let Some(root) = root(&folder).filter(|root| root.contains(IS_ORDERED)) else { continue };
+        ordered += 1;
+        let listed: Vec<&str> = root.lines().filter_map(module).collect();
+        let place = |name: &str| listed.iter().position(|listed| *listed == name);
+        for (from, used) in uses(&folder) {
+            for (to, file) in used {
+                if place(&to).zip(place(&from)).is_some_and(|(to, from)| to < from) {
+                    upward.push(format!("{}: {from} uses {to}, which is listed above it", file.display()));
+                }
+            }
+        }
+    }
+    assert!(ordered > 0, "no root module says that its modules are {IS_ORDERED}");
+    assert!(upward.is_empty(), "modules use modules above them: {upward:#?}");
+}
+
+#[test]
+fn files_are_short() {
+    let files = crates().into_iter().flat_map(|folder| files(&folder.join("src")));
+    let long: Vec<_> = files
+        .map(|file| (code(&fs::read_to_string(&file).unwrap()).lines().count(), file))
+        .filter(|(lines, _)| *lines > MAX_LINES)
+        .collect();
+    assert!(long.is_empty(), "files have more than {MAX_LINES} lines: {long:#?}");
+}
+
+#[test]
+fn paths_are_found_in_groups() {
+    let text = "use crate::{\n    a::{b, c::D},\n    e,\n    f::g,\n};\nlet x = crate::h::I;";
+    assert_eq!(paths(text), ["a", "e", "f", "h"]);
+    assert_eq!(module("pub(crate) mod accept;"), Some("accept"));
+}
+
+fn crates() -> Vec<PathBuf> {
+    let folders = fs::read_dir(CRATES).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = folders.filter(|folder| folder.join("src").is_dir()).collect();
+    assert!(found.len() > 10, "{found:?}");
+    found
+}
+
+/// Returns the text of a crate's root module.
+fn root(folder: &Path) -> Option<String> {
+    ["src/lib.rs", "src/main.rs"].iter().find_map(|file| fs::read_to_string(folder.join(file)).ok())
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found = entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+    found.filter(|file| file.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// Returns the name of the module that a line of a root module declares.
+fn module(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("pub(crate) ").or(line.strip_prefix("pub ")).unwrap_or(line);
+    line.strip_prefix("mod ")?.strip_suffix(';')
+}
+
+/// Returns a file's text without its unit tests.
+fn code(text: &str) -> &str {
+    text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(code, _)| code)
+}
+
+fn uses(folder: &Path) -> Uses {
+    let source = folder.join("src");
+    let modules: BTreeSet<String> =
+        root(folder).iter().flat_map(|root| root.lines().filter_map(module)).map(str::to_owned).collect();
+    let mut uses = Uses::new();
+    for file in files(&source) {
+        let inner = file.strip_prefix(&source).unwrap();
+        let mut parts = inner.components().map(|part| Path::new(part.as_os_str()));
+        let name = parts.next().unwrap().file_stem().unwrap().to_str().unwrap().to_owned();
+        let is_test = parts.any(|part| part == "tests.rs" || part == "tests");
+        if is_test || !modules.contains(&name) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        let lines = code(&text).lines().map(|line| line.split("//").next().unwrap_or_default());
+        let used = paths(&lines.collect::<Vec<_>>().join("\n")).into_iter();
+        let used = used.filter(|used| *used != name && modules.contains(used));
+        uses.entry(name.clone()).or_default().extend(used.map(|used| (used, file.clone())));
+    }
+    uses
+}
+
+/// Returns the first names of the paths that begin with `crate::`, also of those in braces.
+fn paths(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, start) in text.match_indices("crate::") {
+        let rest = &text[at + start.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            found.push(name(rest));
+            continue;
+        };
+        let (mut depth, mut begins) = (0, true);
+        for (at, character) in group.char_indices() {
+            match character {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                _ if begins && !character.is_whitespace() => {
+                    found.push(name(&group[at..]));
+                    begins = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+fn name(text: &str) -> String {
+    text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
+}
+
+/// Returns the modules on a path of uses from one module to another, both included.
+fn path_between(uses: &Uses, from: &str, to: &str) -> Option<Vec<String>> {
+    let mut reached = BTreeMap::from([(from.to_owned(), None::<String>)]);
+    let mut next = vec![from.to_owned()];
+    while let Some(module) = next.pop() {
+        if module == to {
+            let mut path = vec![module];
+            while let Some(Some(before)) = reached.get(&path[path.len() - 1]) {
+                path.push(before.clone());
+            }
+            path.reverse();
+            return Some(path);
+        }
+        for used in uses.get(&module).into_iter().flat_map(|used| used.keys()) {
+            if !reached.contains_key(used) {
+                reached.insert(used.clone(), Some(module.clone()));
+                next.push(used.clone());
+            }
+        }
+    }
+    None
+}
