@@ -33,7 +33,7 @@ use crate::{
         downstream::{self, Accepted, Origin},
         filter_chain_match::{self, Facts},
         inspect::{self, Findings},
-        revalidation::Admission,
+        revalidation::Revalidation,
     },
 };
 use skysail_http::{
@@ -128,7 +128,7 @@ async fn begin(
             chain: chain.clone(),
             peer: Rc::new(peer),
             snapshot: snapshot.clone(),
-            admission: Admission::new(epoch),
+            admission: Revalidation::new(epoch),
             findings: Rc::new(findings),
             entry: entry.clone(),
             side: side.clone(),

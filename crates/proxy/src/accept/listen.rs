@@ -22,7 +22,7 @@ use crate::{
     overload::{
         drain::Side,
         limit_log::{self, Limit},
-        pressure::Admission,
+        pressure::Acceptance,
     },
     worker::Worker,
 };
@@ -89,7 +89,7 @@ pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, l
                 let Some(admission) = admit(&worker, &name, source) else { continue };
                 let serve = connection::serve(worker.clone(), side.clone(), name.clone(), tcp, source);
                 match admission {
-                    Admission::Counted(admitted) => tokio::task::spawn_local(async move {
+                    Acceptance::Counted(admitted) => tokio::task::spawn_local(async move {
                         serve.await;
                         drop(admitted);
                     }),
@@ -115,21 +115,21 @@ fn bypasses(worker: &Worker, name: &str) -> bool {
 }
 
 /// Whether the process takes a connection; counts those that it does not.
-fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Admission> {
+fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Acceptance> {
     if worker.shared.pressure.is_free() {
-        return Some(Admission::Free);
+        return Some(Acceptance::Free);
     }
     let snapshot = worker.snapshot();
     let listener = snapshot.listeners.by_name.get(name);
     let roll = || worker.dice.borrow_mut().f64();
     let admission = worker.shared.pressure.admit(listener.map(|listener| &**listener), roll);
     match admission {
-        Admission::Counted(_) | Admission::Free => return Some(admission),
-        Admission::TooMany => {
+        Acceptance::Counted(_) | Acceptance::Free => return Some(admission),
+        Acceptance::TooMany => {
             worker.shard.listener(name).global_overflow.inc();
             limit_log::tell(Limit::Clients, format_args!("listener {name}, client {source}"));
         }
-        Admission::Rejected => worker.shard.listener(name).overload_reject.inc(),
+        Acceptance::Rejected => worker.shard.listener(name).overload_reject.inc(),
     }
     None
 }

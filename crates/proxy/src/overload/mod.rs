@@ -111,7 +111,7 @@ pub(crate) struct Overload {
 
 /// What to do with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Welcome {
+pub(crate) enum Admission {
     Yes,
     /// It may have waited so long that nobody waits for its answer.
     IfWanted,
@@ -142,9 +142,9 @@ impl Overload {
 
     /// A request or a connection begins. Says of a request whether it is welcome.
     #[inline]
-    pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, Welcome) {
+    pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, Admission) {
         self.under_way.set(self.under_way.get() + 1);
-        let welcome = if self.is_busy() { self.consider(now) } else { Welcome::Yes };
+        let welcome = if self.is_busy() { self.consider(now) } else { Admission::Yes };
         (UnderWay(self), welcome)
     }
 
@@ -154,14 +154,14 @@ impl Overload {
         self.many.set(if refuse { 0 } else { self.limits.under_way });
     }
 
-    fn consider(&self, now: Instant) -> Welcome {
+    fn consider(&self, now: Instant) -> Admission {
         self.wake(now);
         if self.refuses_all.get() || now < self.refusing.get() {
-            Welcome::No
+            Admission::No
         } else if self.is_late(now) {
-            Welcome::IfWanted
+            Admission::IfWanted
         } else {
-            Welcome::Yes
+            Admission::Yes
         }
     }
 
@@ -349,14 +349,17 @@ mod tests {
         overload.refusing.set(now + LIMITS.holds);
         let first = overload.begin(now);
         let second = overload.begin(now);
-        assert_eq!((first.1, second.1, overload.begin(now).1), (Welcome::Yes, Welcome::Yes, Welcome::No));
+        assert_eq!(
+            (first.1, second.1, overload.begin(now).1),
+            (Admission::Yes, Admission::Yes, Admission::No)
+        );
         drop(first);
-        assert_eq!(overload.begin(now).1, Welcome::Yes, "what was refused is no longer under way");
+        assert_eq!(overload.begin(now).1, Admission::Yes, "what was refused is no longer under way");
         let third = overload.begin(now);
-        assert_eq!((third.1, overload.begin(now).1), (Welcome::Yes, Welcome::No));
+        assert_eq!((third.1, overload.begin(now).1), (Admission::Yes, Admission::No));
         assert_eq!(
             overload.begin(now + LIMITS.holds).1,
-            Welcome::IfWanted,
+            Admission::IfWanted,
             "no probe came to say that it is still so"
         );
     }
@@ -365,9 +368,9 @@ mod tests {
     fn all_requests_are_refused_while_memory_is_short() {
         let overload = Overload::new(LIMITS);
         overload.refuse_all(true);
-        assert_eq!(overload.begin(Instant::now()).1, Welcome::No);
+        assert_eq!(overload.begin(Instant::now()).1, Admission::No);
         overload.refuse_all(false);
-        assert_eq!(overload.begin(Instant::now()).1, Welcome::Yes);
+        assert_eq!(overload.begin(Instant::now()).1, Admission::Yes);
     }
 
     #[test]
@@ -381,7 +384,7 @@ mod tests {
             (taken(now), overload.begin(now).1)
         };
         let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        let (open, shut) = ((SOME as usize, Welcome::Yes), (FEW as usize, Welcome::IfWanted));
+        let (open, shut) = ((SOME as usize, Admission::Yes), (FEW as usize, Admission::IfWanted));
         assert_eq!(after(10, 20), open);
         assert_eq!(after(40, 21), shut);
         assert_eq!(after(80, 11), shut, "above half of it");
@@ -390,7 +393,7 @@ mod tests {
         assert_eq!(after(200, 25), shut);
         assert_eq!(after(240, 25), shut);
         drop(under_way);
-        assert_eq!(after(280, 25), (MANY as usize, Welcome::Yes), "nothing is under way");
+        assert_eq!(after(280, 25), (MANY as usize, Admission::Yes), "nothing is under way");
     }
 
     #[test]
@@ -398,12 +401,12 @@ mod tests {
         let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let _under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        assert_eq!(overload.begin(start + ms(20)).1, Welcome::Yes);
-        assert_eq!(overload.begin(start + ms(21)).1, Welcome::IfWanted);
+        assert_eq!(overload.begin(start + ms(20)).1, Admission::Yes);
+        assert_eq!(overload.begin(start + ms(21)).1, Admission::IfWanted);
         overload.probed(&mut judge, start + ms(22), ms(22));
-        assert_eq!(overload.begin(start + ms(22)).1, Welcome::IfWanted);
+        assert_eq!(overload.begin(start + ms(22)).1, Admission::IfWanted);
         // The last one woke the next probe.
         overload.probed(&mut judge, start + ms(30), ms(8));
-        assert_eq!(overload.begin(start + ms(30)).1, Welcome::Yes);
+        assert_eq!(overload.begin(start + ms(30)).1, Admission::Yes);
     }
 }

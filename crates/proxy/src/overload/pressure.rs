@@ -127,7 +127,7 @@ impl Default for Pressure {
 
 /// What becomes of a connection.
 #[derive(Debug)]
-pub(crate) enum Admission {
+pub(crate) enum Acceptance {
     /// It is served, and counts until this is dropped.
     Counted(Admitted),
     /// It is served and does not count.
@@ -176,22 +176,22 @@ impl Pressure {
         self: &Arc<Self>,
         listener: Option<&Listener>,
         roll: impl FnOnce() -> f64,
-    ) -> Admission {
+    ) -> Acceptance {
         let rejected = self.rejected.load(Relaxed);
         let bypasses = listener.is_some_and(|listener| listener.bypass_overload);
         if rejected > 0 && !bypasses && roll() * WHOLE < f64::from(rejected) {
-            return Admission::Rejected;
+            return Acceptance::Rejected;
         }
-        let Some(most) = self.settings.max_connections else { return Admission::Free };
+        let Some(most) = self.settings.max_connections else { return Acceptance::Free };
         if listener.is_some_and(|listener| listener.ignore_connection_limit) {
-            return Admission::Free;
+            return Acceptance::Free;
         }
         let admitted = Admitted(Arc::clone(self));
         if self.connections.fetch_add(1, Relaxed) < most {
-            Admission::Counted(admitted)
+            Acceptance::Counted(admitted)
         } else {
             // Dropping it takes the one back.
-            Admission::TooMany
+            Acceptance::TooMany
         }
     }
 
@@ -324,9 +324,9 @@ mod tests {
         let admit = || pressure.admit(None, || 0.0);
         let first = admit();
         let _second = admit();
-        assert!(matches!(first, Admission::Counted(_)) && matches!(admit(), Admission::TooMany));
+        assert!(matches!(first, Acceptance::Counted(_)) && matches!(admit(), Acceptance::TooMany));
         drop(first);
-        assert!(matches!(admit(), Admission::Counted(_)));
+        assert!(matches!(admit(), Acceptance::Counted(_)));
     }
 
     #[test]

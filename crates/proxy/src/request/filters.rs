@@ -15,7 +15,7 @@ use crate::{
     request::{
         authorization::{self, Decision as Said, Question},
         exchange::{Client, Deadlines},
-        story::{Mark, Story},
+        story::{RequestContext, ResponseField},
     },
 };
 use skysail_http::{
@@ -66,7 +66,7 @@ enum Act<'a> {
     Require(&'a Jwt, Option<&'a Setting>),
 }
 
-impl<'a> Story<'a> {
+impl<'a> RequestContext<'a> {
     /// Lets each filter have its say, until one answers.
     pub(crate) async fn filter(&mut self, body: &mut Flow) -> Result<Filtered, Error> {
         let manager = self.manager;
@@ -198,7 +198,7 @@ impl<'a> Story<'a> {
             cors::Decision::Pass => None,
             cors::Decision::Mark(marks) => {
                 let marks = marks.into_iter();
-                self.marks.extend(marks.map(|(name, value)| Mark { name, value, besides: false }));
+                self.marks.extend(marks.map(|(name, value)| ResponseField { name, value, besides: false }));
                 None
             }
             cors::Decision::Answer(answer) => Some(Act::Answer(answer)),
@@ -392,7 +392,7 @@ impl<'a> Story<'a> {
                     self.find_route();
                 }
                 let added = std::mem::take(&mut changes.answer).into_iter();
-                self.marks.extend(added.map(|(name, value)| Mark { name, value, besides: true }));
+                self.marks.extend(added.map(|(name, value)| ResponseField { name, value, besides: true }));
                 self.visits.learn(&changes.metadata);
                 self.learn(metadata::EXT_AUTHZ, changes.metadata);
                 Ok(Filtered::Go)

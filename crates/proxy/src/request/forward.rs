@@ -14,7 +14,7 @@ use crate::{
     request::{
         exchange::{Client, Deadlines},
         hop, mirror,
-        story::Story,
+        story::RequestContext,
         tunnel,
     },
     tcp::Tunnel,
@@ -99,7 +99,7 @@ impl From<Error> for Failure {
     }
 }
 
-impl Story<'_> {
+impl RequestContext<'_> {
     /// Sends the request on, again if the policy says so, and passes the answer back.
     pub(crate) async fn forward(
         &mut self,

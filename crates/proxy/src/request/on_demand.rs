@@ -12,7 +12,7 @@ use crate::{
     overload::limit_log::{self, Limit},
     request::{
         exchange::{Client, Deadlines},
-        story::Story,
+        story::RequestContext,
     },
 };
 use skysail_http::{flow::Flow, timer};
@@ -25,7 +25,7 @@ use skysail_policy::{
 /// Requests wait a little longer for a virtual host than the control thread lets them.
 const LONGEST_ASK: Duration = Duration::from_secs(6);
 
-impl Story<'_> {
+impl RequestContext<'_> {
     /// Returns what is known of the request's virtual host; `Settled` if the route that was found applies.
     pub(crate) fn standing(&self) -> Standing {
         let table = match &self.found {

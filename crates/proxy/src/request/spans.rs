@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     call::export,
-    request::story::Story,
+    request::story::RequestContext,
     telemetry::span::{Outcome, Span, Tags, Teller},
 };
 use skysail_http::{
@@ -73,7 +73,7 @@ impl Trace<'_> {
     }
 }
 
-impl<'a> Story<'a> {
+impl<'a> RequestContext<'a> {
     /// Decides whether the request is traced, once its route is known.
     pub(crate) fn begin_trace(&mut self, tracing: &'a Tracing) {
         let found = self.found.ok().map(|found| found.route);

@@ -1,6 +1,6 @@
 //! The story of a request in its phases: route → filter → pick → upstream → respond.
 //!
-//! What is decided is decided before anything is sent. A failure anywhere comes back to [`Story::tell`] as an
+//! What is decided is decided before anything is sent. A failure anywhere comes back to [`RequestContext::tell`] as an
 //! [`Error`] and is answered in one place, and at the end every request is told in one record. How a request
 //! is forwarded, with its tries, is in `forward`.
 
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     overload::{
-        UnderWay, Welcome,
+        Admission, UnderWay,
         limit_log::{self, Limit},
     },
     request::{
@@ -34,7 +34,7 @@ use crate::{
     worker::{
         Worker,
         downstream::Downstream,
-        revalidation::{Admission, Visits},
+        revalidation::{Revalidation, Visits},
     },
 };
 use skysail_http::{
@@ -63,7 +63,7 @@ use skysail_policy::{
 };
 
 /// One request, from its head to its record.
-pub(crate) struct Story<'a> {
+pub(crate) struct RequestContext<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
@@ -73,7 +73,7 @@ pub(crate) struct Story<'a> {
     pub(crate) head: &'a mut RequestHead,
     pub(crate) response: &'a mut ResponseHead,
     pub(crate) started: Instant,
-    pub(crate) told: Told<'a>,
+    pub(crate) told: RequestOutcome<'a>,
     /// The connection may serve another request.
     pub(crate) keep: bool,
     /// This hop's element of `x-forwarded-client-cert`.
@@ -82,7 +82,7 @@ pub(crate) struct Story<'a> {
     pub(crate) client: IpAddr,
     pub(crate) found: Result<Found<'a>, Missing>,
     /// Fields that filters have for the answer.
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<ResponseField>,
     /// What filters found out, by their names.
     pub(crate) metadata: Option<Box<Map<String, Value>>>,
     pub(crate) start: SystemTime,
@@ -90,19 +90,19 @@ pub(crate) struct Story<'a> {
     /// The client speaks gRPC-Web.
     pub(crate) web: Option<Web>,
     /// Whether it is still admitted.
-    pub(crate) admission: Admission,
+    pub(crate) admission: Revalidation,
     /// What the filters did with it.
     pub(crate) visits: Visits<'a>,
     /// What may compress the answer, and whether the client accepts that.
     pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// How it is traced, where requests are.
     pub(crate) trace: Option<Box<Trace<'a>>>,
-    welcome: Welcome,
+    welcome: Admission,
     _under_way: UnderWay<'a>,
 }
 
 /// What the requests of a connection have in common.
-pub(crate) struct Terms<'a> {
+pub(crate) struct ConnectionScope<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
@@ -114,7 +114,7 @@ pub(crate) struct Terms<'a> {
 }
 
 /// A field that a filter has for the answer.
-pub(crate) struct Mark {
+pub(crate) struct ResponseField {
     pub(crate) name: Box<str>,
     pub(crate) value: Box<[u8]>,
     /// Besides others of its name, not instead of them.
@@ -123,7 +123,7 @@ pub(crate) struct Mark {
 
 /// What the record says at the end, as it becomes known.
 #[derive(Default)]
-pub(crate) struct Told<'a> {
+pub(crate) struct RequestOutcome<'a> {
     pub(crate) status: u16,
     pub(crate) flags: Flags,
     pub(crate) details: Cow<'static, str>,
@@ -147,15 +147,15 @@ pub(crate) struct Told<'a> {
     pub(crate) asked: bool,
 }
 
-impl<'a> Story<'a> {
+impl<'a> RequestContext<'a> {
     /// A request whose head has been read.
     pub(crate) fn new(
-        terms: Terms<'a>,
+        terms: ConnectionScope<'a>,
         downstream: &'a mut Downstream,
         head: &'a mut RequestHead,
         response: &'a mut ResponseHead,
     ) -> Self {
-        let Terms { worker, manager, snapshot, renewed, counters, forwarded_cert } = terms;
+        let ConnectionScope { worker, manager, snapshot, renewed, counters, forwarded_cert } = terms;
         let started = Instant::now();
         let (under_way, welcome) = worker.overload.begin(started);
         Self {
@@ -172,7 +172,7 @@ impl<'a> Story<'a> {
             response,
             started,
             start: SystemTime::now(),
-            told: Told::default(),
+            told: RequestOutcome::default(),
             keep: false,
             forwarded_cert,
             found: Err(Missing::Route),
@@ -212,15 +212,15 @@ impl<'a> Story<'a> {
 
     async fn serve(&mut self, body: &mut Flow, upgrade: Option<Box<str>>) -> Result<(), Error> {
         match self.welcome {
-            Welcome::Yes => {}
-            Welcome::IfWanted => {
+            Admission::Yes => {}
+            Admission::IfWanted => {
                 let wire = &mut self.downstream.wire;
                 if poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
                     return Err(Error::new(Kind::DownstreamClosed));
                 }
             }
-            Welcome::No if self.downstream.origin.listener.bypass_overload => {}
-            Welcome::No => {
+            Admission::No if self.downstream.origin.listener.bypass_overload => {}
+            Admission::No => {
                 self.counters.rq_overload_close.inc();
                 return Err(Error::new(Kind::Overloaded));
             }
@@ -556,7 +556,7 @@ impl<'a> Story<'a> {
 
     /// The last touches to an answer: what filters have to say, then what every answer has.
     pub(crate) fn finish(&mut self, now: Instant) {
-        for Mark { name, value, besides } in self.marks.drain(..) {
+        for ResponseField { name, value, besides } in self.marks.drain(..) {
             if besides {
                 self.response.append(&name, &value);
             } else {

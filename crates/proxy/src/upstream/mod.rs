@@ -27,7 +27,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::upstream::pool::{Full, Host, Link, Place, Pool, Terms, Upstream, bump};
+use crate::upstream::pool::{Full, Host, Link, Place, Pool, Upstream, UpstreamTls, bump};
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
@@ -135,7 +135,7 @@ fn is_own(pool: &Pool) -> bool {
     pool.cluster.proxy_protocol.is_some()
 }
 
-fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&Terms>) -> Option<Upstream> {
+fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> Option<Upstream> {
     if is_own(pool) {
         return None;
     }
@@ -212,7 +212,7 @@ async fn open(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
     offer: &Offer,
-    tls: Option<Terms>,
+    tls: Option<UpstreamTls>,
     dialer: &Dialer,
     place: Place,
 ) -> Result<Upstream, Error> {
@@ -294,7 +294,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
 async fn establish(
     pool: &Pool,
     endpoint: &Endpoint,
-    tls: Option<&Terms>,
+    tls: Option<&UpstreamTls>,
     ends: Option<Ends>,
     dialer: &Dialer,
 ) -> Result<(Stream, Peer), Error> {
@@ -306,7 +306,7 @@ async fn establish(
         tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
     }
     let mut stream = Stream::new(tcp);
-    let Some(Terms { config, host }) = tls else { return Ok((stream, Peer::plain())) };
+    let Some(UpstreamTls { config, host }) = tls else { return Ok((stream, Peer::plain())) };
     let name = server_name(endpoint, host.as_deref())?;
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
@@ -422,14 +422,14 @@ fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
     keepalive
 }
 
-fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<Terms>, Error> {
+fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, Error> {
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {
         let cause = "TLS error: the certificates for this cluster have not arrived yet";
         return Err(Error::caused(Kind::ConnectFailed, cause));
     };
-    Ok(Some(Terms { config: offer.config(configs).clone(), host: offer.host.clone() }))
+    Ok(Some(UpstreamTls { config: offer.config(configs).clone(), host: offer.host.clone() }))
 }
 
 /// The name of the host that a request asks for; `None` if it is an address, which TLS does not send (RFC 6066, section 3).
@@ -443,7 +443,7 @@ fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
 
 /// Whether the roots of now vouch for the server of a connection.
 pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
-    let (Some(Terms { config, host }), Some(certificate)) = (&link.tls, &link.peer.certificate) else {
+    let (Some(UpstreamTls { config, host }), Some(certificate)) = (&link.tls, &link.peer.certificate) else {
         return true;
     };
     let Ok(name) = server_name(&link.host.endpoint, host.as_deref()) else { return true };

@@ -119,7 +119,7 @@ pub struct HostStats {
 pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
-    pub(crate) tls: Option<Terms>,
+    pub(crate) tls: Option<UpstreamTls>,
     opened: Instant,
     /// Requests it has served.
     pub(crate) served: Cell<u32>,
@@ -134,7 +134,7 @@ pub(crate) struct Link {
 
 /// How a connection begins TLS.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct UpstreamTls {
     pub(crate) config: Arc<Connector>,
     /// The host that the server is asked for, where it depends on the request (`auto_sni`).
     pub(crate) host: Option<Box<str>>,
@@ -279,7 +279,7 @@ impl Pool {
     }
 
     /// An idle connection that can be used.
-    pub(crate) fn take(&self, host: &Host, tls: Option<&Terms>) -> Option<Upstream> {
+    pub(crate) fn take(&self, host: &Host, tls: Option<&UpstreamTls>) -> Option<Upstream> {
         loop {
             let mut idle = host.idle.borrow_mut();
             let index = idle.iter().rposition(|upstream| upstream.link.asks_as(tls))?;
@@ -308,7 +308,7 @@ impl Pool {
     }
 
     /// A share of a connection of HTTP/2.
-    pub(crate) fn share(&self, host: &Host, tls: Option<&Terms>) -> Option<Upstream> {
+    pub(crate) fn share(&self, host: &Host, tls: Option<&UpstreamTls>) -> Option<Upstream> {
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
         let streams = self.cluster.http2.max_streams as usize;
@@ -341,7 +341,7 @@ impl Pool {
     }
 
     /// A new connection, at the place that [`Self::admit`] gave.
-    pub(crate) fn opened(place: Place, stream: &Stream, peer: Peer, tls: Option<Terms>) -> Rc<Link> {
+    pub(crate) fn opened(place: Place, stream: &Stream, peer: Peer, tls: Option<UpstreamTls>) -> Rc<Link> {
         bump(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
         place.pool.stats.cx_active.inc();
@@ -451,7 +451,7 @@ impl Multiplexed {
 
 impl Link {
     /// Whether it was made with this TLS configuration.
-    fn uses(&self, tls: Option<&Terms>) -> bool {
+    fn uses(&self, tls: Option<&UpstreamTls>) -> bool {
         match (&self.tls, tls) {
             (None, None) => true,
             (Some(a), Some(b)) => Arc::ptr_eq(&a.config, &b.config),
@@ -460,7 +460,7 @@ impl Link {
     }
 
     /// Whether its server was asked for by the same host, if it was by any.
-    fn asks_as(&self, tls: Option<&Terms>) -> bool {
+    fn asks_as(&self, tls: Option<&UpstreamTls>) -> bool {
         let own = self.tls.as_ref().and_then(|own| own.host.as_deref());
         own == tls.and_then(|tls| tls.host.as_deref())
     }

@@ -20,7 +20,7 @@ use crate::{
         Worker,
         filter_chain_match::{self, Facts},
         inspect::Findings,
-        revalidation::{Admission, Refusal},
+        revalidation::{Refusal, Revalidation},
     },
 };
 use skysail_http::{proxy_protocol::Ends, socket::Stream, timer::Timer, wire::Wire};
@@ -64,7 +64,7 @@ pub(crate) struct Origin {
     /// The configuration the chain is from.
     pub(crate) snapshot: Rc<Snapshot>,
     /// Whether the connection is still admitted. What begins on it begins with this.
-    pub(crate) admission: Admission,
+    pub(crate) admission: Revalidation,
     pub(crate) findings: Rc<Findings>,
     /// The listener whose socket it came in by.
     pub(crate) entry: Arc<str>,
@@ -207,7 +207,7 @@ impl Origin {
         renewed.chain = self.select(&listener)?.clone();
         self.admit(&renewed.chain, worker)?;
         (renewed.listener, renewed.snapshot) = (listener, snapshot);
-        renewed.admission = Admission::new(worker.epoch());
+        renewed.admission = Revalidation::new(worker.epoch());
         Ok(renewed)
     }
 

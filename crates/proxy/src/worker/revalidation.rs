@@ -3,7 +3,7 @@
 //! A policy, a filter chain or a trusted root that changes concerns connections, tunnels and requests that were admitted
 //! before. Each configuration that may judge otherwise begins an *epoch* on each worker ([`Worker::epoch`]). The tasks of all
 //! connections are then woken, a few at a time ([`wake`]), and whoever is woken in a new epoch judges itself by the
-//! configuration of now ([`Admission`]). What would not be admitted may go on for a drain time
+//! configuration of now ([`Revalidation`]). What would not be admitted may go on for a drain time
 //! (`skysail.admission.drain_ms`), and is then closed, counted and logged with the reason ([`Refusal`]).
 //!
 //! Between changes this costs a comparison whenever something open is polled.
@@ -65,14 +65,14 @@ impl fmt::Display for Refusal {
 
 /// Whether something open is admitted.
 #[derive(Clone, Debug)]
-pub(crate) struct Admission {
+pub(crate) struct Revalidation {
     /// When it was last judged.
     epoch: u32,
     /// Boxed, as it is seldom there.
     revoked: Option<Box<(Instant, Refusal)>>,
 }
 
-impl Admission {
+impl Revalidation {
     /// Of something that was admitted in this epoch.
     pub(crate) fn new(epoch: u32) -> Self {
         Self { epoch, revoked: None }

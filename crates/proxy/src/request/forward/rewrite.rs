@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Way;
-use crate::request::story::Story;
+use crate::request::story::RequestContext;
 use skysail_http::head;
 use skysail_policy::{
     config::route::{HostRewrite, Rewrite, RouteMatch},
@@ -23,7 +23,7 @@ impl Way<'_> {
     }
 }
 
-impl Story<'_> {
+impl RequestContext<'_> {
     /// Changes of the request's head, in Envoy's order.
     pub(super) fn rewrite(&mut self, way: &Way<'_>) {
         let found = way.found;

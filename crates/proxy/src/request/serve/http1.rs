@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a downstream connection: requests one after the other, each told by [`Story`].
+//! HTTP/1.1 on a downstream connection: requests one after the other, each told by [`RequestContext`].
 
 use std::{
     cell::OnceCell,
@@ -17,7 +17,7 @@ use crate::{
     overload::drain::Registered,
     request::{
         hop,
-        story::{Story, Terms},
+        story::{ConnectionScope, RequestContext},
     },
     worker::{
         Worker,
@@ -141,7 +141,7 @@ async fn requests(
         counters.rq_active.inc();
         let snapshot = downstream.origin.snapshot.clone();
         let renewed = OnceCell::new();
-        let terms = Terms {
+        let terms = ConnectionScope {
             worker,
             manager,
             snapshot: &snapshot,
@@ -149,7 +149,7 @@ async fn requests(
             counters: &counters,
             forwarded_cert: forwarded_cert.as_deref(),
         };
-        let mut story = Story::new(terms, downstream, &mut head, &mut response);
+        let mut story = RequestContext::new(terms, downstream, &mut head, &mut response);
         let keep = story.tell(framing, connection, last).await;
         drop(story);
         counters.rq_active.dec();

@@ -17,7 +17,7 @@ use crate::{
         drain::FAREWELL,
         limit_log::{self, Limit},
     },
-    request::story::{Story, Terms},
+    request::story::{ConnectionScope, RequestContext},
     worker::{
         Worker,
         downstream::{self, Accepted, Downstream, Origin},
@@ -251,7 +251,7 @@ async fn tell(
     let snapshot = origin.snapshot.clone();
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
     let renewed = OnceCell::new();
-    let terms = Terms {
+    let terms = ConnectionScope {
         worker: &worker,
         manager: &manager,
         snapshot: &snapshot,
@@ -259,7 +259,7 @@ async fn tell(
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };
-    let mut story = Story::new(terms, &mut downstream, &mut head, &mut response);
+    let mut story = RequestContext::new(terms, &mut downstream, &mut head, &mut response);
     Box::pin(story.tell(framing, ConnectionOptions { close: false, upgrade }, false)).await;
     drop(story);
     counters.rq_active.dec();

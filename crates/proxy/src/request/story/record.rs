@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Story;
+use super::RequestContext;
 use crate::{call::export, upstream::pool::bump};
 use skysail_http::{grpc_status, head::ResponseHead};
 use skysail_policy::{
@@ -10,7 +10,7 @@ use skysail_policy::{
     record::{Context, Record},
 };
 
-impl Story<'_> {
+impl RequestContext<'_> {
     /// Returns the record of the request up to now.
     pub(crate) fn record(&self) -> Record<'_> {
         let (told, origin) = (&self.told, &self.downstream.origin);
