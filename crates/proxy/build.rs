@@ -160,7 +160,7 @@ fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String>
             let (number, field) = (field.number(), field.name());
             writeln!(
                 code,
-                "        Field {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule} }},"
+                "        ProtoField {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule} }},"
             )?;
         }
         code.push_str("    ] },\n");

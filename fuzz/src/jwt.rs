@@ -12,7 +12,7 @@ use skysail_http::{
     head::RequestHead,
     http1::{HeadLimits, parse},
 };
-use skysail_policy::{config::jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source}, jwt::{Outcome, apply, check, sanitize}};
+use skysail_policy::{config::jwt::{Jwt, KeySet, Keys, JwtProvider, Requirement, Source}, jwt::{JwtOutcome, apply, check, sanitize}};
 
 /// When the requests come.
 const NOW: u64 = 1_000_000_000;
@@ -22,7 +22,7 @@ const KEYS: &[u8] = br#"{"keys": [{"kty": "oct", "kid": "k", "k": "c2VjcmV0"}]}"
 
 static JWT: LazyLock<Jwt> = LazyLock::new(|| Jwt {
     fingerprint: 0,
-    providers: vec![Provider {
+    providers: vec![JwtProvider {
         name: "p".into(),
         issuer: Some("a".into()),
         audiences: vec!["b".into()],
@@ -57,9 +57,9 @@ pub fn jwt(data: &[u8]) {
     let Some(mut head) = request(*place, &token) else { return };
     sanitize(&JWT, &mut head);
     match check(&JWT, &Requirement::Provider(0, None), &head, NOW, &[]) {
-        Outcome::NeedsKeys(_) => panic!("they are here"),
-        Outcome::Refused(status) => assert!(matches!(status.http(), 401 | 403)),
-        Outcome::Pass(good) => {
+        JwtOutcome::NeedsKeys(_) => panic!("they are here"),
+        JwtOutcome::Refused(status) => assert!(matches!(status.http(), 401 | 403)),
+        JwtOutcome::Pass(good) => {
             let (header, claims) = signed.unwrap_or_else(|| panic!("nobody signed this: {head:?}"));
             let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
             let (header, claims) = (read(header), read(claims));

@@ -21,7 +21,7 @@ use skysail_http::{
     proxy_protocol::{self as proxy_headers, Ends, ProxyVersion},
 };
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
-use skysail_policy::{config::{http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader}, listener::Direction, trace::RequestIdUse}, format as formats, path::{Outcome, normalize}, peer, record::{Context, Record}};
+use skysail_policy::{config::{http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader}, listener::Direction, trace::RequestIdUse}, format as formats, path::{Normalization, normalize}, peer, record::{Context, Record}};
 use skysail_proxy::fuzzing::{self, Resource};
 
 pub use http1::{http1_request, http1_response};
@@ -183,12 +183,12 @@ pub fn path(data: &[u8]) {
     for escaped_slashes in [EscapedSlashes::Keep, EscapedSlashes::UnescapeAndForward] {
         let manager = manager(escaped_slashes);
         let mut head = RequestHead::build("GET", &path, "a", &[]);
-        if normalize(&manager, &mut head) == Outcome::Reject {
+        if normalize(&manager, &mut head) == Normalization::Reject {
             continue;
         }
         let once = head.path().to_owned();
         assert!(once.starts_with('/') && once.ends_with(query), "{before:?} with {query:?} became {once:?}");
-        assert_eq!(normalize(&manager, &mut head), Outcome::Go, "{path:?}, twice");
+        assert_eq!(normalize(&manager, &mut head), Normalization::Go, "{path:?}, twice");
         assert_eq!(head.path(), once, "{path:?}, twice");
         let plain = once.as_bytes()[..once.len() - query.len()].to_vec();
         assert!(!has_dot_segments(&plain), "{path:?} became {once:?}");

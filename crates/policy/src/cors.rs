@@ -8,7 +8,7 @@ pub type Marks = Vec<(Box<str>, Box<[u8]>)>;
 
 /// What becomes of a request under a CORS policy.
 #[derive(Debug)]
-pub enum Decision {
+pub enum CorsDecision {
     /// It has nothing to do with CORS, or its origin is not allowed: it goes on as it is.
     Pass,
     /// It goes on, and its answer gets these.
@@ -25,16 +25,16 @@ pub fn is_preflight(head: &RequestHead) -> bool {
 }
 
 /// Looks at a request.
-pub fn decide(cors: &Cors, head: &RequestHead) -> Decision {
+pub fn decide(cors: &Cors, head: &RequestHead) -> CorsDecision {
     let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
-        return Decision::Pass;
+        return CorsDecision::Pass;
     };
     let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
     match (is_preflight(head), allowed) {
-        (true, true) => Decision::Answer(preflight_answer(cors, origin)),
-        (true, false) if !cors.forward_unmatched => Decision::Answer(ResponseHead::build(200, &[])),
-        (false, true) => Decision::Mark(marks(cors, origin)),
-        _ => Decision::Pass,
+        (true, true) => CorsDecision::Answer(preflight_answer(cors, origin)),
+        (true, false) if !cors.forward_unmatched => CorsDecision::Answer(ResponseHead::build(200, &[])),
+        (false, true) => CorsDecision::Mark(marks(cors, origin)),
+        _ => CorsDecision::Pass,
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     fn preflights_are_answered() {
         let ask = [("origin", "https://a.example"), ("access-control-request-method", "POST")];
         let head = RequestHead::build("OPTIONS", "/", "h", &ask);
-        let Decision::Answer(answer) = decide(&cors(true), &head) else { panic!("not answered") };
+        let CorsDecision::Answer(answer) = decide(&cors(true), &head) else { panic!("not answered") };
         let fields: Vec<_> = answer
             .iter()
             .map(|(name, value)| {
@@ -113,15 +113,15 @@ mod tests {
     fn others_pass_or_are_marked() {
         let head = |method, fields: &[(&str, &str)]| RequestHead::build(method, "/", "h", fields);
         let stranger = [("origin", "https://b.example"), ("access-control-request-method", "POST")];
-        assert!(matches!(decide(&cors(true), &head("GET", &[])), Decision::Pass));
-        assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), Decision::Pass));
+        assert!(matches!(decide(&cors(true), &head("GET", &[])), CorsDecision::Pass));
+        assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), CorsDecision::Pass));
         assert!(matches!(
             decide(&cors(false), &head("OPTIONS", &stranger)),
-            Decision::Answer(answer) if answer.is_empty()
+            CorsDecision::Answer(answer) if answer.is_empty()
         ));
-        assert!(matches!(decide(&cors(true), &head("GET", &stranger)), Decision::Pass));
+        assert!(matches!(decide(&cors(true), &head("GET", &stranger)), CorsDecision::Pass));
         let friend = head("GET", &[("origin", "https://a.example")]);
-        let Decision::Mark(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
+        let CorsDecision::Mark(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
         assert!(marks.contains(&("access-control-expose-headers".into(), b"x-bar".as_slice().into())));
     }
 }

@@ -134,7 +134,7 @@ pub struct Expression {
 #[derive(Debug, Default)]
 struct Uses {
     /// Variables with the fields that are asked for.
-    attributes: Vec<(&'static str, Vec<Asked>)>,
+    attributes: Vec<(&'static str, Vec<AttributeUse>)>,
     /// What nobody knows.
     unknown: Vec<String>,
     /// How deep it is.
@@ -143,7 +143,7 @@ struct Uses {
 
 /// A field of an attribute that an expression reads.
 #[derive(Debug)]
-pub struct Asked {
+pub struct AttributeUse {
     /// Its name.
     pub field: &'static str,
     /// Keys that the expression reads of it by name, for example names of headers.
@@ -198,12 +198,12 @@ impl Expression {
     }
 
     /// Returns whether its value is `true`. `attribute` gives the value of an attribute by its variable and field.
-    pub fn holds(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> bool {
+    pub fn holds(&self, attribute: impl Fn(&str, &AttributeUse) -> Option<Value>) -> bool {
         matches!(self.evaluate(attribute), Ok(Value::Bool(true)))
     }
 
     /// Returns its value as text, or `None` if the evaluation fails or the value is a list, a map or null.
-    pub fn text(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> Option<String> {
+    pub fn text(&self, attribute: impl Fn(&str, &AttributeUse) -> Option<Value>) -> Option<String> {
         Some(match self.evaluate(attribute).ok()? {
             Value::String(text) => text.as_str().to_owned(),
             Value::Int(number) => number.to_string(),
@@ -216,11 +216,14 @@ impl Expression {
     }
 
     /// Returns the attributes that it reads: variables with the fields read of each.
-    pub fn attributes(&self) -> impl Iterator<Item = (&'static str, &[Asked])> {
+    pub fn attributes(&self) -> impl Iterator<Item = (&'static str, &[AttributeUse])> {
         self.uses.attributes.iter().map(|(root, fields)| (*root, fields.as_slice()))
     }
 
-    fn evaluate(&self, attribute: impl Fn(&str, &Asked) -> Option<Value>) -> Result<Value, ExecutionError> {
+    fn evaluate(
+        &self,
+        attribute: impl Fn(&str, &AttributeUse) -> Option<Value>,
+    ) -> Result<Value, ExecutionError> {
         let mut variables = cel::Context::with_env(Arc::clone(&FUNCTIONS));
         for (root, fields) in self.attributes() {
             let there = fields.iter().filter_map(|asked| Some((asked.field, attribute(root, asked)?)));
@@ -328,7 +331,7 @@ impl Uses {
             (Some(asked), None) => asked.all = true,
             (None, key) => {
                 let keys = key.map(str::to_owned).into_iter().collect();
-                fields.push(Asked { field, keys, all: key.is_none() });
+                fields.push(AttributeUse { field, keys, all: key.is_none() });
             }
         }
     }

@@ -12,14 +12,14 @@ use skysail_http::head::RequestHead;
 
 /// What befalls a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
+pub struct FaultDecision {
     /// It waits so long first.
     pub delay: Option<Duration>,
     /// Then it is answered so.
     pub abort: Option<Abort>,
 }
 
-impl Decision {
+impl FaultDecision {
     /// The failure that an abort is.
     pub fn failure(&self) -> Option<Kind> {
         self.abort.map(|abort| match abort {
@@ -30,13 +30,13 @@ impl Decision {
 }
 
 /// Throws the dice for a request; delay and abort each have their own.
-pub fn decide(fault: &Fault, head: &RequestHead, dice: &mut fastrand::Rng) -> Decision {
+pub fn decide(fault: &Fault, head: &RequestHead, dice: &mut fastrand::Rng) -> FaultDecision {
     if !matching::headers(&fault.headers, head) {
-        return Decision::default();
+        return FaultDecision::default();
     }
     let delay = fault.delay.filter(|(share, _)| roll(dice, *share)).map(|(_, delay)| delay);
     let abort = fault.abort.filter(|(share, _)| roll(dice, *share)).map(|(_, abort)| abort);
-    Decision { delay, abort }
+    FaultDecision { delay, abort }
 }
 
 #[cfg(test)]
@@ -61,8 +61,8 @@ mod tests {
             headers: vec![header],
         };
         let mut dice = fastrand::Rng::with_seed(7);
-        assert_eq!(decide(&fault, &head, &mut dice), Decision { delay: Some(second), abort: None });
-        assert_eq!(decide(&fault, &other, &mut dice), Decision::default());
+        assert_eq!(decide(&fault, &head, &mut dice), FaultDecision { delay: Some(second), abort: None });
+        assert_eq!(decide(&fault, &other, &mut dice), FaultDecision::default());
 
         let fault = Fault { delay: None, abort: Some((250_000, Abort::Http(500))), headers: Vec::new() };
         let aborted = (0..10_000).filter(|_| decide(&fault, &head, &mut dice).abort.is_some()).count();

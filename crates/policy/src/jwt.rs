@@ -18,7 +18,7 @@ use skysail_identity::jwks::Mismatch;
 
 use crate::{
     config::{
-        jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+        jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
         route::Setting,
     },
     route,
@@ -108,7 +108,7 @@ impl Status {
 /// A good token.
 #[derive(Debug)]
 pub struct Good<'a> {
-    provider: &'a Provider,
+    provider: &'a JwtProvider,
     source: &'a Source,
     header: Value,
     claims: Value,
@@ -117,7 +117,7 @@ pub struct Good<'a> {
 
 /// What a check came to.
 #[derive(Debug)]
-pub enum Outcome<'a> {
+pub enum JwtOutcome<'a> {
     /// The request may go on; these are its tokens.
     Pass(Vec<Good<'a>>),
     /// It may not.
@@ -203,7 +203,7 @@ pub fn check<'a>(
     head: &RequestHead,
     now: u64,
     failed: &[usize],
-) -> Outcome<'a> {
+) -> JwtOutcome<'a> {
     Check { jwt, head, now, failed, signatures: None }.outcome(requirement)
 }
 
@@ -214,17 +214,17 @@ pub fn check_again<'a>(
     head: &RequestHead,
     now: u64,
     signatures: &Signatures,
-) -> Outcome<'a> {
+) -> JwtOutcome<'a> {
     Check { jwt, head, now, failed: &[], signatures: Some(signatures) }.outcome(requirement)
 }
 
 impl<'a> Check<'a, '_> {
-    fn outcome(&self, requirement: &'a Requirement) -> Outcome<'a> {
+    fn outcome(&self, requirement: &'a Requirement) -> JwtOutcome<'a> {
         let mut good = Vec::new();
         match self.meets(requirement, &mut good) {
-            Ok(()) => Outcome::Pass(good),
-            Err(Stop::Status(status)) => Outcome::Refused(status),
-            Err(Stop::NeedsKeys(provider)) => Outcome::NeedsKeys(provider),
+            Ok(()) => JwtOutcome::Pass(good),
+            Err(Stop::Status(status)) => JwtOutcome::Refused(status),
+            Err(Stop::NeedsKeys(provider)) => JwtOutcome::NeedsKeys(provider),
         }
     }
 
@@ -405,7 +405,7 @@ fn seconds(claim: &Value) -> Option<Option<u64>> {
 
 /// The tokens in the places where a provider has them. A place that holds several holds none that is valid: the upstream
 /// might use another one than was verified.
-fn tokens<'a>(provider: &'a Provider, head: &RequestHead) -> Vec<(&'a Source, String)> {
+fn tokens<'a>(provider: &'a JwtProvider, head: &RequestHead) -> Vec<(&'a Source, String)> {
     let mut tokens = Vec::new();
     for source in &provider.from {
         let token = match source {

@@ -9,7 +9,7 @@ use std::{
 
 use crate::config::{
     Endpoint, Endpoints,
-    health::{Cause, Comparison, Limit, Outlier, Rate, Track, millis},
+    health::{Cause, HealthComparison, Limit, Outlier, Rate, Track, millis},
 };
 
 #[cfg(test)]
@@ -17,7 +17,7 @@ pub(crate) mod tests;
 
 /// How an endpoint did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum UpstreamResult {
     /// It answered with this status.
     Answered(u16),
     /// A connection came about, and nothing is known of what it carries.
@@ -33,13 +33,13 @@ pub enum Outcome {
 
 /// What was done about an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EjectionVerdict {
     /// It is ejected.
     Ejected {
         /// For so long at least.
         term: Duration,
         /// By how much the number of those ejected has changed since it was told last.
-        change: Change,
+        change: EjectionChange,
     },
     /// It stays, as too many are ejected already.
     Overflow,
@@ -50,34 +50,34 @@ pub enum Verdict {
 }
 
 /// A difference of numbers: added to what was told before, it makes what is (both wrap).
-pub type Change = u64;
+pub type EjectionChange = u64;
 
 /// Takes notice of how an endpoint did, and tells of what is too much.
-pub fn note(outlier: &Outlier, track: &Track, outcome: Outcome, mut detected: impl FnMut(Cause)) {
+pub fn note(outlier: &Outlier, track: &Track, outcome: UpstreamResult, mut detected: impl FnMut(Cause)) {
     if outlier.split {
         match outcome {
-            Outcome::Answered(_) | Outcome::Connected => connected(track, true),
-            Outcome::Failed { connected: before } => {
+            UpstreamResult::Answered(_) | UpstreamResult::Connected => connected(track, true),
+            UpstreamResult::Failed { connected: before } => {
                 if before {
                     connected(track, true);
                 }
                 local_failure(outlier, track, &mut detected);
             }
-            Outcome::Late => {
+            UpstreamResult::Late => {
                 connected(track, true);
                 local_failure(outlier, track, &mut detected);
             }
         }
-        if let Outcome::Answered(status) = outcome {
+        if let UpstreamResult::Answered(status) = outcome {
             answered(outlier, track, status, detected);
         }
         return;
     }
     let status = match outcome {
-        Outcome::Answered(status) => status,
-        Outcome::Connected => 200,
-        Outcome::Failed { .. } => 503,
-        Outcome::Late => 504,
+        UpstreamResult::Answered(status) => status,
+        UpstreamResult::Connected => 200,
+        UpstreamResult::Failed { .. } => 503,
+        UpstreamResult::Late => 504,
     };
     answered(outlier, track, status, detected);
 }
@@ -143,18 +143,18 @@ pub fn eject(
     cause: Cause,
     now: Instant,
     dice: &mut fastrand::Rng,
-) -> Verdict {
+) -> EjectionVerdict {
     let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
     if track.is_ejected() || active.is_none() {
-        return Verdict::Already;
+        return EjectionVerdict::Already;
     }
     let (all, ejected) = census(endpoints);
     let first = outlier.always_one && ejected == 0;
     if !first && 100 * (ejected + 1) > outlier.max_percent as usize * all {
-        return Verdict::Overflow;
+        return EjectionVerdict::Overflow;
     }
     if dice.u32(..100) >= outlier.enforcing(cause) {
-        return Verdict::Spared;
+        return EjectionVerdict::Spared;
     }
     let multiple = track.multiple.load(Relaxed);
     // It grows as long as the time does.
@@ -168,7 +168,7 @@ pub fn eject(
     track.jitter.store(jitter, Relaxed);
     track.ejected.store(millis(now), Relaxed);
     outlier.state.version.fetch_add(1, Relaxed);
-    Verdict::Ejected { term: outlier.term(track), change: tell(&mut active, ejected + 1) }
+    EjectionVerdict::Ejected { term: outlier.term(track), change: tell(&mut active, ejected + 1) }
 }
 
 /// Looks after the endpoints at the end of an interval: takes back those whose time is over, and tells of those that do
@@ -179,7 +179,7 @@ pub fn look_after<'a>(
     now: Instant,
     mut taken_back: impl FnMut(&'a Endpoint),
     mut detected: impl FnMut(&'a Endpoint, &'a Track, Cause),
-) -> Change {
+) -> EjectionChange {
     let tracked: Vec<_> =
         endpoints.iter().filter_map(|endpoint| Some((&**endpoint, endpoint.track.as_deref()?))).collect();
     let change = {
@@ -216,7 +216,7 @@ pub fn look_after<'a>(
                 (!track.is_ejected()).then_some((*endpoint, *track, all, percent))
             })
             .collect();
-        let enough = |comparison: &Comparison| {
+        let enough = |comparison: &HealthComparison| {
             let with: Vec<_> = rates.iter().filter(|rate| rate.2 >= comparison.requests).collect();
             if with.len() >= comparison.hosts as usize { with } else { Vec::new() }
         };
@@ -238,12 +238,12 @@ pub fn look_after<'a>(
 }
 
 /// The cluster is gone: nobody is ejected any more.
-pub fn end(outlier: &Outlier) -> Change {
+pub fn end(outlier: &Outlier) -> EjectionChange {
     let last = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner).take();
     0_u64.wrapping_sub(last.unwrap_or(0))
 }
 
-fn tell(active: &mut Option<u64>, now: usize) -> Change {
+fn tell(active: &mut Option<u64>, now: usize) -> EjectionChange {
     match active {
         Some(last) => (now as u64).wrapping_sub(std::mem::replace(last, now as u64)),
         None => 0,

@@ -11,7 +11,7 @@ use skysail_http::head::RequestHead;
 
 /// What comes of a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Normalization {
     /// The request goes on, with the path that the head now has.
     Go,
     /// 400, [`crate::error::Kind::BadPath`].
@@ -21,20 +21,20 @@ pub enum Outcome {
 }
 
 /// Brings a request's path to normal form, as far as the manager wants it.
-pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
+pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization {
     let original = head.path();
     if is_plain(original.as_bytes()) {
-        return Outcome::Go;
+        return Normalization::Go;
     }
     if original.contains('#') {
-        return Outcome::Reject;
+        return Normalization::Reject;
     }
     // `*` and the empty path of CONNECT have no segments.
     if !original.starts_with('/') {
-        return Outcome::Go;
+        return Normalization::Go;
     }
     let (path, query) = original.split_at(original.find('?').unwrap_or(original.len()));
-    let mut outcome = Outcome::Go;
+    let mut outcome = Normalization::Go;
     let mut new: Option<String> = None;
     if manager.escaped_slashes != EscapedSlashes::Keep {
         new = unescape_slashes(path);
@@ -44,17 +44,17 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Outcome {
             EscapedSlashes::Reject => {
                 let unescaped = format!("{unescaped}{query}");
                 head.set_path(&unescaped);
-                return Outcome::Reject;
+                return Normalization::Reject;
             }
-            EscapedSlashes::UnescapeAndRedirect if matching::is_grpc(head) => Outcome::Reject,
-            EscapedSlashes::UnescapeAndRedirect => Outcome::Redirect,
-            _ => Outcome::Go,
+            EscapedSlashes::UnescapeAndRedirect if matching::is_grpc(head) => Normalization::Reject,
+            EscapedSlashes::UnescapeAndRedirect => Normalization::Redirect,
+            _ => Normalization::Go,
         };
     }
     if manager.normalize_path && !is_canonical(new.as_deref().unwrap_or(path)) {
         match canonical(new.as_deref().unwrap_or(path)) {
             Some(path) => new = Some(path),
-            None => outcome = Outcome::Reject,
+            None => outcome = Normalization::Reject,
         }
     }
     if manager.merge_slashes && new.as_deref().unwrap_or(path).contains("//") {

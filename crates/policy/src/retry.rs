@@ -31,7 +31,7 @@ const FIELDS: [&str; 10] = [
 
 /// What holds for a request, its own wishes taken into account.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct TryLimits<'a> {
     /// The route's policy, unless the request has one of its own, or is not to be tried again.
     policy: Option<&'a RetryPolicy>,
     own: Option<Box<RetryPolicy>>,
@@ -46,9 +46,13 @@ pub fn asked<'a>(
     head: &mut RequestHead,
     policy: Option<&'a RetryPolicy>,
     timeout: Option<Duration>,
-) -> Asked<'a> {
-    let mut asked =
-        Asked { policy, own: None, timeout, try_timeout: policy.and_then(|policy| policy.per_try_timeout) };
+) -> TryLimits<'a> {
+    let mut asked = TryLimits {
+        policy,
+        own: None,
+        timeout,
+        try_timeout: policy.and_then(|policy| policy.per_try_timeout),
+    };
     if head.may_have(Names::ENVOY) {
         read(head, &mut asked);
         head.remove_any(&FIELDS, Names::ENVOY);
@@ -62,7 +66,7 @@ pub fn asked<'a>(
     asked
 }
 
-impl Asked<'_> {
+impl TryLimits<'_> {
     /// When it is tried again; `None` for never.
     pub fn retry(&self) -> Option<&RetryPolicy> {
         self.own.as_deref().or(self.policy)
@@ -76,7 +80,7 @@ fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
     is_meant && retry.on != RetryOn::default()
 }
 
-fn read(head: &RequestHead, asked: &mut Asked<'_>) {
+fn read(head: &RequestHead, asked: &mut TryLimits<'_>) {
     let field = |name: &str| head.header(name).and_then(|value| std::str::from_utf8(value).ok());
     let list = |name: &str| field(name).into_iter().flat_map(|value| value.split(',')).map(str::trim);
     let number = |name: &str| field(name).and_then(|value| value.trim().parse::<u32>().ok());
@@ -115,7 +119,7 @@ fn read(head: &RequestHead, asked: &mut Asked<'_>) {
 
 /// How a try ended, as far as retrying is concerned.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome<'a> {
+pub enum TryOutcome<'a> {
     /// Without an answer.
     Failed {
         /// Why.
@@ -129,14 +133,14 @@ pub enum Outcome<'a> {
 
 /// Whether a try that ended so is worth another by this policy. How many there may be, and whether the body
 /// can be sent again, is for the caller to know.
-pub fn wanted(policy: &RetryPolicy, outcome: Outcome<'_>) -> bool {
+pub fn wanted(policy: &RetryPolicy, outcome: TryOutcome<'_>) -> bool {
     match outcome {
-        Outcome::Failed { error, request_sent } => {
+        TryOutcome::Failed { error, request_sent } => {
             error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
         }
         // A limit that was reached is reached again, unless the policy says otherwise.
-        Outcome::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
-        Outcome::Answered(head) => retry_answer(policy, head),
+        TryOutcome::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
+        TryOutcome::Answered(head) => retry_answer(policy, head),
     }
 }
 
@@ -256,7 +260,7 @@ mod tests {
             (on(|_| ()), failed(Kind::ConnectFailed, false), false),
         ];
         for (policy, (error, request_sent), expected) in cases {
-            let outcome = Outcome::Failed { error: &error, request_sent };
+            let outcome = TryOutcome::Failed { error: &error, request_sent };
             assert_eq!(wanted(&policy, outcome), expected, "{error} {:?}", policy.on);
         }
     }
@@ -280,7 +284,7 @@ mod tests {
             (ResponseHead::build(503, &[("x-envoy-ratelimited", "true")]), false),
         ];
         for (head, expected) in cases {
-            assert_eq!(wanted(&policy, Outcome::Answered(&head)), expected, "{head:?}");
+            assert_eq!(wanted(&policy, TryOutcome::Answered(&head)), expected, "{head:?}");
         }
     }
 

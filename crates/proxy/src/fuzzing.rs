@@ -56,7 +56,7 @@ fn body(mut out: Buffer, framing: Framing, content: &[Vec<u8>], trailers: Option
 /// What the listener filters make of a connection's first bytes: for TLS and for HTTP, `None` while more bytes
 /// are needed, else a text that tells it all.
 pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
-    let (mut tls, mut http) = (inspect::Tls::default(), inspect::Http::default());
+    let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     let mut findings = [Findings::default(), Findings::default()];
     let seen = [tls.look(bytes, false, &mut findings[0]), http.look(bytes, false, &mut findings[1])];
     [0, 1].map(|at| (seen[at] != Look::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
@@ -64,7 +64,7 @@ pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
 
 /// The same after a look at each beginning of them, up to the first verdict.
 pub fn inspect_in_pieces(bytes: &[u8]) -> [Option<String>; 2] {
-    let (mut tls, mut http) = (inspect::Tls::default(), inspect::Http::default());
+    let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     [
         first_verdict(bytes, |bytes, findings| tls.look(bytes, false, findings)),
         first_verdict(bytes, |bytes, findings| http.look(bytes, false, findings)),

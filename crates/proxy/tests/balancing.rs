@@ -18,7 +18,7 @@ use arc_swap::ArcSwap;
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Balancer, HashFunction, RetryBudget},
-    health::{Comparison, Limit, Outlier, OutlierState, Track},
+    health::{HealthComparison, Limit, Outlier, OutlierState, Track},
     route::{HashCookie, HashKey, HashPolicy},
 };
 use skysail_proxy::overload::Limits as Taken;
@@ -123,7 +123,7 @@ async fn connections_of_one_client_go_to_the_same_endpoint() {
 /// Ejects who fails three times in a row, for the time given.
 fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
     let limit = Limit { number: 3, enforcing: 100 };
-    let never = Comparison { hosts: 9, requests: 9, threshold: 99, enforcing: 0, enforcing_local: 0 };
+    let never = HealthComparison { hosts: 9, requests: 9, threshold: 99, enforcing: 0, enforcing_local: 0 };
     let outlier = Outlier {
         consecutive_5xx: limit,
         consecutive_gateway_failure: Limit { number: 9, enforcing: 0 },

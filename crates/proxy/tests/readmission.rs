@@ -16,9 +16,9 @@ use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use serde_json::json;
 use skysail_policy::config::{
     HttpManager, Listener, RouteTable, Snapshot,
-    authorization::{Body, ExternalAuthorization, Http, Service},
+    authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
     http::{Does, Filter, Routes},
-    jwt::{Jwt, KeySet, Keys, Provider, Requirement, Source},
+    jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
     listener::{Proxied, Terminal},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
@@ -59,7 +59,7 @@ fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
 /// Asks a service whose consent changes nothing.
 fn ask_nothing(fingerprint: u64) -> Does {
     let Does::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
-    let Service::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
+    let AuthorizationService::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
     service.upstream.clear();
     Does::Ask(config)
 }
@@ -80,7 +80,7 @@ fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Optio
     };
     Does::Ask(Box::new(ExternalAuthorization {
         fingerprint,
-        service: Service::Http(Box::new(service)),
+        service: AuthorizationService::Http(Box::new(service)),
         cluster: "authorizer".into(),
         authority: "auth.example".into(),
         timeout: Duration::from_secs(30),
@@ -445,7 +445,7 @@ fn tokens(keys: &[&serde_json::Value]) -> Does {
 fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> Does {
     let matches = RouteMatch { path: PathMatch::Prefix(path.as_bytes().into()), ..route().matches };
     let text = json!({"keys": keys}).to_string();
-    let provider = Provider {
+    let provider = JwtProvider {
         name: "me".into(),
         issuer: Some("me".into()),
         audiences: vec![],

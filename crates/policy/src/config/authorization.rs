@@ -12,7 +12,7 @@ pub struct ExternalAuthorization {
     /// Fingerprint of the filter's encoded configuration.
     pub fingerprint: u64,
     /// How it is asked.
-    pub service: Service,
+    pub service: AuthorizationService,
     /// The cluster that leads to it.
     pub cluster: Box<str>,
     /// `:authority` of what it is asked.
@@ -45,7 +45,7 @@ pub struct ExternalAuthorization {
 
 /// How the service is asked.
 #[derive(Debug)]
-pub enum Service {
+pub enum AuthorizationService {
     /// By gRPC (`envoy.service.auth.v3.Authorization/Check`), with these headers.
     Grpc(Vec<(Box<str>, Box<str>)>),
     /// By a request like the client's.

@@ -35,9 +35,9 @@ pub struct Outlier {
     /// But one may always be (`always_eject_one_host`).
     pub always_one: bool,
     /// Who answers worse than the others.
-    pub success_rate: Comparison,
+    pub success_rate: HealthComparison,
     /// Who fails too much.
-    pub failure_percentage: Comparison,
+    pub failure_percentage: HealthComparison,
     /// The state of it.
     pub state: OutlierState,
 }
@@ -53,7 +53,7 @@ pub struct Limit {
 
 /// When endpoints are compared at the end of an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Comparison {
+pub struct HealthComparison {
     /// If there are so many with enough requests.
     pub hosts: u32,
     /// What enough is.

@@ -15,7 +15,7 @@ pub struct Jwt {
     /// Fingerprint of the filter's encoded configuration.
     pub fingerprint: u64,
     /// By name.
-    pub providers: Vec<Provider>,
+    pub providers: Vec<JwtProvider>,
     /// The first that matches counts; where none does, no token is needed.
     pub rules: Vec<(RouteMatch, Requirement)>,
     /// What routes may ask for by name.
@@ -26,7 +26,7 @@ pub struct Jwt {
 
 /// One issuer. Source: `JwtProvider`.
 #[derive(Debug)]
-pub struct Provider {
+pub struct JwtProvider {
     /// The name that requirements use.
     pub name: Box<str>,
     /// Whose tokens it takes; `None` for anybody's.

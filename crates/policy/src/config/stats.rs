@@ -8,16 +8,16 @@ use crate::expression::Expression;
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Metrics of requests with the labels they have; empty for all with all labels.
-    pub http: Vec<Change>,
+    pub http: Vec<MetricChange>,
     /// The same of connections.
-    pub tcp: Vec<Change>,
+    pub tcp: Vec<MetricChange>,
     /// How long series are kept that nothing is counted in (`rotation_interval` and `graceful_deletion_interval`).
     pub expiry: Option<Duration>,
 }
 
 /// Metrics whose labels are changed in the same way. Metrics in no change are dropped.
 #[derive(Debug)]
-pub struct Change {
+pub struct MetricChange {
     /// Which: bits by their places in [`HTTP`] or [`TCP`].
     pub metrics: u8,
     /// Labels that are taken away, or have this value. In order, each once.

@@ -18,7 +18,7 @@ pub struct Tracing {
     /// Each try at an upstream is a span of its own (`spawn_upstream_span`).
     pub tries: bool,
     /// Who is told.
-    pub provider: Provider,
+    pub provider: TraceProvider,
 }
 
 /// How `x-request-id` takes part in it. Source: `envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig`.
@@ -108,7 +108,7 @@ pub enum TagValue {
 
 /// Who is told of spans.
 #[derive(Debug)]
-pub struct Provider {
+pub struct TraceProvider {
     /// In which way.
     pub tracer: Tracer,
     /// Where.

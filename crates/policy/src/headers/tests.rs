@@ -244,7 +244,7 @@ fn request_ids_are_made_once() {
 #[test]
 fn paths_are_normalised_as_the_manager_wants() {
     use EscapedSlashes::{Keep, Reject, UnescapeAndForward, UnescapeAndRedirect};
-    use path::Outcome;
+    use path::Normalization;
     let manager = |normalize_path, merge_slashes, escaped_slashes| HttpManager {
         normalize_path,
         merge_slashes,
@@ -252,15 +252,15 @@ fn paths_are_normalised_as_the_manager_wants() {
         ..manager()
     };
     let cases = [
-        (manager(false, false, Keep), "/a/../b//c?x", Outcome::Go, "/a/../b//c?x"),
-        (manager(true, false, Keep), "/a/../b//c?x=/../y", Outcome::Go, "/b//c?x=/../y"),
-        (manager(true, true, Keep), "/a/../b//c%2F", Outcome::Go, "/b/c%2F"),
-        (manager(true, true, UnescapeAndForward), "/a%2f..%2Fb%5cc", Outcome::Go, "/b/c"),
-        (manager(true, true, UnescapeAndRedirect), "/a%2fb?x", Outcome::Redirect, "/a/b?x"),
-        (manager(true, true, Reject), "/a%2fb", Outcome::Reject, "/a/b"),
-        (manager(true, true, Reject), "/ab?%2f", Outcome::Go, "/ab?%2f"),
-        (manager(true, true, Keep), "/a#b", Outcome::Reject, "/a#b"),
-        (manager(true, true, Keep), "*", Outcome::Go, "*"),
+        (manager(false, false, Keep), "/a/../b//c?x", Normalization::Go, "/a/../b//c?x"),
+        (manager(true, false, Keep), "/a/../b//c?x=/../y", Normalization::Go, "/b//c?x=/../y"),
+        (manager(true, true, Keep), "/a/../b//c%2F", Normalization::Go, "/b/c%2F"),
+        (manager(true, true, UnescapeAndForward), "/a%2f..%2Fb%5cc", Normalization::Go, "/b/c"),
+        (manager(true, true, UnescapeAndRedirect), "/a%2fb?x", Normalization::Redirect, "/a/b?x"),
+        (manager(true, true, Reject), "/a%2fb", Normalization::Reject, "/a/b"),
+        (manager(true, true, Reject), "/ab?%2f", Normalization::Go, "/ab?%2f"),
+        (manager(true, true, Keep), "/a#b", Normalization::Reject, "/a#b"),
+        (manager(true, true, Keep), "*", Normalization::Go, "*"),
     ];
     for (manager, before, outcome, after) in cases {
         let mut head = RequestHead::build("GET", before, "h", &[]);

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::health::OutlierState;
 
 pub(crate) fn outlier() -> Outlier {
-    let never = Comparison { hosts: 3, requests: 10, threshold: 0, enforcing: 0, enforcing_local: 0 };
+    let never = HealthComparison { hosts: 3, requests: 10, threshold: 0, enforcing: 0, enforcing_local: 0 };
     Outlier {
         consecutive_5xx: Limit { number: 3, enforcing: 100 },
         consecutive_gateway_failure: Limit { number: 2, enforcing: 100 },
@@ -16,8 +16,8 @@ pub(crate) fn outlier() -> Outlier {
         jitter: Duration::ZERO,
         max_percent: 50,
         always_one: false,
-        success_rate: Comparison { threshold: 1000, ..never },
-        failure_percentage: Comparison { threshold: 85, ..never },
+        success_rate: HealthComparison { threshold: 1000, ..never },
+        failure_percentage: HealthComparison { threshold: 85, ..never },
         state: OutlierState::default(),
     }
 }
@@ -35,7 +35,7 @@ fn track(endpoints: &Endpoints, index: usize) -> &Track {
 }
 
 /// What is found when this happens.
-fn found(outlier: &Outlier, outcomes: &[Outcome]) -> Vec<Cause> {
+fn found(outlier: &Outlier, outcomes: &[UpstreamResult]) -> Vec<Cause> {
     let (track, mut causes) = (Track::new(Instant::now()), Vec::new());
     for outcome in outcomes {
         note(outlier, &track, *outcome, |cause| causes.push(cause));
@@ -48,24 +48,24 @@ fn failures_in_a_row_are_too_much() {
     use Cause::{
         Consecutive5xx as Any, ConsecutiveGatewayFailure as Gateway, ConsecutiveLocalOriginFailure as Local,
     };
-    let at = Outcome::Answered;
-    let refused = Outcome::Failed { connected: false };
+    let at = UpstreamResult::Answered;
+    let refused = UpstreamResult::Failed { connected: false };
     let mut outlier = outlier();
     assert_eq!(found(&outlier, &[at(500), at(500), at(200), at(500), at(500)]), []);
     assert_eq!(found(&outlier, &[at(500), at(501), at(599)]), [Any]);
     assert_eq!(found(&outlier, &[at(503), at(504), at(502)]), [Gateway, Any]);
     assert_eq!(found(&outlier, &[at(503), at(500), at(502), at(404), at(503), at(503)]), [Any, Gateway]);
     // Without an answer it counts as one with 503 or 504.
-    assert_eq!(found(&outlier, &[refused, Outcome::Late]), [Gateway]);
-    assert_eq!(found(&outlier, &[refused, Outcome::Connected, refused]), []);
+    assert_eq!(found(&outlier, &[refused, UpstreamResult::Late]), [Gateway]);
+    assert_eq!(found(&outlier, &[refused, UpstreamResult::Connected, refused]), []);
     // After it was too much it begins anew.
     assert_eq!(found(&outlier, &[at(500); 7]), [Any, Any]);
 
     outlier.split = true;
     assert_eq!(found(&outlier, &[refused, refused, refused, refused]), [Local, Local]);
     assert_eq!(found(&outlier, &[refused, at(500), refused, at(500), at(500)]), [Any]);
-    assert_eq!(found(&outlier, &[refused, Outcome::Connected, refused]), []);
-    assert_eq!(found(&outlier, &[Outcome::Failed { connected: true }; 3]), []);
+    assert_eq!(found(&outlier, &[refused, UpstreamResult::Connected, refused]), []);
+    assert_eq!(found(&outlier, &[UpstreamResult::Failed { connected: true }; 3]), []);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn ejections_last_longer_each_time_and_wear_off() {
         now,
         dice,
     ) {
-        Verdict::Ejected { term, change: 1 } => term.as_secs(),
+        EjectionVerdict::Ejected { term, change: 1 } => term.as_secs(),
         other => panic!("{other:?}"),
     };
     let back = |now| {
@@ -129,8 +129,8 @@ fn no_more_are_ejected_than_allowed() {
             let track = track(&endpoints, index);
             let verdict = eject(&outlier, &endpoints, track, Cause::Consecutive5xx, now, &mut dice);
             match verdict {
-                Verdict::Ejected { .. } => ejected += 1,
-                other => assert_eq!(other, Verdict::Overflow),
+                EjectionVerdict::Ejected { .. } => ejected += 1,
+                other => assert_eq!(other, EjectionVerdict::Overflow),
             }
         }
         assert_eq!(ejected, expected, "{count} {percent}");
@@ -139,11 +139,14 @@ fn no_more_are_ejected_than_allowed() {
     spares.consecutive_5xx.enforcing = 0;
     let endpoints = endpoints(2, now);
     let one = track(&endpoints, 0);
-    assert_eq!(eject(&spares, &endpoints, one, Cause::Consecutive5xx, now, &mut dice), Verdict::Spared);
+    assert_eq!(
+        eject(&spares, &endpoints, one, Cause::Consecutive5xx, now, &mut dice),
+        EjectionVerdict::Spared
+    );
     let ejected = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
-    assert!(matches!(ejected, Verdict::Ejected { .. }));
+    assert!(matches!(ejected, EjectionVerdict::Ejected { .. }));
     let again = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
-    assert_eq!(again, Verdict::Already);
+    assert_eq!(again, EjectionVerdict::Already);
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn endpoints_are_compared() {
         for number in 0..good + bad {
             // In an order that is never too much in a row.
             let status = if number % (good + bad).div_ceil(bad.max(1)) == 0 && bad > 0 { 500 } else { 200 };
-            note(&outlier, track(&endpoints, index), Outcome::Answered(status), |_| ());
+            note(&outlier, track(&endpoints, index), UpstreamResult::Answered(status), |_| ());
         }
     };
     let look = || {

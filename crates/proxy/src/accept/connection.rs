@@ -301,7 +301,8 @@ async fn inspect(
     };
     let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
     let http = wanted(&listener.inspect_http) && filter_chain_match::needs_findings(listener, destination);
-    let (mut look_for_tls, mut look_for_http) = (inspect::Tls::default(), inspect::Http::default());
+    let (mut look_for_tls, mut look_for_http) =
+        (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     let mut reads = 0;
     for (step, wanted) in [wanted(&listener.inspect_tls), http].into_iter().enumerate() {
         if !wanted || findings.transport == Some(Transport::Tls) {
@@ -333,11 +334,11 @@ async fn inspect(
             let speaks = poll_fn(|cx| {
                 loop {
                     if let Poll::Ready(filled) = stream.poll_fill(cx) {
-                        return Poll::Ready(filled.map(Spoken::Client));
+                        return Poll::Ready(filled.map(FirstSpeaker::Client));
                     }
                     let is_silent = stream.input.is_empty();
                     if is_silent && early.as_mut().is_some_and(|early| early.poll(cx).is_ready()) {
-                        return Poll::Ready(Ok(Spoken::Server));
+                        return Poll::Ready(Ok(FirstSpeaker::Server));
                     }
                     let due = match &early {
                         _ if !is_silent => None,
@@ -352,7 +353,7 @@ async fn inspect(
                     let last = earlier(deadline, farewell);
                     ready!(timer.poll(cx, earlier(last, due)));
                     if last.is_some_and(|last| Instant::now() >= last) {
-                        return Poll::Ready(Ok(Spoken::Nobody));
+                        return Poll::Ready(Ok(FirstSpeaker::Nobody));
                     }
                     if let Some(dial) = dial.take() {
                         *early = dial();
@@ -360,14 +361,14 @@ async fn inspect(
                 }
             });
             match speaks.await? {
-                Spoken::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Spoken::Client(_) => reads += 1,
-                Spoken::Server => {
+                FirstSpeaker::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                FirstSpeaker::Client(_) => reads += 1,
+                FirstSpeaker::Server => {
                     findings.transport = Some(Transport::RawBuffer);
                     return Ok(findings);
                 }
-                Spoken::Nobody if listener.continue_on_timeout => return Ok(findings),
-                Spoken::Nobody => return Err(io::ErrorKind::TimedOut.into()),
+                FirstSpeaker::Nobody if listener.continue_on_timeout => return Ok(findings),
+                FirstSpeaker::Nobody => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
     }
@@ -375,7 +376,7 @@ async fn inspect(
 }
 
 /// Who speaks first.
-enum Spoken {
+enum FirstSpeaker {
     /// So many bytes; 0 for an end.
     Client(usize),
     Server,

@@ -132,12 +132,12 @@ impl Admin {
         self.draining.store(true, Ordering::Release);
     }
 
-    fn state(&self) -> server::State {
+    fn state(&self) -> server::ServerState {
         let draining = self.draining.load(Ordering::Acquire) || self.failed.load(Ordering::Acquire);
         match (draining, self.configuration.is_ready()) {
-            (true, _) => server::State::Draining,
-            (false, true) => server::State::Live,
-            (false, false) => server::State::Initializing,
+            (true, _) => server::ServerState::Draining,
+            (false, true) => server::ServerState::Live,
+            (false, false) => server::ServerState::Initializing,
         }
     }
 }

@@ -18,15 +18,15 @@ use skysail_xds::envoy::pb::envoy::config::bootstrap::v3::{Bootstrap, runtime_la
 use super::Admin;
 use crate::translate::bootstrap::{convert, runtime};
 
-/// `envoy.admin.v3.ServerInfo.State`.
+/// `envoy.admin.v3.ServerInfo.ServerState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ServerState {
     Live,
     Draining,
     Initializing,
 }
 
-impl State {
+impl ServerState {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Live => "LIVE",
@@ -46,7 +46,7 @@ impl State {
 
 pub(super) async fn ready(Extract(admin): Extract<Arc<Admin>>) -> Response {
     let state = admin.state();
-    let status = if state == State::Live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if state == ServerState::Live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, format!("{}\n", state.name())).into_response()
 }
 

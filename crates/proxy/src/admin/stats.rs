@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use super::{Admin, Options, server};
 use crate::telemetry::{
     Metrics, Page,
-    plain::{Kind, Wanted},
+    plain::{Kind, StatsFilter},
 };
 
 /// Most bytes that a compiled filter may take.
@@ -97,14 +97,14 @@ pub(super) async fn prometheus(State(admin): State<Arc<Admin>>, Query(options): 
 }
 
 /// Prometheus text. It is open to the network and as long as peers make it, so it is made as it is read.
-async fn exposition(admin: &Admin, wanted: Wanted) -> Response {
+async fn exposition(admin: &Admin, wanted: StatsFilter) -> Response {
     let snapshot = admin.snapshots.current(FRESH, metrics(admin)).await;
     let body = pieces(snapshot, wanted);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }
 
 /// The pieces of a page; one that has a single piece says how long it is.
-fn pieces(snapshot: Arc<Snapshot>, wanted: Wanted) -> Body {
+fn pieces(snapshot: Arc<Snapshot>, wanted: StatsFilter) -> Body {
     let mut page = Page::new(wanted);
     let mut rest = std::iter::from_fn(move || {
         let piece = snapshot.metrics().map(|metrics| page.next(&metrics));
@@ -118,7 +118,7 @@ fn pieces(snapshot: Arc<Snapshot>, wanted: Wanted) -> Body {
 }
 
 /// What the parameters ask for; those of Envoy's that only concern forms that are not served are passed over.
-fn wanted(options: &HashMap<String, String>) -> Result<Wanted, String> {
+fn wanted(options: &HashMap<String, String>) -> Result<StatsFilter, String> {
     let filter = options.get("filter").filter(|filter| !filter.is_empty());
     // Metrics are open to the network.
     let compiled = |filter: &String| regex::RegexBuilder::new(filter).size_limit(MAX_FILTER).build();
@@ -138,7 +138,7 @@ fn wanted(options: &HashMap<String, String>) -> Result<Wanted, String> {
     if let Some(buckets) = options.get("histogram_buckets").filter(|buckets| *buckets != "none") {
         return Err(format!("histogram_buckets: {buckets:?} is not supported; there is none\n"));
     }
-    Ok(Wanted {
+    Ok(StatsFilter {
         filter: filter.map_err(|error| format!("Invalid re2 regex: {error}\n"))?,
         used_only: options.contains_key("usedonly"),
         kind,
@@ -164,7 +164,7 @@ fn add_server(admin: &Admin, metrics: &mut Metrics) {
     let connections = metrics.sum("envoy_listener_downstream_cx_active");
     for (name, value) in [
         ("server.state", state.number()),
-        ("server.live", u64::from(state == server::State::Live)),
+        ("server.live", u64::from(state == server::ServerState::Live)),
         ("server.uptime", admin.since.elapsed().as_secs()),
         ("server.concurrency", admin.workers.count() as u64),
         ("server.hot_restart_epoch", 0),
@@ -260,12 +260,12 @@ mod tests {
     async fn a_page_is_written_as_it_is_read() {
         let snapshots = Snapshots::default();
         let whole = |snapshot: &Arc<Snapshot>| {
-            let (metrics, mut page) = (snapshot.metrics().unwrap(), Page::new(Wanted::default()));
+            let (metrics, mut page) = (snapshot.metrics().unwrap(), Page::new(StatsFilter::default()));
             std::iter::from_fn(|| page.next(&metrics)).collect::<String>()
         };
         let snapshot = snapshots.current(FRESH, take()).await;
         let expected = whole(&snapshot);
-        let mut body = pieces(snapshot, Wanted::default()).into_data_stream();
+        let mut body = pieces(snapshot, StatsFilter::default()).into_data_stream();
         let mut text = Vec::new();
         while let Some(piece) = body.next().await {
             let piece = piece.unwrap();
@@ -275,7 +275,8 @@ mod tests {
         assert!(text.len() > 1 << 20 && text == expected.as_bytes());
         drop(body);
         // A reader that is so far behind that others need its place is cut off, not told that this was all.
-        let mut slow = pieces(snapshots.current(FRESH, take()).await, Wanted::default()).into_data_stream();
+        let mut slow =
+            pieces(snapshots.current(FRESH, take()).await, StatsFilter::default()).into_data_stream();
         assert!(slow.next().await.unwrap().is_ok());
         let mut others = Vec::new();
         for _ in 0..SNAPSHOTS {

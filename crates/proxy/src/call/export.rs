@@ -125,7 +125,7 @@ async fn deliver(
     worker: &Rc<Worker>,
     exporter: &Exporter,
     items: &[u8],
-    stream: &mut Option<call::Stream>,
+    stream: &mut Option<call::CallStream>,
 ) -> Result<(), Error> {
     let collector = &*exporter.collector;
     let content = |first| collector.envelope.wrap(items, first);
@@ -160,7 +160,7 @@ async fn deliver(
                 old => {
                     old.map(|old| tokio::task::spawn_local(timer::timeout(collector.timeout, old.finish())));
                     let head = grpc_head(path);
-                    let open = call::Stream::open(worker, &snapshot, &collector.cluster, &head);
+                    let open = call::CallStream::open(worker, &snapshot, &collector.cluster, &head);
                     let open = timer::timeout(collector.timeout, open).await;
                     open.unwrap_or_else(|| Err(Error::new(Kind::ConnectTimeout)))?
                 }

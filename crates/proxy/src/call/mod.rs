@@ -30,14 +30,14 @@ use skysail_policy::{
     balance::Want,
     config::Snapshot,
     error::{Error, Kind},
-    outlier::Outcome,
+    outlier::UpstreamResult,
 };
 
 /// As large as an answer may be.
 const MOST: usize = 1 << 20;
 
 /// An answer, read whole.
-pub(crate) struct Answer {
+pub(crate) struct CallResponse {
     pub(crate) head: ResponseHead,
     pub(crate) content: Vec<u8>,
     pub(crate) trailers: Option<Headers>,
@@ -55,14 +55,14 @@ pub(crate) async fn ask(
     head: &RequestHead,
     content: &[u8],
     limit: Duration,
-) -> Result<Answer, Error> {
+) -> Result<CallResponse, Error> {
     let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
     let (host, _busy) = place(worker, &pool)?;
     let exchange = exchange(worker, &pool, &host, head, content);
     let asked = timer::timeout(limit, exchange).await;
     let asked = asked.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
     match &asked {
-        Ok(answer) => pool.note(&host.endpoint, Outcome::Answered(answer.head.status()), &worker.dice),
+        Ok(answer) => pool.note(&host.endpoint, UpstreamResult::Answered(answer.head.status()), &worker.dice),
         Err(error) => pool.note_failure(&host.endpoint, &error.kind, &worker.dice),
     }
     asked
@@ -83,7 +83,7 @@ async fn exchange(
     host: &Rc<Host>,
     head: &RequestHead,
     content: &[u8],
-) -> Result<Answer, Error> {
+) -> Result<CallResponse, Error> {
     let mut upstream = connection(worker, pool, host, head).await?;
     let framing = Framing::Length(content.len() as u64);
     upstream.wire.request(head, framing, Persistence::Keep)?;
@@ -105,7 +105,7 @@ async fn exchange(
     if !connection.close && !is_connect {
         Upstream::give_back(upstream);
     }
-    Ok(Answer { head, content, trailers })
+    Ok(CallResponse { head, content, trailers })
 }
 
 async fn connection(
@@ -124,7 +124,7 @@ async fn connection(
 }
 
 /// A call of gRPC that goes on: a message is sent now and then, and what is answered says only that it is over.
-pub(crate) struct Stream {
+pub(crate) struct CallStream {
     duplex: Box<Duplex>,
     link: Rc<Link>,
     _busy: Busy,
@@ -132,7 +132,7 @@ pub(crate) struct Stream {
     answered: bool,
 }
 
-impl Stream {
+impl CallStream {
     /// Begins one.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ pub(crate) fn grpc_frame(message: &[u8]) -> Vec<u8> {
 /// # Errors
 ///
 /// The call failed, with what gRPC says of it, or the answer is none of gRPC's.
-pub(crate) fn grpc_message(answer: &Answer) -> Result<&[u8], Error> {
+pub(crate) fn grpc_message(answer: &CallResponse) -> Result<&[u8], Error> {
     let failed = |what: String| Err(Error::caused(Kind::UpstreamProtocol, what));
     let fields = answer.trailers.as_ref().unwrap_or_else(|| answer.head.headers());
     let text = |name| fields.header(name).map(String::from_utf8_lossy).unwrap_or_default();

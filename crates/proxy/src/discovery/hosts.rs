@@ -43,7 +43,7 @@ const MOST_NAMES: usize = 1_000;
 pub(crate) const IDLE: Duration = Duration::from_secs(3600);
 
 /// A virtual host and what it is looked up by.
-pub(crate) struct Host {
+pub(crate) struct RequestedHost {
     value: Arc<VirtualHost>,
     domains: Vec<String>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Host {
 pub(crate) struct Hosts {
     /// Some have come, or the news that there are none.
     pub(super) answered: bool,
-    pub(crate) slots: BTreeMap<Arc<str>, Slot<Host>>,
+    pub(crate) slots: BTreeMap<Arc<str>, Slot<RequestedHost>>,
     /// When each was last seen in use.
     used: HashMap<Arc<str>, Instant>,
     /// Authorities that no host has by its full name.
@@ -70,14 +70,14 @@ struct Name {
     since: Instant,
     /// The server has answered.
     answered: bool,
-    state: State,
+    state: HostState,
     used: Arc<AtomicBool>,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
 /// How far it is known which virtual host an authority belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum HostState {
     /// Requests wait.
     Open,
     /// There was no answer in time.
@@ -86,7 +86,7 @@ enum State {
     Settled,
 }
 
-impl Host {
+impl RequestedHost {
     fn has(&self, authority: &str) -> bool {
         self.domains.iter().any(|domain| match domain.strip_prefix('*') {
             Some(suffix) => !suffix.is_empty() && authority.ends_with(suffix),
@@ -176,7 +176,7 @@ impl Hosts {
     }
 
     /// Which domain two hosts would have.
-    fn twice(&self, made: &[(&Received, Host)]) -> Option<String> {
+    fn twice(&self, made: &[(&Received, RequestedHost)]) -> Option<String> {
         let anew: BTreeSet<&str> = made.iter().map(|(received, _)| received.name.as_str()).collect();
         let kept = self.slots.iter().filter(|(name, _)| !anew.contains(&***name));
         let kept = kept.filter_map(|(_, slot)| slot.newest()).map(|kept| &*kept.value);
@@ -271,10 +271,10 @@ impl Hosts {
             return true;
         }
         if self.names.len() >= MOST_NAMES && !self.names.contains_key(&authority) {
-            self.names.retain(|_, name| name.state != State::GivenUp);
+            self.names.retain(|_, name| name.state != HostState::GivenUp);
             if self.names.len() >= MOST_NAMES && connected {
                 let stays =
-                    |name: &Name| name.state == State::Open || name.used.swap(false, Ordering::Relaxed);
+                    |name: &Name| name.state == HostState::Open || name.used.swap(false, Ordering::Relaxed);
                 self.names.retain(|_, name| stays(name));
             }
             if self.names.len() >= MOST_NAMES {
@@ -285,12 +285,12 @@ impl Hosts {
         let new = || Name {
             since: now,
             answered: false,
-            state: State::Open,
+            state: HostState::Open,
             used: Arc::default(),
             waiting: Vec::new(),
         };
         let name = self.names.entry(authority).or_insert_with(new);
-        if name.state != State::Open {
+        if name.state != HostState::Open {
             let _ = answered.send(());
             return true;
         }
@@ -307,7 +307,7 @@ impl Hosts {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
         let coming = self.slots.values().filter(|slot| slot.active.is_none());
-        let coming: Vec<&Kept<Host>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
+        let coming: Vec<&Kept<RequestedHost>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
         let whole = self.whole.as_ref().map(|(_, whole)| whole);
         self.names.retain(|authority, name| {
             if whole.is_some_and(|table| table.exact.contains_key(authority)) {
@@ -316,24 +316,24 @@ impl Hosts {
             }
             let comes = coming.iter().any(|kept| kept.value.has(authority));
             name.state = match name.state {
-                _ if name.answered && !comes => State::Settled,
+                _ if name.answered && !comes => HostState::Settled,
                 // The mesh has it from now on.
-                State::Settled => {
+                HostState::Settled => {
                     name.since = now;
-                    State::Open
+                    HostState::Open
                 }
-                State::Open if now.duration_since(name.since) >= ANSWER => State::GivenUp,
+                HostState::Open if now.duration_since(name.since) >= ANSWER => HostState::GivenUp,
                 state => state,
             };
-            if name.state != State::Open {
+            if name.state != HostState::Open {
                 answered.append(&mut name.waiting);
             }
             true
         });
-        let known = self.names.iter().filter(|(_, name)| name.state != State::Open);
+        let known = self.names.iter().filter(|(_, name)| name.state != HostState::Open);
         let known: Map<_, _> = known
             .map(|(authority, name)| {
-                let answered = name.state == State::Settled;
+                let answered = name.state == HostState::Settled;
                 (authority.clone(), Known { used: Arc::clone(&name.used), answered })
             })
             .collect();
@@ -352,7 +352,7 @@ impl Hosts {
     pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
         let hosts = super::slot::waiting(&self.slots, now).map(|since| since + PATIENCE);
         let open =
-            self.names.values().filter(|name| name.state == State::Open).map(|name| name.since + ANSWER);
+            self.names.values().filter(|name| name.state == HostState::Open).map(|name| name.since + ANSWER);
         hosts.chain(open).min()
     }
 
@@ -380,7 +380,7 @@ impl Hosts {
             if name.used.swap(false, Ordering::Relaxed) {
                 name.since = now;
             }
-            name.state == State::Open || now.duration_since(name.since) < IDLE
+            name.state == HostState::Open || now.duration_since(name.since) < IDLE
         });
     }
 
@@ -392,18 +392,22 @@ impl Hosts {
         };
         serde_json::json!({
             "hosts": hosts,
-            "asked": of(State::Open),
-            "unanswered": of(State::GivenUp),
-            "absent": of(State::Settled),
+            "asked": of(HostState::Open),
+            "unanswered": of(HostState::GivenUp),
+            "absent": of(HostState::Settled),
         })
     }
 }
 
 /// A host as part of its configuration.
-fn translated(translator: Translator<'_>, configuration: &[u8], host: &Bytes) -> translate::Result<Host> {
+fn translated(
+    translator: Translator<'_>,
+    configuration: &[u8],
+    host: &Bytes,
+) -> translate::Result<RequestedHost> {
     let mut table = translator.routes(&compose(configuration, std::iter::once(host)))?;
     let value = table.hosts.pop().ok_or_else(|| translate::Reject::new("is no virtual host"))?;
-    Ok(Host { value, domains: translate::domains(host)? })
+    Ok(RequestedHost { value, domains: translate::domains(host)? })
 }
 
 /// A route configuration with these virtual hosts as well: messages are put together by putting their bytes together.

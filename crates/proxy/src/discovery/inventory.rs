@@ -73,7 +73,7 @@ pub(crate) enum Take {
 }
 
 /// Names to ask for by kind.
-pub(crate) type Wanted = [(Kind, BTreeSet<String>); 5];
+pub(crate) type Subscriptions = [(Kind, BTreeSet<String>); 5];
 
 /// The endpoints of one name.
 pub(crate) struct Assignment {
@@ -394,7 +394,7 @@ impl Inventory {
     }
 
     /// The names to ask for: clusters, endpoints, routes, virtual hosts, secrets.
-    pub(crate) fn wanted(&self) -> Wanted {
+    pub(crate) fn wanted(&self) -> Subscriptions {
         let clusters = self.clusters.values().filter_map(Slot::newest);
         let endpoints = clusters.filter_map(|kept| match &kept.value.discovery {
             Discovery::Eds(name) => Some(name.to_string()),
@@ -440,7 +440,7 @@ impl Inventory {
     }
 
     /// Forgets endpoints, tables and clusters that nothing names any more, and awaits the clusters that are asked for.
-    pub(crate) fn forget_unwanted(&mut self, wanted: &Wanted, now: Instant) {
+    pub(crate) fn forget_unwanted(&mut self, wanted: &Subscriptions, now: Instant) {
         let [(_, clusters), (_, endpoints), (_, routes), ..] = wanted;
         self.assignments.retain(|name, _| endpoints.contains(&**name));
         let before = self.routes.len();

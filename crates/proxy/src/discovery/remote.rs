@@ -27,7 +27,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// A server of the control plane.
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
-    pub(crate) place: Place,
+    pub(crate) place: RemoteAddress,
     pub(crate) tls: Option<RemoteTls>,
     /// Mark of the socket, so that interception lets it through.
     pub(crate) mark: Option<u32>,
@@ -35,7 +35,7 @@ pub(crate) struct Remote {
 
 /// Where it is.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum RemoteAddress {
     /// Host and port; the host may be a name.
     Tcp(String, u16),
     /// A Unix socket.
@@ -79,9 +79,9 @@ impl Remote {
     /// Connects.
     pub(crate) async fn connect(&self) -> Result<Channel, BoxError> {
         let authority = match &self.place {
-            Place::Tcp(host, port) if host.contains(':') => format!("http://[{host}]:{port}"),
-            Place::Tcp(host, port) => format!("http://{host}:{port}"),
-            Place::Unix(_) => "http://localhost".to_owned(),
+            RemoteAddress::Tcp(host, port) if host.contains(':') => format!("http://[{host}]:{port}"),
+            RemoteAddress::Tcp(host, port) => format!("http://{host}:{port}"),
+            RemoteAddress::Unix(_) => "http://localhost".to_owned(),
         };
         let endpoint = Endpoint::from_shared(authority)?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -96,14 +96,14 @@ impl Remote {
         Ok(endpoint.connect_with_connector(connector).await?)
     }
 
-    async fn open(&self) -> Result<TokioIo<Box<dyn Stream>>, BoxError> {
+    async fn open(&self) -> Result<TokioIo<Box<dyn RemoteStream>>, BoxError> {
         let (tcp, host) = match &self.place {
-            Place::Unix(path) => {
+            RemoteAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).await;
                 let stream = stream.map_err(|error| format!("{}: {error}", path.display()))?;
                 return Ok(TokioIo::new(Box::new(stream)));
             }
-            Place::Tcp(host, port) => (connect_tcp(host, *port, self.mark).await?, host),
+            RemoteAddress::Tcp(host, port) => (connect_tcp(host, *port, self.mark).await?, host),
         };
         let (config, name) = match &self.tls {
             None => return Ok(TokioIo::new(Box::new(tcp))),
@@ -123,15 +123,15 @@ impl Remote {
 }
 
 /// Bytes in both directions.
-trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
+trait RemoteStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> RemoteStream for T {}
 
-fn place(address: Option<&Address>) -> Option<Place> {
+fn place(address: Option<&Address>) -> Option<RemoteAddress> {
     match address?.address.as_ref()? {
-        address::Address::Pipe(pipe) => Some(Place::Unix(pipe.path.clone().into())),
+        address::Address::Pipe(pipe) => Some(RemoteAddress::Unix(pipe.path.clone().into())),
         address::Address::SocketAddress(socket) => match socket.port_specifier {
             Some(PortSpecifier::PortValue(port)) => {
-                Some(Place::Tcp(socket.address.clone(), u16::try_from(port).ok()?))
+                Some(RemoteAddress::Tcp(socket.address.clone(), u16::try_from(port).ok()?))
             }
             _ => None,
         },

@@ -91,7 +91,7 @@ impl Secrets {
             before.abort();
         }
         if name.source != SecretSource::Static && files::names_files(secret) {
-            let keep = files::keep(self.clone(), name.clone(), files::Origin::Delivered(secret.clone()));
+            let keep = files::keep(self.clone(), name.clone(), files::FileOrigin::Delivered(secret.clone()));
             watched.insert(name.clone(), tokio::spawn(keep).abort_handle());
         }
         Ok(())
@@ -126,8 +126,10 @@ impl Secrets {
     pub(crate) fn follow_files(&self) {
         for name in self.tls.names() {
             let origin = match name.source.clone() {
-                SecretSource::File { path, watched } => files::Origin::File { path, watched, found: None },
-                SecretSource::CrlFile { path, watched } => files::Origin::crl(&path, watched),
+                SecretSource::File { path, watched } => {
+                    files::FileOrigin::File { path, watched, found: None }
+                }
+                SecretSource::CrlFile { path, watched } => files::FileOrigin::crl(&path, watched),
                 SecretSource::Ads | SecretSource::Cluster(_) | SecretSource::Static => continue,
             };
             if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {

@@ -24,7 +24,7 @@ const PASSES: usize = 4;
 /// Those that wait on one worker.
 #[derive(Default)]
 pub(crate) struct Turns {
-    waiting: RefCell<VecDeque<Rc<Place>>>,
+    waiting: RefCell<VecDeque<Rc<QueueSlot>>>,
     /// How many requests have come to their end.
     ended: Cell<u64>,
     /// Somebody has come.
@@ -32,7 +32,7 @@ pub(crate) struct Turns {
 }
 
 /// A place among those that wait; who drops it waits no longer.
-pub(crate) struct Place {
+pub(crate) struct QueueSlot {
     called: Cell<bool>,
     waker: RefCell<Waker>,
 }
@@ -48,7 +48,7 @@ impl Turns {
     }
 
     /// Takes a place if there is none yet; ready when it has been called.
-    pub(crate) fn poll(&self, place: &mut Option<Rc<Place>>, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&self, place: &mut Option<Rc<QueueSlot>>, cx: &Context<'_>) -> Poll<()> {
         match place {
             Some(taken) if taken.called.get() => {
                 *place = None;
@@ -56,7 +56,7 @@ impl Turns {
             }
             Some(taken) => taken.waker.borrow_mut().clone_from(cx.waker()),
             None => {
-                let taken = Place { called: Cell::new(false), waker: RefCell::new(cx.waker().clone()) };
+                let taken = QueueSlot { called: Cell::new(false), waker: RefCell::new(cx.waker().clone()) };
                 let taken = Rc::new(taken);
                 *place = Some(taken.clone());
                 self.waiting.borrow_mut().push_back(taken);
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     /// Polls each that has a place, and says which were let in.
-    fn let_in(turns: &Turns, places: &mut [Option<Rc<Place>>]) -> Vec<usize> {
+    fn let_in(turns: &Turns, places: &mut [Option<Rc<QueueSlot>>]) -> Vec<usize> {
         let cx = Context::from_waker(Waker::noop());
         let waiting = places.iter_mut().enumerate().filter(|(_, place)| place.is_some());
         waiting.filter_map(|(number, place)| turns.poll(place, &cx).is_ready().then_some(number)).collect()

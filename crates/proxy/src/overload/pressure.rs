@@ -46,12 +46,12 @@ pub struct Monitor {
     /// The name that triggers use.
     pub name: Box<str>,
     /// What it looks at.
-    pub resource: Resource,
+    pub resource: LimitedResource,
 }
 
 /// What can run short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
+pub enum LimitedResource {
     /// This process's memory, with its limit in bytes.
     Heap(u64),
     /// The cgroup's memory, with its limit in bytes; `None` for what the system says.
@@ -277,7 +277,7 @@ fn millionths(share: f64) -> u32 {
 }
 
 /// The share of a resource that is in use.
-fn measure(resource: Resource) -> Result<f64, String> {
+fn measure(resource: LimitedResource) -> Result<f64, String> {
     let number = |path: &str| -> Result<u64, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
         match text.trim() {
@@ -286,8 +286,8 @@ fn measure(resource: Resource) -> Result<f64, String> {
         }
     };
     let (used, most) = match resource {
-        Resource::Heap(most) => (resident()?, most),
-        Resource::Cgroup(limit) => {
+        LimitedResource::Heap(most) => (resident()?, most),
+        LimitedResource::Cgroup(limit) => {
             let (used, most) = match number("/sys/fs/cgroup/memory.current") {
                 Ok(used) => (used, number("/sys/fs/cgroup/memory.max")?),
                 Err(_) => (
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     fn pressure(most: Option<u64>, actions: Vec<Action>) -> Arc<Pressure> {
-        let monitors = vec![Monitor { name: "m".into(), resource: Resource::Heap(1) }];
+        let monitors = vec![Monitor { name: "m".into(), resource: LimitedResource::Heap(1) }];
         Arc::new(Pressure::of(Settings { max_connections: most, monitors, actions, ..Settings::default() }))
     }
 
@@ -343,6 +343,6 @@ mod tests {
         assert!((at(0.6) - 0.25).abs() < 0.001);
         assert_eq!(pressure.decide()(Does::StopRequests), 0.0);
         assert!(pressure.stats().any(|(name, value)| name == "overload.a.scale_percent" && value == 25));
-        assert!(measure(Resource::Heap(1)).unwrap() > 1.0);
+        assert!(measure(LimitedResource::Heap(1)).unwrap() > 1.0);
     }
 }

@@ -33,7 +33,7 @@ use skysail_http::{
 use skysail_policy::{
     config::{
         Snapshot,
-        authorization::{Body, ExternalAuthorization, Http, Service},
+        authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
         text::TextMatch,
     },
     error::{Error, Kind},
@@ -77,25 +77,25 @@ pub(crate) struct Question<'a> {
 }
 
 /// A header's name and value.
-type Field = (Box<str>, Box<[u8]>);
+type HeaderField = (Box<str>, Box<[u8]>);
 
 /// What becomes of the request.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Decision {
-    Allow(Changes),
-    Deny { status: u16, headers: Vec<Field>, body: Vec<u8> },
+    Allow(HeaderChanges),
+    Deny { status: u16, headers: Vec<HeaderField>, body: Vec<u8> },
 }
 
 /// What consent changes.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Changes {
+pub(crate) struct HeaderChanges {
     /// Instead of the request's headers of these names.
-    pub(crate) set: Vec<Field>,
+    pub(crate) set: Vec<HeaderField>,
     /// Added to the values of headers that are there.
-    pub(crate) append: Vec<Field>,
+    pub(crate) append: Vec<HeaderField>,
     pub(crate) remove: Vec<Box<str>>,
     /// For the answer.
-    pub(crate) answer: Vec<Field>,
+    pub(crate) answer: Vec<HeaderField>,
     /// For filters that follow.
     pub(crate) metadata: Map<String, Value>,
 }
@@ -107,7 +107,7 @@ impl Decision {
     }
 }
 
-impl Changes {
+impl HeaderChanges {
     /// Whether the request is another than before.
     pub(crate) fn touch_request(&self) -> bool {
         !(self.set.is_empty() && self.append.is_empty() && self.remove.is_empty())
@@ -147,27 +147,27 @@ pub(crate) async fn ask(
     question: &Question<'_>,
 ) -> Result<Decision, Error> {
     // A service of HTTP would take it for a tunnel.
-    if matches!(config.service, Service::Http(_)) && question.head.method() == "CONNECT" {
+    if matches!(config.service, AuthorizationService::Http(_)) && question.head.method() == "CONNECT" {
         return Ok(Decision::Deny { status: 403, headers: Vec::new(), body: Vec::new() });
     }
     let (head, content) = match &config.service {
-        Service::Grpc(metadata) => {
+        AuthorizationService::Grpc(metadata) => {
             grpc_request(config, metadata, question, worker.shared.dialer.principal().as_deref())
         }
-        Service::Http(http) => {
+        AuthorizationService::Http(http) => {
             let content = question.body.map_or(&b""[..], |(content, _)| content);
             (http_request(config, http, question), content.to_vec())
         }
     };
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
     match &config.service {
-        Service::Grpc(_) => {
+        AuthorizationService::Grpc(_) => {
             let message = call::grpc_message(&answer)?;
             let response = CheckResponse::from_slice(message)
                 .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
             Ok(grpc_decision(response))
         }
-        Service::Http(http) => http_decision(http, &answer.head, answer.content),
+        AuthorizationService::Http(http) => http_decision(http, &answer.head, answer.content),
     }
 }
 
@@ -331,7 +331,7 @@ fn http_request(config: &ExternalAuthorization, http: &Http, question: &Question
 }
 
 fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<Decision, Error> {
-    let named = |wanted: &dyn Fn(&str) -> bool| -> Vec<Field> {
+    let named = |wanted: &dyn Fn(&str) -> bool| -> Vec<HeaderField> {
         let fields = head.iter().map(|(name, value)| (String::from_utf8_lossy(name), value));
         let fields = fields.filter(|(name, _)| !OWN.contains(&&**name) && wanted(name));
         fields.map(|(name, value)| (Box::from(&*name), Box::from(value))).collect()
@@ -340,7 +340,7 @@ fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<D
         200 => {
             let removed = head.header_values("x-envoy-auth-headers-to-remove");
             let removed = removed.flat_map(|value| value.split(|byte| *byte == b','));
-            Ok(Decision::Allow(Changes {
+            Ok(Decision::Allow(HeaderChanges {
                 set: named(&|name| any(&http.upstream, name)),
                 append: named(&|name| any(&http.upstream_appended, name)),
                 remove: removed
@@ -386,7 +386,7 @@ fn grpc_decision(response: CheckResponse) -> Decision {
     let mut metadata = response.dynamic_metadata.map(json).unwrap_or_default();
     match response.http_response {
         Some(HttpResponse::OkResponse(ok)) if code == 0 => {
-            let mut changes = Changes::default();
+            let mut changes = HeaderChanges::default();
             for (appended, name, value) in fields(ok.headers) {
                 if appended { &mut changes.append } else { &mut changes.set }.push((name, value));
             }
@@ -400,7 +400,7 @@ fn grpc_decision(response: CheckResponse) -> Decision {
             changes.metadata = metadata;
             Decision::Allow(changes)
         }
-        _ if code == 0 => Decision::Allow(Changes { metadata, ..Changes::default() }),
+        _ if code == 0 => Decision::Allow(HeaderChanges { metadata, ..HeaderChanges::default() }),
         Some(HttpResponse::DeniedResponse(denied)) => Decision::Deny {
             status: denied
                 .status

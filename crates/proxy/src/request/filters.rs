@@ -28,16 +28,16 @@ use skysail_policy::{
     config::{
         authorization::ExternalAuthorization,
         http::{Does, Filter, metadata},
-        jwt::{Jwt, KeySet, Keys, Provider},
+        jwt::{Jwt, JwtProvider, KeySet, Keys},
         limit::RateLimit,
         policy::Policy,
         route::{Cors, Setting},
     },
     cors,
     error::{Error, Flags, Kind},
-    fault::{self, Decision},
+    fault::{self, FaultDecision},
     headers,
-    jwt::{self, Outcome},
+    jwt::{self, JwtOutcome},
     matching,
     rbac::{self, Subject, Tally, Verdict},
     route::{self, Missing},
@@ -55,7 +55,7 @@ pub(crate) enum Filtered {
 /// What a filter needs more than a look for.
 enum Act<'a> {
     /// To wait, or to fail.
-    Disturb(Decision),
+    Disturb(FaultDecision),
     /// To answer a preflight.
     Answer(ResponseHead),
     /// To refuse what is too much.
@@ -96,7 +96,7 @@ impl<'a> RequestContext<'a> {
             }
             (Does::Fault(_), Some(Setting::Fault(fault))) | (Does::Fault(fault), _) => {
                 let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
-                return Ok((decision != Decision::default()).then_some(Act::Disturb(decision)));
+                return Ok((decision != FaultDecision::default()).then_some(Act::Disturb(decision)));
             }
             (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
                 if !limit.unenforced.is_empty() {
@@ -181,7 +181,7 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    async fn disturb(&mut self, decision: Decision, body: &mut Flow) -> Result<Filtered, Error> {
+    async fn disturb(&mut self, decision: FaultDecision, body: &mut Flow) -> Result<Filtered, Error> {
         if let Some(delay) = decision.delay {
             self.counters.fault_delays.inc();
             self.told.flags.insert(Flags::DI);
@@ -195,13 +195,13 @@ impl<'a> RequestContext<'a> {
     /// Shares with other origins what the policy lets them have.
     fn share(&mut self, cors: &Cors) -> Option<Act<'a>> {
         match cors::decide(cors, self.head) {
-            cors::Decision::Pass => None,
-            cors::Decision::Mark(marks) => {
+            cors::CorsDecision::Pass => None,
+            cors::CorsDecision::Mark(marks) => {
                 let marks = marks.into_iter();
                 self.marks.extend(marks.map(|(name, value)| ResponseField { name, value, besides: false }));
                 None
             }
-            cors::Decision::Answer(answer) => Some(Act::Answer(answer)),
+            cors::CorsDecision::Answer(answer) => Some(Act::Answer(answer)),
         }
     }
 
@@ -236,7 +236,7 @@ impl<'a> RequestContext<'a> {
         let verdict = loop {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             match jwt::check(jwt, requirement, self.head, now, &failed) {
-                Outcome::NeedsKeys(provider) => {
+                JwtOutcome::NeedsKeys(provider) => {
                     // Once, even if what came is too old at once.
                     let again = fetched.contains(&provider);
                     fetched.push(provider);
@@ -244,8 +244,8 @@ impl<'a> RequestContext<'a> {
                         failed.push(provider);
                     }
                 }
-                Outcome::Pass(good) => break Ok(good),
-                Outcome::Refused(status) => break Err(status),
+                JwtOutcome::Pass(good) => break Ok(good),
+                JwtOutcome::Refused(status) => break Err(status),
             }
         };
         match verdict {
@@ -453,7 +453,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Fetches a provider's keys for all workers; whether there are some now.
-    async fn fetch_keys(&mut self, provider: &Provider, body: &mut Flow) -> Result<bool, Error> {
+    async fn fetch_keys(&mut self, provider: &JwtProvider, body: &mut Flow) -> Result<bool, Error> {
         let Keys::Remote(remote) = &provider.keys else { return Ok(true) };
         let mut head = RequestHead::build("GET", &remote.path, &remote.authority, &[]);
         head.version = Version::Http11;

@@ -19,7 +19,7 @@ use crate::{
     },
     tcp::Tunnel,
     upstream::{
-        self, Offer, Spoken, pick,
+        self, ApplicationProtocol, Offer, pick,
         pool::{Host, Pool, bump},
     },
     worker::{downstream::Downstream, revalidation::Case},
@@ -45,7 +45,7 @@ use skysail_policy::{
     error::{self, Error, Flags, Kind},
     grpc, outlier,
     peer::{METADATA, METADATA_ID},
-    retry::{self, Asked, Outcome},
+    retry::{self, TryLimits, TryOutcome},
     route::Found,
 };
 
@@ -70,13 +70,13 @@ macro_rules! case {
 }
 
 /// What a route and a choice among its targets come to.
-struct Way<'a> {
+struct ForwardPlan<'a> {
     found: &'a Found<'a>,
     forward: &'a Forward,
     pool: Rc<Pool>,
     host: Option<&'a HostRewrite>,
     /// What the route and the client say of time and tries.
-    asked: Asked<'a>,
+    asked: TryLimits<'a>,
     upgrade: bool,
     /// What leads the request to its endpoint, where the balancer hashes.
     hash: Option<u64>,
@@ -85,7 +85,7 @@ struct Way<'a> {
 }
 
 /// A try that got no answer.
-struct Failure {
+struct TryFailure {
     error: Error,
     /// Some of the request had been sent.
     sent: bool,
@@ -93,7 +93,7 @@ struct Failure {
     stale: bool,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for TryFailure {
     fn from(error: Error) -> Self {
         Self { error, sent: false, stale: false }
     }
@@ -122,7 +122,7 @@ impl RequestContext<'_> {
             None => forward.max_duration,
         };
         let asked = retry::asked(self.head, forward.retry.as_deref(), timeout);
-        let mut way = Way { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
+        let mut way = ForwardPlan { found, forward, pool, host, asked, upgrade, ends_connect, hash: None };
         if way.changes_head() || self.visits.are_any() {
             // Any answer may be long under way, and meet policies that are not there yet.
             self.visits.keep_routed(self.head);
@@ -175,7 +175,7 @@ impl RequestContext<'_> {
 
     /// Whether the upstream grants what was asked for. If so the answer's head becomes what grants it to the client:
     /// 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
-    fn is_switched(&mut self, way: &Way<'_>) -> bool {
+    fn is_switched(&mut self, way: &ForwardPlan<'_>) -> bool {
         let Some(upstream) = self.told.upstream.as_ref().filter(|_| way.upgrade) else { return false };
         let connect = self.head.method() == "CONNECT";
         let success = matches!(self.response.status(), 200..=299);
@@ -201,7 +201,7 @@ impl RequestContext<'_> {
     }
 
     /// Whether an answer of HTTP/1.1 with status 101 switches to the one protocol that was asked for (RFC 9110, 15.2.2).
-    fn switches(&self, way: &Way<'_>) -> bool {
+    fn switches(&self, way: &ForwardPlan<'_>) -> bool {
         let [wanted, granted] = [self.head.header("upgrade"), self.response.header("upgrade")];
         let same = wanted.zip(granted).is_some_and(|(wanted, granted)| wanted.eq_ignore_ascii_case(granted));
         way.upgrade && self.head.method() != "CONNECT" && same
@@ -217,7 +217,7 @@ impl RequestContext<'_> {
     /// Tries until there is an answer to pass on, or no more tries. Says also whether the request is complete.
     async fn tries(
         &mut self,
-        way: &Way<'_>,
+        way: &ForwardPlan<'_>,
         body: &mut Flow,
         deadlines: &mut Deadlines,
     ) -> Result<(Framing, ConnectionOptions, bool), Error> {
@@ -225,7 +225,7 @@ impl RequestContext<'_> {
         let mut tried = Vec::new();
         // A connection that went stale while idle costs no try; after it a fresh one is used. A tunnel takes a whole one,
         // unless it is a stream of HTTP/2.
-        let mut fresh = way.upgrade && self.offer(way).protocol != Spoken::Http2;
+        let mut fresh = way.upgrade && self.offer(way).protocol != ApplicationProtocol::Http2;
         self.told.attempts = 1;
         loop {
             if way.found.host.include_attempt_count {
@@ -243,7 +243,7 @@ impl RequestContext<'_> {
             self.begin_try();
             let attempt = self.attempt(way, &host, body, deadlines, fresh).await;
             let is_late =
-                |failure: &Failure| matches!(failure.error.kind, Kind::ResponseTimeout | Kind::TryTimeout);
+                |failure: &TryFailure| matches!(failure.error.kind, Kind::ResponseTimeout | Kind::TryTimeout);
             if let Some(begun) = begun
                 && attempt.as_ref().map_or_else(is_late, |_| true)
             {
@@ -261,11 +261,11 @@ impl RequestContext<'_> {
             } else if way.pool.cluster.outlier.is_some() {
                 let grpc = if self.grpc { grpc_status::in_fields(self.response) } else { None };
                 let status = grpc.map_or(self.response.status(), grpc_status::to_http);
-                way.pool.note(&host.endpoint, outlier::Outcome::Answered(status), &self.worker.dice);
+                way.pool.note(&host.endpoint, outlier::UpstreamResult::Answered(status), &self.worker.dice);
             }
             let outcome = match &attempt {
-                Ok(_) => Outcome::Answered(self.response),
-                Err(failure) => Outcome::Failed { error: &failure.error, request_sent: failure.sent },
+                Ok(_) => TryOutcome::Answered(self.response),
+                Err(failure) => TryOutcome::Failed { error: &failure.error, request_sent: failure.sent },
             };
             let Some(retry) = retry.filter(|retry| retry::wanted(retry, outcome) && replayable) else {
                 return attempt.map_err(|failure| failure.error);
@@ -294,12 +294,12 @@ impl RequestContext<'_> {
     /// One try at one endpoint, up to the answer's head.
     async fn attempt(
         &mut self,
-        way: &Way<'_>,
+        way: &ForwardPlan<'_>,
         host: &Rc<Host>,
         body: &mut Flow,
         deadlines: &mut Deadlines,
         fresh: bool,
-    ) -> Result<(Framing, ConnectionOptions, bool), Failure> {
+    ) -> Result<(Framing, ConnectionOptions, bool), TryFailure> {
         let pool = &way.pool;
         (self.told.upstream, self.told.busy) = (None, None);
         self.told.host = Some(host.clone());
@@ -379,18 +379,18 @@ impl RequestContext<'_> {
             Ok((framing, connection)) if self.response.status() != 101 || self.switches(way) => {
                 Ok((framing, connection, complete))
             }
-            Ok(_) => Err(Failure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
+            Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
                 let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
                 // What a server of HTTP/2 says it has not looked at may go again, whatever it is.
                 let refused = error.kind == Kind::UpstreamRefused && reused;
-                Err(Failure { error, sent, stale: refused || lost && (safe || !sent) })
+                Err(TryFailure { error, sent, stale: refused || lost && (safe || !sent) })
             }
         }
     }
 
     /// What will be spoken to the upstream.
-    fn offer(&self, way: &Way<'_>) -> Offer {
+    fn offer(&self, way: &ForwardPlan<'_>) -> Offer {
         let offer = if way.ends_connect {
             Offer::BYTES
         } else {
@@ -512,7 +512,7 @@ impl RequestContext<'_> {
     }
 
     /// After a switch the two connections carry whatever was agreed on.
-    async fn tunnel(&mut self, way: &Way<'_>, idle_timeout: Option<Duration>) -> Result<(), Error> {
+    async fn tunnel(&mut self, way: &ForwardPlan<'_>, idle_timeout: Option<Duration>) -> Result<(), Error> {
         debug_assert!(way.upgrade);
         self.keep = false;
         let Some(mut upstream) = self.told.upstream.take() else { return Ok(()) };

@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::{
     call,
-    upstream::{self, Offer, Spoken},
+    upstream::{self, ApplicationProtocol, Offer},
     worker::Worker,
 };
 use skysail_http::{flow::Flow, head::RequestHead, http1::write::Persistence, timer};
@@ -59,7 +59,7 @@ pub(crate) fn send(
             let sent = async {
                 let offer = Offer::http(&pool.cluster, &head, true);
                 // Requests of HTTP/2 need no connection of their own.
-                let shared = if offer.protocol == Spoken::Http2 {
+                let shared = if offer.protocol == ApplicationProtocol::Http2 {
                     upstream::take(&pool, &host, &offer)?
                 } else {
                     None

@@ -18,7 +18,7 @@ use skysail_http::{
 use skysail_policy::{
     config::{
         listener::Direction,
-        trace::{CustomTag, Decorator, Provider, RouteTracing, TagValue, Tracer, Tracing},
+        trace::{CustomTag, Decorator, RouteTracing, TagValue, TraceProvider, Tracer, Tracing},
     },
     error::{Error, Flags, Kind},
     format, matching,
@@ -37,7 +37,7 @@ pub(crate) struct Trace<'a> {
     /// Which end the request's own span is.
     end: End,
     /// Where it stands; `None` where what the client says cannot be read.
-    place: Option<Place>,
+    place: Option<TracePosition>,
     /// What its span is called, if it is told.
     name: Box<str>,
     /// What the client's span is to be called.
@@ -48,7 +48,7 @@ pub(crate) struct Trace<'a> {
     message: Option<Box<[u8]>>,
 }
 
-struct Place {
+struct TracePosition {
     context: SpanContext,
     form: Form,
 }
@@ -68,7 +68,7 @@ impl Trace<'_> {
     }
 
     /// Its place, if it is told.
-    fn told(&self) -> Option<&Place> {
+    fn told(&self) -> Option<&TracePosition> {
         self.place.as_ref().filter(|place| place.context.sampled)
     }
 }
@@ -85,7 +85,7 @@ impl<'a> RequestContext<'a> {
         let mut dice = self.worker.dice.borrow_mut();
         let decision = trace::decide(sampling, self.manager.request_id, self.head, &mut dice);
         let place = trace::context(tracing.provider.tracer, end, decision, self.head, &mut dice);
-        let place = place.ok().map(|(context, form)| Place { context, form });
+        let place = place.ok().map(|(context, form)| TracePosition { context, form });
         drop(dice);
         let mut trace = Trace {
             tracing,
@@ -335,7 +335,7 @@ impl<'a> RequestContext<'a> {
     fn export(&self, trace: &Trace<'_>, span: Span<'_>) {
         let local = &self.worker.shared.local;
         let teller = Teller { service: &local.node_cluster, address: local.address };
-        let Provider { tracer, collector } = &trace.tracing.provider;
+        let TraceProvider { tracer, collector } = &trace.tracing.provider;
         export::export(self.worker, collector, |out| span.write(*tracer, teller, out));
     }
 }

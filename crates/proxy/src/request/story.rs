@@ -57,7 +57,7 @@ use skysail_policy::{
     error::{self, Error, Flags, Kind},
     headers::{self, Hop},
     matching,
-    path::{self, Outcome as Normalized},
+    path::{self, Normalization as Normalized},
     peer::{METADATA, METADATA_ID},
     route::{self, Found, Missing},
 };

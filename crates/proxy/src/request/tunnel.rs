@@ -15,12 +15,12 @@ use skysail_http::{
 };
 
 /// One way: bytes without any framing, to their end.
-struct Way {
+struct TunnelDirection {
     flow: Flow,
     done: bool,
 }
 
-impl Way {
+impl TunnelDirection {
     fn new() -> Self {
         // There are no trailers.
         let limits = HeadLimits { max_head: 0, max_headers: 0 };
@@ -49,7 +49,7 @@ pub(crate) async fn run(
     idle_timeout: Option<Duration>,
     mut revoked: impl FnMut() -> Option<Instant>,
 ) {
-    let (mut up, mut down) = (Way::new(), Way::new());
+    let (mut up, mut down) = (TunnelDirection::new(), TunnelDirection::new());
     let mut moved: Option<(u64, Instant)> = None;
     let whole = poll_fn(|cx| {
         let revoked = revoked();

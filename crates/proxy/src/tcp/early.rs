@@ -41,10 +41,10 @@ pub(crate) struct Early {
     /// Until then it is waited for.
     until: Instant,
     pause: Duration,
-    state: State,
+    state: EarlyState,
 }
 
-enum State {
+enum EarlyState {
     Dialling(Pin<Box<dyn Future<Output = Option<Server>>>>),
     Open(Box<Server>),
     /// It could not be reached, and is dialled again then.
@@ -64,16 +64,16 @@ impl Early {
         }
         let (worker, origin) = (worker.clone(), Rc::new(origin));
         let patience = proxy.idle_timeout.map_or(PATIENCE, |idle| idle.min(PATIENCE));
-        let state = State::Dialling(dial(worker.clone(), origin.clone(), proxy.clone()));
+        let state = EarlyState::Dialling(dial(worker.clone(), origin.clone(), proxy.clone()));
         Some(Self { worker, origin, until: Instant::now() + patience, pause: PAUSES[0], state })
     }
 
     /// When it is to be polled again, if only time passes.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.state {
-            State::Dialling(_) | State::Open(_) => Some(self.until),
-            State::Failed(again) => Some(again.min(self.until)),
-            State::Over => None,
+            EarlyState::Dialling(_) | EarlyState::Open(_) => Some(self.until),
+            EarlyState::Failed(again) => Some(again.min(self.until)),
+            EarlyState::Over => None,
         }
     }
 
@@ -82,28 +82,28 @@ impl Early {
         loop {
             let now = Instant::now();
             if now >= self.until {
-                self.state = State::Over;
+                self.state = EarlyState::Over;
             }
             self.state = match &mut self.state {
-                State::Dialling(dialling) => match ready!(dialling.as_mut().poll(cx)) {
-                    Some(server) => State::Open(Box::new(server)),
+                EarlyState::Dialling(dialling) => match ready!(dialling.as_mut().poll(cx)) {
+                    Some(server) => EarlyState::Open(Box::new(server)),
                     None => {
                         let again = now + self.pause;
                         self.pause = (2 * self.pause).min(PAUSES[1]);
-                        State::Failed(again)
+                        EarlyState::Failed(again)
                     }
                 },
-                State::Open(server) => match ready!(listen(server, cx)) {
+                EarlyState::Open(server) => match ready!(listen(server, cx)) {
                     Said::Nothing => continue,
                     Said::Bytes => return Poll::Ready(()),
-                    Said::Http => State::Over,
+                    Said::Http => EarlyState::Over,
                 },
-                State::Failed(again) if now < *again => return Poll::Pending,
-                State::Failed(_) => {
+                EarlyState::Failed(again) if now < *again => return Poll::Pending,
+                EarlyState::Failed(_) => {
                     let Terminal::Tcp(proxy) = &self.origin.chain.terminal else { return Poll::Pending };
-                    State::Dialling(dial(self.worker.clone(), self.origin.clone(), proxy.clone()))
+                    EarlyState::Dialling(dial(self.worker.clone(), self.origin.clone(), proxy.clone()))
                 }
-                State::Over => return Poll::Pending,
+                EarlyState::Over => return Poll::Pending,
             };
         }
     }
@@ -116,9 +116,9 @@ impl Early {
     /// The server, if it has been dialled and is there.
     pub(crate) async fn server(self) -> Option<Server> {
         match self.state {
-            State::Dialling(dialling) => dialling.await,
-            State::Open(server) => Some(*server),
-            State::Failed(_) | State::Over => None,
+            EarlyState::Dialling(dialling) => dialling.await,
+            EarlyState::Open(server) => Some(*server),
+            EarlyState::Failed(_) | EarlyState::Over => None,
         }
     }
 }

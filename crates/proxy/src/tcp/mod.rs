@@ -42,7 +42,7 @@ use skysail_policy::{
         route::Targets,
     },
     error::{self, Error, Flags, Kind, Side},
-    outlier::Outcome,
+    outlier::UpstreamResult,
     peer::greeting::{self, Greeting},
     record::{self, Record},
     route,
@@ -315,7 +315,7 @@ pub(crate) async fn connect(
             .await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
-    pool.note(&host.endpoint, Outcome::Connected, &worker.dice);
+    pool.note(&host.endpoint, UpstreamResult::Connected, &worker.dice);
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {
         Wire::Http1(stream) => Ok((*stream, link)),
@@ -382,15 +382,15 @@ pub(crate) enum Ended {
 /// Two connections joined.
 #[derive(Default)]
 pub(crate) struct Tunnel {
-    up: Way,
-    down: Way,
+    up: TcpDirection,
+    down: TcpDirection,
     moved: Option<Instant>,
 }
 
 /// One way of a tunnel.
 #[derive(Default)]
-struct Way {
-    state: State,
+struct TcpDirection {
+    state: DirectionState,
     /// How the next bytes go.
     passage: Passage,
     /// Bytes that passed through no buffer and are yet to be written.
@@ -417,7 +417,7 @@ enum Met {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum DirectionState {
     #[default]
     Open,
     /// The sender has ended; the receiver is yet to be told.
@@ -446,7 +446,7 @@ impl Tunnel {
             if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
                 return Poll::Ready(Ended::Closed);
             }
-            if (self.up.state, self.down.state) == (State::Done, State::Done) {
+            if (self.up.state, self.down.state) == (DirectionState::Done, DirectionState::Done) {
                 return Poll::Ready(Ended::Closed);
             }
             if [&self.up, &self.down].iter().any(|way| matches!(way.greeted, Some(Met::Known(_)))) {
@@ -480,16 +480,16 @@ impl Tunnel {
     }
 }
 
-impl Way {
+impl TcpDirection {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
             if ready!(self.poll_flush(cx, to)).is_err() {
                 // Nothing more gets there, but what came from there may still be on its way.
                 to.output.clear();
                 self.pipe = None;
-                self.state = State::Done;
+                self.state = DirectionState::Done;
             }
-            if self.state == State::Done {
+            if self.state == DirectionState::Done {
                 return Poll::Ready(Ok(()));
             }
             if !self.greet(from)? && !from.input.is_empty() {
@@ -498,14 +498,14 @@ impl Way {
                 continue;
             }
             match self.state {
-                State::Done => {}
-                State::Ending => {
+                DirectionState::Done => {}
+                DirectionState::Ending => {
                     ready!(to.poll_shutdown(cx))?;
-                    self.state = State::Done;
+                    self.state = DirectionState::Done;
                 }
-                State::Open => {
+                DirectionState::Open => {
                     if ready!(self.poll_fill(cx, from, to.is_plain()))? == 0 {
-                        self.state = State::Ending;
+                        self.state = DirectionState::Ending;
                     }
                 }
             }
@@ -554,7 +554,9 @@ impl Way {
             return Ok(false);
         }
         match greeting::read(from.input.bytes()) {
-            Greeting::Incomplete if self.state == State::Open && !from.input.is_full() => return Ok(true),
+            Greeting::Incomplete if self.state == DirectionState::Open && !from.input.is_full() => {
+                return Ok(true);
+            }
             Greeting::TooLarge => return Err(io::Error::other("the peer's metadata are too large")),
             Greeting::Complete(length, workload) => {
                 from.input.consume(length);

@@ -29,12 +29,12 @@ const MOST_BUFFERED: usize = 1 << 20;
 /// The logs of a proxy and the thread that writes them. Dropping it writes what is left.
 #[derive(Debug)]
 pub struct AccessLogger {
-    shared: Arc<Shared>,
+    shared: Arc<LogQueue>,
     writer: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LogQueue {
     files: Mutex<HashMap<Box<str>, Arc<File>>>,
     dropped: AtomicU64,
     /// Lines wait to be written.
@@ -51,7 +51,7 @@ struct File {
 /// A worker's way to the logs.
 #[derive(Debug)]
 pub struct LogWriter {
-    shared: Arc<Shared>,
+    shared: Arc<LogQueue>,
     writer: Thread,
     files: RefCell<HashMap<Box<str>, Arc<File>>>,
     line: RefCell<Vec<u8>>,
@@ -63,7 +63,7 @@ impl AccessLogger {
     /// # Errors
     /// When the system gives no thread.
     pub fn start() -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LogQueue::default());
         let for_thread = Arc::clone(&shared);
         let writer =
             thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&for_thread))?;
@@ -158,7 +158,7 @@ struct Sink {
 }
 
 /// The thread: waits for a line, lets others join it, writes them all.
-fn write_lines(shared: &Shared) {
+fn write_lines(shared: &LogQueue) {
     let mut sinks: HashMap<Box<str>, Sink> = HashMap::new();
     let mut batch = Vec::new();
     loop {

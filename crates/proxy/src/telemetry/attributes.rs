@@ -12,7 +12,7 @@ use skysail_http::{
 use skysail_policy::{
     config::{cluster::Workload, listener::Direction},
     error::Flags,
-    expression::{Asked, Expression},
+    expression::{AttributeUse, Expression},
     peer::Peer,
     record::{Context, Record},
 };
@@ -57,7 +57,7 @@ pub(super) fn text(expression: &Expression, context: &Context<'_>) -> Option<Str
 }
 
 /// Returns the value of an attribute, if it has one.
-fn attribute(root: &str, asked: &Asked, context: &Context<'_>) -> Option<Value> {
+fn attribute(root: &str, asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
     let (record, field) = (context.record, asked.field);
     match root {
         "request" => request(context.request?, asked, record),
@@ -103,7 +103,7 @@ fn attribute(root: &str, asked: &Asked, context: &Context<'_>) -> Option<Value> 
     }
 }
 
-fn request(head: &RequestHead, asked: &Asked, record: &Record<'_>) -> Option<Value> {
+fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Option<Value> {
     let header = |name| head.header(name).map(|value| String::from_utf8_lossy(value).as_ref().into());
     Some(match asked.field {
         "path" => head.path().into(),
@@ -143,7 +143,7 @@ fn request(head: &RequestHead, asked: &Asked, record: &Record<'_>) -> Option<Val
 /// Headers of HTTP/2 that are kept apart from the others.
 const APART: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
 
-fn response(asked: &Asked, context: &Context<'_>) -> Option<Value> {
+fn response(asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
     let record = context.record;
     let head = || Some(context.response?.headers());
     Some(match asked.field {
@@ -189,7 +189,7 @@ fn workload(of: &Workload) -> Value {
 }
 
 /// Those that are asked for by name, for which case does not count, under that name; all under their own.
-fn headers(of: &Headers, asked: &Asked) -> HashMap<String, String> {
+fn headers(of: &Headers, asked: &AttributeUse) -> HashMap<String, String> {
     let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| asked.all);
     let value = |name: &str| {
         let values: Vec<_> = of.header_values(name).collect();

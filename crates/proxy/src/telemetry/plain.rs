@@ -23,7 +23,7 @@ const GROUPS: [&str; 7] =
 
 /// Which statistics are wanted.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct StatsFilter {
     /// Those whose names it matches; `None` for all.
     pub filter: Option<regex::Regex>,
     /// Only those that were counted in.
@@ -71,7 +71,7 @@ impl Plain {
         self.histograms.entry(plain_name(name, &parse(labels))).or_default().merge(values);
     }
 
-    fn shown_numbers(&self, wanted: &Wanted) -> impl Iterator<Item = (&str, u64)> {
+    fn shown_numbers(&self, wanted: &StatsFilter) -> impl Iterator<Item = (&str, u64)> {
         self.numbers.iter().filter_map(|(name, (kind, value, used))| {
             let of_kind = match wanted.kind {
                 None => true,
@@ -91,7 +91,7 @@ impl Plain {
         total.is_some_and(|total| self.numbers.get(&total).is_some_and(|(_, _, used)| *used))
     }
 
-    fn shown_histograms(&self, wanted: &Wanted) -> impl Iterator<Item = (&str, &Histogram)> {
+    fn shown_histograms(&self, wanted: &StatsFilter) -> impl Iterator<Item = (&str, &Histogram)> {
         let of_kind = wanted.kind.is_none_or(|kind| kind == Kind::Histograms);
         self.histograms.iter().filter_map(move |(name, values)| {
             let used = values.counts.iter().any(|count| *count > 0);
@@ -101,7 +101,7 @@ impl Plain {
     }
 
     /// One a line.
-    pub(super) fn text(&self, wanted: &Wanted) -> String {
+    pub(super) fn text(&self, wanted: &StatsFilter) -> String {
         let mut out = String::new();
         // Writing into memory does not fail.
         for (name, value) in self.shown_numbers(wanted) {
@@ -123,7 +123,7 @@ impl Plain {
     }
 
     /// The same as Envoy's JSON.
-    pub(super) fn json(&self, wanted: &Wanted) -> Value {
+    pub(super) fn json(&self, wanted: &StatsFilter) -> Value {
         let mut stats: Vec<Value> =
             self.shown_numbers(wanted).map(|(name, value)| json!({"name": name, "value": value})).collect();
         let histograms: Vec<Value> = self
@@ -147,7 +147,7 @@ impl Plain {
     }
 }
 
-impl Wanted {
+impl StatsFilter {
     fn matches(&self, name: &str) -> bool {
         self.filter.as_ref().is_none_or(|filter| filter.is_match(name))
     }
@@ -307,13 +307,17 @@ mod tests {
         }
         let text = |filter: Option<&str>, used_only, kind| {
             let filter = filter.map(|filter| regex::Regex::new(filter).unwrap());
-            plain.text(&Wanted { filter, used_only, kind })
+            plain.text(&StatsFilter { filter, used_only, kind })
         };
         assert_eq!(text(Some("^server\\."), true, None), "server.state: 0\n");
         assert_eq!(text(Some("_active$"), true, None), "listener.a.downstream_cx_active: 0\n");
         assert_eq!(text(None, false, Some(Kind::Counters)), "listener.a.downstream_cx_total: 2\n");
         assert_eq!(text(None, false, Some(Kind::Histograms)), "");
-        let json = plain.json(&Wanted { used_only: true, kind: Some(Kind::Counters), ..Wanted::default() });
+        let json = plain.json(&StatsFilter {
+            used_only: true,
+            kind: Some(Kind::Counters),
+            ..StatsFilter::default()
+        });
         assert_eq!(json, json!({"stats": [{"name": "listener.a.downstream_cx_total", "value": 2}]}));
     }
 
@@ -330,10 +334,10 @@ mod tests {
         let mut plain = Plain::default();
         plain.histogram("istio_request_bytes", "a=\"b\"", &values);
         plain.histogram("istio_response_bytes", "a=\"b\"", &Histogram::default());
-        let text = plain.text(&Wanted::default());
+        let text = plain.text(&StatsFilter::default());
         assert!(text.starts_with("istiocustom.istio_request_bytes.a.b: P0(nan,0) P25(nan,0.25) "), "{text}");
         assert!(text.ends_with("istiocustom.istio_response_bytes.a.b: No recorded values\n"), "{text}");
-        let json = plain.json(&Wanted { used_only: true, ..Wanted::default() });
+        let json = plain.json(&StatsFilter { used_only: true, ..StatsFilter::default() });
         let histograms = &json["stats"][0]["histograms"];
         assert_eq!(histograms["computed_quantiles"].as_array().unwrap().len(), 1);
         assert_eq!(histograms["computed_quantiles"][0]["values"][9]["cumulative"], 5.0);

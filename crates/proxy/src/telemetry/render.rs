@@ -12,7 +12,7 @@ use skysail_core::logging;
 
 use super::{
     access_log::AccessLogger,
-    plain::{Kind, Plain, Wanted},
+    plain::{Kind, Plain, StatsFilter},
     series::{BOUNDS, Histogram, HttpSeries, TcpCounts, TcpSeries, escape},
     shard::ShardSnapshot,
     stats::Type,
@@ -25,7 +25,7 @@ const PIECE: usize = 48 << 10;
 /// Adds up what the workers counted, and renders it as Prometheus text.
 pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&AccessLogger>) -> String {
     let metrics = Metrics::new(shards, local, log);
-    let mut page = Page::new(Wanted::default());
+    let mut page = Page::new(StatsFilter::default());
     std::iter::from_fn(|| page.next(&metrics)).collect()
 }
 
@@ -104,12 +104,12 @@ impl Metrics {
     }
 
     /// Envoy's names, one a line.
-    pub fn text(&self, wanted: &Wanted) -> String {
+    pub fn text(&self, wanted: &StatsFilter) -> String {
         self.plain().text(wanted)
     }
 
     /// The same as JSON.
-    pub fn json(&self, wanted: &Wanted) -> Value {
+    pub fn json(&self, wanted: &StatsFilter) -> Value {
         self.plain().json(wanted)
     }
 
@@ -247,7 +247,7 @@ impl Metrics {
 /// Prometheus text of metrics, piece by piece: a client that reads slowly holds a piece and not a page.
 #[derive(Debug, Default)]
 pub struct Page {
-    wanted: Wanted,
+    wanted: StatsFilter,
     /// The next series to be written: its family, and its index there.
     next: (usize, usize),
     /// The family's title has been written.
@@ -256,7 +256,7 @@ pub struct Page {
 
 impl Page {
     /// A page of which nothing has been written.
-    pub fn new(wanted: Wanted) -> Self {
+    pub fn new(wanted: StatsFilter) -> Self {
         Self { wanted, ..Self::default() }
     }
 

@@ -25,7 +25,7 @@ use skysail_policy::{
     config::{
         Snapshot,
         listener::{Direction, Terminal},
-        stats::{Change, HTTP, Stats, TCP},
+        stats::{HTTP, MetricChange, Stats, TCP},
     },
     expression::Expression,
     peer::{LocalWorkload, Peer},
@@ -185,7 +185,7 @@ impl Shard {
     }
 
     /// The same where metrics have other labels than Istio's.
-    pub(crate) fn request_changed(&self, changes: &[Change], context: &Context<'_>) {
+    pub(crate) fn request_changed(&self, changes: &[MetricChange], context: &Context<'_>) {
         let (record, authority) = (context.record, context.request.map_or("", RequestHead::authority));
         let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
         for change in changes.iter().filter(|change| change.metrics != 0) {
@@ -395,7 +395,7 @@ struct Changed<'a> {
 
 impl<'a> Changed<'a> {
     /// Of so many metrics. What an expression has no value for is `unknown`.
-    fn new(change: &'a Change, metrics: usize, context: &Context<'_>) -> Self {
+    fn new(change: &'a MetricChange, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
             let mut text = attributes::text(expression, context).unwrap_or_default();
             // A client says how long a header is, and each series has it in every line.

@@ -17,7 +17,7 @@ use skysail_xds::envoy::pb::envoy::{
 
 use super::{At as _, Reject, Result, duration, fingerprint, jwt, route_filters::status_code, text};
 use skysail_policy::config::{
-    authorization::{Body, ExternalAuthorization, Http, Service},
+    authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
     route::Setting,
     text::TextMatch,
 };
@@ -34,7 +34,7 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
         Some(Services::GrpcService(service)) => {
             let Callee { cluster, authority, metadata, timeout } = grpc(service).at("grpc_service")?;
             let timeout = timeout.unwrap_or(TIMEOUT);
-            Target { service: Service::Grpc(metadata), cluster, authority, timeout }
+            Target { service: AuthorizationService::Grpc(metadata), cluster, authority, timeout }
         }
         Some(Services::HttpService(service)) => http(service).at("http_service")?,
         None => return Err(Reject::new("needs a grpc_service or an http_service")),
@@ -138,7 +138,7 @@ fn pairs(protos: &[HeaderValue]) -> Vec<(Box<str>, Box<str>)> {
 }
 
 struct Target {
-    service: Service,
+    service: AuthorizationService,
     cluster: Box<str>,
     authority: Box<str>,
     timeout: Duration,
@@ -182,7 +182,7 @@ fn http(proto: &HttpService) -> Result<Target> {
         Ok(list(proto).at(format_args!("authorization_response.{name}"))?.unwrap_or_default())
     };
     Ok(Target {
-        service: Service::Http(Box::new(Http {
+        service: AuthorizationService::Http(Box::new(Http {
             path_prefix: proto.path_prefix.as_str().into(),
             add: request.map(|request| pairs(&request.headers_to_add)).unwrap_or_default(),
             upstream: named(answer.allowed_upstream_headers.as_ref(), "allowed_upstream_headers")?,

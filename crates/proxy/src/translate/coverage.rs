@@ -8,10 +8,10 @@ use std::{collections::HashMap, fmt::Write as _, sync::LazyLock};
 /// A message and all its fields.
 struct Message {
     name: &'static str,
-    fields: &'static [Field],
+    fields: &'static [ProtoField],
 }
 
-struct Field {
+struct ProtoField {
     number: u32,
     name: &'static str,
     repeated: bool,
@@ -56,7 +56,7 @@ const MAX_DEPTH: usize = 100;
 
 /// Looks at every field of a message.
 pub(super) fn check(message: &str, body: &[u8]) -> Vec<Finding> {
-    let mut walk = Walk { findings: Vec::new(), path: String::new(), depth: 0 };
+    let mut walk = FieldWalk { findings: Vec::new(), path: String::new(), depth: 0 };
     if let Some(&index) = BY_NAME.get(message) {
         walk.message(index, body);
     }
@@ -66,13 +66,13 @@ pub(super) fn check(message: &str, body: &[u8]) -> Vec<Finding> {
 static BY_NAME: LazyLock<HashMap<&'static str, usize>> =
     LazyLock::new(|| MESSAGES.iter().enumerate().map(|(index, message)| (message.name, index)).collect());
 
-struct Walk {
+struct FieldWalk {
     findings: Vec<Finding>,
     path: String,
     depth: usize,
 }
 
-impl Walk {
+impl FieldWalk {
     fn message(&mut self, index: usize, mut body: &[u8]) {
         if self.depth >= MAX_DEPTH {
             return;

@@ -7,14 +7,14 @@ use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
     extensions::filters::http::jwt_authn::v3::{
-        JwtAuthentication, JwtProvider, JwtRequirement, PerRouteConfig, RemoteJwks,
+        JwtAuthentication, JwtProvider as ProviderProto, JwtRequirement, PerRouteConfig, RemoteJwks,
         jwt_provider::JwksSourceSpecifier, jwt_requirement::RequiresType, per_route_config, requirement_rule,
     },
 };
 
 use super::{At as _, Reject, Result, duration, fingerprint, route};
 use skysail_policy::config::{
-    jwt::{Jwt, KeySet, Keys, Provider, RemoteKeys, Requirement, Source},
+    jwt::{Jwt, JwtProvider, KeySet, Keys, RemoteKeys, Requirement, Source},
     route::Setting,
 };
 
@@ -102,7 +102,7 @@ fn by_name<'a>(named: &'a [(Box<str>, Requirement)], name: &str) -> Result<&'a R
         .ok_or_else(|| Reject::new(format!("requirement_map has no {name:?}")))
 }
 
-fn provider(name: &str, proto: &JwtProvider) -> Result<Provider> {
+fn provider(name: &str, proto: &ProviderProto) -> Result<JwtProvider> {
     let filled = |text: &str| (!text.is_empty()).then(|| text.into());
     let header = |text: &str| (!text.is_empty()).then(|| text.to_ascii_lowercase().into());
     let texts = |texts: &[String]| texts.iter().map(|text| text.as_str().into()).collect();
@@ -119,7 +119,7 @@ fn provider(name: &str, proto: &JwtProvider) -> Result<Provider> {
         claim_headers.push((name, path));
     }
     let spaced = proto.normalize_payload_in_metadata.as_ref();
-    Ok(Provider {
+    Ok(JwtProvider {
         name: name.into(),
         issuer: filled(&proto.issuer),
         audiences: texts(&proto.audiences),
@@ -140,7 +140,7 @@ fn provider(name: &str, proto: &JwtProvider) -> Result<Provider> {
     })
 }
 
-fn sources(proto: &JwtProvider) -> Vec<Source> {
+fn sources(proto: &ProviderProto) -> Vec<Source> {
     let headers = proto.from_headers.iter();
     let headers = headers
         .map(|from| Source::Header(from.name.to_ascii_lowercase().into(), from.value_prefix.as_str().into()));
@@ -156,7 +156,7 @@ fn sources(proto: &JwtProvider) -> Vec<Source> {
     sources
 }
 
-fn keys(proto: &JwtProvider) -> Result<Keys> {
+fn keys(proto: &ProviderProto) -> Result<Keys> {
     match &proto.jwks_source_specifier {
         Some(JwksSourceSpecifier::LocalJwks(source)) => {
             let text = inline(source).at("local_jwks")?;

@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, duration, flag, number};
-use skysail_policy::config::health::{Comparison, Limit, Outlier, OutlierState, SlowStart};
+use skysail_policy::config::health::{HealthComparison, Limit, Outlier, OutlierState, SlowStart};
 
 /// Outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
@@ -63,7 +63,7 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
         },
         max_percent: percent(proto.max_ejection_percent, "max_ejection_percent", 10)?,
         always_one: flag(proto.always_eject_one_host).unwrap_or(false),
-        success_rate: Comparison {
+        success_rate: HealthComparison {
             hosts: number(proto.success_rate_minimum_hosts).unwrap_or(5),
             requests: number(proto.success_rate_request_volume).unwrap_or(100),
             threshold: number(proto.success_rate_stdev_factor).unwrap_or(1900),
@@ -74,7 +74,7 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
                 100,
             )?,
         },
-        failure_percentage: Comparison {
+        failure_percentage: HealthComparison {
             hosts: number(proto.failure_percentage_minimum_hosts).unwrap_or(5),
             requests: number(proto.failure_percentage_request_volume).unwrap_or(50),
             threshold: percent(proto.failure_percentage_threshold, "failure_percentage_threshold", 85)?,

@@ -10,7 +10,7 @@ use skysail_xds::istio::StatsConfig;
 
 use super::{At as _, Reject, Result, access_log, duration};
 use skysail_policy::{
-    config::stats::{Change, HTTP, Stats, TCP},
+    config::stats::{HTTP, MetricChange, Stats, TCP},
     expression::Expression,
 };
 
@@ -45,7 +45,11 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
 }
 
 /// What the changes come to for each of these metrics.
-fn changes(proto: &StatsConfig, metrics: &[&str], compiled: &HashMap<&str, Arc<Expression>>) -> Vec<Change> {
+fn changes(
+    proto: &StatsConfig,
+    metrics: &[&str],
+    compiled: &HashMap<&str, Arc<Expression>>,
+) -> Vec<MetricChange> {
     let mut found: Vec<(BTreeMap<&str, Option<&str>>, u8)> = Vec::new();
     let mut touched = false;
     for (bit, name) in metrics.iter().enumerate() {
@@ -68,13 +72,13 @@ fn changes(proto: &StatsConfig, metrics: &[&str], compiled: &HashMap<&str, Arc<E
     }
     if found.is_empty() {
         // All are dropped.
-        return vec![Change { metrics: 0, labels: Vec::new() }];
+        return vec![MetricChange { metrics: 0, labels: Vec::new() }];
     }
     let change = |(labels, metrics): (BTreeMap<&str, Option<&str>>, u8)| {
         let labels = labels.into_iter();
         let labels = labels
             .map(|(label, text)| (label_name(label), text.and_then(|text| compiled.get(text).cloned())));
-        Change { metrics, labels: labels.collect() }
+        MetricChange { metrics, labels: labels.collect() }
     };
     found.into_iter().map(change).collect()
 }

@@ -39,7 +39,7 @@ use super::{
 use skysail_policy::config::{
     collector::{Call, Collector, Envelope},
     trace::{
-        CustomTag, Decorator, Provider, RequestIdUse, RouteTracing, Sampling, Share, TagValue, Tracer,
+        CustomTag, Decorator, RequestIdUse, RouteTracing, Sampling, Share, TagValue, TraceProvider, Tracer,
         Tracing, Zipkin,
     },
 };
@@ -161,7 +161,7 @@ fn path(proto: &MetadataKey) -> Vec<Box<str>> {
     std::iter::once(proto.key.as_str().into()).chain(keys).collect()
 }
 
-fn provider(proto: &Http, strict: bool) -> Result<Option<Provider>> {
+fn provider(proto: &Http, strict: bool) -> Result<Option<TraceProvider>> {
     let Some(http::ConfigType::TypedConfig(any)) = &proto.config_type else {
         return Err(Reject::new(format!("{:?} has no typed_config", proto.name)));
     };
@@ -180,7 +180,7 @@ fn provider(proto: &Http, strict: bool) -> Result<Option<Provider>> {
     }
 }
 
-fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<Provider> {
+fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<TraceProvider> {
     let name = if proto.service_name.is_empty() { "unknown_service:skysail" } else { &proto.service_name };
     let version = env!("CARGO_PKG_VERSION");
     let mut attributes = vec![
@@ -218,7 +218,7 @@ fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<Provider> {
         (None, Some(service)) => post(service, "application/x-protobuf", envelope).at("http_service")?,
         _ => return Err(Reject::new("needs a grpc_service or an http_service, and not both")),
     };
-    Ok(Provider { tracer: Tracer::OpenTelemetry, collector: Arc::new(collector) })
+    Ok(TraceProvider { tracer: Tracer::OpenTelemetry, collector: Arc::new(collector) })
 }
 
 /// What is told by requests of HTTP.
@@ -260,7 +260,7 @@ fn detect(proto: &TypedExtensionConfig, attributes: &mut Vec<KeyValue>) -> Resul
     Ok(())
 }
 
-fn zipkin(proto: &ZipkinConfig) -> Result<Provider> {
+fn zipkin(proto: &ZipkinConfig) -> Result<TraceProvider> {
     match proto.collector_endpoint_version() {
         CollectorEndpointVersion::HttpJson => {}
         other => {
@@ -288,5 +288,5 @@ fn zipkin(proto: &ZipkinConfig) -> Result<Provider> {
         shared: flag(proto.shared_span_context).unwrap_or(true),
         w3c: proto.trace_context_option() == TraceContextOption::UseB3WithW3cPropagation,
     };
-    Ok(Provider { tracer: Tracer::Zipkin(zipkin), collector: Arc::new(collector) })
+    Ok(TraceProvider { tracer: Tracer::Zipkin(zipkin), collector: Arc::new(collector) })
 }

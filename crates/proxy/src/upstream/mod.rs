@@ -27,7 +27,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::upstream::pool::{Full, Host, Link, Place, Pool, Upstream, UpstreamTls, bump};
+use crate::upstream::pool::{ConnectionSlot, Full, Host, Link, Pool, Upstream, UpstreamTls, bump};
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
@@ -57,7 +57,7 @@ const MIN_PORTS_APART: u16 = 1_024;
 /// What will be spoken on a connection, which decides what TLS offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    pub(crate) protocol: Spoken,
+    pub(crate) protocol: ApplicationProtocol,
     /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
     pub(crate) istio: bool,
     /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
@@ -68,7 +68,7 @@ pub(crate) struct Offer {
 
 /// What is spoken where TLS does not settle it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spoken {
+pub(crate) enum ApplicationProtocol {
     /// Whatever the client speaks.
     Bytes,
     /// HTTP/1.1.
@@ -79,7 +79,8 @@ pub(crate) enum Spoken {
 
 impl Offer {
     /// For connections passed on as bytes.
-    pub(crate) const BYTES: Self = Self { protocol: Spoken::Bytes, istio: false, ends: None, host: None };
+    pub(crate) const BYTES: Self =
+        Self { protocol: ApplicationProtocol::Bytes, istio: false, ends: None, host: None };
 
     /// For a request, as it will be sent, to a cluster.
     pub(crate) fn http(cluster: &Cluster, head: &RequestHead, istio: bool) -> Self {
@@ -88,7 +89,7 @@ impl Offer {
             UpstreamProtocol::AsDownstream => head.version == Version::Http2,
             UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
         };
-        let protocol = if http2 { Spoken::Http2 } else { Spoken::Http1 };
+        let protocol = if http2 { ApplicationProtocol::Http2 } else { ApplicationProtocol::Http1 };
         let host = cluster.auto_sni.as_ref().and_then(|auto| asked_host(auto, head)).map(Into::into);
         Self { protocol, istio, ends: None, host }
     }
@@ -101,10 +102,10 @@ impl Offer {
     /// Of the configurations, the one that offers this.
     fn config<'a>(&self, configs: &'a ClientConfigs) -> &'a Arc<Connector> {
         match (self.protocol, self.istio) {
-            (Spoken::Http1, true) => &configs.istio_http1,
-            (Spoken::Http2, true) => &configs.istio_h2,
-            (Spoken::Http2, false) => &configs.http2,
-            (Spoken::Bytes | Spoken::Http1, _) => &configs.own,
+            (ApplicationProtocol::Http1, true) => &configs.istio_http1,
+            (ApplicationProtocol::Http2, true) => &configs.istio_h2,
+            (ApplicationProtocol::Http2, false) => &configs.http2,
+            (ApplicationProtocol::Bytes | ApplicationProtocol::Http1, _) => &configs.own,
         }
     }
 }
@@ -141,9 +142,9 @@ fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> 
     }
     // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
     match offer.protocol {
-        Spoken::Bytes => None,
-        Spoken::Http1 => pool.take(host, tls).or_else(|| pool.share(host, tls)),
-        Spoken::Http2 => pool.share(host, tls).or_else(|| pool.take(host, tls)),
+        ApplicationProtocol::Bytes => None,
+        ApplicationProtocol::Http1 => pool.take(host, tls).or_else(|| pool.share(host, tls)),
+        ApplicationProtocol::Http2 => pool.share(host, tls).or_else(|| pool.take(host, tls)),
     }
 }
 
@@ -160,7 +161,8 @@ pub(crate) async fn get(
         // Trust may change while it waits.
         let tls = terms(host.endpoint.tls.as_deref(), offer)?;
         let (freed, room) = (host.freed.notified(), pool.room.notified());
-        let soon = offer.protocol == Spoken::Http2 && host.connecting.get() && !fresh && !is_own(pool);
+        let soon =
+            offer.protocol == ApplicationProtocol::Http2 && host.connecting.get() && !fresh && !is_own(pool);
         if !soon {
             match pool.admit(host) {
                 // Boxed: a request seldom opens one, and its future is held by every connection that waits.
@@ -183,7 +185,7 @@ pub(crate) async fn get(
 }
 
 /// A place for a connection to an endpoint, which is waited for if there are as many as there may be.
-pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Place, Error> {
+pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<ConnectionSlot, Error> {
     let mut waiting = None;
     loop {
         let room = pool.room.notified();
@@ -202,7 +204,7 @@ pub(crate) async fn bytes(
     host: &Rc<Host>,
     offer: &Offer,
     dialer: &Dialer,
-    place: Place,
+    place: ConnectionSlot,
 ) -> Result<Upstream, Error> {
     let tls = terms(host.endpoint.tls.as_deref(), offer)?;
     open(pool, host, offer, tls, dialer, place).await
@@ -214,17 +216,17 @@ async fn open(
     offer: &Offer,
     tls: Option<UpstreamTls>,
     dialer: &Dialer,
-    place: Place,
+    place: ConnectionSlot,
 ) -> Result<Upstream, Error> {
-    let _connecting = (offer.protocol == Spoken::Http2).then(|| Connecting::begin(host));
+    let _connecting = (offer.protocol == ApplicationProtocol::Http2).then(|| Connecting::begin(host));
     let connect = async {
         let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, dialer).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
-            None => offer.protocol == Spoken::Http2,
+            None => offer.protocol == ApplicationProtocol::Http2,
         };
         let link = Pool::opened(place, &stream, peer, tls);
-        if http2 && offer.protocol != Spoken::Bytes {
+        if http2 && offer.protocol != ApplicationProtocol::Bytes {
             multiplex(host, stream, link).await
         } else {
             Ok(Upstream::own(Box::new(stream), link))

@@ -36,7 +36,7 @@ use skysail_policy::{
 mod eject;
 mod limits;
 
-pub(crate) use limits::{Busy, Counted, Full, Place};
+pub(crate) use limits::{Busy, ConnectionSlot, Counted, Full};
 
 /// How often idle connections are looked after.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
@@ -129,7 +129,7 @@ pub(crate) struct Link {
     /// Its other end, which is one of the endpoint's addresses.
     pub(crate) remote: SocketAddr,
     idle_since: Cell<Instant>,
-    place: Place,
+    place: ConnectionSlot,
 }
 
 /// How a connection begins TLS.
@@ -341,7 +341,12 @@ impl Pool {
     }
 
     /// A new connection, at the place that [`Self::admit`] gave.
-    pub(crate) fn opened(place: Place, stream: &Stream, peer: Peer, tls: Option<UpstreamTls>) -> Rc<Link> {
+    pub(crate) fn opened(
+        place: ConnectionSlot,
+        stream: &Stream,
+        peer: Peer,
+        tls: Option<UpstreamTls>,
+    ) -> Rc<Link> {
         bump(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
         place.pool.stats.cx_active.inc();

@@ -33,7 +33,7 @@ pub(crate) async fn answer(
 }
 
 /// An answer's head, or `None` for one that is not the last (1xx).
-type Answer = Result<Option<(Framing, ConnectionOptions)>, Error>;
+type HeadResult = Result<Option<(Framing, ConnectionOptions)>, Error>;
 
 /// The head of an answer of HTTP/1.1.
 pub(crate) fn poll_head(
@@ -42,7 +42,7 @@ pub(crate) fn poll_head(
     (scan, limits): (&mut Scan, &HeadLimits),
     method: &str,
     head: &mut ResponseHead,
-) -> Poll<Answer> {
+) -> Poll<HeadResult> {
     let malformed = |why: Malformed| {
         Error::new(if why.status == 431 { Kind::AnswerTooLarge } else { Kind::UpstreamProtocol })
     };
@@ -71,7 +71,7 @@ pub(crate) fn poll_answer(
     duplex: &mut Duplex,
     method: &str,
     head: &mut ResponseHead,
-) -> Poll<Answer> {
+) -> Poll<HeadResult> {
     let answered = ready!(duplex.poll_answer(cx, method, head))?;
     Poll::Ready(Ok(match answered {
         Answered::Interim => None,

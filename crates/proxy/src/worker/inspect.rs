@@ -38,13 +38,13 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Looks for a client hello.
 #[derive(Default)]
-pub(crate) struct Tls {
+pub(crate) struct TlsInspector {
     acceptor: Option<Box<Acceptor>>,
     /// Bytes that the acceptor has been given.
     given: usize,
 }
 
-impl Tls {
+impl TlsInspector {
     /// Looks at all bytes so far. A hello that is not whole at the `last` look is broken.
     pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
         let more = if last { Look::Broken } else { Look::More };
@@ -83,7 +83,7 @@ impl Tls {
 
 /// Looks for HTTP.
 #[derive(Default)]
-pub(crate) struct Http {
+pub(crate) struct HttpInspector {
     /// Where the first line begins: white space before has been skipped.
     start: usize,
     /// How far the first word has been read.
@@ -95,7 +95,7 @@ pub(crate) struct Http {
     work: usize,
 }
 
-impl Http {
+impl HttpInspector {
     /// Looks at all bytes so far. At the `last` look a first line without an end counts as a long one.
     pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
         let shared = bytes.len().min(PREFACE.len());
@@ -168,11 +168,11 @@ mod tests {
     use super::*;
 
     fn tls(bytes: &[u8], findings: &mut Findings) -> Look {
-        Tls::default().look(bytes, false, findings)
+        TlsInspector::default().look(bytes, false, findings)
     }
 
     fn http(bytes: &[u8], findings: &mut Findings) -> Look {
-        Http::default().look(bytes, false, findings)
+        HttpInspector::default().look(bytes, false, findings)
     }
 
     fn hello(name: &str, protocols: &[&[u8]]) -> Vec<u8> {
@@ -276,7 +276,7 @@ mod tests {
     fn a_hello_in_many_records_is_parsed_once() {
         let whole = hello("a.b", &[b"istio"]);
         let bytes = fragments(&whole);
-        let mut inspector = Tls::default();
+        let mut inspector = TlsInspector::default();
         let (mut findings, mut given) = (Findings::default(), 0);
         for end in 0..bytes.len() {
             let before = inspector.given;
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_line_in_many_pieces_is_read_once() {
         for text in [format!("\r\n \r\nGET /{} HTTP/1.1\r\n", "a".repeat(4_000)), " ".repeat(2 * MAX_LINE)] {
-            let (mut inspector, mut findings) = (Http::default(), Findings::default());
+            let (mut inspector, mut findings) = (HttpInspector::default(), Findings::default());
             let known = (0..=text.len())
                 .find(|end| inspector.look(&text.as_bytes()[..*end], false, &mut findings) == Look::Known);
             let known = known.unwrap();
@@ -307,12 +307,12 @@ mod tests {
     fn the_last_look_has_a_verdict() {
         let bytes = hello("a", &[]);
         for end in 0..bytes.len() {
-            let looked = Tls::default().look(&bytes[..end], true, &mut Findings::default());
+            let looked = TlsInspector::default().look(&bytes[..end], true, &mut Findings::default());
             assert_eq!(looked, Look::Broken, "{end}");
         }
         for (text, protocol) in [("GET /a", Some("http/1.1")), ("", Some("http/1.1")), ("{", None)] {
             let mut findings = Findings::default();
-            assert_eq!(Http::default().look(text.as_bytes(), true, &mut findings), Look::Known);
+            assert_eq!(HttpInspector::default().look(text.as_bytes(), true, &mut findings), Look::Known);
             assert_eq!(findings.protocols.first().map(|p| &**p), protocol.map(str::as_bytes), "{text}");
         }
     }

@@ -32,7 +32,7 @@ use crate::translate::{
 };
 
 /// Where a secret is that names files or is in one.
-pub(super) enum Origin {
+pub(super) enum FileOrigin {
     /// It came from a server and names files.
     Delivered(Secret),
     /// It is in a file, with what was last found there.
@@ -40,7 +40,7 @@ pub(super) enum Origin {
 }
 
 /// Keeps a secret as its files have it.
-pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: Origin) -> Infallible {
+pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: FileOrigin) -> Infallible {
     let mut folders = origin.folders();
     let mut watch = Watch::new(&folders);
     let (mut taken, mut warned) = (None, String::new());
@@ -77,7 +77,7 @@ pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: Origin)
     }
 }
 
-impl Origin {
+impl FileOrigin {
     async fn secret(&mut self, secrets: &Secrets, name: &SecretName) -> anyhow::Result<Secret> {
         let (path, found) = match self {
             Self::Delivered(secret) => return Ok(secret.clone()),
@@ -112,7 +112,7 @@ impl Origin {
     }
 }
 
-impl Origin {
+impl FileOrigin {
     /// The file of revocation lists that a TLS context names.
     pub(super) fn crl(path: &Path, watched: Option<PathBuf>) -> Self {
         let name = path.to_string_lossy().into_owned();

@@ -27,7 +27,7 @@ use super::{
     Secrets, own_names, pause,
     watch::{Watch, folders_of_file},
 };
-use crate::discovery::remote::{Place, Remote, RemoteTls};
+use crate::discovery::remote::{Remote, RemoteAddress, RemoteTls};
 
 /// The name that the control plane's certificate must have.
 pub(crate) const CONTROL_PLANE: &str = "istiod.istio-system.svc";
@@ -118,7 +118,7 @@ impl OwnCertificate {
                 ..TlsSpec::default()
             };
             let tls = RemoteTls::Fixed(spec.client()?, CONTROL_PLANE.try_into()?);
-            Ok(Remote { place: Place::Tcp(mesh.host.clone(), mesh.port), tls: Some(tls), mark })
+            Ok(Remote { place: RemoteAddress::Tcp(mesh.host.clone(), mesh.port), tls: Some(tls), mark })
         };
         let mut files = Files::default();
         files.read(&mesh);

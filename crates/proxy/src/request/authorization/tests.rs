@@ -60,7 +60,7 @@ fn what_is_no_consent_is_a_refusal() {
             DeniedHttpResponse { status: Some(HttpStatus { code }), ..DeniedHttpResponse::default() };
         assert_eq!(said(16, Some(HttpResponse::DeniedResponse(denied))), refused(status));
     }
-    assert_eq!(said(0, None), Decision::Allow(Changes::default()));
+    assert_eq!(said(0, None), Decision::Allow(HeaderChanges::default()));
 }
 
 #[test]

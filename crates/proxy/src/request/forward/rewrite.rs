@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::Way;
+use super::ForwardPlan;
 use crate::request::story::RequestContext;
 use skysail_http::head;
 use skysail_policy::{
     config::route::{HostRewrite, Rewrite, RouteMatch},
     grpc, headers,
-    retry::Asked,
+    retry::TryLimits,
     route::{self, Found},
 };
 
-impl Way<'_> {
+impl ForwardPlan<'_> {
     /// Whether routes have changes for the request's head.
     pub(super) fn changes_head(&self) -> bool {
         let Found { table, host, route, target, .. } = self.found;
@@ -25,7 +25,7 @@ impl Way<'_> {
 
 impl RequestContext<'_> {
     /// Changes of the request's head, in Envoy's order.
-    pub(super) fn rewrite(&mut self, way: &Way<'_>) {
+    pub(super) fn rewrite(&mut self, way: &ForwardPlan<'_>) {
         let found = way.found;
         let target = found.target.map(|target| &target.headers);
         let ops = [target, Some(&found.route.headers), Some(&found.host.headers), Some(&found.table.headers)];
@@ -52,8 +52,8 @@ impl RequestContext<'_> {
     }
 
     /// Says to the server how long it is waited for. The first try has all of the time, as far as whole milliseconds tell.
-    pub(super) fn tell_timeout(&mut self, way: &Way<'_>) {
-        let Asked { timeout, try_timeout, .. } = way.asked;
+    pub(super) fn tell_timeout(&mut self, way: &ForwardPlan<'_>) {
+        let TryLimits { timeout, try_timeout, .. } = way.asked;
         let spent = if self.told.attempts > 1 { self.started.elapsed() } else { Duration::ZERO };
         let least = Duration::from_millis(1);
         let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(least));

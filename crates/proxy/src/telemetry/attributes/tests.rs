@@ -76,7 +76,7 @@ fn only_what_is_asked_for_is_put_together() {
     let uses = |text: &str| {
         let mut told = Vec::new();
         for (root, fields) in Expression::compile(text).unwrap().attributes() {
-            for Asked { field, keys, all } in fields {
+            for AttributeUse { field, keys, all } in fields {
                 let mut keys = keys.clone();
                 keys.extend(all.then(|| "*".to_owned()));
                 told.push(format!("{root}.{field} {}", keys.join(",")));

@@ -308,7 +308,7 @@ fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
     );
     // The page comes in pieces however long labels are.
     let metrics = crate::telemetry::Metrics::new(vec![shard.snapshot()], &local(), None);
-    let mut page = crate::telemetry::Page::new(crate::telemetry::plain::Wanted::default());
+    let mut page = crate::telemetry::Page::new(crate::telemetry::plain::StatsFilter::default());
     while let Some(piece) = page.next(&metrics) {
         assert!(piece.len() < 128 << 10, "{} bytes", piece.len());
     }
@@ -395,7 +395,7 @@ fn metrics_have_the_labels_they_are_given() {
     let expression = |text: &str| Some(Arc::new(Expression::compile(text).unwrap()));
     let changes = [
         // requests_total
-        Change {
+        MetricChange {
             metrics: 1,
             labels: vec![
                 ("destination_service".into(), expression("request.host + '!'")),
@@ -405,7 +405,7 @@ fn metrics_have_the_labels_they_are_given() {
             ],
         },
         // response_bytes, as it is; all others are dropped.
-        Change { metrics: 8, labels: vec![] },
+        MetricChange { metrics: 8, labels: vec![] },
     ];
     let shard = Shard::new(local(), 1000);
     let record = record(Direction::Outbound);
@@ -422,7 +422,7 @@ fn metrics_have_the_labels_they_are_given() {
     assert!(found.len() == 1 && found[0].contains("source_principal") && found[0].ends_with(" 3"));
     assert!(!text.contains("istio_request_bytes") && !text.contains("istio_request_duration"));
 
-    let change = |metrics, labels| Change { metrics, labels };
+    let change = |metrics, labels| MetricChange { metrics, labels };
     let tcp = vec![change(0b1000, vec![("destination_service".into(), None)]), change(0b0100, vec![])];
     let stats = Stats { tcp, ..Stats::default() };
     shard.connection(&stats, &record, TcpCounts { opened: 1, closed: 1, sent: 1, received: 1 });

@@ -19,7 +19,7 @@ use skysail_xds::envoy::pb::{
     google::protobuf::Any,
 };
 
-use crate::overload::pressure::{Action, Does, Monitor, Resource, Settings, Trigger};
+use crate::overload::pressure::{Action, Does, LimitedResource, Monitor, Settings, Trigger};
 
 /// Takes the overload manager of a bootstrap file.
 ///
@@ -60,11 +60,11 @@ fn monitor(settings: &mut Settings, proto: &ResourceMonitor) -> anyhow::Result<(
         "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig" => {
             let config: FixedHeapConfig = unpack(any)?;
             ensure!(config.max_heap_size_bytes > 0, "max_heap_size_bytes: must be greater than 0");
-            Resource::Heap(config.max_heap_size_bytes)
+            LimitedResource::Heap(config.max_heap_size_bytes)
         }
         "envoy.extensions.resource_monitors.cgroup_memory.v3.CgroupMemoryConfig" => {
             let config: CgroupMemoryConfig = unpack(any)?;
-            Resource::Cgroup(Some(config.max_memory_bytes).filter(|most| *most > 0))
+            LimitedResource::Cgroup(Some(config.max_memory_bytes).filter(|most| *most > 0))
         }
         other => bail!("skysail-proxy has no resource monitor {:?} of type {other}: take it out", proto.name),
     };

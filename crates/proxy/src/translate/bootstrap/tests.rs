@@ -150,7 +150,7 @@ fn an_overload_manager_is_taken_or_refused_by_name() {
     let taken = read(&manager(&heap, &format!("{{name: envoy.overload_actions.shrink_heap, {scaled}}}")))
         .unwrap()
         .pressure;
-    assert_eq!(taken.monitors[0].resource, crate::overload::pressure::Resource::Heap(1_000_000));
+    assert_eq!(taken.monitors[0].resource, crate::overload::pressure::LimitedResource::Heap(1_000_000));
     assert_eq!((taken.actions[0].triggers[0].from, taken.actions[0].triggers[0].to), (0.8, 0.9));
     let cgroup = monitor("cgroup_memory.v3.CgroupMemoryConfig", "max_memory_bytes: 5");
     assert_eq!(read(&manager(&cgroup, "")).unwrap().pressure.monitors.len(), 1);

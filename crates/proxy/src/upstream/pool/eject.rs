@@ -15,13 +15,13 @@ use skysail_policy::{
         health::{Cause, Outlier, Track},
     },
     error::Kind,
-    outlier::{self, Outcome, Verdict},
+    outlier::{self, EjectionVerdict, UpstreamResult},
 };
 
 impl Pool {
     /// Takes notice of how an endpoint did.
     #[inline]
-    pub(crate) fn note(&self, endpoint: &Endpoint, outcome: Outcome, dice: &RefCell<fastrand::Rng>) {
+    pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, dice: &RefCell<fastrand::Rng>) {
         if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.track) {
             outlier::note(outlier, track, outcome, |cause| {
                 decide(self, outlier, (endpoint, track), cause, &mut dice.borrow_mut());
@@ -42,13 +42,13 @@ impl Pool {
             _ => {}
         }
         let outcome = match kind {
-            Kind::ConnectFailed | Kind::ConnectTimeout => Outcome::Failed { connected: false },
+            Kind::ConnectFailed | Kind::ConnectTimeout => UpstreamResult::Failed { connected: false },
             Kind::UpstreamClosed
             | Kind::UpstreamReset
             | Kind::UpstreamRefused
             | Kind::UpstreamProtocol
-            | Kind::AnswerTooLarge => Outcome::Failed { connected: true },
-            Kind::ResponseTimeout | Kind::TryTimeout => Outcome::Late,
+            | Kind::AnswerTooLarge => UpstreamResult::Failed { connected: true },
+            Kind::ResponseTimeout | Kind::TryTimeout => UpstreamResult::Late,
             _ => return,
         };
         self.note(endpoint, outcome, dice);
@@ -66,24 +66,24 @@ fn decide(
     let endpoints = pool.cluster.endpoints.load();
     let verdict = outlier::eject(outlier, &endpoints, track, cause, Instant::now(), dice);
     let (detected, enforced) = stats.of(cause);
-    if verdict != Verdict::Already {
+    if verdict != EjectionVerdict::Already {
         detected.inc();
     }
     let (cluster, address) = (&pool.cluster.name, endpoint.address);
     match verdict {
-        Verdict::Ejected { term, change } => {
+        EjectionVerdict::Ejected { term, change } => {
             stats.ejections_enforced.inc();
             enforced.inc();
             stats.ejections_active.add(change);
             tracing::warn!("endpoint {address} of cluster {cluster} is ejected for {term:?}: {cause}");
         }
-        Verdict::Overflow => {
+        EjectionVerdict::Overflow => {
             stats.ejections_overflow.inc();
             tracing::debug!(
                 "endpoint {address} of cluster {cluster} stays, as too many are ejected already: {cause}"
             );
         }
-        Verdict::Spared | Verdict::Already => {}
+        EjectionVerdict::Spared | EjectionVerdict::Already => {}
     }
 }
 

@@ -16,7 +16,7 @@ use skysail_policy::{
 };
 
 /// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     pub(super) host: Rc<Host>,
     pub(super) pool: Rc<Pool>,
     limited: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Counted {
 
 impl Pool {
     /// A place for another connection to this endpoint, if one may be opened now.
-    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<Place, Full> {
+    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<ConnectionSlot, Full> {
         let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
         let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
         let first = host.connections.get() == 0;
@@ -66,7 +66,7 @@ impl Pool {
             used.fetch_add(1, Relaxed);
         }
         host.connections.set(host.connections.get() + 1);
-        Ok(Place { host: host.clone(), pool: self.clone(), limited, counted: track.is_some() })
+        Ok(ConnectionSlot { host: host.clone(), pool: self.clone(), limited, counted: track.is_some() })
     }
 
     /// Counts a request; `None` when there are too many.
@@ -129,7 +129,7 @@ impl Pool {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.host.connections.set(self.host.connections.get().saturating_sub(1));
         if let Some(track) = self.host.endpoint.track.as_ref().filter(|_| self.counted) {

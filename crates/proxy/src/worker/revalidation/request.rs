@@ -34,7 +34,7 @@ use skysail_policy::{
         route::Setting,
     },
     cors,
-    jwt::{self, Outcome, Signatures},
+    jwt::{self, JwtOutcome, Signatures},
     matching,
     rbac::{self, Subject, Tally, Verdict},
     route::{self, Found},
@@ -231,7 +231,7 @@ impl Case<'_> {
         }
         let (seed, head) = (self.visits.seed, Cow::Borrowed(self.visits.head(0, self.head)));
         let found = find(table, &head, seed);
-        let mut walk = Walk { case: self, table, place: 0, seed, head, found, learned: Map::new() };
+        let mut walk = FilterWalk { case: self, table, place: 0, seed, head, found, learned: Map::new() };
         newest.filters.iter().try_for_each(|filter| walk.pass(filter))
     }
 }
@@ -241,7 +241,7 @@ fn find<'t>(table: Option<&'t RouteTable>, head: &RequestHead, seed: u64) -> Opt
 }
 
 /// A request on its way through the newest filters.
-struct Walk<'a> {
+struct FilterWalk<'a> {
     case: &'a Case<'a>,
     /// The newest routes.
     table: Option<&'a RouteTable>,
@@ -257,7 +257,7 @@ struct Walk<'a> {
     learned: Map<String, Value>,
 }
 
-impl Walk<'_> {
+impl FilterWalk<'_> {
     /// Judges the request by the next filter.
     fn pass(&mut self, filter: &Filter) -> Result<(), Refusal> {
         let route = self.found.map(|found| found.route);
@@ -362,7 +362,7 @@ impl Walk<'_> {
         let Some(requirement) = requirement.map_err(|_| Refusal::Authentication)? else { return Ok(()) };
         let came = self.case.start.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let signatures = &self.case.visits.signatures;
-        let Outcome::Pass(good) = jwt::check_again(jwt, requirement, &self.head, came, signatures) else {
+        let JwtOutcome::Pass(good) = jwt::check_again(jwt, requirement, &self.head, came, signatures) else {
             return Err(Refusal::Authentication);
         };
         if good.is_empty() {
