@@ -31,7 +31,7 @@ use skysail_source::{FileChange, FileState};
 use skysail_xds::{
     Snapshot,
     client::Form,
-    server::{Event, Resources as Watched},
+    server::{Event, ResourceFeed},
 };
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -338,7 +338,7 @@ impl Publisher {
     pub(crate) async fn connect(
         self: &Arc<Self>,
         mut client: NewClient,
-    ) -> Result<(Watched, Connected), Refused> {
+    ) -> Result<(ResourceFeed, Connected), Refused> {
         // There are no virtual hosts by themselves in the other form.
         client.node.view.hosts_apart &= client.form == Form::Delta;
         client.node.view.names_resolved &= self.wanted.is_some();

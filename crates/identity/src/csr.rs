@@ -113,7 +113,7 @@ impl Refusal {
 /// A request that is well formed and signed by its own key.
 #[derive(Debug)]
 pub struct Csr {
-    pub(crate) key: Key,
+    pub(crate) key: CertifiedPublicKey,
     /// The SPIFFE ids it names.
     ids: Vec<SpiffeId>,
     /// What it names besides.
@@ -122,12 +122,12 @@ pub struct Csr {
 
 /// The key a certificate is for.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct CertifiedPublicKey {
     algorithm: &'static SignatureAlgorithm,
     bits: Vec<u8>,
 }
 
-impl PublicKeyData for Key {
+impl PublicKeyData for CertifiedPublicKey {
     fn der_bytes(&self) -> &[u8] {
         &self.bits
     }
@@ -154,7 +154,7 @@ impl Csr {
         let info = &request.certification_request_info;
         let algorithm = check_key(&info.subject_pki)?;
         check_signature(der, &request)?;
-        let key = Key { algorithm, bits: info.subject_pki.subject_public_key.data.to_vec() };
+        let key = CertifiedPublicKey { algorithm, bits: info.subject_pki.subject_public_key.data.to_vec() };
         let mut csr = Self { key, ids: Vec::new(), others: Vec::new() };
         for attribute in info.iter_attributes() {
             let ParsedCriAttribute::ExtensionRequest(requested) = attribute.parsed_attribute() else {

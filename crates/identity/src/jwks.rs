@@ -7,11 +7,11 @@ use crate::Error;
 
 /// A JSON web key set, of which keys of kinds that are not known are left out.
 #[derive(Clone, Debug, Default)]
-pub struct KeySet(pub Vec<Key>);
+pub struct KeySet(pub Vec<VerificationKey>);
 
 /// A public key.
 #[derive(Clone)]
-pub struct Key {
+pub struct VerificationKey {
     /// Its name, if it has one.
     pub id: Option<Box<str>>,
     /// What it may be used for.
@@ -29,9 +29,9 @@ pub enum Mismatch {
     Forged,
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for VerificationKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key")
+        f.debug_struct("VerificationKey")
             .field("id", &self.id)
             .field("algorithms", &self.algorithms)
             .finish_non_exhaustive()
@@ -57,7 +57,7 @@ impl KeySet {
         let ec = DecodingKey::from_ec_pem(pem).map(|key| (key, vec![Algorithm::ES256]));
         let rsa = || DecodingKey::from_rsa_pem(pem).map(|key| (key, vec![Algorithm::RS256]));
         let (key, algorithms) = ec.or_else(|_| rsa()).map_err(|error| Error::Key(error.to_string()))?;
-        Ok(Self(vec![Key { id: None, algorithms, key }]))
+        Ok(Self(vec![VerificationKey { id: None, algorithms, key }]))
     }
 
     /// The same without keys that whoever verifies with them could also sign with.
@@ -68,9 +68,13 @@ impl KeySet {
     }
 
     /// The keys for an algorithm that have this name; all if there is no name, and those without one always.
-    pub fn fitting<'a>(&'a self, id: Option<&'a str>, algorithm: Algorithm) -> impl Iterator<Item = &'a Key> {
+    pub fn fitting<'a>(
+        &'a self,
+        id: Option<&'a str>,
+        algorithm: Algorithm,
+    ) -> impl Iterator<Item = &'a VerificationKey> {
         let id = id.filter(|id| !id.is_empty());
-        let named = move |key: &&Key| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+        let named = move |key: &&VerificationKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
         self.0.iter().filter(named).filter(move |key| key.algorithms.contains(&algorithm))
     }
 
@@ -89,12 +93,13 @@ impl KeySet {
         if fits.peek().is_none() {
             return Err(Mismatch::NoSuchKey);
         }
-        let good = |key: &Key| crypto::verify(signature, signed, &key.key, algorithm).unwrap_or(false);
+        let good =
+            |key: &VerificationKey| crypto::verify(signature, signed, &key.key, algorithm).unwrap_or(false);
         if fits.any(good) { Ok(()) } else { Err(Mismatch::Forged) }
     }
 }
 
-fn key(json: &Value) -> Option<Key> {
+fn key(json: &Value) -> Option<VerificationKey> {
     use jwk::{AlgorithmParameters as Of, EllipticCurve as Curve};
     // RFC 7517, sections 4.2 and 4.3: one that is for something else speaks for no token.
     let verifies = |operations: &Vec<Value>| operations.iter().any(|name| name == "verify");
@@ -122,7 +127,7 @@ fn key(json: &Value) -> Option<Key> {
     let only = json["alg"].as_str();
     let is_meant =
         |one: &&Algorithm| only.is_none_or(|name| name.parse().is_ok_and(|name: Algorithm| name == **one));
-    Some(Key {
+    Some(VerificationKey {
         id: json["kid"].as_str().filter(|id| !id.is_empty()).map(Box::from),
         algorithms: possible.iter().filter(is_meant).copied().collect(),
         key: DecodingKey::from_jwk(&jwk).ok()?,

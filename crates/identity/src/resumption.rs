@@ -35,14 +35,14 @@ use crate::{
     tls::TlsSpec,
 };
 
-/// Sessions that a connector keeps for one server.
+/// SessionStore that a connector keeps for one server.
 const KEPT_OF_ONE: usize = 2;
 
 /// Takes TLS connections by one [`TlsSpec`].
 #[derive(Debug)]
 pub struct Acceptor {
     config: ServerConfig,
-    tickets: Sessions<Arc<dyn ProducesTickets>>,
+    tickets: SessionStore<Arc<dyn ProducesTickets>>,
     newest: ArcSwapOption<Accepting>,
 }
 
@@ -66,7 +66,7 @@ impl Acceptor {
             // One is enough for a client that comes back, and each costs encryption and a write.
             config.send_tls13_tickets = 1;
         }
-        let tickets = Sessions::new(Arc::new(spec.clone()), ticketer)?;
+        let tickets = SessionStore::new(Arc::new(spec.clone()), ticketer)?;
         Ok(Self { config, tickets, newest: ArcSwapOption::empty() })
     }
 
@@ -116,7 +116,7 @@ impl Acceptor {
 #[derive(Debug)]
 pub struct Connector {
     config: ClientConfig,
-    sessions: Sessions<Mutex<VecDeque<Session>>>,
+    sessions: SessionStore<Mutex<VecDeque<Session>>>,
 }
 
 impl Connector {
@@ -127,7 +127,7 @@ impl Connector {
     pub fn new(spec: &TlsSpec) -> Result<Self, Error> {
         Ok(Self {
             config: (*spec.client()?).clone(),
-            sessions: Sessions::new(Arc::new(spec.clone()), no_sessions)?,
+            sessions: SessionStore::new(Arc::new(spec.clone()), no_sessions)?,
         })
     }
 
@@ -136,7 +136,7 @@ impl Connector {
     /// # Errors
     /// None: keeping sessions needs nothing that could fail.
     pub fn offering(&self, protocols: &[&[u8]]) -> Result<Self, Error> {
-        let sessions = Sessions::new(Arc::clone(&self.sessions.spec), no_sessions)?;
+        let sessions = SessionStore::new(Arc::clone(&self.sessions.spec), no_sessions)?;
         Ok(Self { config: self.config(protocols), sessions })
     }
 
@@ -161,7 +161,7 @@ impl Connector {
         &self.config.alpn_protocols
     }
 
-    /// Begins a connection to the server `name` at an address. Sessions are kept by both, as several servers may share a name.
+    /// Begins a connection to the server `name` at an address. SessionStore are kept by both, as several servers may share a name.
     ///
     /// # Errors
     /// With settings that rustls refuses.
@@ -208,7 +208,7 @@ fn no_sessions() -> Result<Mutex<VecDeque<Session>>, Error> {
 
 /// What is kept of sessions (`T`), thrown away as a whole when it must not be used any more.
 #[derive(Debug)]
-struct Sessions<T> {
+struct SessionStore<T> {
     spec: Arc<TlsSpec>,
     make: fn() -> Result<T, Error>,
     newest: ArcSwap<Generation<T>>,
@@ -226,7 +226,7 @@ struct Generation<T> {
     kept: T,
 }
 
-impl<T> Sessions<T> {
+impl<T> SessionStore<T> {
     fn new(spec: Arc<TlsSpec>, make: fn() -> Result<T, Error>) -> Result<Self, Error> {
         let newest = ArcSwap::from_pointee(Generation::new(&spec, make)?);
         Ok(Self { spec, make, newest })
@@ -362,7 +362,7 @@ impl ClientSessionStore for Kept {
         })
     }
 
-    // Sessions of TLS 1.2 are not resumed, and every server of a mesh takes the first group.
+    // SessionStore of TLS 1.2 are not resumed, and every server of a mesh takes the first group.
     fn set_kx_hint(&self, _: ServerName<'static>, _: NamedGroup) {}
 
     fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {

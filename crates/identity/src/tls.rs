@@ -52,19 +52,19 @@ pub struct TlsSpec {
     /// Server only: the client's order of cipher suites counts, not ours.
     pub client_order: bool,
     /// What sessions may be resumed.
-    pub sessions: Sessions,
+    pub sessions: SessionResumption,
 }
 
 /// What sessions may be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sessions {
+pub struct SessionResumption {
     /// How long after the full handshake, in whole seconds; zero: not at all.
     pub lifetime: Duration,
     /// Client only: sessions that are kept at most; zero: none is resumed.
     pub kept: usize,
 }
 
-impl Default for Sessions {
+impl Default for SessionResumption {
     /// An hour; 64 sessions, of two to three kilobytes each.
     fn default() -> Self {
         Self { lifetime: Duration::from_hours(1), kept: 64 }

@@ -353,11 +353,11 @@ pub fn decode(header: &[u8]) -> Option<Workload> {
 /// Peers seen by one worker, so that the same metadata are decoded once and kept once.
 #[derive(Debug, Default)]
 pub struct PeerCache {
-    known: RefCell<Known>,
+    known: RefCell<WorkloadCache>,
 }
 
 /// By header; `None` for one that could not be read.
-type Known = HashMap<Box<[u8]>, Option<Arc<Workload>>>;
+type WorkloadCache = HashMap<Box<[u8]>, Option<Arc<Workload>>>;
 
 impl PeerCache {
     /// The most peers remembered; then all are forgotten.

@@ -17,7 +17,7 @@ use http2::{content, request};
 use skysail_http::map::Map;
 use skysail_policy::config::{
     Listener, RouteTable, Snapshot,
-    demand::{Demand, Known, Question},
+    demand::{Demand, Question, RequestedAuthority},
     http::Routes,
     listener::Terminal,
     route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
@@ -108,7 +108,7 @@ impl Mesh {
 
     /// The control plane has answered that nobody has it, or has not answered in time.
     fn know(&self, authority: &str, answered: bool) {
-        let known = Known { answered, ..Known::default() };
+        let known = RequestedAuthority { answered, ..RequestedAuthority::default() };
         self.demand.known.store(Arc::new([(authority.into(), known)].into_iter().collect()));
     }
 }

@@ -60,7 +60,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tracing::{info, warn};
 
-use self::state::{Incoming, Outgoing, State};
+use self::state::{ClientState, Incoming, Outgoing};
 pub use crate::wire::Form;
 use crate::{
     kind::Kind,
@@ -146,7 +146,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Takes resources from a server.
 #[derive(Debug)]
 pub struct Client {
-    state: State,
+    state: ClientState,
     wanted: Arc<Wanted>,
     connected: watch::Sender<bool>,
 }
@@ -158,12 +158,12 @@ pub struct Subscriptions {
     connected: watch::Receiver<bool>,
 }
 
-/// Names by kind.
-type Names = [BTreeSet<String>; Kind::ALL.len()];
+/// NamesByKind by kind.
+type NamesByKind = [BTreeSet<String>; Kind::ALL.len()];
 
 #[derive(Debug, Default)]
 struct Wanted {
-    names: Mutex<Names>,
+    names: Mutex<NamesByKind>,
     changed: Notify,
     /// The pause between two attempts to connect is to end.
     retry: Notify,
@@ -172,14 +172,14 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn lock(&self) -> MutexGuard<'_, Names> {
+    fn lock(&self) -> MutexGuard<'_, NamesByKind> {
         // Every change is one call on a set, so even after a panic the sets are whole.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Subscriptions {
-    /// Asks for resources by name. Names asked for already change nothing.
+    /// Asks for resources by name. NamesByKind asked for already change nothing.
     pub fn subscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
             let new = names.into_iter().filter(|name| wanted[kind as usize].insert((*name).to_owned()));
@@ -220,7 +220,7 @@ impl Subscriptions {
         self.connected.clone()
     }
 
-    fn change(&self, change: impl FnOnce(&mut Names) -> bool) {
+    fn change(&self, change: impl FnOnce(&mut NamesByKind) -> bool) {
         if change(&mut self.wanted.lock()) {
             self.wanted.changed.notify_one();
         }
@@ -233,7 +233,7 @@ impl Client {
         let wanted = Arc::new(Wanted::default());
         let (connected, watching) = watch::channel(false);
         let subscriptions = Subscriptions { wanted: Arc::clone(&wanted), connected: watching };
-        (Self { state: State::new(options), wanted, connected }, subscriptions)
+        (Self { state: ClientState::new(options), wanted, connected }, subscriptions)
     }
 
     /// Connects, hands updates to `handler`, reconnects, until the future is dropped.

@@ -32,13 +32,13 @@ use tonic::{
 use tracing::debug;
 
 use self::{
-    manners::{Due, Manners},
+    manners::{IdleAction, Manners},
     paced::Paced,
 };
 use crate::limits::{self, Account, Limits};
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use self::message::Begun;
+pub(crate) use self::message::PartialMessage;
 pub(crate) use self::{
     answers::Answers,
     message::{Requests, framed},
@@ -199,7 +199,7 @@ where
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         rest(&calls, &mut busy);
         while let Poll::Ready(due) = manners.poll(calls.is_empty(), cx) {
-            if due == Due::Close {
+            if due == IdleAction::Close {
                 return Poll::Ready(Ok(()));
             }
             connection.graceful_shutdown();

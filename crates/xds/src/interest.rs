@@ -38,8 +38,8 @@ impl Interest {
             name.iter().all(|(word, bit)| words[*word].load(Relaxed) & bit != 0)
         };
         self.0.iter().zip(&change.0).any(|(words, change)| match change {
-            Names::Some(names) => names.iter().any(|name| has(words, name)),
-            Names::All => words.iter().any(|word| word.load(Relaxed) != 0),
+            InterestingNames::Some(names) => names.iter().any(|name| has(words, name)),
+            InterestingNames::All => words.iter().any(|word| word.load(Relaxed) != 0),
         })
     }
 }
@@ -55,10 +55,10 @@ fn bits(name: &str) -> Bits {
 
 /// What changed in a layer.
 #[derive(Debug)]
-pub struct Change([Names; Kind::ALL.len()]);
+pub struct Change([InterestingNames; Kind::ALL.len()]);
 
 #[derive(Debug)]
-enum Names {
+enum InterestingNames {
     Some(Vec<Bits>),
     /// Too many to be known by name.
     All,
@@ -67,18 +67,18 @@ enum Names {
 impl Change {
     /// Whatever there is.
     pub fn everything() -> Self {
-        Self(std::array::from_fn(|_| Names::All))
+        Self(std::array::from_fn(|_| InterestingNames::All))
     }
 
     /// What changed after a generation.
     pub fn since(layer: &Layer, generation: u64) -> Self {
         Self(Kind::ALL.map(|kind| match layer.changed_names(kind, generation) {
-            None => Names::All,
+            None => InterestingNames::All,
             // What was asked for by another name may be found now.
-            _ if layer.is_realiased(kind, generation) => Names::All,
+            _ if layer.is_realiased(kind, generation) => InterestingNames::All,
             Some(names) => {
                 let both = names.flat_map(|name| [Some(name), kind.family(name)]);
-                Names::Some(both.flatten().map(bits).collect())
+                InterestingNames::Some(both.flatten().map(bits).collect())
             }
         }))
     }

@@ -67,7 +67,7 @@ pub struct View {
     /// The identity that its stream is counted for.
     pub identity: Arc<str>,
     /// What it is sent.
-    pub resources: Resources,
+    pub resources: ResourceFeed,
     /// Told what happens; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
     /// Virtual hosts that are sent to a client that has none and asks for them one by one, before it asks for them.
@@ -79,9 +79,9 @@ pub struct View {
 /// The end of a client's access, with the reason.
 pub type Ended = Pin<Box<dyn Future<Output = Status> + Send>>;
 
-/// Resources that change.
+/// ResourceFeed that change.
 #[derive(Clone, Debug)]
-pub struct Resources {
+pub struct ResourceFeed {
     /// Those of now. When its sender is dropped, the stream is ended. Changes that concern nobody may come without notice.
     pub snapshot: watch::Receiver<Snapshot>,
     /// Told what the stream asks for, while it looks at the snapshot.
@@ -167,7 +167,7 @@ impl<V: Views> DiscoveryService<V> {
                         requests.next().await?.ok_or_else(|| Status::cancelled("the client left"))?;
                     let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
                     if let Some(question) = first.question() {
-                        return Ok(Begun::Questions(question, call));
+                        return Ok(OpenStream::Questions(question, call));
                     }
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
@@ -175,11 +175,13 @@ impl<V: Views> DiscoveryService<V> {
                     let member = Member::enter(Arc::clone(&account), payer)?;
                     requests.charge(member.payer());
                     let stream = Box::new(Stream::new(R::FORM, view, member, account));
-                    Ok::<_, Status>(Begun::Proxy(stream, (first, length)))
+                    Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
                 });
                 Ok(match begun.await? {
-                    Begun::Proxy(mut stream, first) => stream.serve(first, &mut requests, &mut answers).await,
-                    Begun::Questions(first, call) => {
+                    OpenStream::Proxy(mut stream, first) => {
+                        stream.serve(first, &mut requests, &mut answers).await
+                    }
+                    OpenStream::Questions(first, call) => {
                         Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers))
                             .await?;
                         Ok(())
@@ -201,8 +203,8 @@ impl<V: Views> DiscoveryService<V> {
 }
 
 /// What a stream is for.
-enum Begun<R> {
-    /// Resources; with the first request and its length.
+enum OpenStream<R> {
+    /// ResourceFeed; with the first request and its length.
     Proxy(Box<Stream>, (R, usize)),
     Questions(Question, Request<()>),
 }
@@ -231,7 +233,7 @@ struct Stream {
 
 impl Stream {
     fn new(form: Form, view: View, member: Member, account: Arc<Account>) -> Self {
-        let View { resources: Resources { snapshot, interest }, report, remembered, ended, .. } = view;
+        let View { resources: ResourceFeed { snapshot, interest }, report, remembered, ended, .. } = view;
         let session = Session::new(form, interest, remembered);
         Self { session, nonces: Nonces::new(), snapshot, report, ended, member, account }
     }

@@ -14,7 +14,7 @@ use skysail_model::{
     Change, Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
 };
 use skysail_source::{FileChange, FileState};
-use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::Resources as Watched};
+use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::ResourceFeed};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -141,7 +141,7 @@ pub(super) struct Prepared {
 
 /// What comes of a proxy that is to enter.
 pub(super) enum Entry {
-    Entered(Watched, u64, SharedStatus),
+    Entered(ResourceFeed, u64, SharedStatus),
     /// It was prepared too early.
     Again,
     /// Its scope is being compiled.
@@ -344,7 +344,7 @@ impl State {
         let (view, watched) = if let Some((view, state)) = self.views.get_key_value(&view) {
             (
                 Arc::clone(view),
-                Watched { snapshot: state.sender.subscribe(), interest: Arc::clone(&state.interest) },
+                ResourceFeed { snapshot: state.sender.subscribe(), interest: Arc::clone(&state.interest) },
             )
         } else {
             let Some(((made, findings), with)) = own else { return Ok(Entry::Again) };
@@ -376,7 +376,7 @@ impl State {
             };
             let view = Arc::new(view);
             self.views.insert(Arc::clone(&view), state);
-            (view, Watched { snapshot, interest })
+            (view, ResourceFeed { snapshot, interest })
         };
         Ok(self.admit(client, view, &surroundings, watched))
     }
@@ -386,7 +386,7 @@ impl State {
         client: &NewClient,
         view: Arc<ProxyView>,
         surroundings: &Surroundings,
-        watched: Watched,
+        watched: ResourceFeed,
     ) -> Entry {
         if let Some(state) = self.views.get_mut(&view) {
             state.clients += 1;

@@ -178,7 +178,7 @@ type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
 struct Mesh {
     publisher: Arc<Publisher>,
     wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
-    connected: BTreeMap<usize, (Watched, Connected)>,
+    connected: BTreeMap<usize, (ResourceFeed, Connected)>,
 }
 
 fn publisher(compiler: Compiler) -> Publisher {

@@ -11,13 +11,13 @@ use rustls::pki_types::CertificateDer;
 use crate::Authority;
 
 /// A root and its key.
-pub(crate) struct Root {
+pub(crate) struct TestRoot {
     pub(crate) pem: String,
     key: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Root {
+impl TestRoot {
     pub(crate) fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();

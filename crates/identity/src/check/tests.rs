@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{CertificateParams, KeyUsagePurpose, SanType};
 
-use super::{testing::Root, *};
+use super::{testing::TestRoot, *};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -20,7 +20,7 @@ fn uris(uris: &[&str]) -> CertificateParams {
 
 #[test]
 fn a_root_of_one_trust_domain_vouches_for_no_other() {
-    let (west, east) = (Root::new(), Root::new());
+    let (west, east) = (TestRoot::new(), TestRoot::new());
     let domains = [("west", west.pem.as_bytes()), ("east", east.pem.as_bytes())];
     let roots = || Live::new(Roots::of_domains(domains).unwrap());
     let (front_west, front_east) = ("spiffe://west/ns/shop/sa/front", "spiffe://east/ns/shop/sa/front");
@@ -60,7 +60,7 @@ fn a_root_of_one_trust_domain_vouches_for_no_other() {
 
 #[test]
 fn keys_are_used_as_they_may_be() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let check = PeerCheck::new(Live::new(Roots::from_pem(root.pem.as_bytes()).unwrap()));
     let of = |usages: &[KeyUsagePurpose]| {
         let mut params = CertificateParams::default();
@@ -75,7 +75,7 @@ fn keys_are_used_as_they_may_be() {
 
 #[test]
 fn a_pin_is_a_certificate_or_a_key() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let chain = root.leaf(CertificateParams::default());
     let hash = |bytes: &[u8]| sha256(bytes).unwrap();
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>();
@@ -105,7 +105,7 @@ fn a_pin_is_a_certificate_or_a_key() {
 /// What the configuration says of revocation is compared with Envoy in the proxy's tests.
 #[test]
 fn of_two_lists_of_one_issuer_the_newer_counts() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let chain = root.leaf(CertificateParams::default());
     let (before, after) = (root.crl_of(&[], HOUR, 2 * HOUR), root.crl(&[1], HOUR));
     for lists in [format!("{before}{after}"), format!("{after}{before}")] {

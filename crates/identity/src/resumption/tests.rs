@@ -6,7 +6,7 @@ use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use skysail_core::SpiffeId;
 
 use super::*;
-use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck, check::testing::Root, tls};
+use crate::{Authority, KeyAndCsr, NameMatch, Peer, PeerCheck, check::testing::TestRoot, tls};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -148,13 +148,13 @@ fn new_roots_end_all_sessions() {
 }
 
 /// A list of the mesh's authority without entries, good for so long.
-fn crl(root: &Root, life: Duration) -> Arc<Crls> {
+fn crl(root: &TestRoot, life: Duration) -> Arc<Crls> {
     Arc::new(Crls::from_pem(root.crl(&[], life).as_bytes()).unwrap())
 }
 
 #[test]
 fn revocation_lists_end_sessions() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let authority = root.authority();
     let (mut watched, lists) = (spec(&authority, "server", "client"), Live::new(Crls::default()));
     watched.peer.as_mut().unwrap().crls = Some(Arc::clone(&lists));
@@ -181,7 +181,7 @@ fn revocation_lists_end_sessions() {
 #[test]
 fn resumption_can_be_turned_off_on_either_side() {
     let pair = Pair::new();
-    let none = tls::Sessions { lifetime: Duration::ZERO, kept: 0 };
+    let none = tls::SessionResumption { lifetime: Duration::ZERO, kept: 0 };
     let acceptor = Acceptor::new(&TlsSpec { sessions: none, ..pair.server.clone() }).unwrap();
     let connector = Connector::new(&TlsSpec { sessions: none, ..pair.client.clone() }).unwrap();
     for (acceptor, connector) in [(&acceptor, &pair.connector), (&pair.acceptor, &connector)] {
@@ -271,7 +271,7 @@ fn few_sessions_are_kept() {
         connect(&pair.acceptor, &pair.connector, port).unwrap();
     }
     assert_eq!(count(), pair.client.sessions.kept);
-    // Sessions of one server push out their own kind.
+    // SessionStore of one server push out their own kind.
     for _ in 0..3 {
         let address = SocketAddr::from(([127, 0, 0, 1], 70));
         let mut first = pair.connector.connect("reviews.test".try_into().unwrap(), address).unwrap();

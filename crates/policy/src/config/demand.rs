@@ -19,14 +19,14 @@ pub struct Demand {
     /// The table's name.
     pub table: Arc<str>,
     /// Authorities that were asked for and that no virtual host in force has by its full name.
-    pub known: ArcSwap<Map<Box<str>, Known>>,
+    pub known: ArcSwap<Map<Box<str>, RequestedAuthority>>,
     /// Where questions go.
     pub questions: mpsc::UnboundedSender<Question>,
 }
 
 /// An authority that was asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct RequestedAuthority {
     /// Set by requests that use it.
     pub used: Arc<AtomicBool>,
     /// The control plane has answered that no virtual host has this full name. False if it did not answer in time.

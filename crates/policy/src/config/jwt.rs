@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
-pub use skysail_identity::jwks::{Key, KeySet};
+pub use skysail_identity::jwks::{KeySet, VerificationKey};
 
 use super::route::RouteMatch;
 

@@ -85,7 +85,7 @@ impl Envoy {
         let listener =
             UnixListener::bind(&socket).context("cannot listen for Envoy's requests for secrets")?;
         let (sender, issued) = watch::channel(None);
-        let secrets = SecretDiscoveryServiceServer::new(Secrets(issued));
+        let secrets = SecretDiscoveryServiceServer::new(SecretServer(issued));
         let served = tonic::transport::Server::builder()
             .add_service(secrets)
             .serve_with_incoming(UnixListenerStream::new(listener));
@@ -371,10 +371,10 @@ impl Drop for Folder {
 }
 
 /// The server of `default` and `ROOTCA`.
-struct Secrets(watch::Receiver<Option<Arc<Issued>>>);
+struct SecretServer(watch::Receiver<Option<Arc<Issued>>>);
 
 #[tonic::async_trait]
-impl SecretDiscoveryService for Secrets {
+impl SecretDiscoveryService for SecretServer {
     type StreamSecretsStream = ReceiverStream<Result<DiscoveryResponse, Status>>;
     type DeltaSecretsStream = Pin<Box<dyn Stream<Item = Result<DeltaDiscoveryResponse, Status>> + Send>>;
 

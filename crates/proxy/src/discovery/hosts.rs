@@ -29,7 +29,7 @@ use crate::translate::{self, Translator};
 use skysail_http::map::Map;
 use skysail_policy::config::{
     RouteTable,
-    demand::{Demand, Known, Question},
+    demand::{Demand, Question, RequestedAuthority},
     route::VirtualHost,
 };
 
@@ -334,7 +334,7 @@ impl Hosts {
         let known: Map<_, _> = known
             .map(|(authority, name)| {
                 let answered = name.state == HostState::Settled;
-                (authority.clone(), Known { used: Arc::clone(&name.used), answered })
+                (authority.clone(), RequestedAuthority { used: Arc::clone(&name.used), answered })
             })
             .collect();
         let before = demand.known.load();

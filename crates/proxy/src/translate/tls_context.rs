@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use rustls::pki_types::ServerName;
-use skysail_identity::{Identity, Live, TlsSpec, tls::Sessions};
+use skysail_identity::{Identity, Live, TlsSpec, tls::SessionResumption};
 use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::{
     envoy::{
@@ -68,7 +68,7 @@ fn session_lifetime(proto: &DownstreamTlsContext) -> Result<Duration> {
     {
         return Ok(Duration::ZERO);
     }
-    let most = Sessions::default().lifetime;
+    let most = SessionResumption::default().lifetime;
     let wanted = timeout(proto.session_timeout.as_ref(), None)?.map(|time| time.as_secs());
     // Fractions do not count, and BoringSSL takes its default for zero.
     Ok(wanted.filter(|seconds| *seconds > 0).map_or(most, |seconds| most.min(Duration::from_secs(seconds))))

@@ -290,7 +290,10 @@ impl Views for OneView {
         };
         Ok(View {
             identity: "anyone".into(),
-            resources: server::Resources { snapshot: self.resources.subscribe(), interest: Arc::default() },
+            resources: server::ResourceFeed {
+                snapshot: self.resources.subscribe(),
+                interest: Arc::default(),
+            },
             report: Box::new(report),
             remembered: Arc::default(),
             ended: Box::pin(pending()),

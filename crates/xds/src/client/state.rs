@@ -15,7 +15,7 @@ use skysail_proto::envoy::pb::{
 };
 use tracing::warn;
 
-use super::{Form, Names, Options, Received, Rejection, Update};
+use super::{Form, NamesByKind, Options, Received, Rejection, Update};
 use crate::{
     kind::Kind,
     wire::{DeltaResponse, SotwResponse, name_of},
@@ -36,7 +36,7 @@ pub(super) struct Outgoing {
     unsubscribe: Vec<String>,
     /// Delta: what the client has, by name and version.
     have: BTreeMap<String, String>,
-    /// State of the world: the whole subscription and the version in use.
+    /// ClientState of the world: the whole subscription and the version in use.
     names: Vec<String>,
     version: String,
 }
@@ -79,7 +79,7 @@ pub(super) struct Incoming {
     nonce: String,
     /// The server is one of ours.
     pub(super) ours: bool,
-    /// State of the world only.
+    /// ClientState of the world only.
     version: String,
     /// Name (empty: take it from the body), version, body.
     resources: Vec<(String, String, Bytes)>,
@@ -144,7 +144,7 @@ impl Pending {
 
 /// What outlives a stream, and what the present stream has said.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ClientState {
     options: Options,
     kinds: [PerKind; Kind::ALL.len()],
 }
@@ -153,11 +153,11 @@ pub(super) struct State {
 struct PerKind {
     /// Versions in use by name.
     have: BTreeMap<String, String>,
-    /// State of the world: the version last accepted.
+    /// ClientState of the world: the version last accepted.
     version: String,
     /// Whether this stream has asked for the kind at all.
     open: bool,
-    /// Names this stream has asked for.
+    /// NamesByKind this stream has asked for.
     asked: BTreeSet<String>,
     /// Virtual hosts that came with one that was asked for. It is still to be said whether they are wanted.
     given: BTreeSet<String>,
@@ -183,7 +183,7 @@ fn is_asked(kind: Kind, asked: &BTreeSet<String>, name: &str) -> bool {
     asked.contains(name) || family() || asked.contains("*")
 }
 
-impl State {
+impl ClientState {
     pub(super) fn new(options: Options) -> Self {
         Self { options, kinds: Default::default() }
     }
@@ -193,7 +193,7 @@ impl State {
     }
 
     /// A new stream: asks for everything, saying what is here already. The first request names the node.
-    pub(super) fn open(&mut self, wanted: &Names) -> Vec<Outgoing> {
+    pub(super) fn open(&mut self, wanted: &NamesByKind) -> Vec<Outgoing> {
         for kind in &mut self.kinds {
             kind.open = false;
             kind.asked.clear();
@@ -208,7 +208,7 @@ impl State {
     }
 
     /// Brings the stream's subscriptions to what is wanted; nothing if they are that already.
-    pub(super) fn wanted(&mut self, wanted: &Names) -> Vec<Outgoing> {
+    pub(super) fn wanted(&mut self, wanted: &NamesByKind) -> Vec<Outgoing> {
         Kind::ALL.into_iter().filter_map(|kind| self.wanted_of(kind, &wanted[kind as usize])).collect()
     }
 
@@ -322,13 +322,13 @@ impl State {
 mod tests {
     use super::*;
 
-    fn state(form: Form) -> State {
+    fn state(form: Form) -> ClientState {
         let node = Node { id: "sidecar~10.0.0.1~a.b~b.svc.cluster.local".into(), ..Node::default() };
-        State::new(Options { node, form, wildcard: vec![Kind::Cluster, Kind::Listener] })
+        ClientState::new(Options { node, form, wildcard: vec![Kind::Cluster, Kind::Listener] })
     }
 
-    fn wanting(kind: Kind, names: &[&str]) -> Names {
-        let mut wanted = Names::default();
+    fn wanting(kind: Kind, names: &[&str]) -> NamesByKind {
+        let mut wanted = NamesByKind::default();
         wanted[kind as usize] = names.iter().map(|name| (*name).to_owned()).collect();
         wanted
     }
@@ -388,8 +388,8 @@ mod tests {
     #[test]
     fn all_may_be_asked_for_by_name_and_less_later() {
         let options = Options { node: Node::default(), form: Form::Delta, wildcard: vec![Kind::Listener] };
-        let mut state = State::new(options);
-        state.open(&Names::default());
+        let mut state = ClientState::new(options);
+        state.open(&NamesByKind::default());
         let asked = state.wanted(&wanting(Kind::Cluster, &["*"]));
         assert_eq!(asked[0].subscribe, ["*"]);
         let (update, pending) =
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn delta_asks_acknowledges_and_says_what_it_has_on_the_next_stream() {
         let mut state = state(Form::Delta);
-        let opened = state.open(&Names::default());
+        let opened = state.open(&NamesByKind::default());
         assert_eq!(
             opened.iter().map(|r| r.type_url).collect::<Vec<_>>(),
             [Kind::Cluster.url(), Kind::Listener.url()]
@@ -458,7 +458,7 @@ mod tests {
     #[test]
     fn state_of_the_world_finds_removals_by_absence() {
         let mut state = state(Form::Sotw);
-        let opened = state.open(&Names::default());
+        let opened = state.open(&NamesByKind::default());
         assert!(opened[0].node.is_some());
         let (_, pending) = state
             .received(Incoming {

@@ -20,7 +20,7 @@ use crate::limits::{Account, Bound, PROGRESS};
 
 /// The answers to a call.
 pub(crate) struct Answers {
-    state: State,
+    state: ResponseState,
     /// What was not handed over yet: one piece, and those that are made when it is their turn.
     piece: Bytes,
     pieces: Option<Box<dyn Iterator<Item = Bytes> + Send>>,
@@ -29,7 +29,7 @@ pub(crate) struct Answers {
     account: Arc<Account>,
 }
 
-enum State {
+enum ResponseState {
     /// Nothing was sent yet.
     Begun(SendResponse<Bytes>),
     Open(SendStream<Bytes>),
@@ -45,7 +45,7 @@ struct Stall {
 
 impl Answers {
     pub(super) fn new(respond: SendResponse<Bytes>, account: Arc<Account>) -> Self {
-        Self { state: State::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
+        Self { state: ResponseState::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
     }
 
     /// Begins to send messages, once those before are [flushed](Self::flushed). What the client does not take yet is not made yet.
@@ -54,8 +54,8 @@ impl Answers {
         pieces: impl Iterator<Item = Bytes> + Send + 'static,
     ) -> Result<(), Status> {
         debug_assert!(self.is_clear(), "what was sent before waits");
-        if let State::Begun(respond) = &mut self.state {
-            self.state = State::Open(respond.send_response(head(), false).map_err(broken)?);
+        if let ResponseState::Begun(respond) = &mut self.state {
+            self.state = ResponseState::Open(respond.send_response(head(), false).map_err(broken)?);
         }
         self.pieces = Some(Box::new(pieces));
         self.hand_over()
@@ -75,7 +75,7 @@ impl Answers {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
             self.hand_over()?;
-            let State::Open(stream) = &mut self.state else { return Poll::Ready(Ok(())) };
+            let ResponseState::Open(stream) = &mut self.state else { return Poll::Ready(Ok(())) };
             if self.pieces.is_none() {
                 return Poll::Ready(Ok(()));
             }
@@ -98,7 +98,7 @@ impl Answers {
 
     /// Hands over as much as the client takes now.
     fn hand_over(&mut self) -> Result<(), Status> {
-        let State::Open(stream) = &mut self.state else { return Ok(()) };
+        let ResponseState::Open(stream) = &mut self.state else { return Ok(()) };
         while let Some(pieces) = &mut self.pieces {
             if self.piece.is_empty() {
                 let Some(piece) = pieces.next() else {
@@ -131,14 +131,14 @@ impl Answers {
             trailers = HeaderMap::new();
             _ = Status::internal("the status has no form").add_header(&mut trailers);
         }
-        let ended = match std::mem::replace(&mut self.state, State::Ended) {
-            State::Begun(mut respond) => {
+        let ended = match std::mem::replace(&mut self.state, ResponseState::Ended) {
+            ResponseState::Begun(mut respond) => {
                 let mut only = head();
                 only.headers_mut().extend(trailers);
                 respond.send_response(only, true).map(|_| ())
             }
-            State::Open(mut stream) => stream.send_trailers(trailers),
-            State::Ended => Ok(()),
+            ResponseState::Open(mut stream) => stream.send_trailers(trailers),
+            ResponseState::Ended => Ok(()),
         };
         if let Err(error) = ended {
             debug!(%error, "a call ended without its status");

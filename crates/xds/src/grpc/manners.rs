@@ -31,7 +31,7 @@ pub(super) struct Manners {
 
 /// What is to be done with a connection that carries no call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum IdleAction {
     /// The client is to be told to leave.
     GoAway,
     /// The connection is to be closed.
@@ -55,10 +55,10 @@ impl Manners {
     }
 
     /// Ready when something is due; `idle`: there is no call now. To be polled again after `GoAway`.
-    pub(super) fn poll(&mut self, idle: bool, cx: &mut Context<'_>) -> Poll<Due> {
+    pub(super) fn poll(&mut self, idle: bool, cx: &mut Context<'_>) -> Poll<IdleAction> {
         if !self.closing && !self.takes_calls() {
             self.close();
-            return Poll::Ready(Due::GoAway);
+            return Poll::Ready(IdleAction::GoAway);
         }
         if !idle && self.takes_calls() {
             self.timer = None;
@@ -74,10 +74,10 @@ impl Manners {
             return Poll::Pending;
         }
         if self.closing {
-            return Poll::Ready(Due::Close);
+            return Poll::Ready(IdleAction::Close);
         }
         self.close();
-        Poll::Ready(Due::GoAway)
+        Poll::Ready(IdleAction::GoAway)
     }
 
     fn close(&mut self) {
@@ -94,12 +94,12 @@ mod tests {
 
     use super::*;
 
-    async fn due(manners: &mut Manners) -> Due {
+    async fn due(manners: &mut Manners) -> IdleAction {
         poll_fn(|cx| manners.poll(true, cx)).await
     }
 
     /// What is due at once, if anything.
-    async fn now(manners: &mut Manners, idle: bool) -> Option<Due> {
+    async fn now(manners: &mut Manners, idle: bool) -> Option<IdleAction> {
         poll_fn(|cx| match manners.poll(idle, cx) {
             Poll::Ready(due) => Poll::Ready(Some(due)),
             Poll::Pending => Poll::Ready(None),
@@ -111,7 +111,10 @@ mod tests {
     async fn connections_without_a_call_end() {
         let mut manners = Manners::default();
         let start = Instant::now();
-        assert_eq!([due(&mut manners).await, due(&mut manners).await], [Due::GoAway, Due::Close]);
+        assert_eq!(
+            [due(&mut manners).await, due(&mut manners).await],
+            [IdleAction::GoAway, IdleAction::Close]
+        );
         assert_eq!(start.elapsed().as_secs(), (FIRST_CALL + LAST_WORDS).as_secs());
 
         let mut manners = Manners::default();
@@ -122,11 +125,11 @@ mod tests {
         advance(2 * IDLE).await;
         assert_eq!(now(&mut manners, false).await, None, "a stream may be as quiet as it likes");
         let start = Instant::now();
-        assert_eq!(due(&mut manners).await, Due::GoAway);
+        assert_eq!(due(&mut manners).await, IdleAction::GoAway);
         assert_eq!(start.elapsed().as_secs(), IDLE.as_secs());
         manners.called(true);
         assert_eq!(now(&mut manners, false).await, None, "it was on its way");
-        assert_eq!(due(&mut manners).await, Due::Close);
+        assert_eq!(due(&mut manners).await, IdleAction::Close);
     }
 
     #[tokio::test(start_paused = true)]
@@ -142,7 +145,7 @@ mod tests {
             manners.called(false);
         }
         assert!(!manners.takes_calls());
-        assert_eq!(now(&mut manners, false).await, Some(Due::GoAway), "whatever else it does");
-        assert_eq!(due(&mut manners).await, Due::Close);
+        assert_eq!(now(&mut manners, false).await, Some(IdleAction::GoAway), "whatever else it does");
+        assert_eq!(due(&mut manners).await, IdleAction::Close);
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 /// The requests of a call, each a message `R`.
 pub(crate) struct Requests<R> {
     stream: RecvStream,
-    begun: Begun,
+    begun: PartialMessage,
     /// Bytes of it that the client may not send as many more for yet.
     unreleased: usize,
     /// The longest that is read, in bytes.
@@ -72,7 +72,7 @@ impl<R: Message + Default> Requests<R> {
         let payer = proven.as_ref().map(|name| Arc::new(Payer::new(&account.limits, name, &instance)));
         Self {
             stream,
-            begun: Begun::default(),
+            begun: PartialMessage::default(),
             unreleased: 0,
             most,
             account: Arc::clone(account),
@@ -237,9 +237,9 @@ fn broken(error: h2::Error) -> Status {
 
 /// What has come of the next message.
 #[derive(Default)]
-pub(crate) struct Begun(pub(crate) BytesMut);
+pub(crate) struct PartialMessage(pub(crate) BytesMut);
 
-impl Begun {
+impl PartialMessage {
     /// The length of the next message with what goes before it, if enough of it is there to tell. Fails if nobody may send it.
     pub(crate) fn length(&self, most: usize) -> Result<Option<usize>, Status> {
         let Some((prefix, _)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
@@ -314,7 +314,7 @@ mod tests {
 
     /// Requests that come in pieces of this length.
     fn read(bytes: &[u8], piece: usize) -> Vec<Result<String, tonic::Code>> {
-        let mut begun = Begun::default();
+        let mut begun = PartialMessage::default();
         let mut read = Vec::new();
         for piece in bytes.chunks(piece) {
             begun.0.extend_from_slice(piece);

@@ -46,11 +46,11 @@ struct OfIdentity {
 struct OfInstance {
     held: usize,
     /// Requests that wait, by ticket.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, QueueEntry>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueueEntry {
     bytes: usize,
     granted: oneshot::Sender<()>,
 }
@@ -100,7 +100,7 @@ fn rotate(turns: &mut VecDeque<Arc<str>>, turn: usize, waits: bool) {
 }
 
 impl All {
-    fn wait(&mut self, identity: &Arc<str>, instance: &Arc<str>, waiting: Waiting) -> u64 {
+    fn wait(&mut self, identity: &Arc<str>, instance: &Arc<str>, waiting: QueueEntry) -> u64 {
         self.tickets += 1;
         let of_identity = self.identities.entry(Arc::clone(identity)).or_default();
         let of_instance = of_identity.instances.entry(Arc::clone(instance)).or_default();
@@ -173,7 +173,7 @@ impl Reservation {
         // Nothing that is read is longer.
         let bytes = bytes.min(INSTANCE_ROOM);
         let (granted, mut waits) = oneshot::channel();
-        let ticket = lock(&limits.room.0).wait(identity, instance, Waiting { bytes, granted });
+        let ticket = lock(&limits.room.0).wait(identity, instance, QueueEntry { bytes, granted });
         let waits = waits.try_recv().is_err().then_some(waits);
         let (identity, instance) = (Arc::clone(identity), Arc::clone(instance));
         Self { limits: Arc::clone(limits), identity, instance, ticket, bytes, waits }

@@ -28,7 +28,7 @@ use std::{
     sync::Arc,
 };
 
-use self::watched::{Due, Watched};
+use self::watched::{PendingChanges, Watched};
 use super::{Event, Form, nonces::Nonce};
 use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, wire::Push};
 
@@ -277,7 +277,7 @@ impl Session {
             watched.told(snapshot, removals);
             return Ok(true);
         }
-        let Due { send, removed, shrunk } = watched.due(self.form, kind, snapshot, removals)?;
+        let PendingChanges { send, removed, shrunk } = watched.due(self.form, kind, snapshot, removals)?;
         // In the state of the world a removal alone shows in a shorter response.
         let shorter = self.form == Form::Sotw && kind.is_wildcard() && shrunk;
         let removed = if self.form == Form::Delta { removed } else { Vec::new() };

@@ -54,7 +54,7 @@ impl Views for OneView {
         }
         let events = Arc::clone(&self.events);
         let report = move |event: Event<'_>| events.send_modify(|events| events.push(format!("{event:?}")));
-        let resources = super::Resources { snapshot: self.world.subscribe(), interest: Arc::default() };
+        let resources = super::ResourceFeed { snapshot: self.world.subscribe(), interest: Arc::default() };
         let identity = node.id.into();
         let (report, ended) = (Box::new(report), Box::pin(pending()));
         Ok(View { identity, resources, report, remembered: Arc::default(), ended })

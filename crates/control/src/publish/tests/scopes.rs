@@ -63,11 +63,11 @@ pub(super) fn put(publisher: &Publisher, name: &str, text: &str) {
 pub(super) fn connect(
     publisher: &Arc<Publisher>,
     client: NewClient,
-) -> Result<(Watched, Connected), Refused> {
+) -> Result<(ResourceFeed, Connected), Refused> {
     RUNTIME.block_on(publisher.connect(client))
 }
 
-pub(super) fn snapshot((watched, _): &(Watched, Connected)) -> Snapshot {
+pub(super) fn snapshot((watched, _): &(ResourceFeed, Connected)) -> Snapshot {
     watched.snapshot.borrow().clone()
 }
 
@@ -233,7 +233,7 @@ fn proxies_are_reassigned_when_their_pod_turns_out_to_be_another() {
     let (publisher, _) = counting();
     let files = [service("a"), ROUTE.to_owned(), POLICY.to_owned()];
     files.iter().enumerate().for_each(|(number, text)| put(&publisher, &number.to_string(), text));
-    let is_ended = |one: &(Watched, Connected)| one.0.snapshot.has_changed().is_err();
+    let is_ended = |one: &(ResourceFeed, Connected)| one.0.snapshot.has_changed().is_err();
     let mut one = connect(&publisher, client("x", json!({}))).unwrap();
     put(&publisher, "pod", &pod("v1", "default"));
     assert!(!is_ended(&one), "the pod is as it was declared");
@@ -371,8 +371,9 @@ fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhil
     // It needs another listener.
     let change = service("b").replace("http, port: 80", "tcp, port: 9000");
     let new = |cluster| client("y", json!({"CLUSTER_ID": cluster, "LABELS": {"app": "new"}}));
-    let has_it =
-        |one: &(Watched, Connected)| bodies(&snapshot(one)).keys().any(|(_, name)| name.contains("|b.x."));
+    let has_it = |one: &(ResourceFeed, Connected)| {
+        bodies(&snapshot(one)).keys().any(|(_, name)| name.contains("|b.x."))
+    };
     std::thread::scope(|scope| {
         let applied = scope.spawn(|| put(&publisher, "b", &change));
         gate.begun.wait();

@@ -55,7 +55,7 @@ fn views_are_bounded_for_an_identity_and_in_all_where_no_pod_is_known() {
 
 #[test]
 fn many_views_of_one_identity_do_not_delay_those_of_others() {
-    let honest = Arc::<OnceLock<(Watched, Connected)>>::default();
+    let honest = Arc::<OnceLock<(ResourceFeed, Connected)>>::default();
     let (watched, compiled) = (Arc::clone(&honest), Arc::new(Mutex::new((0, 0))));
     let counted = Arc::clone(&compiled);
     // Counts views compiled after the change, and those of them before the honest proxy had it.

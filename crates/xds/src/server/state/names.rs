@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-/// Names, each once and sorted. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared
+/// SubscribedNames, each once and sorted. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared
 /// where they are all that there are.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Names(pub(super) Arc<[Arc<str>]>);
+pub(super) struct SubscribedNames(pub(super) Arc<[Arc<str>]>);
 
-impl Names {
+impl SubscribedNames {
     pub(super) fn contains(&self, name: &str) -> bool {
         sorted::contains(&self.0, name)
     }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Ask, Behind, Form, WILDCARD,
-    names::{Names, sorted},
+    names::{SubscribedNames, sorted},
 };
 use crate::{
     aliases::{self, lookups},
@@ -25,26 +25,26 @@ pub(super) struct Watched {
     /// The client has asked for this kind.
     pub(super) open: bool,
     pub(super) wildcard: bool,
-    pub(super) names: Names,
+    pub(super) names: SubscribedNames,
     /// Those of them that the client has not said, and is to confirm.
-    given: Names,
+    given: SubscribedNames,
     /// Those of them that no resource had when they were asked for, which are held for this stream alone.
-    pub(super) strange: Names,
+    pub(super) strange: SubscribedNames,
     /// What these take.
     pub(super) kept: usize,
     /// What those in `lost` take, and how many they were when that was summed up.
     pub(super) kept_lost: (usize, usize),
-    /// Names by which virtual hosts were found, and those hosts.
+    /// SubscribedNames by which virtual hosts were found, and those hosts.
     pub(super) found: BTreeMap<Arc<str>, Arc<str>>,
     /// Keys of the names that no resource has, sorted; `None` after names were added.
     keys: Option<Box<[u64]>>,
     /// Lookups that are not charged yet.
     pub(super) lookups: usize,
-    /// Names looked through after a change, which are not charged yet.
+    /// SubscribedNames looked through after a change, which are not charged yet.
     pub(super) scanned: usize,
     /// What is asked for has changed since it was noted in the interest.
     pub(super) renamed: bool,
-    /// Names that are not noted in the interest yet.
+    /// SubscribedNames that are not noted in the interest yet.
     untold: Vec<Arc<str>>,
     /// Everything that there is is news.
     pub(super) all: bool,
@@ -53,7 +53,7 @@ pub(super) struct Watched {
     /// Removals up to this generation have been told.
     cleared: u64,
     /// To be answered even if the client has them, or if there are none.
-    pub(super) again: Names,
+    pub(super) again: SubscribedNames,
     /// What the client has from an earlier stream and is no more.
     lost: Vec<Arc<str>>,
     /// To be answered even with nothing.
@@ -72,7 +72,7 @@ pub(super) struct Watched {
 
 /// What is to be said of a kind.
 #[derive(Default)]
-pub(super) struct Due {
+pub(super) struct PendingChanges {
     pub(super) send: Vec<Arc<Resource>>,
     pub(super) removed: Vec<Arc<str>>,
     /// Something that the client has is gone, or may be.
@@ -158,7 +158,7 @@ impl Watched {
         }
         if !unsubscribe.is_empty() {
             let (before, wildcard) = (Arc::clone(&self.names.0), self.wildcard);
-            self.unsubscribe(kind, &Names(snapshot.intern(kind, unsubscribe).0.into()));
+            self.unsubscribe(kind, &SubscribedNames(snapshot.intern(kind, unsubscribe).0.into()));
             let same = Arc::ptr_eq(&before, &self.names.0) && wildcard == self.wildcard;
             if kind == Kind::VirtualHost && !(same && self.given.0.is_empty()) {
                 // What it did not confirm it may have forgotten, or not take when it comes. Who still asks for what leads to one is
@@ -174,7 +174,7 @@ impl Watched {
         }
     }
 
-    fn unsubscribe(&mut self, kind: Kind, names: &Names) {
+    fn unsubscribe(&mut self, kind: Kind, names: &SubscribedNames) {
         if names.contains(WILDCARD) {
             self.wildcard = false;
             self.all = false;
@@ -225,7 +225,7 @@ impl Watched {
         self.given.remove(&named);
         if !families.is_empty() {
             self.look_back();
-            let families = Names(families.into());
+            let families = SubscribedNames(families.into());
             let asked = |member: &&Arc<str>| kind.family(member).is_some_and(|name| families.contains(name));
             let members = snapshot.iter(kind).map(|resource| &resource.name).filter(asked);
             again.extend(members.filter(|member| news(member)).cloned());
@@ -261,7 +261,7 @@ impl Watched {
         self.give(kind, found);
     }
 
-    /// The names that may be answered otherwise since aliases changed; `None` if that is not known. Names are looked through only
+    /// The names that may be answered otherwise since aliases changed; `None` if that is not known. SubscribedNames are looked through only
     /// when a wildcard changed, the alias of one of them did, or they did themselves.
     fn touched(&mut self, kind: Kind, snapshot: &Snapshot) -> Option<Arc<[Arc<str>]>> {
         let changed = snapshot.realiased(kind, self.seen)?;
@@ -327,8 +327,8 @@ impl Watched {
         let wildcard = names.iter().any(|name| name == WILDCARD) || (!self.explicit && kind.is_wildcard());
         names.retain(|name| name != WILDCARD);
         let (names, strange) = snapshot.intern(kind, names);
-        let names = Names(names.into());
-        self.strange = Names(strange.into());
+        let names = SubscribedNames(names.into());
+        self.strange = SubscribedNames(strange.into());
         let first = !self.open;
         let same = names == self.names;
         let repeated = !first && !acknowledges && same && wildcard == self.wildcard;
@@ -354,7 +354,7 @@ impl Watched {
                 names.0.iter().filter(|name| first || !self.names.contains(name)).cloned().collect();
         }
         if !same {
-            self.names = Names(snapshot.share_names(kind, &names.0));
+            self.names = SubscribedNames(snapshot.share_names(kind, &names.0));
         }
     }
 
@@ -375,7 +375,7 @@ impl Watched {
     pub(super) fn lists(&self) -> usize {
         let lists = [&self.names, &self.again, &self.given];
         let found = 2 * self.found.len();
-        (lists.into_iter().map(Names::places).sum::<usize>() + found) * size_of::<Arc<str>>()
+        (lists.into_iter().map(SubscribedNames::places).sum::<usize>() + found) * size_of::<Arc<str>>()
     }
 
     /// Length of the names in a request that lists them all, with what goes before each. In bytes.
@@ -441,9 +441,9 @@ impl Watched {
         kind: Kind,
         snapshot: &Snapshot,
         removals: bool,
-    ) -> Result<Due, Behind> {
+    ) -> Result<PendingChanges, Behind> {
         work::did(1 + self.again.0.len() + if removals { self.lost.len() } else { 0 });
-        let mut due = Due::default();
+        let mut due = PendingChanges::default();
         if self.all && self.wildcard {
             due.send.extend(snapshot.iter(kind).cloned());
         } else {
@@ -499,7 +499,7 @@ impl Watched {
     pub(super) fn told(&mut self, snapshot: &Snapshot, removals: bool) {
         self.seen = snapshot.generation();
         self.all = false;
-        self.again = Names::default();
+        self.again = SubscribedNames::default();
         if removals {
             self.cleared = self.seen;
             self.lost.clear();
