@@ -189,9 +189,9 @@ fn a_service_comes_and_goes_with_its_file() {
     }
 }
 
-/// Each edit that takes effect is confirmed with what it has an effect on, and a policy that goes with what it leaves open.
+/// `skysail up` prints each edit that took effect with its effect, and what a changed policy opens.
 #[test]
-fn an_edit_that_took_effect_is_told_and_what_a_deleted_policy_opens() {
+fn effects_of_edits_are_printed() {
     let mesh = shop();
     mesh.edit("mesh.yaml", "weight: 100", "weight: 99");
     mesh.edit("mesh.yaml", "weight: 0", "weight: 1");
@@ -207,11 +207,53 @@ fn an_edit_that_took_effect_is_told_and_what_a_deleted_policy_opens() {
     mesh.wait_status("front", "http://stock.shop/admin", &[], 403);
     fs::remove_file(mesh.config().join("policy.yaml")).unwrap();
     mesh.wait_status("front", "http://stock.shop/admin", &[], 200);
-    mesh.wait("the policy that is gone is told", |said| {
-        let told = |line: &&str| {
-            line.starts_with("deleted    AuthorizationPolicy shop/closed")
-                && line.ends_with("only this policy denied are accepted now")
-        };
-        said.lines().find(told).map(|_| ()).ok_or_else(|| said.to_owned())
+    let accepted =
+        "requests that this policy denied are accepted now by shop/front, shop/stock-v1, shop/stock-v2";
+    printed(&mesh, "deleted    AuthorizationPolicy shop/closed", accepted);
+    // The namespace has STRICT.
+    for (mode, effect) in [("PERMISSIVE", "accepted"), ("STRICT", "refused")] {
+        mesh.put("policy.yaml", &MUTUAL_TLS.replace("MODE", mode));
+        let text = format!("connections without mutual TLS are {effect} now by shop/stock-v1, shop/stock-v2");
+        printed(&mesh, "applied    PeerAuthentication shop/stock", &text);
+    }
+}
+
+const MUTUAL_TLS: &str = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: stock, namespace: shop}
+spec: {selector: {matchLabels: {app: stock}}, mtls: {mode: MODE}}
+";
+
+fn printed(mesh: &Mesh, start: &str, text: &str) {
+    mesh.wait(text, |said| {
+        let found = said.lines().any(|line| line.starts_with(start) && line.contains(text));
+        if found { Ok(()) } else { Err(said.to_owned()) }
     });
+}
+
+/// A policy with an error and without a valid version restricts at least what it was to restrict.
+#[test]
+fn a_refused_policy_restricts_until_it_is_fixed() {
+    let mesh = shop();
+    let admin = "http://stock.shop/admin";
+    mesh.wait_status("front", admin, &[], 200);
+    let spec = "{action: DENY, rules: [{to: [{operation: {paths: [/admin]}}], from: [{source: {ipBlocks: [10.0.0.0/99]}}]}]}";
+    let policy = format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: closed, namespace: shop}}\nspec: {spec}\n"
+    );
+    mesh.put("policy.yaml", &policy);
+    mesh.wait_status("front", admin, &[], 403);
+    mesh.wait_status("front", STOCK, &[], 200);
+    printed(&mesh, "refused    AuthorizationPolicy shop/closed", "until its errors are fixed, its rules");
+    // Valid, and of an address that no pod has.
+    mesh.put("policy.yaml", &policy.replace("10.0.0.0/99", "192.0.2.0/24"));
+    mesh.wait_status("front", admin, &[], 200);
+    // The last valid version stays in effect now.
+    mesh.put("policy.yaml", &policy.replace("DENY", "deny"));
+    mesh.wait(
+        "the error",
+        |said| if said.contains("did you mean DENY?") { Ok(()) } else { Err(said.to_owned()) },
+    );
+    mesh.wait_status("front", admin, &[], 200);
 }

@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use self::{
-    changes::{Applied, Changes},
+    changes::{Applied, Changes, Described, describe},
     compiler::{Failure, Panicked, contain},
     round::Opened,
     state::{Entry, State},
@@ -207,27 +207,26 @@ impl Publisher {
             FileState::Unreadable(_) | FileState::Gone => Ok(Parsed::default()),
         });
         let publishing = lock(&self.publishing);
-        let (applied, first) = {
+        let (before, applied, first) = {
             let mut state = self.write();
+            let before = state.world.policies();
             let applied = state.apply_files(changes, parsed);
             if !applied.is_empty() {
                 state.note_change(&self.settings.cluster_id);
             }
             let is_first = !std::mem::replace(&mut state.loaded, true);
-            (applied, is_first.then_some(state.taken.len()))
+            (before, applied, is_first.then_some(state.taken.len()))
         };
         let changed = !applied.is_empty();
         self.record(first, &applied);
         if changed {
             self.tell_wanted();
             self.publish();
-            self.validate();
         }
+        let described = if changed { self.validate(applied, &before, first.is_some()) } else { Vec::new() };
         let (views, clients) = {
             let mut state = self.write();
-            if first.is_none() {
-                state.changes.note(applied);
-            }
+            state.changes.note(described);
             state.log_findings();
             (state.views.len(), state.clients.len())
         };
@@ -299,14 +298,28 @@ impl Publisher {
         }
     }
 
-    /// Finds what is wrong with the World, which can wait until all are told what there is.
-    fn validate(&self) {
+    /// Finds what is wrong with the World and describes changes that led to it, none at the start. Proxies do not wait for it.
+    fn validate(&self, applied: Vec<Applied>, before: &World, is_start: bool) -> Vec<Described> {
         let world = self.read().world.clone();
-        let found = contain(|| "checking the configuration".to_owned(), || world.validate());
+        let found = contain(
+            || "checking the configuration".to_owned(),
+            || {
+                let findings = world.validate();
+                let applied = if is_start { Vec::new() } else { applied };
+                let described = describe(applied, before, &world, &findings);
+                (findings, described)
+            },
+        );
         drop(world);
         match found {
-            Ok(findings) => self.write().findings = findings,
-            Err(panicked) => self.report(&Failure { text: panicked.to_string(), is_new: true }),
+            Ok((findings, described)) => {
+                self.write().findings = findings;
+                described
+            }
+            Err(panicked) => {
+                self.report(&Failure { text: panicked.to_string(), is_new: true });
+                Vec::new()
+            }
         }
     }
 

@@ -12,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    api::{Kind, Object, ObjectKey},
+    api::{Object, ObjectKey},
     diagnostic::{Diagnostic, Severity},
-    parse::{Parsed, parse},
+    parse::{Fallback, Parsed, Refused, parse},
     world::{Origin, World},
 };
 
@@ -33,7 +33,7 @@ type Place = (usize, Arc<str>);
 
 #[derive(Debug, Default)]
 struct File {
-    objects: BTreeMap<Arc<ObjectKey>, (Object, Origin)>,
+    objects: BTreeMap<Arc<ObjectKey>, Held>,
     diagnostics: Vec<Diagnostic>,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
     foreign: BTreeMap<String, (u32, usize)>,
@@ -41,20 +41,39 @@ struct File {
     refused: BTreeMap<ObjectKey, u32>,
 }
 
+/// An object of a file.
+#[derive(Clone, Debug, PartialEq)]
+struct Held {
+    object: Object,
+    origin: Origin,
+    /// The effect of the object if it is the fallback of a refused policy.
+    fallback: Option<&'static str>,
+}
+
 /// What a changed file means for the World.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// This object is new or different.
     Apply(Object, Origin),
+    /// A policy was refused and no valid version of it is known. This object takes its place, with this effect.
+    Fallback(Object, Origin, &'static str),
     /// This object is gone.
     Delete(ObjectKey),
 }
 
 impl Change {
+    /// The object.
+    pub fn key(&self) -> ObjectKey {
+        match self {
+            Self::Apply(object, _) | Self::Fallback(object, ..) => object.key(),
+            Self::Delete(key) => key.clone(),
+        }
+    }
+
     /// Carries the change out. False if nothing changed.
     pub fn apply_to(self, world: &mut World) -> bool {
         match self {
-            Self::Apply(object, origin) => world.apply(object, origin),
+            Self::Apply(object, origin) | Self::Fallback(object, origin, _) => world.apply(object, origin),
             Self::Delete(key) => world.delete(&key),
         }
     }
@@ -107,7 +126,7 @@ impl Files {
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
         let mut diagnostics: Vec<Diagnostic> =
-            of_files.chain(self.duplicates()).chain(self.foreign()).chain(self.unprotected()).collect();
+            of_files.chain(self.duplicates()).chain(self.foreign()).chain(self.without_version()).collect();
         diagnostics.sort();
         diagnostics
     }
@@ -127,18 +146,27 @@ impl Files {
         })
     }
 
-    /// Policies of which no version is in effect, so that what they restrict is open.
-    fn unprotected(&self) -> impl Iterator<Item = Diagnostic> {
+    /// Reports the effect of each refused policy without a valid version: that of its fallback, or none.
+    fn without_version(&self) -> impl Iterator<Item = Diagnostic> {
         let refused = self
             .files
             .iter()
-            .flat_map(|((_, path), file)| file.refused.iter().map(move |(key, line)| (path, key, *line)));
-        let open = refused.filter(|(_, key, _)| is_policy(key.kind) && !self.places.contains_key(*key));
-        open.map(|(path, key, line)| {
-            let message = "no version of this policy is in effect, so it restricts no request";
-            let diagnostic = Diagnostic::new(Severity::Warning, path, line, message);
-            diagnostic.object(key).remedy("fix the errors of this object")
-        })
+            .flat_map(|(place, file)| file.refused.iter().map(move |(key, line)| (place, file, key, *line)));
+        refused.filter(|(_, _, key, _)| key.kind.is_policy() && !self.has_valid(key)).map(
+            |(place, file, key, line)| {
+                let message = match file.objects.get(key).and_then(|held| held.fallback) {
+                    Some(effect) => format!("until its errors are fixed, {effect}"),
+                    None => "no version of this policy is in effect".to_owned(),
+                };
+                Diagnostic::new(Severity::Warning, &place.1, line, message).object(key)
+            },
+        )
+    }
+
+    /// True if a file has a valid version of an object.
+    fn has_valid(&self, key: &ObjectKey) -> bool {
+        let held = |place| self.files.get(place)?.objects.get(key);
+        self.places.get(key).into_iter().flatten().filter_map(held).any(|held| held.fallback.is_none())
     }
 
     /// What changes for the World when one file turns from `before` into `after`, which is noted; that file is not in
@@ -150,7 +178,13 @@ impl Files {
             let old = self.winner(key, place, before);
             match self.winner(key, place, after) {
                 // An object that only moved is applied too, so that messages about it name the right line.
-                Some(new) if old != Some(new) => changes.push(Change::Apply(new.0.clone(), new.1.clone())),
+                Some(new) if old != Some(new) => {
+                    let (object, origin) = (new.0.object.clone(), new.1.clone());
+                    changes.push(match new.0.fallback {
+                        Some(effect) => Change::Fallback(object, origin, effect),
+                        None => Change::Apply(object, origin),
+                    });
+                }
                 Some(_) => {}
                 None => changes.push(Change::Delete(ObjectKey::clone(key))),
             }
@@ -159,21 +193,21 @@ impl Files {
         changes
     }
 
-    /// The object that counts for a key: the highest layer's, and the last file's there.
+    /// The object that counts for a key: the highest layer's, and the last file's there. A valid object counts before a fallback.
     fn winner<'a>(
         &'a self,
         key: &ObjectKey,
         place: &Place,
         file: &'a File,
-    ) -> Option<(&'a Object, &'a Origin)> {
+    ) -> Option<(&'a Held, &'a Origin)> {
         let others = self.places.get(key).into_iter().flatten().filter(|other| *other != place);
         let others = others.filter_map(|other| Some((other, self.files.get(other)?.objects.get(key)?)));
         let own = file.objects.get(key).map(|own| (place, own));
-        let mut all: Vec<(&Place, &(Object, Origin))> = others.chain(own).collect();
-        all.sort_by_key(|(place, _)| *place);
-        let (place, (object, origin)) = all.pop()?;
+        let mut all: Vec<(&Place, &Held)> = others.chain(own).collect();
+        all.sort_by_key(|(place, held)| (held.fallback.is_none(), *place));
+        let (place, held) = all.pop()?;
         let written = all.pop().filter(|_| self.generated == Some(place.0));
-        Some((object, written.map_or(origin, |(_, (_, written))| written)))
+        Some((held, written.map_or(&held.origin, |(_, written)| &written.origin)))
     }
 
     /// Notes whether an object stands in a file.
@@ -192,7 +226,8 @@ impl Files {
 
     /// Objects that several files define, but for those that a program wrote.
     fn duplicates(&self) -> Vec<Diagnostic> {
-        let origin = |place, key| Some(&self.files.get(place)?.objects.get(key)?.1);
+        let valid = |held: &&Held| held.fallback.is_none();
+        let origin = |place, key| Some(&self.files.get(place)?.objects.get(key).filter(valid)?.origin);
         let pairs = self.places.iter().flat_map(|(key, places)| {
             let pairs = places.array_windows().filter(|[_, next]| Some(next.0) != self.generated);
             pairs.map(move |pair| (key, pair))
@@ -206,34 +241,37 @@ impl Files {
 impl File {
     /// Takes over what was read; what was refused or cannot be read stays as it was before.
     fn read(parsed: Parsed, before: &Self) -> Self {
-        let mut file = Self {
-            diagnostics: parsed.diagnostics,
-            foreign: parsed.foreign,
-            refused: parsed.refused,
-            ..Self::default()
-        };
+        let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
-            if let Some((_, loser)) = file.objects.insert(Arc::clone(&key), (object, origin.clone())) {
-                file.diagnostics.extend(duplicate(&key, &loser, &origin));
+            let held = Held { object, origin: origin.clone(), fallback: None };
+            if let Some(loser) = file.objects.insert(Arc::clone(&key), held) {
+                file.diagnostics.extend(duplicate(&key, &loser.origin, &origin));
             }
         }
         for (key, kept) in &before.objects {
-            if (parsed.unreadable || file.refused.contains_key(&**key)) && !file.objects.contains_key(key) {
+            let is_refused = parsed.refused.contains_key(&**key);
+            // A fallback outlives an unreadable text only: a refused policy brings a new one.
+            if (parsed.unreadable && !is_refused || is_refused && kept.fallback.is_none())
+                && !file.objects.contains_key(key)
+            {
                 let message =
                     "the last valid version stays in effect until the errors in this file are fixed";
-                let diagnostic = Diagnostic::new(Severity::Warning, &kept.1.file, kept.1.line, message);
+                let origin = &kept.origin;
+                let diagnostic = Diagnostic::new(Severity::Warning, &origin.file, origin.line, message);
                 file.diagnostics.push(diagnostic.object(key));
                 file.objects.insert(Arc::clone(key), kept.clone());
             }
         }
+        for (key, Refused { line, fallback }) in parsed.refused {
+            if let Some(Fallback { object, origin, effect }) = fallback {
+                let held = Held { object, origin, fallback: Some(effect) };
+                file.objects.entry(Arc::new(key.clone())).or_insert(held);
+            }
+            file.refused.insert(key, line);
+        }
         file
     }
-}
-
-/// True for kinds that restrict who may send requests.
-fn is_policy(kind: Kind) -> bool {
-    matches!(kind, Kind::PeerAuthentication | Kind::AuthorizationPolicy)
 }
 
 /// What to report of an object that is defined again; nothing if both definitions are the same.
@@ -252,6 +290,7 @@ fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Option<Diagnos
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{Labels, MtlsMode};
 
     const RULE: &str = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: NAME}\nspec: {host: HOST}\n";
 
@@ -368,19 +407,27 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_policy_without_a_valid_version_is_reported_as_open() {
+    fn a_refused_policy_without_a_valid_version_has_a_fallback() {
         let policy = |mode: &str| {
-            format!(
+            Some(format!(
                 "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: p}}\nspec: {{mtls: {{mode: {mode}}}}}\n"
-            )
+            ))
         };
-        let open = |steps: &[(usize, &str, Option<String>)]| {
-            let (_, files) = play(steps);
-            files.diagnostics().iter().any(|said| said.message.contains("restricts no request"))
+        let after = |steps: &[(usize, &str, Option<String>)]| {
+            let (world, files) = play(steps);
+            let mode = world.workload_mode("default", &Labels::new());
+            let said = files.diagnostics();
+            (mode, said.iter().any(|said| said.message.starts_with("until its errors are fixed")))
         };
-        assert!(open(&[(0, "x", Some(policy("STRIKT")))]));
-        assert!(!open(&[(0, "x", Some(policy("STRICT"))), (0, "x", Some(policy("STRIKT")))]));
-        assert!(!open(&[(0, "x", Some(policy("STRIKT"))), (1, "y", Some(policy("STRICT")))]));
+        let broken = (0, "x", policy("STRIKT"));
+        assert_eq!(after(std::slice::from_ref(&broken)), (MtlsMode::Strict, true));
+        assert_eq!(after(&[broken.clone(), broken.clone()]), (MtlsMode::Strict, true));
+        assert_eq!(after(&[broken.clone(), (0, "x", policy("DISABLE"))]), (MtlsMode::Disable, false));
+        assert_eq!(after(&[broken.clone(), (0, "x", None)]), (MtlsMode::Permissive, false));
+        assert_eq!(after(&[(0, "x", policy("DISABLE")), broken.clone()]), (MtlsMode::Disable, false));
+        // A valid version counts, wherever it stands.
+        assert_eq!(after(&[broken.clone(), (1, "y", policy("DISABLE"))]), (MtlsMode::Disable, false));
+        assert_eq!(after(&[(0, "a", policy("DISABLE")), broken]), (MtlsMode::Disable, false));
     }
 
     #[test]

@@ -19,6 +19,6 @@ pub use compile::{
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
-pub use parse::{Manifests, Parsed, manifests, parse};
+pub use parse::{Fallback, Manifests, Parsed, Refused, manifests, parse};
 pub use view::{MAX_ID, ProxyNode, ProxyView, Role, Surroundings};
-pub use world::{Endpoint, Origin, OtherAccount, Resolved, Touched, World};
+pub use world::{Effect, Effects, Endpoint, Origin, OtherAccount, Resolved, Touched, World};

@@ -10,9 +10,7 @@ use std::{
 };
 
 use skysail_core::fingerprint;
-use skysail_model::{
-    Change, Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World,
-};
+use skysail_model::{Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World};
 use skysail_source::{FileChange, FileState};
 use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::ResourceFeed};
 use tokio::sync::watch;
@@ -20,7 +18,7 @@ use tracing::{error, info, warn};
 
 use super::{
     NewClient, Refused, Settings,
-    changes::{self, Applied, Changes},
+    changes::{Applied, Changes},
     compiler::{Compiler, Panicked, contain},
     identities::{DeclaredViews, Identities, Limit},
     scope::Scope,
@@ -162,7 +160,6 @@ impl State {
         parsed: Vec<Result<Parsed, Panicked>>,
     ) -> Vec<Applied> {
         let mut applied = Vec::new();
-        let mut described = 0;
         for (FileChange { layer, path, state }, parsed) in changes.into_iter().zip(parsed) {
             self.unreadable.remove(&path);
             let changes = match (state, parsed) {
@@ -187,20 +184,7 @@ impl State {
             };
             for change in changes {
                 self.platform.note(&change);
-                let (file, object, action) = match &change {
-                    Change::Apply(object, origin) => (origin.file.to_string(), object.key(), "applied"),
-                    Change::Delete(key) => {
-                        let file = self.world.file_of(key).unwrap_or_else(|| path.clone());
-                        (file, key.clone(), "deleted")
-                    }
-                };
-                // Of many changes at once only the first are described, as each takes time.
-                let effect =
-                    if self.loaded && described < changes::KEPT { self.world.effect(&change) } else { None };
-                if change.apply_to(&mut self.world) {
-                    described += usize::from(effect.is_some());
-                    applied.push(Applied { file, object, action, effect });
-                }
+                applied.extend(Applied::apply(change, &path, &mut self.world));
             }
         }
         self.platform.configure(self.world.mesh());

@@ -107,6 +107,11 @@ impl Kind {
         }
     }
 
+    /// True for kinds that restrict who may send requests.
+    pub const fn is_policy(self) -> bool {
+        matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy)
+    }
+
     /// False for the kinds that live in no namespace.
     pub const fn is_namespaced(self) -> bool {
         !matches!(self, Self::Namespace | Self::Node)

@@ -5,7 +5,7 @@ use skysail_xds::envoy::pb::envoy::extensions::path::r#match::uri_template::v3::
 use super::pb::{self, cidr, core, matcher, matching, pack, rbac, route};
 use crate::api::{
     MeshConfig,
-    security::{Condition, Operation, Source},
+    security::{Condition, Operation, Rule, Source},
 };
 
 use matcher::string_matcher::MatchPattern;
@@ -228,4 +228,52 @@ fn path(value: &str) -> permission::Rule {
     permission::Rule::UrlPath(matcher::PathMatcher {
         rule: Some(matcher::path_matcher::Rule::Path(text_after("", value))),
     })
+}
+
+/// True if a rule matches every request that another rule matches, as far as the texts of both tell.
+pub(crate) fn covers(rule: &Rule, other: &Rule) -> bool {
+    let of_sources = |a: &Source, b: &Source| all_cover(&Clause::of_source(a), &Clause::of_source(b));
+    let of_operations =
+        |a: &Operation, b: &Operation| all_cover(&Clause::of_operation(a), &Clause::of_operation(b));
+    let from = rule.from.is_empty()
+        || !other.from.is_empty()
+            && other.from.iter().all(|b| rule.from.iter().any(|a| of_sources(&a.source, &b.source)));
+    let to = rule.to.is_empty()
+        || !other.to.is_empty()
+            && other.to.iter().all(|b| rule.to.iter().any(|a| of_operations(&a.operation, &b.operation)));
+    let when = rule.when.iter().all(|a| {
+        other.when.iter().any(|b| {
+            a == b || {
+                let (a, b) = (Clause::of_condition(a), Clause::of_condition(b));
+                a.zip(b).is_some_and(|(a, b)| a.covers(&b))
+            }
+        })
+    });
+    from && to && when
+}
+
+/// True if each clause covers one of the others: all clauses of a source or an operation must hold.
+fn all_cover(clauses: &[Clause<'_>], others: &[Clause<'_>]) -> bool {
+    clauses.iter().all(|clause| others.iter().any(|other| clause.covers(other)))
+}
+
+impl Clause<'_> {
+    /// True if the clause holds wherever another one holds.
+    fn covers(&self, other: &Self) -> bool {
+        let among = |value: &String, values: &[String]| values.iter().any(|known| value_covers(known, value));
+        let values = self.values.is_empty()
+            || !other.values.is_empty() && other.values.iter().all(|value| among(value, self.values));
+        let not_values = self.not_values.iter().all(|value| among(value, other.not_values));
+        self.attribute == other.attribute && values && not_values
+    }
+}
+
+/// True if a value is equal to another one, or is its `PREFIX*` or `*SUFFIX`.
+fn value_covers(pattern: &str, value: &str) -> bool {
+    let prefix = pattern.strip_suffix('*').filter(|_| !value.starts_with('*'));
+    let suffix = pattern.strip_prefix('*').filter(|_| !value.ends_with('*'));
+    pattern == value
+        || pattern == "*"
+        || prefix.is_some_and(|prefix| value.starts_with(prefix))
+        || suffix.is_some_and(|suffix| value.ends_with(suffix))
 }

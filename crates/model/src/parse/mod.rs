@@ -4,6 +4,7 @@
 //! taken. What is unknown or not supported is named.
 
 mod decode;
+mod fallback;
 mod kinds;
 mod other_tools;
 mod schema;
@@ -21,6 +22,7 @@ use crate::{
 };
 use decode::{Decoded, decode, path_text};
 pub(crate) use decode::{VARIABLE, nearest};
+pub use fallback::Fallback;
 use kinds::Known;
 use serde::{Deserialize, de::DeserializeOwned};
 use skysail_yaml::{Document, Node, Value, documents, join};
@@ -40,12 +42,21 @@ pub struct Parsed {
     pub objects: Vec<(Object, Origin)>,
     /// What is wrong with it.
     pub diagnostics: Vec<Diagnostic>,
-    /// The objects that were refused, as far as they could be made out, and the lines of their first errors.
-    pub refused: BTreeMap<ObjectKey, u32>,
+    /// The objects that were refused, as far as they could be made out.
+    pub refused: BTreeMap<ObjectKey, Refused>,
     /// Something stands there that could not be made out at all.
     pub unreadable: bool,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
     pub foreign: BTreeMap<String, (u32, usize)>,
+}
+
+/// An object that was refused.
+#[derive(Debug)]
+pub struct Refused {
+    /// The line of its first error.
+    pub line: u32,
+    /// What takes its place while there is no valid version of it; policies only.
+    pub fallback: Option<Fallback>,
 }
 
 /// The objects of a text as they are written.
@@ -96,6 +107,8 @@ struct Reading {
     kinds: BTreeMap<String, usize>,
     /// Labels that were read: all pods of a workload have the same.
     labels: HashSet<Arc<Labels>>,
+    /// Fields of the errors of the object that is being read.
+    errors: Vec<String>,
 }
 
 /// An Istio object as it stands in the file.
@@ -114,6 +127,7 @@ struct IstioObject<S> {
 
 impl Reading {
     fn document(&mut self, document: Document, text: &str) {
+        self.errors.clear();
         let mut root = match document.root {
             Ok(root) => root,
             Err(error) => {
@@ -134,7 +148,10 @@ impl Reading {
         {
             let message = "a second object begins here, without a separator";
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message);
-            return self.report(diagnostic.remedy("write a line --- before it"), &root);
+            self.report(diagnostic.remedy("write a line --- before it"), &root);
+            // Whose spec this is cannot be known.
+            self.errors.push("spec".to_owned());
+            return self.fall_back(&root);
         }
         for (path, line, first) in &document.duplicates {
             let message = format!("duplicate key; it is defined first on line {first}");
@@ -143,11 +160,24 @@ impl Reading {
         }
         if document.duplicates.is_empty() {
             self.root(&root);
+        } else {
+            self.fall_back(&root);
         }
+    }
+
+    /// Adds the fallback of an object that was refused just now and is a policy.
+    fn fall_back(&mut self, root: &Node) {
+        let errors = std::mem::take(&mut self.errors);
+        if errors.is_empty() {
+            return;
+        }
+        let Some(refused) = key_of(root).and_then(|key| self.parsed.refused.get_mut(&key)) else { return };
+        refused.fallback = Fallback::of(root, &errors, &self.file);
     }
 
     /// One object, or a list of them.
     fn root(&mut self, root: &Node) {
+        self.errors.clear();
         let text = |field: &str| root.get(field).and_then(Node::text).unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
         if kind.ends_with("List") {
@@ -186,6 +216,7 @@ impl Reading {
                 self.parsed.foreign.entry(kind).or_insert((root.line, 0)).1 += 1;
             }
         }
+        self.fall_back(root);
     }
 
     fn object(&mut self, node: &Node, kind: Kind) {
@@ -447,8 +478,10 @@ impl Reading {
     fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
         diagnostic.object = describe(node);
         if diagnostic.severity == Severity::Error {
+            self.errors.push(diagnostic.field.clone());
+            let refused = Refused { line: diagnostic.line, fallback: None };
             match key_of(node) {
-                Some(key) => _ = self.parsed.refused.entry(key).or_insert(diagnostic.line),
+                Some(key) => _ = self.parsed.refused.entry(key).or_insert(refused),
                 None => self.parsed.unreadable = true,
             }
         }

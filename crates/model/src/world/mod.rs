@@ -24,6 +24,7 @@ use std::{
 };
 
 pub(crate) use check::label_text;
+pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::OtherAccount;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Origin, World, store::Entry};
 use crate::api::{
     AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed, destination_rule::WorkloadSelector,
-    selects,
+    security::Action, selects,
 };
 
 impl World {
@@ -16,31 +16,41 @@ impl World {
         let of_port = workload.and_then(|entry| entry.object.spec.port_level_mtls.get(&port.to_string()));
         match of_port.map(|mtls| mtls.mode) {
             Some(mode) if mode != MtlsMode::Unset => mode,
-            _ => self.workload_mode(namespace, labels),
+            _ => self.mode_with(workload, namespace),
         }
     }
 
     /// The same for ports no policy names.
     pub fn workload_mode(&self, namespace: &str, labels: &Labels) -> MtlsMode {
-        let levels = [
-            self.workload_policy(namespace, labels),
-            self.wide_policy(namespace),
-            self.wide_policy(&self.mesh().root_namespace),
-        ];
-        let modes = levels.into_iter().flatten().filter_map(|entry| entry.object.spec.mtls);
-        modes.map(|mtls| mtls.mode).find(|mode| *mode != MtlsMode::Unset).unwrap_or(MtlsMode::Permissive)
+        self.mode_with(self.workload_policy(namespace, labels), namespace)
     }
 
     /// Ports of a workload that a policy names, with what holds there.
     pub fn port_modes(&self, namespace: &str, labels: &Labels) -> Vec<(u16, MtlsMode)> {
+        self.peer_modes(namespace, labels).1
+    }
+
+    /// The mode of ports no policy names, and the ports that a policy names with their modes.
+    pub(super) fn peer_modes(&self, namespace: &str, labels: &Labels) -> (MtlsMode, Vec<(u16, MtlsMode)>) {
         let workload = self.workload_policy(namespace, labels);
-        let ports = workload.into_iter().flat_map(|entry| entry.object.spec.port_level_mtls.keys());
-        let mut modes: Vec<_> = ports
-            .filter_map(|port| port.parse().ok())
-            .map(|port| (port, self.peer_mode(namespace, labels, port)))
-            .collect();
-        modes.sort_by_key(|(port, _)| *port);
-        modes
+        let others = self.mode_with(workload, namespace);
+        let named = workload.into_iter().flat_map(|entry| &entry.object.spec.port_level_mtls);
+        let mode = |mode: MtlsMode| if mode == MtlsMode::Unset { others } else { mode };
+        let ports = named.filter_map(|(port, mtls)| Some((port.parse().ok()?, mode(mtls.mode))));
+        let mut ports: Vec<(u16, MtlsMode)> = ports.collect();
+        ports.sort_by_key(|(port, _)| *port);
+        (others, ports)
+    }
+
+    /// The mode that the policy of a workload leads to, else its namespace's, else the mesh's.
+    fn mode_with(&self, workload: Option<&Entry<PeerAuthentication>>, namespace: &str) -> MtlsMode {
+        let mode = |entry: Option<&Entry<PeerAuthentication>>| {
+            entry?.object.spec.mtls.map(|mtls| mtls.mode).filter(|mode| *mode != MtlsMode::Unset)
+        };
+        mode(workload)
+            .or_else(|| mode(self.wide_policy(namespace)))
+            .or_else(|| mode(self.wide_policy(&self.mesh().root_namespace)))
+            .unwrap_or(MtlsMode::Permissive)
     }
 
     /// The authorization policies that hold for a workload: the root namespace's, then its own's, oldest first.
@@ -52,15 +62,7 @@ impl World {
         let root = self.mesh().root_namespace.as_str();
         let mut policies = Vec::new();
         for of in [root, namespace] {
-            let mut entries: Vec<_> = self
-                .authorization_policies
-                .in_namespace(of)
-                .filter(|entry| {
-                    let spec = &entry.object.spec;
-                    let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
-                    !attached && selected(spec.selector.as_ref(), labels)
-                })
-                .collect();
+            let mut entries: Vec<_> = self.applying(of, labels).collect();
             entries.sort_by(|a, b| a.age().cmp(&b.age()));
             policies.extend(entries.into_iter().map(|entry| &entry.object));
             if root == namespace {
@@ -68,6 +70,26 @@ impl World {
             }
         }
         policies
+    }
+
+    /// True if an ALLOW policy holds for a workload.
+    pub(super) fn has_allow_policy(&self, namespace: &str, labels: &Labels) -> bool {
+        let of_namespaces = [self.mesh().root_namespace.as_str(), namespace].into_iter();
+        let mut policies = of_namespaces.flat_map(|of| self.applying(of, labels));
+        policies.any(|entry| entry.object.spec.action == Action::Allow)
+    }
+
+    /// The authorization policies of a namespace that hold for workloads with these labels.
+    fn applying<'a>(
+        &'a self,
+        namespace: &str,
+        labels: &Labels,
+    ) -> impl Iterator<Item = &'a Entry<AuthorizationPolicy>> {
+        self.authorization_policies.in_namespace(namespace).filter(move |entry| {
+            let spec = &entry.object.spec;
+            let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
+            !attached && selected(spec.selector.as_ref(), labels)
+        })
     }
 
     /// Where an authorization policy was read.

@@ -1,0 +1,334 @@
+//! Fallbacks of refused policies.
+//!
+//! A policy with an error is refused. If no valid version of it is known, as at a start, a fallback takes its place. It restricts at
+//! least what the policy would restrict without the error, as far as the policy can be read:
+//!
+//! | errors | fallback |
+//! |---|---|
+//! | in rules of an ALLOW policy | without these rules |
+//! | in rules of a DENY policy | the rules without the parts that have errors, so that they match more |
+//! | anywhere else in an AuthorizationPolicy | denies every request |
+//! | in a PeerAuthentication | STRICT |
+//! | in `metadata` only | the policy as written |
+//!
+//! A selector that cannot be read selects all workloads of the namespace.
+
+use serde::de::DeserializeOwned;
+use skysail_yaml::{Entry, Node, Value};
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{IstioObject, decode::decode, key_of, lines_of};
+use crate::{
+    api::{
+        AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, Typed,
+        destination_rule::WorkloadSelector,
+        security::{Action, MutualTls, Rule},
+    },
+    diagnostic::Severity,
+    validate,
+    world::Origin,
+};
+
+/// The fields of specs beside `selector`, each by the beginning that tells it from the others.
+const FIELDS: [&str; 6] = ["targetRef", "rules", "action", "provider", "mtls", "portLevelMtls"];
+
+const AS_WRITTEN: &str = "its spec is enforced as it is written";
+const ALLOW: &str = "its rules with errors allow no request: requests that no other rule of an ALLOW policy matches are denied";
+const DENY: &str = "its rules with errors deny every request that matches the parts of them without errors";
+const CLOSED: &str = "every request to the workloads that it selects is denied";
+const CLOSED_WIDE: &str =
+    "every request to the workloads of its namespace is denied, as its selector cannot be read";
+const STRICT: &str = "the workloads that it selects accept connections with mutual TLS only";
+const STRICT_WIDE: &str =
+    "the workloads of its namespace accept connections with mutual TLS only, as its selector cannot be read";
+
+/// What takes the place of a refused policy.
+#[derive(Clone, Debug)]
+pub struct Fallback {
+    /// The policy that is enforced instead.
+    pub object: Object,
+    /// Where the refused policy stands.
+    pub origin: Origin,
+    /// The effect until the errors are fixed, as a clause.
+    pub effect: &'static str,
+}
+
+impl Fallback {
+    /// Returns the fallback of an object with errors in these fields. `None` unless it is a policy that would restrict something.
+    pub(super) fn of(root: &Node, errors: &[String], file: &Arc<str>) -> Option<Self> {
+        let key = key_of(root)?;
+        let meta = Meta { namespace: key.namespace, name: key.name, ..Meta::default() };
+        let policy = Policy { spec: root.get("spec"), errors };
+        let (object, effect) = match key.kind {
+            Kind::AuthorizationPolicy => {
+                let (spec, effect) = policy.authorization()?;
+                (Object::AuthorizationPolicy(Arc::new(Typed { meta, spec })), effect)
+            }
+            Kind::PeerAuthentication => {
+                let (spec, effect) = policy.authentication()?;
+                (Object::PeerAuthentication(Arc::new(Typed { meta, spec })), effect)
+            }
+            _ => return None,
+        };
+        let origin = Origin { file: Arc::clone(file), line: root.line, lines: lines_of(root, &object) };
+        Some(Self { object, origin, effect })
+    }
+}
+
+/// A refused policy as far as it can be read.
+struct Policy<'a> {
+    spec: Option<&'a Node>,
+    errors: &'a [String],
+}
+
+impl Policy<'_> {
+    fn authorization(&self) -> Option<(AuthorizationPolicy, &'static str)> {
+        let text = |field: &str| self.spec.and_then(|spec| spec.get(field)).and_then(Node::text);
+        if text("action") == Some("AUDIT") || self.is_attached() {
+            return None;
+        }
+        if let Some(written) = self.as_written(validate::authorization_policy) {
+            return Some((written, AS_WRITTEN));
+        }
+        let repaired = self.with_repaired_rules(text("action").is_none_or(|action| action == "ALLOW"));
+        if let Some(repaired) = repaired {
+            let effect = if repaired.action == Action::Allow { ALLOW } else { DENY };
+            return Some((repaired, effect));
+        }
+        let (selector, effect) = self.selector().map_or((None, CLOSED_WIDE), |selector| (selector, CLOSED));
+        let rules = vec![Rule::default()];
+        Some((AuthorizationPolicy { selector, action: Action::Deny, rules, ..Default::default() }, effect))
+    }
+
+    fn authentication(&self) -> Option<(PeerAuthentication, &'static str)> {
+        if let Some(written) = self.as_written(validate::peer_authentication) {
+            return Some((written, AS_WRITTEN));
+        }
+        let mut modes = BTreeSet::new();
+        self.spec.iter().for_each(|spec| texts_of(spec, "mode", &mut modes));
+        if !modes.is_empty() && modes.iter().all(|mode| matches!(*mode, "PERMISSIVE" | "DISABLE")) {
+            return None;
+        }
+        let (selector, effect) = self.selector().map_or((None, STRICT_WIDE), |selector| (selector, STRICT));
+        let mtls = Some(MutualTls { mode: MtlsMode::Strict });
+        Some((PeerAuthentication { selector, mtls, ..Default::default() }, effect))
+    }
+
+    /// True if the policy is attached to an object instead of selecting workloads, which has no effect on sidecars.
+    fn is_attached(&self) -> bool {
+        let has = |field: &str| self.spec.is_some_and(|spec| spec.get(field).is_some());
+        (has("targetRef") || has("targetRefs")) && !has("selector")
+    }
+
+    /// The policy as it is written, if all errors are in its metadata.
+    fn as_written<S: DeserializeOwned + Default>(
+        &self,
+        check: impl FnOnce(&S) -> Vec<validate::Finding>,
+    ) -> Option<S> {
+        let of_metadata = |field: &String| field == "metadata" || field.starts_with("metadata.");
+        if !self.errors.iter().all(of_metadata) {
+            return None;
+        }
+        read(self.spec?.clone(), check)
+    }
+
+    /// The policy without the rules (ALLOW) or the parts of rules (other actions) that have errors. `None` if it has other
+    /// errors.
+    fn with_repaired_rules(&self, allow: bool) -> Option<AuthorizationPolicy> {
+        let mut spec = self.spec?.clone();
+        let Value::Map(entries) = &mut spec.value else { return None };
+        let rules = &mut entries.iter_mut().find(|entry| entry.key == "rules")?.value;
+        for field in self.errors.iter().filter(|field| !field.starts_with("metadata")) {
+            let rest = field.strip_prefix("spec.rules")?;
+            if !rest.is_empty() && !rest.starts_with('[') {
+                return None;
+            }
+            let index = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+            let index = index.and_then(|(index, rest)| Some((index.parse::<usize>().ok()?, rest)));
+            match (index, &mut rules.value) {
+                (Some((index, _)), Value::List(all)) if allow => all.get_mut(index)?.value = Value::Null,
+                (Some((index, rest)), Value::List(all)) => {
+                    let rule = &mut all.get_mut(index)?.value;
+                    let part = rest.strip_prefix('.').and_then(|part| part.split(['.', '[']).next());
+                    match (part, rule) {
+                        (Some(part), Value::Map(parts)) => parts.retain(|entry| entry.key != part),
+                        (_, rule) => *rule = Value::Map(Vec::new()),
+                    }
+                }
+                (_, rules) => {
+                    let all = Node { line: 0, value: Value::Map(Vec::new()) };
+                    *rules = Value::List(if allow { Vec::new() } else { vec![all] });
+                }
+            }
+        }
+        if let Value::List(all) = &mut rules.value {
+            all.retain(|rule| rule.value != Value::Null);
+        }
+        read(spec, validate::authorization_policy)
+    }
+
+    /// The selector, if it can be read, or if there is none.
+    fn selector(&self) -> Option<Option<WorkloadSelector>> {
+        let spec = self.spec?;
+        let has = |field: &str| spec.get(field).is_some();
+        let is_unreadable = |field: &String| match field.strip_prefix("spec.") {
+            // The selector may be right, and the attachment wrong.
+            Some("selector") => !has("targetRef") && !has("targetRefs"),
+            Some(rest) if rest.starts_with("selector") => true,
+            // A field that nobody knows may have been meant for the selector.
+            Some(rest) => !has("selector") && !FIELDS.iter().any(|known| rest.starts_with(known)),
+            None => field == "spec",
+        };
+        if self.errors.iter().any(is_unreadable) {
+            return None;
+        }
+        let Some(selector) = spec.get("selector") else { return Some(None) };
+        let spec = mapping("selector", selector.clone());
+        read(spec, validate::authorization_policy).map(|policy| policy.selector)
+    }
+}
+
+/// Reads a spec. `None` if it has an error.
+fn read<S: DeserializeOwned + Default>(
+    spec: Node,
+    check: impl FnOnce(&S) -> Vec<validate::Finding>,
+) -> Option<S> {
+    let root = mapping("spec", spec);
+    let decoded = decode::<IstioObject<S>>(&root);
+    let spec = decoded.value.filter(|_| decoded.unknown.is_empty())?.spec;
+    let mut findings = check(&spec);
+    findings.extend(validate::empty_fields(Kind::AuthorizationPolicy, &root));
+    findings.iter().all(|finding| finding.severity != Severity::Error).then_some(spec)
+}
+
+fn mapping(key: &str, value: Node) -> Node {
+    let line = value.line;
+    Node { line, value: Value::Map(vec![Entry { key: key.to_owned(), line, value }]) }
+}
+
+/// Collects the texts of a field at any depth.
+fn texts_of<'a>(node: &'a Node, field: &str, texts: &mut BTreeSet<&'a str>) {
+    let Value::Map(entries) = &node.value else { return };
+    for entry in entries {
+        texts.extend((entry.key == field).then(|| entry.value.text().unwrap_or_default()));
+        texts_of(&entry.value, field, texts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Files, World, api::Labels, parse::parse};
+
+    /// Returns the spec and the effect of the fallback of a policy with this spec.
+    fn fallback(kind: &str, spec: &str) -> Option<(Object, &'static str)> {
+        let text = format!(
+            "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
+        );
+        let parsed = parse(&text, "file");
+        assert!(parsed.objects.is_empty() && parsed.refused.len() == 1, "{text} {parsed:?}");
+        let fallback = parsed.refused.into_values().next()?.fallback?;
+        Some((fallback.object, fallback.effect))
+    }
+
+    fn authorization(spec: &str) -> Option<(AuthorizationPolicy, &'static str)> {
+        match fallback("AuthorizationPolicy", spec)? {
+            (Object::AuthorizationPolicy(policy), effect) => Some((policy.spec.clone(), effect)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn valid(spec: &str) -> AuthorizationPolicy {
+        let text = format!(
+            "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p}}\nspec: {spec}\n"
+        );
+        match &parse(&text, "file").objects[0].0 {
+            Object::AuthorizationPolicy(policy) => policy.spec.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const WEB: &str = "selector: {matchLabels: {app: web}}";
+    const GOOD: &str = "{to: [{operation: {paths: [/admin]}}]}";
+    const BAD: &str = "{from: [{source: {ipBlocks: [10.0.0.0/99]}}], to: [{operation: {paths: [/x]}}]}";
+
+    #[test]
+    fn an_allow_policy_loses_the_rules_with_errors() {
+        let policy = authorization(&format!("{{{WEB}, rules: [{BAD}, {GOOD}]}}"));
+        assert_eq!(policy, Some((valid(&format!("{{{WEB}, rules: [{GOOD}]}}")), ALLOW)));
+        let policy = authorization(&format!("{{{WEB}, action: ALLOW, rules: {{a: b}}}}"));
+        assert_eq!(policy, Some((valid(&format!("{{{WEB}, rules: []}}")), ALLOW)));
+    }
+
+    #[test]
+    fn a_deny_policy_loses_the_parts_with_errors() {
+        let policy = authorization(&format!("{{{WEB}, action: DENY, rules: [{GOOD}, {BAD}]}}"));
+        let wider = "{to: [{operation: {paths: [/x]}}]}";
+        assert_eq!(
+            policy,
+            Some((valid(&format!("{{{WEB}, action: DENY, rules: [{GOOD}, {wider}]}}")), DENY))
+        );
+        for rules in ["[{source: {namespaces: [a]}}]", "[text]", "text", "[{from: [{source: {}}]}]"] {
+            let policy = authorization(&format!("{{{WEB}, action: DENY, rules: {rules}}}"));
+            assert_eq!(
+                policy,
+                Some((valid(&format!("{{{WEB}, action: DENY, rules: [{{}}]}}")), DENY)),
+                "{rules}"
+            );
+        }
+    }
+
+    #[test]
+    fn any_other_error_denies_every_request() {
+        let closed = |selector: &str| valid(&format!("{{{selector}action: DENY, rules: [{{}}]}}"));
+        for error in ["action: deny", "actoin: DENY", "action: CUSTOM", "provider: {name: x}"] {
+            let policy = authorization(&format!("{{{WEB}, {error}, rules: [{GOOD}]}}"));
+            assert_eq!(policy, Some((closed(&format!("{WEB}, ")), CLOSED)), "{error}");
+        }
+        for selector in ["selector: {app: web}", "selectr: {matchLabels: {app: web}}", "selector: "] {
+            let policy = authorization(&format!("{{{selector}, rules: [{GOOD}]}}"));
+            assert_eq!(policy, Some((closed(""), CLOSED_WIDE)), "{selector}");
+        }
+        let policy = authorization(&format!("{{{WEB}, targetRef: {{kind: Service, name: web}}, rules: []}}"));
+        assert_eq!(policy, Some((closed(&format!("{WEB}, ")), CLOSED)));
+    }
+
+    #[test]
+    fn a_policy_that_would_restrict_nothing_has_none() {
+        assert_eq!(authorization("{action: AUDIT, typo: x}"), None);
+        assert_eq!(authorization("{targetRef: {kind: Service, name: web}, typo: x}"), None);
+        assert_eq!(fallback("PeerAuthentication", "{mtls: {mode: PERMISSIVE}, typo: x}"), None);
+        assert_eq!(fallback("PeerAuthentication", "{portLevelMtls: {8080: {mode: DISABLE}}}"), None);
+    }
+
+    #[test]
+    fn a_peer_authentication_is_strict() {
+        for (spec, selects, effect) in [
+            (format!("{{{WEB}, mtls: {{mode: STRIKT}}}}"), true, STRICT),
+            (format!("{{{WEB}, mtls: STRICT}}"), true, STRICT),
+            (format!("{{{WEB}, portLevelMtls: {{http: {{mode: STRICT}}}}}}"), true, STRICT),
+            ("{mtls: {mode: strict}}".to_owned(), false, STRICT),
+            ("{selector: {app: web}, mtls: {mode: STRICT}}".to_owned(), false, STRICT_WIDE),
+        ] {
+            let Some((Object::PeerAuthentication(policy), found)) = fallback("PeerAuthentication", &spec)
+            else {
+                panic!("{spec}")
+            };
+            let mode = policy.spec.mtls.map(|mtls| mtls.mode);
+            assert_eq!((mode, found), (Some(MtlsMode::Strict), effect), "{spec}");
+            assert_eq!(policy.spec.selector.is_some(), selects, "{spec}");
+        }
+    }
+
+    #[test]
+    fn errors_in_the_metadata_leave_the_spec_in_force() {
+        let text = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: A_b, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n";
+        let (mut world, mut files) = (World::new(), Files::new());
+        for change in files.set(0, "file", text) {
+            change.apply_to(&mut world);
+        }
+        assert_eq!(world.workload_mode("shop", &Labels::new()), MtlsMode::Strict);
+        let said = files.diagnostics();
+        assert!(said.iter().any(|said| said.message.ends_with(AS_WRITTEN)), "{said:?}");
+    }
+}
