@@ -211,6 +211,28 @@ async fn connections_are_told_as_envoy_tells_them() {
     assert_same(&results);
 }
 
+/// A listener's own log, which Istio limits to such connections.
+#[tokio::test]
+async fn connections_without_a_filter_chain_are_told_as_envoy_tells_them() {
+    let mut collector = Collector::start().await;
+    let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
+    let filtered =
+        TCP_ALS.replacen("name: als,", "name: als, filter: {response_flag_filter: {flags: [NR]}},", 1);
+    let (before, after) = text.split_once("  - name: tcp\n").unwrap();
+    let unmatched = after.replacen(
+        "filter_chains:\n    - filters:",
+        &format!("access_log: [{filtered}]\n    filter_chains:\n    - filter_chain_match: {{destination_port: 1}}\n      filters:"),
+        1,
+    );
+    let text = format!("{before}  - name: tcp\n{unmatched}");
+    let mut results = Vec::new();
+    for proxy in Either::both(&text).await {
+        drop(TcpStream::connect(proxy.listener("tcp").await).await.unwrap());
+        results.push(entries(&collector.next().await));
+    }
+    assert_same(&results);
+}
+
 #[tokio::test]
 async fn records_are_told_as_envoy_tells_them() {
     let mut collector = Collector::start().await;

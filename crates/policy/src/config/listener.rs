@@ -48,6 +48,8 @@ pub struct Listener {
     pub chains: Vec<Arc<FilterChain>>,
     /// When no chain matches.
     pub default_chain: Option<Arc<FilterChain>>,
+    /// Logs of connections for which there is no chain.
+    pub access_logs: Vec<Arc<super::http::AccessLog>>,
 }
 
 /// Which way a listener's traffic goes, for metrics, for the peer's role, and for what is drained first.

@@ -10,7 +10,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Poll, ready},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use socket2::SockRef;
@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tracing::{debug, warn};
 
 use crate::{
+    call::export,
     overload::{
         drain::{Registered, Side},
         limit_log::{self, Limit},
@@ -47,8 +48,10 @@ use skysail_policy::{
         listener::{Inspect, Proxied, Terminal, Transport},
         tls::ServerTls,
     },
+    error::{Error, Kind},
     matching,
     peer::Peer,
+    record::{self, Record},
 };
 
 /// Most bytes and reads before it must be known what a connection begins with. The largest client hello and the largest
@@ -157,6 +160,7 @@ async fn begin(
     let Some(chain) = filter_chain_match::select(&listener, &facts).cloned() else {
         counters.no_filter_chain.inc();
         debug!("no filter chain of {} takes {facts:?}", listener.name);
+        log_unmatched(worker, &listener, &facts, direct);
         return None;
     };
     // Who waited until there was time may have gone; on plain TCP it may only have said all that it had to say.
@@ -191,6 +195,22 @@ async fn begin(
     let early = early.filter(|early: &Early| early.is_of(&origin.chain)).map(Box::new);
     // Boxed, because futures keep room for everything that is ever handed to them.
     Some((Box::new(Accepted { stream, timer, origin, registered }), early))
+}
+
+/// Logs a connection for which its listener has no filter chain.
+fn log_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, direct: SocketAddr) {
+    let answer = Error::new(Kind::NoFilterChain).answer();
+    let peer = Peer::plain();
+    let mut record = Record::new(listener.direction, SystemTime::now());
+    record.flags = answer.flags;
+    record.details = &answer.details;
+    record.downstream = Some(&peer);
+    record.downstream_local = Some(facts.destination);
+    record.downstream_remote = Some(facts.source);
+    record.downstream_direct = Some(direct);
+    record.server_name = facts.findings.server_name.as_deref();
+    let context = record::Context { record: &record, request: None, response: None };
+    export::log(worker, &listener.access_logs, &context);
 }
 
 /// Whether the connection is admitted by the configuration of now: its client may have been silent for long.

@@ -26,7 +26,7 @@ pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
 
 /// The clusters a listener leads to or asks by itself.
 pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
-    chains(listener).flat_map(|chain| -> Names<'_> {
+    let of_chains = chains(listener).flat_map(|chain| -> Names<'_> {
         let asked = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
         match &chain.terminal {
             Terminal::Tcp(proxy) => {
@@ -34,7 +34,8 @@ pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
             }
             Terminal::Http(manager) => Box::new(asked.chain(of_manager(manager))),
         }
-    })
+    });
+    of_chains.chain(of_logs(&listener.access_logs))
 }
 
 fn of_manager(manager: &HttpManager) -> Names<'_> {

@@ -51,7 +51,10 @@ const LOG_ENTRY: u32 = 1;
 pub(crate) fn entry(http: Option<&LogHeaders>, context: &Context<'_>, items: &mut Vec<u8>) {
     let mut common = common(context.record);
     let Some(headers) = http else {
-        common.set_access_log_type(AccessLogType::TcpConnectionEnd);
+        // Envoy gives no type to what a listener logs itself.
+        if context.record.details != "filter_chain_not_found" {
+            common.set_access_log_type(AccessLogType::TcpConnectionEnd);
+        }
         let Record { bytes_received, bytes_sent, wire_received, wire_sent, .. } = *context.record;
         (common.downstream_wire_bytes_received, common.downstream_wire_bytes_sent) =
             (wire_received, wire_sent);

@@ -49,6 +49,26 @@ pub(super) fn access_logs(protos: &[Proto], translator: Translator<'_>) -> Resul
         .collect()
 }
 
+/// The access logs of a listener. Only connections without a filter chain are logged, so a log of others is refused in a file, and
+/// else warned about.
+pub(super) fn of_listener(protos: &[Proto], translator: Translator<'_>) -> Result<Vec<Arc<AccessLog>>> {
+    let logs = access_logs(protos, translator)?;
+    for (index, log) in logs.iter().enumerate() {
+        if matches!(&log.filter, Some(LogFilter::Flags(Some(flags))) if *flags == Flags::NR) {
+            continue;
+        }
+        let reject = Reject::new(
+            "only connections without a filter chain are logged: set filter.response_flag_filter.flags to [NR]",
+        );
+        let reject = reject.at_field(format_args!("access_log[{index}]"));
+        if translator.strict {
+            return Err(reject);
+        }
+        warn_once(reject.to_string());
+    }
+    Ok(logs)
+}
+
 fn access_log(proto: &Proto, Translator { node, strict, .. }: Translator<'_>) -> Result<AccessLog> {
     let Some(access_log::ConfigType::TypedConfig(any)) = &proto.config_type else {
         return Err(Reject::new(format!("access log {:?} has no typed_config", proto.name)));

@@ -105,6 +105,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
         },
         chains: Vec::new(),
         default_chain: None,
+        access_logs: access_log::of_listener(&proto.access_log, translator)?,
     };
     for (index, filter) in proto.listener_filters.iter().enumerate() {
         listener_filter(&mut listener, filter).at(format_args!("listener_filters[{index}]"))?;

@@ -159,6 +159,7 @@ mod tests {
             direction: Direction::Inbound,
             chains,
             default_chain,
+            access_logs: vec![],
         }
     }
 

@@ -295,6 +295,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         direction: Direction::Unspecified,
         chains: vec![Arc::new(chain)],
         default_chain: None,
+        access_logs: vec![],
     }
 }
 
