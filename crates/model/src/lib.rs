@@ -19,6 +19,6 @@ pub use compile::{
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
-pub use parse::{Fallback, Manifests, Parsed, Refused, manifests, parse};
+pub use parse::{Fallback, Manifests, Parsed, Refused, manifests, mesh_config, parse};
 pub use view::{MAX_ID, ProxyNode, ProxyView, Role, Surroundings};
 pub use world::{Effect, Effects, Endpoint, Origin, OtherAccount, Resolved, Touched, World};

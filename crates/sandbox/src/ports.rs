@@ -99,12 +99,12 @@ impl fmt::Display for Ports {
         f.write_str(if self.tcp.len() == 1 { "on port" } else { "on ports" })?;
         for (index, (port, protocol)) in self.tcp.iter().enumerate() {
             let word = match protocol {
-                Protocol::Grpc => "gRPC",
+                // A server of gRPC-Web speaks gRPC: its sidecar translates.
+                Protocol::Grpc | Protocol::GrpcWeb => "gRPC",
                 Protocol::Http2 => "HTTP/2",
                 Protocol::Tcp => "TCP",
                 Protocol::Tls | Protocol::Https => "TCP, without TLS",
-                // Sidecars send HTTP/1.1 to ports of gRPC-Web, where no call of gRPC fits.
-                Protocol::Http | Protocol::GrpcWeb | Protocol::Udp | Protocol::Unknown => "HTTP",
+                Protocol::Http | Protocol::Udp | Protocol::Unknown => "HTTP",
             };
             write!(f, "{} {port} ({word})", if index == 0 { "" } else { "," })?;
         }

@@ -21,7 +21,7 @@ pub enum Protocol {
     Http2,
     /// gRPC.
     Grpc,
-    /// gRPC-Web, over HTTP/1.1.
+    /// gRPC-Web. The server speaks gRPC; its sidecar translates.
     GrpcWeb,
     /// TLS of the application's own, with HTTP in it.
     Https,
@@ -186,7 +186,7 @@ impl Protocol {
 
     /// True for HTTP/2 from the start.
     pub const fn is_http2(self) -> bool {
-        matches!(self, Self::Http2 | Self::Grpc)
+        matches!(self, Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
 
     /// Reads `appProtocol`, or the part of a port's name before `-`.

@@ -13,6 +13,7 @@ use skysail_xds::{
                         cors::v3::Cors,
                         fault::v3::HttpFault,
                         grpc_stats::v3::{FilterConfig, filter_config::PerMethodStatSpecifier},
+                        grpc_web::v3::GrpcWeb,
                         router::v3::Router,
                     },
                     network::{
@@ -59,6 +60,8 @@ pub(super) struct Setting<'a> {
     pub(super) view: &'a ProxyView,
     /// Connections from one address go to the same endpoint.
     pub(super) hash_source_ip: bool,
+    /// Requests of gRPC-Web become gRPC.
+    pub(super) grpc_web: bool,
 }
 
 /// Which way the connections go.
@@ -147,7 +150,7 @@ fn connection_manager(
     let uuid = UuidRequestIdConfig { use_request_id_for_trace_sampling: boolean(true), ..Default::default() };
     let mut manager = HttpConnectionManager {
         stat_prefix,
-        http_filters: http_filters(setting.view, way, policy),
+        http_filters: http_filters(setting, way, policy),
         tracing: Some(tracing(setting)),
         access_log: access_log::of_filter(setting.mesh),
         stream_idle_timeout: Some(seconds(0)),
@@ -186,7 +189,8 @@ fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
         if decodes { UnescapeAndForward } else { KeepUnchanged } as i32;
 }
 
-fn http_filters(view: &ProxyView, way: Way, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
+fn http_filters(setting: Setting<'_>, way: Way, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
+    let view = setting.view;
     let grpc = FilterConfig {
         emit_filter_state: true,
         per_method_stat_specifier: Some(PerMethodStatSpecifier::StatsForAllMethods(super::pb::BoolValue {
@@ -199,6 +203,9 @@ fn http_filters(view: &ProxyView, way: Way, policy: Vec<HttpFilter>) -> Vec<Http
         filters.push(http(METADATA_EXCHANGE, peer_metadata(way)));
     }
     filters.extend(policy);
+    if setting.grpc_web {
+        filters.push(http("envoy.filters.http.grpc_web", pack(&GrpcWeb::default())));
+    }
     filters.push(http("envoy.filters.http.grpc_stats", pack(&grpc)));
     if way == Way::Out && !view.plain_envoy {
         filters.push(http("istio.alpn", pack(&alpn())));

@@ -399,3 +399,30 @@ fn the_same_configuration_has_the_same_versions() {
     };
     assert_eq!(versions(&first), versions(&second));
 }
+
+/// As in Istio, servers of gRPC-Web speak gRPC: their sidecars translate, and HTTP/2 leads to them.
+#[test]
+fn grpc_web_is_translated_by_the_servers_sidecar() {
+    use skysail_xds::envoy::pb::envoy::extensions::upstreams::http::v3::{
+        HttpProtocolOptions,
+        http_protocol_options::{UpstreamProtocolOptions, explicit_http_config::ProtocolConfig},
+    };
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.1.9, selector: {app: db}, ports: [{name: grpc-web, port: 81, targetPort: 8081}]}\n";
+    let (made, _) = compile(&world(service), &view());
+    for name in ["outbound|81||web.shop.svc.cluster.local", "inbound|8081||"] {
+        let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
+        let mut options = cluster.typed_extension_protocol_options.values();
+        let options = options.find_map(unpack::<HttpProtocolOptions>).unwrap();
+        let Some(UpstreamProtocolOptions::ExplicitHttpConfig(explicit)) = options.upstream_protocol_options
+        else {
+            panic!("{name}")
+        };
+        assert!(matches!(explicit.protocol_config, Some(ProtocolConfig::Http2ProtocolOptions(_))), "{name}");
+    }
+    let translates = |port: u32| {
+        let chain = chains(&made, port).remove(0);
+        let manager = configs(&chain).into_iter().find_map(unpack::<HttpConnectionManager>).unwrap();
+        manager.http_filters.iter().any(|filter| filter.name == "envoy.filters.http.grpc_web")
+    };
+    assert!(translates(8081) && !translates(8080));
+}

@@ -89,6 +89,14 @@ pub fn manifests(text: &str, file: &str) -> Manifests {
     Manifests { objects: written, refused, unreadable, kinds, diagnostics }
 }
 
+/// Reads the mesh configuration from the value of its key in the ConfigMap. `None` if it has an error.
+pub fn mesh_config(text: &str) -> Option<MeshConfig> {
+    match documents(text).next() {
+        Some(document) => decode(&document.root.ok()?).value,
+        None => Some(MeshConfig::default()),
+    }
+}
+
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
     let mut reading = Reading { file: file.into(), keeps_written, ..Reading::default() };
     for document in documents(text) {

@@ -75,8 +75,10 @@ pub(in crate::compile) fn compile(
     ports: &[InboundPort<'_>],
     authorization: &Authorization,
 ) -> listener::Listener {
-    let inbound =
-        Inbound { setting: Setting { mesh: world.mesh(), view, hash_source_ip: false }, authorization };
+    let inbound = Inbound {
+        setting: Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false },
+        authorization,
+    };
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
@@ -187,7 +189,9 @@ impl Inbound<'_> {
             None => format!("{INBOUND_PASSTHROUGH};"),
         };
         let routes = Routes::Inline(Box::new(target.routes()));
-        filters::http_chain(self.setting, Way::In, prefix, routes, self.authorization.http_filters())
+        let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
+        let setting = Setting { grpc_web, ..self.setting };
+        filters::http_chain(setting, Way::In, prefix, routes, self.authorization.http_filters())
     }
 
     fn address(&self, port: u16) -> String {

@@ -89,7 +89,7 @@ pub(in crate::compile) fn compile(
     view: &ProxyView,
     outline: &Outline,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false };
+    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false };
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
     for service in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
