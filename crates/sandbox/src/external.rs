@@ -117,7 +117,10 @@ pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: 
     } else if !sidecar {
         format!("{what}: only pods with a sidecar can reach it")
     } else if !is_visible(owner, entry, namespace) {
-        format!("{what}: spec.exportTo hides it from namespace {namespace}")
+        format!(
+            "{what}: spec.exportTo hides it from namespace {namespace} \
+             (where absent, defaultServiceExportTo of the mesh configuration counts)"
+        )
     } else if !entry.addresses.is_empty() {
         format!("{what}: spec.addresses has no single IPv4 address; add one, or remove the field")
     } else if entry.resolution == Resolution::None {

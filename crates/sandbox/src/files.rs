@@ -148,6 +148,7 @@ impl Files {
         for (key, item) in self.files.values().flat_map(|file| &file.objects) {
             objects.add(key, item);
         }
+        objects.complete_visibility();
         objects
     }
 
@@ -215,6 +216,28 @@ mod tests {
         assert!(files.take(text(GOOD)));
         let objects = files.objects();
         (files, objects)
+    }
+
+    #[test]
+    fn entries_are_visible_where_the_mesh_configuration_says() {
+        let mesh = |export: &str| {
+            format!(
+                "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\ndata:\n  mesh: |\n    defaultServiceExportTo: {export}\n"
+            )
+        };
+        let entry = |export: &str| {
+            format!(
+                "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: n}}\nspec: {{hosts: [e.example], {export}resolution: STATIC, ports: [{{number: 80, name: http, protocol: HTTP}}], endpoints: [{{address: 10.0.0.1}}]}}\n"
+            )
+        };
+        for (default, own, expected) in
+            [("['.']", "", "."), ("['.']", "exportTo: ['*'], ", "*"), ("[other]", "", "other")]
+        {
+            let mut files = Files::default();
+            assert!(files.take(text(&format!("{}{}", mesh(default), entry(own)))));
+            let objects = files.objects();
+            assert_eq!(objects.entries.values().next().unwrap().export_to, [expected]);
+        }
     }
 
     #[test]

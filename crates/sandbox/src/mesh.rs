@@ -379,13 +379,6 @@ impl Mesh {
         self.begin_farewell();
     }
 
-    /// Adds virtual addresses to a pod's rules: all where there is no sidecar, and else UDP, which sidecars leave.
-    fn with_services(&self, pod: &Pod, mut rules: Rules) -> Rules {
-        let ports = self.virtual_ports.iter().filter(|port| port.udp || !pod.sidecar);
-        rules.output.extend(rules::services(ports));
-        rules
-    }
-
     /// Writes what follows from the pods' state, wherever it changed.
     fn publish(&mut self) {
         let pods: Vec<(&Pod, bool)> =
@@ -415,15 +408,10 @@ impl Mesh {
         self.write(SERVICES, service_objects);
         self.write(PODS, pod_objects);
         if self.virtual_ports != virtual_ports {
-            self.virtual_ports = virtual_ports;
+            let before = std::mem::replace(&mut self.virtual_ports, virtual_ports);
             for member in self.pods.values() {
-                let (exceptions, _) = Exceptions::read(&member.pod.annotations);
-                let own = match member.pod.sidecar {
-                    true => rules::interception(&exceptions, MARK, BRIDGE),
-                    false => Rules::default(),
-                };
-                if !member.pod.sidecar || self.virtual_ports.iter().any(|port| port.udp) {
-                    let rules = self.with_services(&member.pod, own);
+                let rules = rules_of(&member.pod, &self.virtual_ports);
+                if rules != rules_of(&member.pod, &before) {
                     member.running.order(Order::Rules(rules, Arc::clone(&self.rules_ordered)));
                 }
             }
@@ -489,4 +477,13 @@ pub async fn metrics(pod: &PodState) -> io::Result<String> {
     let address: Ipv4Addr = pod.address.parse().map_err(io::Error::other)?;
     let to = SocketAddr::from((address, skysail_core::names::METRICS_PORT));
     http::get(to, "/stats/prometheus", Duration::from_secs(2)).await.map(|(_, body)| body)
+}
+
+/// The packet rules of a pod with these ports of services.
+fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
+    if !pod.sidecar {
+        return Rules { output: rules::services(ports.iter()), input: Vec::new() };
+    }
+    let (exceptions, _) = Exceptions::read(&pod.annotations);
+    rules::interception(&exceptions, MARK, BRIDGE, ports)
 }

@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use skysail_model::{Kind, ObjectKey, api::ServiceEntry};
+use skysail_model::{
+    Kind, ObjectKey,
+    api::{ServiceEntry, mesh_config},
+};
 
 use crate::external::Entries;
 
@@ -275,6 +278,18 @@ impl Objects {
             Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(values) => _ = self.values.insert((kind, namespace, name), values),
+        }
+    }
+
+    /// Gives ServiceEntries without `exportTo` the visibility that the mesh configuration says (`defaultServiceExportTo`).
+    pub(crate) fn complete_visibility(&mut self) {
+        let (kind, namespace, name) =
+            (Kind::ConfigMap.to_string(), mesh_config::NAMESPACE.to_owned(), mesh_config::NAME.to_owned());
+        let values = self.values.get(&(kind, namespace, name));
+        let text = values.and_then(|values| str::from_utf8(values.data.get(mesh_config::KEY)?).ok());
+        let Some(mesh) = text.and_then(skysail_model::mesh_config) else { return };
+        for entry in self.entries.values_mut().filter(|entry| entry.export_to.is_empty()) {
+            entry.export_to.clone_from(&mesh.default_service_export_to);
         }
     }
 }

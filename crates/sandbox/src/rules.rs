@@ -119,6 +119,15 @@ impl FromStr for Network {
 }
 
 impl Exceptions {
+    /// True if connections to a port of a service are left alone by its port or its address.
+    fn exclude(&self, port: &VirtualPort) -> bool {
+        let contains = |range: &Network| {
+            let mask = range.mask();
+            u32::from(range.address) & mask == u32::from(port.address) & mask
+        };
+        self.exclude_outbound.contains(&port.port) || self.exclude_ranges.iter().any(contains)
+    }
+
     /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Returns what could not be read as texts.
     pub(crate) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<String>) {
         let mut exceptions = Self::default();
@@ -152,8 +161,14 @@ fn list<T: FromStr>(value: &str) -> Result<Vec<T>, String> {
     items.map(|item| item.parse().map_err(|_| format!("{item:?} is not understood"))).collect()
 }
 
-/// The rules of a pod with a sidecar whose own sockets carry `mark`. `infrastructure` is never intercepted.
-pub(crate) fn interception(exceptions: &Exceptions, mark: u32, infrastructure: Ipv4Addr) -> Rules {
+/// The rules of a pod with a sidecar whose own sockets carry `mark`. `infrastructure` is never intercepted. Connections to services
+/// that bypass the sidecar go to a backend, as no sidecar resolves their addresses.
+pub(crate) fn interception(
+    exceptions: &Exceptions,
+    mark: u32,
+    infrastructure: Ipv4Addr,
+    ports: &[VirtualPort],
+) -> Rules {
     let leave = |conditions: Vec<Match>| Rule { conditions, verdict: Verdict::Leave };
     let tcp = |mut conditions: Vec<Match>, port| {
         conditions.insert(0, Match::Protocol(TCP));
@@ -168,6 +183,7 @@ pub(crate) fn interception(exceptions: &Exceptions, mark: u32, infrastructure: I
         leave(vec![Match::To(LOOPBACK)]),
         leave(vec![Match::To(Network::host(infrastructure))]),
     ];
+    output.extend(services(ports.iter().filter(|port| exceptions.exclude(port))));
     output.extend(exceptions.exclude_outbound.iter().map(|port| leave(vec![Match::Port(*port)])));
     output.extend(exceptions.exclude_ranges.iter().map(|range| leave(vec![Match::To(*range)])));
     output
@@ -178,6 +194,9 @@ pub(crate) fn interception(exceptions: &Exceptions, mark: u32, infrastructure: I
             output.extend(ranges.iter().map(|range| tcp(vec![Match::To(*range)], OUTBOUND_PORT)));
         }
     }
+    // What was not intercepted: UDP, and TCP beyond the included ranges.
+    let left = |port: &&VirtualPort| port.udp || exceptions.include_ranges.is_some();
+    output.extend(services(ports.iter().filter(left).filter(|port| !exceptions.exclude(port))));
 
     let own = [METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT];
     let mut input: Vec<Rule> =
@@ -240,7 +259,7 @@ mod tests {
         assert_eq!(exceptions.exclude_ranges, ["10.1.0.0/16".parse().unwrap()]);
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("excludeOutboundPorts"));
-        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST);
+        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST, &[]);
         assert!(rules.input.iter().any(|rule| rule.conditions == [Match::Port(9000)]));
         assert_eq!(rules.output.last().unwrap().verdict, Verdict::Redirect(OUTBOUND_PORT));
     }
@@ -250,10 +269,44 @@ mod tests {
         let mut exceptions = Exceptions::default();
         exceptions.set("includeInboundPorts", "8080").unwrap();
         exceptions.set("includeOutboundIPRanges", "").unwrap();
-        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST);
+        let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST, &[]);
         let last = rules.input.last().unwrap();
         assert_eq!(last.conditions, [Match::Protocol(TCP), Match::Port(8080)]);
         assert!(!rules.output.iter().any(|rule| rule.verdict == Verdict::Redirect(OUTBOUND_PORT)));
+    }
+
+    #[test]
+    fn services_that_bypass_the_sidecar_lead_to_their_backends() {
+        let port = |last: u8, port: u16, udp: bool| {
+            let backends = vec![(Ipv4Addr::new(10, 244, 0, last), 8080)];
+            VirtualPort { address: Ipv4Addr::new(10, 96, 0, last), port, udp, backends }
+        };
+        let ports = [port(1, 80, false), port(2, 81, false), port(3, 53, true), port(4, 80, true)];
+        // The backends, and whether they come before the redirection of everything else.
+        let backends = |annotations: &[(&str, &str)]| {
+            let mut exceptions = Exceptions::default();
+            annotations.iter().for_each(|(name, value)| exceptions.set(name, value).unwrap());
+            let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST, &ports).output;
+            let all =
+                Rule { conditions: vec![Match::Protocol(TCP)], verdict: Verdict::Redirect(OUTBOUND_PORT) };
+            let all = rules.iter().position(|rule| *rule == all);
+            let leave = rules.iter().position(|rule| rule.conditions == [Match::Port(80)]);
+            let found = rules.iter().enumerate().filter_map(|(at, rule)| match rule.verdict {
+                Verdict::To(address, _) => {
+                    Some((address.octets()[3], all.or(leave).is_none_or(|all| at < all)))
+                }
+                _ => None,
+            });
+            found.collect::<Vec<_>>()
+        };
+        assert_eq!(backends(&[]), [(3, false), (4, false)]);
+        assert_eq!(backends(&[("excludeOutboundPorts", "80")]), [(1, true), (4, true), (3, false)]);
+        assert_eq!(
+            backends(&[("excludeOutboundIPRanges", "10.96.0.2/32")]),
+            [(2, true), (3, false), (4, false)]
+        );
+        let ranges = backends(&[("includeOutboundIPRanges", "10.0.0.0/16")]);
+        assert_eq!(ranges.iter().map(|(last, _)| *last).collect::<Vec<_>>(), [1, 2, 3, 4]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use skysail_yaml::{Entry, Node, Value};
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{IstioObject, decode::decode, key_of, lines_of};
+use super::{IstioObject, decode::decode, key_of};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, Typed,
@@ -70,7 +70,7 @@ impl Fallback {
             }
             _ => return None,
         };
-        let origin = Origin { file: Arc::clone(file), line: root.line, lines: lines_of(root, &object) };
+        let origin = super::origin(file, root, &object);
         Some(Self { object, origin, effect })
     }
 }

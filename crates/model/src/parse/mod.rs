@@ -447,14 +447,7 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
-        let mut content = DefaultHasher::new();
-        node.hash(&mut content);
-        let origin = Origin {
-            file: self.file.clone(),
-            line: node.line,
-            lines: lines_of(node, &object),
-            content: content.finish(),
-        };
+        let origin = origin(&self.file, node, &object);
         let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
         for mut finding in findings {
@@ -521,6 +514,18 @@ fn describe(root: &Node) -> String {
     match meta("namespace") {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),
+    }
+}
+
+/// Returns where an object was read.
+fn origin(file: &Arc<str>, node: &Node, object: &Object) -> Origin {
+    let mut content = DefaultHasher::new();
+    node.hash(&mut content);
+    Origin {
+        file: Arc::clone(file),
+        line: node.line,
+        lines: lines_of(node, object),
+        content: content.finish(),
     }
 }
 

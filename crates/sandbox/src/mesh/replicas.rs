@@ -15,7 +15,7 @@ use std::{
 use skysail_core::names::CONTROL_ADMIN_PORT;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Mesh, Report};
+use super::{Mesh, Report, rules_of};
 use crate::{
     containers::Place,
     dns::DOMAIN,
@@ -24,9 +24,9 @@ use crate::{
     objects::{Key, Workload, fnv, letters},
     plan::{BRIDGE, POD_NETWORK, Pod},
     pod::{Blueprint, Order, Running},
-    programs::{self, GRACE, MARK, Programs},
+    programs::{self, GRACE, Programs},
     progress,
-    rules::{self, Exceptions, Rules},
+    rules::Exceptions,
     rundir::{CLAIMS, Phase, PodState},
     volumes::{self, Contents, DEFAULT_SIZE, Kind, store::Made},
 };
@@ -185,7 +185,7 @@ impl Mesh {
         let key = (pod.namespace.clone(), pod.name.clone());
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
-        let (exceptions, problems) = Exceptions::read(&pod.annotations);
+        let (_, problems) = Exceptions::read(&pod.annotations);
         let place = Place { folder: &folder, logs: &logs };
         let Programs { init, containers, volumes, notes } =
             programs::containers(&self.settings, &self.objects, &pod, place);
@@ -194,8 +194,6 @@ impl Mesh {
         }
         let contents = volumes::contents(&pod, &volumes, &self.objects);
         self.note_missing(&pod, &contents);
-        let rules =
-            if pod.sidecar { rules::interception(&exceptions, MARK, BRIDGE) } else { Rules::default() };
         let blueprint = Blueprint {
             key: key.clone(),
             account: pod.account.clone(),
@@ -206,7 +204,7 @@ impl Mesh {
             link: format!("pod{}", self.made),
             domain: DOMAIN,
             issuer: self.issuer.clone(),
-            rules: self.with_services(&pod, rules),
+            rules: rules_of(&pod, &self.virtual_ports),
             sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
             volumes: self.make_volumes(&pod, &volumes)?,
             contents: contents.clone(),

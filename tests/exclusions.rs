@@ -1,0 +1,45 @@
+//! Connections that annotations keep from the sidecar: they reach Services as from a pod without one.
+
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const URL: &str = "http://stock.shop/";
+
+fn caller(name: &str, annotation: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, annotations: {{traffic.sidecar.istio.io/{annotation}}}}}\n\
+         spec: {{containers: [{{name: web, image: registry.example/shop/{name}, ports: [{{containerPort: 8080}}]}}]}}\n"
+    )
+}
+
+/// Calls until stock answers, and returns the identity of the caller as stock saw it.
+fn identity(mesh: &Mesh, from: &str) -> serde_json::Value {
+    eventually(&format!("stock answers {from}"), || {
+        let answer = mesh.call(from, URL, &[]);
+        if answer.status == Some(200) {
+            Ok(answer.json()["caller"].clone())
+        } else {
+            Err(format!("{answer:?}"))
+        }
+    })
+}
+
+#[test]
+fn excluded_connections_reach_services_without_the_sidecar() {
+    let shop = include_str!("shop.yaml").replace("mode: STRICT", "mode: PERMISSIVE");
+    let callers = [
+        ("by-port", "excludeOutboundPorts: '80,81'"),
+        ("by-range", "excludeOutboundIPRanges: 10.96.0.0/16"),
+        ("by-inclusion", "includeOutboundIPRanges: 192.0.2.0/24"),
+        ("other-port", "excludeOutboundPorts: '9'"),
+    ];
+    let pods: String = callers.iter().map(|(name, annotation)| caller(name, annotation)).collect();
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{shop}{pods}")).ready();
+    for (name, _) in &callers[..3] {
+        assert!(identity(&mesh, name).is_null(), "{name} has no identity where its sidecar is bypassed");
+    }
+    assert!(identity(&mesh, "other-port").is_string());
+    // A Service that comes later is known, too.
+    let later = "apiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\nspec: {selector: {app: stock}, ports: [{name: http, port: 81, targetPort: 9090}]}\n";
+    mesh.put("later.yaml", later);
+    mesh.wait_status("by-port", "http://later.shop:81/", &[], 200);
+}
