@@ -288,9 +288,8 @@ pub(crate) fn raise_files() -> anyhow::Result<u64> {
 }
 
 async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
-    let (sidecars, services) = (args.sidecars as usize, args.services as usize);
     let config = folder.join("config");
-    let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
+    let mut mesh = Mesh::write(&config, args.services as usize, args.endpoints as usize)?;
     let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
@@ -299,44 +298,21 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     } else {
         Vec::new()
     };
-
-    stdio::tell(format_args!("starting a control plane with {services} services"));
-    // More than an identity may have by itself: there is one for each namespace.
-    let further: Vec<OsString> = if sidecars > MOST_SIDECARS {
-        vec!["--discovery-identity-streams".into(), sidecars.to_string().into()]
-    } else {
-        Vec::new()
-    };
+    stdio::tell(format_args!("starting a control plane with {} services", args.services));
+    let further = args.further();
     let mut server = Server::start(args.skysail.as_deref(), args.tls, &further, folder, &config, &ca).await?;
     let idle_mb = server.resident();
     stdio::tell(format_args!("it serves after {:.2} s with {idle_mb:.0} MB", server.start.as_secs_f64()));
 
-    let mut plan = Plan {
-        form: args.form,
-        subscription: args.subscribe,
-        services,
-        used: args.used as usize,
-        hosts_apart: !args.whole_routes && args.form == Form::Delta,
-        endpoint_names: Vec::new(),
-        route_names: Vec::new(),
-    };
+    let mut plan = args.plan();
     if args.subscribe == Subscription::Mesh {
         learn(&mut plan, server.target, tls.first(), PATIENCE)?;
     }
     let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
-    let connect = connect(&mut fleet, &mut server, sidecars, args.at_once as usize)?;
-    stdio::tell(format_args!(
-        "{sidecars} sidecars in {:.2} s: {:.0} a second, {:.2} ms of CPU each, {:.0} MB",
-        connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
-    ));
+    let connect = connect(&mut fleet, &mut server, args.sidecars as usize, args.at_once as usize)?;
     let mut changes = Vec::new();
     for change in &args.changes {
-        let told = tell(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?;
-        stdio::tell(format_args!(
-            "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
-            told.sidecars, told.last_ms, told.cpu_ms
-        ));
-        changes.push(told);
+        changes.push(tell(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
     }
     let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
     drop(fleet);
@@ -350,7 +326,42 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
         version: env!("CARGO_PKG_VERSION"),
         started: stage::now(),
         machine,
-        settings: Settings {
+        settings: Settings::of(args),
+        start_seconds,
+        idle_mb,
+        connect,
+        changes,
+        churn,
+        left_mb,
+    })
+}
+
+impl Args {
+    /// Further arguments of the control plane: more sidecars than an identity may have by itself, as each namespace has one identity.
+    fn further(&self) -> Vec<OsString> {
+        match self.sidecars as usize > MOST_SIDECARS {
+            true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
+            false => Vec::new(),
+        }
+    }
+
+    /// What each sidecar asks for.
+    fn plan(&self) -> Plan {
+        Plan {
+            form: self.form,
+            subscription: self.subscribe,
+            services: self.services as usize,
+            used: self.used as usize,
+            hosts_apart: !self.whole_routes && self.form == Form::Delta,
+            endpoint_names: Vec::new(),
+            route_names: Vec::new(),
+        }
+    }
+}
+
+impl Settings {
+    fn of(args: &Args) -> Self {
+        Self {
             sidecars: args.sidecars,
             services: args.services,
             endpoints: args.endpoints,
@@ -361,14 +372,8 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
             tls: args.tls,
             streams: args.streams,
             at_once: args.at_once,
-        },
-        start_seconds,
-        idle_mb,
-        connect,
-        changes,
-        churn,
-        left_mb,
-    })
+        }
+    }
 }
 
 fn connect(
@@ -383,7 +388,7 @@ fn connect(
     let told = std::mem::take(&mut fleet.told);
     fleet.rest(SETTLE)?;
     let each = |amount: f64| amount / sidecars as f64;
-    Ok(Connect {
+    let connect = Connect {
         seconds: took,
         per_second: sidecars as f64 / took,
         cpu_ms_each: each((server.cpu() - cpu) as f64 / 1e6),
@@ -393,7 +398,12 @@ fn connect(
         resources_each: each(told.resources as f64),
         resident_mb: server.resident(),
         peak_mb: server.peak(),
-    })
+    };
+    stdio::tell(format_args!(
+        "{sidecars} sidecars in {:.2} s: {:.0} a second, {:.2} ms of CPU each, {:.0} MB",
+        connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
+    ));
+    Ok(connect)
 }
 
 fn tell(
@@ -432,14 +442,19 @@ fn tell(
         bytes += fleet.told.bytes;
     }
     cpu.sort_unstable();
-    Ok(Told {
+    let told = Told {
         change,
         sidecars: told,
         ms: Spread::of(moments),
         last_ms: Spread::of(lasts).p50,
         cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
         bytes_each: bytes as f64 / f64::from(repeat) / told.max(1) as f64,
-    })
+    };
+    stdio::tell(format_args!(
+        "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
+        told.sidecars, told.last_ms, told.cpu_ms
+    ));
+    Ok(told)
 }
 
 fn churn(fleet: &mut Fleet<'_>, server: &mut Server, mesh: &mut Mesh, args: &Args) -> anyhow::Result<Churn> {

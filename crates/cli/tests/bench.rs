@@ -96,6 +96,18 @@ fn an_earlier_result_is_not_overwritten() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+/// With more at once than there are that move, each is configured before it goes again.
+#[test]
+fn few_sidecars_go_and_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "control --sidecars 5 --services 20 --churn 50 --at-once 100 --seconds 0.5 --changes endpoint --repeat 1 \
+                     --output json";
+    let output = bench(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(printed["churn"]["per_second"].as_f64().unwrap() > 0.0, "{printed}");
+}
+
 #[test]
 fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let folder = tempfile::tempdir().unwrap();

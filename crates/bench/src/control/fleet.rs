@@ -110,8 +110,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Closes some connections at the front and opens them anew, in turn, for as long as said. Tells how many sidecars came
-    /// back. `meanwhile` is called again and again.
+    /// Closes a share of the connections and opens them again, in turn, for this length of time. Returns how many sidecars came
+    /// back. A connection is closed only once its sidecars are configured. Calls `meanwhile` between events.
     pub(crate) fn churn(
         &mut self,
         share: f64,
@@ -126,7 +126,9 @@ impl<'a> Fleet<'a> {
         while clock::now() < end {
             meanwhile()?;
             under_way = under_way.max(self.told.configured.len() - first);
-            while under_way - (self.told.configured.len() - first) < at_once.min(moving * self.streams) {
+            while under_way - (self.told.configured.len() - first) < at_once.min(moving * self.streams)
+                && self.is_configured(next % moving)
+            {
                 let at = next % moving;
                 let numbers: Vec<usize> = self.slots[at]
                     .take()
@@ -143,6 +145,12 @@ impl<'a> Fleet<'a> {
             self.turn(end + nanoseconds(patience))?;
         }
         Ok(back)
+    }
+
+    /// True unless a sidecar of the connection is still being configured.
+    fn is_configured(&self, at: usize) -> bool {
+        let sidecars = self.slots[at].iter().flat_map(|slot| &slot.sidecars);
+        sidecars.into_iter().all(|sidecar| sidecar.is_configured(self.plan))
     }
 
     /// Begins to wait for a response of this kind at all sidecars that will have one.
