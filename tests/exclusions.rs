@@ -42,4 +42,15 @@ fn excluded_connections_reach_services_without_the_sidecar() {
     let later = "apiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\nspec: {selector: {app: stock}, ports: [{name: http, port: 81, targetPort: 9090}]}\n";
     mesh.put("later.yaml", later);
     mesh.wait_status("by-port", "http://later.shop:81/", &[], 200);
+    // Where the server requires mutual TLS, its log names each connection that is refused.
+    mesh.edit("mesh.yaml", "mode: PERMISSIVE", "mode: STRICT");
+    eventually("a refused connection is logged", || {
+        mesh.call("by-port", URL, &[]);
+        let log = mesh.run(&["logs", "stock-v1", "-c", "proxy"]);
+        let log = String::from_utf8_lossy(&log.stdout).into_owned();
+        if log.contains(" NR filter_chain_not_found ") { Ok(()) } else { Err(log) }
+    });
+    let log = mesh.run(&["logs", "stock-v1", "-c", "proxy"]);
+    let log = String::from_utf8_lossy(&log.stdout);
+    assert!(!log.contains(" WARN "), "{log}");
 }
