@@ -11,7 +11,9 @@ use anyhow::Context as _;
 use skysail_core::{
     confine::{self, Children},
     connections::Connections,
-    descriptors, logging, shutdown, trim,
+    descriptors, logging,
+    shutdown::{self, Shutdown},
+    trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
 use skysail_source::Folders;
@@ -57,86 +59,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    let limits = Arc::new(args.limits());
-    let metrics = Arc::new(Metrics { limits: Arc::clone(&limits), ..Metrics::default() });
-    let audit = audit(&args, &metrics)?;
-    let names = Arc::new(Names::open(args.state_dir.as_deref()));
-    let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
-    let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
-    let mut folders = Folders::new(&paths)?;
-    // Nobody is let in before everything was read, or a restart would take resources away for a moment.
-    publisher.apply(folders.look());
-    if let Some(lookups) = lookups {
-        lookups.start(&publisher).await;
-    }
-
-    let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
-    let keeper = Keeper::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
-        args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
-    })?;
-    let keeper = Arc::new(keeper);
-    publisher.set_roots(keeper.current().roots_pem());
-    let tokens = Tokens {
-        key: args.token_key.clone(),
-        jwks: args.token_jwks.clone(),
-        issuers: args.token_issuer.clone(),
-        verifier: Live::empty(),
-    };
-    let keys = tokens.load()?;
-    let authentication = authentication(&args, &tokens, &publisher);
-    let own = OwnCertificate::new(&keeper, authentication.trust_domain(), args.listen, args.cert_ttl)?;
-
+    let (plane, folders) = Plane::open(args).await?;
     let (mut trigger, shutdown) = shutdown::channel();
-    let habits = Arc::new(Habits::open(args.state_dir.as_deref()));
-    let pages = Arc::new(Pages {
-        publisher: Arc::clone(&publisher),
-        names: Arc::clone(&names),
-        keeper: Arc::clone(&keeper),
-        habits: Arc::clone(&habits),
-        shutdown: shutdown.clone(),
-    });
-    let access = Arc::new(Access::new(
-        Arc::clone(&authentication),
-        args.admin_allow.clone(),
-        Arc::clone(&metrics),
-        Arc::clone(&audit),
-    ));
-    let views = Discovery::new(
-        Arc::clone(&authentication),
-        Arc::clone(&pages),
-        Arc::clone(&access),
-        Arc::clone(&audit),
-        args.cluster_id.clone(),
-    );
-    let discovery = DiscoveryService::new(Arc::new(views));
-    let signer = Certificates::new(
-        Arc::clone(&keeper),
-        Arc::clone(&authentication),
-        args.cert_ttl,
-        Arc::clone(&metrics),
-        Arc::clone(&audit),
-    );
-    let certificates = CertificateService::new(Arc::new(signer));
-
-    let connections = Arc::clone(metrics.held.get_or_init(|| Connections::new(args.connections())));
-    let tls = bind(&args, args.tls_port, "discovery and certificates (TLS)")?;
-    let services = (discovery.clone(), certificates);
-    let (known_by, kept_in) = (Arc::clone(&authentication), Arc::clone(&audit));
-    let services = Arc::new(Guarded { services, authentication: known_by, audit: kept_in });
-    let config = Some(own.config()?);
-    let limits = || (Arc::clone(&connections), Arc::clone(&limits));
-    tokio::spawn(serving::serve(tls, config, services, limits(), shutdown.clone()));
-    if let Some(port) = args.plain_port {
-        let plain = bind(&args, port, "discovery (plain text, no authentication)")?;
-        let services = Arc::new(Guarded { services: discovery, authentication, audit: Arc::clone(&audit) });
-        tokio::spawn(serving::serve(plain, None, services, limits(), shutdown.clone()));
-    }
-    let admin = bind(&args, args.admin_port, "admin")?;
-    tokio::spawn(tokens.follow(keys, Arc::clone(&audit)));
+    let own = plane.listen(shutdown)?;
+    let Plane { publisher, keeper, habits, names, audit, .. } = plane;
     tokio::spawn(watch_authority(Arc::clone(&keeper), Arc::clone(&audit)));
     tokio::spawn(Arc::clone(&habits).keep());
     tokio::spawn(Arc::clone(&names).keep());
-    tokio::spawn(admin::serve(admin, pages, access));
     start_rest(folders, own, &publisher, keeper);
 
     let signal = shutdown::terminate().await?;
@@ -150,6 +79,102 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     keep(&habits, &names);
     audit.flush().await;
     Ok(())
+}
+
+/// The parts that services share.
+struct Plane {
+    args: Args,
+    metrics: Arc<Metrics>,
+    audit: Arc<Audit>,
+    names: Arc<Names>,
+    habits: Arc<Habits>,
+    publisher: Arc<Publisher>,
+    keeper: Arc<Keeper>,
+}
+
+impl Plane {
+    /// Reads the configuration and the authority. Returns the folders that are to be watched.
+    async fn open(args: Args) -> anyhow::Result<(Self, Folders)> {
+        let metrics = Arc::new(Metrics { limits: Arc::new(args.limits()), ..Metrics::default() });
+        let audit = audit(&args, &metrics)?;
+        let names = Arc::new(Names::open(args.state_dir.as_deref()));
+        let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
+        let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
+        let mut folders = Folders::new(&paths)?;
+        // No client is accepted before all files are read: a restart would take resources away for a moment.
+        publisher.apply(folders.look());
+        if let Some(lookups) = lookups {
+            lookups.start(&publisher).await;
+        }
+        let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
+        let keeper = Keeper::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
+            args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
+        })?;
+        publisher.set_roots(keeper.current().roots_pem());
+        let (keeper, habits) = (Arc::new(keeper), Arc::new(Habits::open(args.state_dir.as_deref())));
+        Ok((Self { args, metrics, audit, names, habits, publisher, keeper }, folders))
+    }
+
+    /// Starts all services. Returns the control plane's own certificate, which is to be renewed.
+    fn listen(&self, shutdown: Shutdown) -> anyhow::Result<OwnCertificate> {
+        let Self { args, metrics, audit, .. } = self;
+        let tokens = Tokens {
+            key: args.token_key.clone(),
+            jwks: args.token_jwks.clone(),
+            issuers: args.token_issuer.clone(),
+            verifier: Live::empty(),
+        };
+        let keys = tokens.load()?;
+        let authentication = authentication(args, &tokens, &self.publisher);
+        let own =
+            OwnCertificate::new(&self.keeper, authentication.trust_domain(), args.listen, args.cert_ttl)?;
+        let pages = Arc::new(Pages {
+            publisher: Arc::clone(&self.publisher),
+            names: Arc::clone(&self.names),
+            keeper: Arc::clone(&self.keeper),
+            habits: Arc::clone(&self.habits),
+            shutdown: shutdown.clone(),
+        });
+        let access = Arc::new(Access::new(
+            Arc::clone(&authentication),
+            args.admin_allow.clone(),
+            Arc::clone(metrics),
+            Arc::clone(audit),
+        ));
+        let views = Discovery::new(
+            Arc::clone(&authentication),
+            Arc::clone(&pages),
+            Arc::clone(&access),
+            Arc::clone(audit),
+            args.cluster_id.clone(),
+        );
+        let discovery = DiscoveryService::new(Arc::new(views));
+        let signer = Certificates::new(
+            Arc::clone(&self.keeper),
+            Arc::clone(&authentication),
+            args.cert_ttl,
+            Arc::clone(metrics),
+            Arc::clone(audit),
+        );
+        let certificates = CertificateService::new(Arc::new(signer));
+        let connections = metrics.held.get_or_init(|| Connections::new(args.connections()));
+        let limits = || (Arc::clone(connections), Arc::clone(&metrics.limits));
+        let tls = bind(args, args.tls_port, "discovery and certificates (TLS)")?;
+        let services = (discovery.clone(), certificates);
+        let (known_by, kept_in) = (Arc::clone(&authentication), Arc::clone(audit));
+        let services = Arc::new(Guarded { services, authentication: known_by, audit: kept_in });
+        tokio::spawn(serving::serve(tls, Some(own.config()?), services, limits(), shutdown.clone()));
+        if let Some(port) = args.plain_port {
+            let plain = bind(args, port, "discovery (plain text, no authentication)")?;
+            let services =
+                Arc::new(Guarded { services: discovery, authentication, audit: Arc::clone(audit) });
+            tokio::spawn(serving::serve(plain, None, services, limits(), shutdown));
+        }
+        let admin = bind(args, args.admin_port, "admin")?;
+        tokio::spawn(tokens.follow(keys, Arc::clone(audit)));
+        tokio::spawn(admin::serve(admin, pages, access));
+        Ok(own)
+    }
 }
 
 /// Writes what the next start is to know.
