@@ -158,9 +158,7 @@ async fn begin(
     let counters = worker.shard.listener(&listener.name);
     let facts = Facts { destination, source, findings: &findings };
     let Some(chain) = filter_chain_match::select(&listener, &facts).cloned() else {
-        counters.no_filter_chain.inc();
-        debug!("no filter chain of {} takes {facts:?}", listener.name);
-        log_unmatched(worker, &listener, &facts, direct);
+        note_unmatched(worker, &listener, &facts, direct);
         return None;
     };
     // Who waited until there was time may have gone; on plain TCP it may only have said all that it had to say.
@@ -197,8 +195,10 @@ async fn begin(
     Some((Box::new(Accepted { stream, timer, origin, registered }), early))
 }
 
-/// Logs a connection for which its listener has no filter chain.
-fn log_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, direct: SocketAddr) {
+/// Counts and logs a connection for which its listener has no filter chain.
+fn note_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, direct: SocketAddr) {
+    worker.shard.listener(&listener.name).no_filter_chain.inc();
+    debug!("no filter chain of {} takes {facts:?}", listener.name);
     let answer = Error::new(Kind::NoFilterChain).answer();
     let peer = Peer::plain();
     let mut record = Record::new(listener.direction, SystemTime::now());
