@@ -36,6 +36,7 @@ spec:
   - {name: http, port: 80, targetPort: web}
   - {name: grpc, port: 81, targetPort: rpc}
   - {name: db, appProtocol: redis, port: 82, targetPort: store}
+  - {name: grpc-web, port: 83, targetPort: browser}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -52,6 +53,7 @@ spec:
         - {name: web, containerPort: 9090}
         - {name: rpc, containerPort: 9091}
         - {name: store, containerPort: 9092}
+        - {name: browser, containerPort: 9093}
         - {name: dns, containerPort: 53, protocol: UDP}
 ---
 apiVersion: networking.istio.io/v1
@@ -174,8 +176,8 @@ fn versions_of_http_meet(mesh: &Mesh) {
 /// The protocol is that of the Service's port: gRPC, and TCP by `appProtocol`. Without any port there is a default.
 fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
     mesh.wait_said(
-        "no program for image registry.example/shop/stock:3: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP) \
-         runs in its place; nothing answers on UDP (53)",
+        "no program for image registry.example/shop/stock:3: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP), \
+         9093 (gRPC) runs in its place; nothing answers on UDP (53)",
     );
     mesh.wait_said(
         "no program for image registry.example/shell: an echo server on port 8080 runs in its place",
@@ -183,6 +185,12 @@ fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
     let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
     let echoed = mesh.call("front", &format!("{STOCK}:81/shop.Stock/Count"), &grpc);
     assert_eq!((echoed.status, echoed.body.as_str()), (Some(200), "hello"));
+    // The server's sidecar makes gRPC of gRPC-Web, and trailers a message of the answer.
+    let web = ["-H", "content-type: application/grpc-web-text", "-d", "AAAAAAVoZWxsbw=="];
+    let echoed = mesh.call("front", &format!("{STOCK}:83/shop.Stock/Browse"), &web);
+    assert_eq!(echoed.status, Some(200), "{echoed:?}");
+    assert!(echoed.body.contains("hello") && echoed.body.ends_with("grpc-status:0"), "{echoed:?}");
+    wait_log(mesh, "stock", &["path=/shop.Stock/Browse status=200 grpc_status=0 "]);
     let script = "exec 3<>/dev/tcp/stock.shop/82; printf 'one two' >&3; head -c 7 <&3";
     let output = mesh.run(&["exec", "shop/front", "--", "bash", "-c", script]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "one two", "{output:?}");

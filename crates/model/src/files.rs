@@ -255,8 +255,11 @@ impl File {
             if (parsed.unreadable && !is_refused || is_refused && kept.fallback.is_none())
                 && !file.objects.contains_key(key)
             {
-                let message =
-                    "the last valid version stays in effect until the errors in this file are fixed";
+                let message = match kept.fallback {
+                    Some(effect) => format!("until its errors are fixed, {effect}"),
+                    None => "the last valid version stays in effect until the errors in this file are fixed"
+                        .to_owned(),
+                };
                 let origin = &kept.origin;
                 let diagnostic = Diagnostic::new(Severity::Warning, &origin.file, origin.line, message);
                 file.diagnostics.push(diagnostic.object(key));
@@ -424,6 +427,7 @@ mod tests {
         assert_eq!(after(&[broken.clone(), broken.clone()]), (MtlsMode::Strict, true));
         assert_eq!(after(&[broken.clone(), (0, "x", policy("DISABLE"))]), (MtlsMode::Disable, false));
         assert_eq!(after(&[broken.clone(), (0, "x", None)]), (MtlsMode::Permissive, false));
+        assert_eq!(after(&[broken.clone(), (0, "x", Some("{".to_owned()))]), (MtlsMode::Strict, true));
         assert_eq!(after(&[(0, "x", policy("DISABLE")), broken.clone()]), (MtlsMode::Disable, false));
         // A valid version counts, wherever it stands.
         assert_eq!(after(&[broken.clone(), (1, "y", policy("DISABLE"))]), (MtlsMode::Disable, false));
