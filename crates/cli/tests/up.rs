@@ -292,7 +292,7 @@ fn the_result_for_scripts_has_the_documented_fields() {
     let told = |line: &&str| line.contains("AuthorizationPolicy shop/none");
     let told: Vec<&str> = said.lines().filter(told).collect();
     assert!(
-        matches!(told[..], [error, warning] if error.contains("acton") && warning.contains("restricts no request")),
+        matches!(told[..], [error, warning] if error.contains("acton") && warning.contains("until its errors are fixed, every request to the workloads that it selects is denied")),
         "{said}"
     );
     assert!(said.contains("the configuration has an error") && said.ends_with("not healthy\n"), "{said}");

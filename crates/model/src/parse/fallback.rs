@@ -17,7 +17,11 @@ use serde::de::DeserializeOwned;
 use skysail_yaml::{Entry, Node, Value};
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{IstioObject, decode::decode, key_of};
+use super::{
+    IstioObject,
+    decode::{decode, nearest},
+    key_of,
+};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, Typed,
@@ -29,8 +33,9 @@ use crate::{
     world::Origin,
 };
 
-/// The fields of specs beside `selector`, each by the beginning that tells it from the others.
-const FIELDS: [&str; 6] = ["targetRef", "rules", "action", "provider", "mtls", "portLevelMtls"];
+/// The fields of specs.
+const FIELDS: [&str; 8] =
+    ["selector", "targetRef", "targetRefs", "rules", "action", "provider", "mtls", "portLevelMtls"];
 
 const AS_WRITTEN: &str = "its spec is enforced as it is written";
 const ALLOW: &str = "its rules with errors allow no request: requests that no other rule of an ALLOW policy matches are denied";
@@ -175,8 +180,11 @@ impl Policy<'_> {
             // The selector may be right, and the attachment wrong.
             Some("selector") => !has("targetRef") && !has("targetRefs"),
             Some(rest) if rest.starts_with("selector") => true,
-            // A field that nobody knows may have been meant for the selector.
-            Some(rest) => !has("selector") && !FIELDS.iter().any(|known| rest.starts_with(known)),
+            // An unknown field may have been meant for the selector.
+            Some(rest) => {
+                let field = rest.split(['.', '[']).next().unwrap_or_default();
+                !has("selector") && nearest(field, &FIELDS).is_none_or(|near| near == "selector")
+            }
             None => field == "spec",
         };
         if self.errors.iter().any(is_unreadable) {
@@ -285,6 +293,7 @@ mod tests {
             let policy = authorization(&format!("{{{WEB}, {error}, rules: [{GOOD}]}}"));
             assert_eq!(policy, Some((closed(&format!("{WEB}, ")), CLOSED)), "{error}");
         }
+        assert_eq!(authorization("{acton: DENY}"), Some((closed(""), CLOSED)));
         for selector in ["selector: {app: web}", "selectr: {matchLabels: {app: web}}", "selector: "] {
             let policy = authorization(&format!("{{{selector}, rules: [{GOOD}]}}"));
             assert_eq!(policy, Some((closed(""), CLOSED_WIDE)), "{selector}");

@@ -1,7 +1,7 @@
 //! From text to objects: YAML or JSON, several documents in a file, each on its own.
 //!
-//! An object with an error is refused whole, so that nobody runs half of what was written; the others of the file are
-//! taken. What is unknown or not supported is named.
+//! An object with an error is refused whole; the other objects of the file are accepted. A refused policy has a fallback
+//! ([`fallback`]). Diagnostics name unknown and unsupported fields.
 
 mod decode;
 mod fallback;
