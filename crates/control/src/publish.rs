@@ -1,13 +1,12 @@
-//! From changed files to what each connected proxy is sent.
+//! Publishes configuration: from changed files to the resources of each connected proxy.
 //!
-//! One lock holds the World, what was compiled of it and who is connected (`state`), so that each is seen as of one moment. It is
-//! held for short: scopes are compiled from a clone of the World (`round`), so a change holds up no proxy that connects, and a
-//! proxy that needs a new scope holds up nothing else.
+//! One lock protects the World, the compiled resources and the list of proxies (`state`), so that all are read at one moment. The
+//! lock is held briefly: scopes are compiled from a clone of the World (`round`). A change does not delay a proxy that connects,
+//! and a proxy that needs a new scope delays nothing else.
 //!
-//! What services are to proxies is compiled once for all that have the same surroundings (`scope`), part by part, and again
-//! only where a change may have an effect; what depends on the workload is compiled for each view. A change without effect
-//! pushes nothing. A compile that panics leaves its scope as it was (`compiler`). How many scopes there may be, and how long
-//! they are kept, is for `identities` to say.
+//! Services are compiled once for all proxies of the same surroundings (`scope`), part by part, and again only where a change may
+//! have an effect. Resources that depend on the workload are compiled for each view. A change without effect pushes nothing. A
+//! compile that panics leaves its scope unchanged (`compiler`). `identities` limits the number of scopes and their lifetime.
 
 mod changes;
 mod compiler;
@@ -60,27 +59,27 @@ use crate::{
 /// How often a limit that is reached is logged, at most.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
-/// Holds the mesh and tells proxies.
+/// Holds the state of the mesh and publishes it to proxies.
 pub(crate) struct Publisher {
     state: RwLock<State>,
-    /// Held while a change is published: one at a time.
+    /// Held while a change is published; changes are published one at a time.
     publishing: Mutex<()>,
-    /// Held while a new scope is compiled: one at a time, on all cores, as the next one takes over most of it.
+    /// Held while a new scope is compiled: one at a time on all cores, as the next scope reuses most of it.
     opening: Arc<tokio::sync::Mutex<()>>,
     compiler: Compiler,
     pub(crate) settings: Settings,
     pub(crate) metrics: Arc<Metrics>,
-    /// The names that are to be looked up; `None`: proxies do so themselves.
+    /// Names to look up; `None` if proxies look them up.
     wanted: Option<watch::Sender<(Arc<Wanted>, Duration)>>,
     pub(crate) platform: Arc<Platform>,
-    /// When a limit was logged last, and refusals since.
+    /// Time of the last log line about a limit, and the number of refusals since.
     limited: Mutex<(Option<Instant>, u64)>,
     /// Log lines about refused configuration, by identity.
     refusals: Buckets,
     audit: Arc<Audit>,
 }
 
-/// What is set by the command line.
+/// Settings of the command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// The cluster of the pods that are known.
@@ -94,19 +93,19 @@ pub(crate) struct Settings {
 
 /// A proxy that just connected.
 pub(crate) struct NewClient {
-    /// What it declares.
+    /// Node that it declares.
     pub(crate) node: ProxyNode,
-    /// The version of Istio that it says it has.
+    /// Istio version that it declares.
     pub(crate) version: String,
     pub(crate) address: String,
-    /// Whom it proved to be; empty on the plain port.
+    /// Authenticated identity; empty on the plain port.
     pub(crate) identity: String,
-    /// The identity that scopes are counted for.
+    /// Identity against whose limits scopes count.
     pub(crate) who: Arc<str>,
     pub(crate) form: Form,
 }
 
-/// Why a proxy is not let in.
+/// Reason why a proxy is refused.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// The control plane is shutting down.
@@ -148,7 +147,7 @@ impl Refused {
     }
 }
 
-/// Keeps a proxy in the list of the connected.
+/// Guard of a connected proxy; removes it from the list when dropped.
 pub(crate) struct Connected {
     publisher: Arc<Publisher>,
     id: u64,
@@ -199,7 +198,7 @@ impl Publisher {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes changed files in and tells everybody what follows from them. Blocks while it compiles.
+    /// Applies changed files and publishes the result. Blocks while it compiles.
     pub(crate) fn apply(&self, changes: Vec<FileChange>) {
         let start = Instant::now();
         let parsed = parallel::map(&changes, |change| match &change.state {
@@ -251,7 +250,7 @@ impl Publisher {
         }
     }
 
-    /// Takes in what names are now and tells everybody whom it concerns. Blocks while it compiles.
+    /// Applies results of DNS lookups and publishes them. Blocks while it compiles.
     pub(crate) fn resolve(&self, names: Vec<(Arc<str>, Option<Resolved>)>) {
         let start = Instant::now();
         let _publishing = lock(&self.publishing);
@@ -272,7 +271,7 @@ impl Publisher {
         }
     }
 
-    /// Takes in the roots of the mesh's own authority. Blocks while it compiles.
+    /// Sets the roots of the mesh's own authority and publishes them. Blocks while it compiles.
     pub(crate) fn set_roots(&self, roots: &str) {
         let _publishing = lock(&self.publishing);
         let changed = {
@@ -288,7 +287,7 @@ impl Publisher {
         }
     }
 
-    /// Compiles what changed and sends it, until all is up to date.
+    /// Compiles and sends changes until everything is up to date.
     fn publish(&self) {
         loop {
             let Some(round) = self.write().take_round() else { return };
@@ -333,7 +332,7 @@ impl Publisher {
         }
     }
 
-    /// Tells the task that looks up names which those are.
+    /// Sends the names to look up to the task that does it.
     fn tell_wanted(&self) {
         let Some(wanted) = &self.wanted else { return };
         let now = {
@@ -347,7 +346,7 @@ impl Publisher {
         });
     }
 
-    /// Lets a proxy in once its scope is compiled.
+    /// Admits a proxy once its scope is compiled.
     pub(crate) async fn connect(
         self: &Arc<Self>,
         mut client: NewClient,
@@ -379,7 +378,7 @@ impl Publisher {
         }
     }
 
-    /// Has a new scope compiled. Goes on if the proxy that asked for it leaves, as others may wait too.
+    /// Starts the compile of a new scope. It continues if the proxy that asked for it leaves, as others may wait.
     fn open(self: &Arc<Self>, who: &str, surroundings: Arc<Surroundings>, id: u64) {
         let turn = self.read().identities.turn(who);
         let publisher = Arc::clone(self);
@@ -427,31 +426,31 @@ impl Publisher {
         }
     }
 
-    /// Forgets scopes that have had no proxy for long.
+    /// Removes scopes that had no proxy for long.
     pub(crate) fn drop_idle(&self, now: Instant) {
         let gone = self.write().drop_idle(now);
         // They are large, so this takes a while, and nobody has to wait for it.
         drop(gone);
     }
 
-    /// Ends all streams and lets nobody in any more.
+    /// Ends all streams and refuses new proxies.
     pub(crate) fn close(&self) {
         self.write().close();
     }
 
-    /// Everybody who is connected.
+    /// All connected proxies.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.read().clients.values().map(|client| lock(&client.status).clone()).collect()
     }
 
-    /// Every connected proxy, with what it is to the mesh.
+    /// All connected proxies with their views.
     pub(crate) fn proxies(&self) -> Vec<(Arc<ProxyView>, ClientStatus)> {
         let state = self.read();
         let clients = state.clients.values();
         clients.map(|client| (Arc::clone(&client.view), lock(&client.status).clone())).collect()
     }
 
-    /// All there is for a proxy, by its node id or `POD.NAMESPACE`; `None` if no such proxy is connected.
+    /// All resources of a proxy, by its node id or `POD.NAMESPACE`; `None` if no such proxy is connected.
     pub(crate) fn resources_of(&self, proxy: &str) -> Option<Snapshot> {
         let state = self.read();
         let is_meant = |id: &str| id == proxy || id.split('~').nth(2) == Some(proxy);
@@ -459,17 +458,17 @@ impl Publisher {
         state.views.get(&client.view).map(|view| view.sender.borrow().clone())
     }
 
-    /// The namespace of what holds for the whole mesh.
+    /// Root namespace of the mesh.
     pub(crate) fn root_namespace(&self) -> String {
         self.read().world.mesh().root_namespace.clone()
     }
 
-    /// The files that what is published stands for, with the fingerprints of their texts.
+    /// Files of the published configuration, with the fingerprints of their texts.
     pub(crate) fn taken(&self) -> BTreeMap<String, u64> {
         self.read().taken.clone()
     }
 
-    /// What is wrong with the configuration now.
+    /// Current findings about the configuration.
     pub(crate) fn findings(&self) -> Vec<Diagnostic> {
         self.read().all_findings().into_iter().collect()
     }

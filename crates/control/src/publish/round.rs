@@ -1,9 +1,9 @@
-//! Compiling without holding anybody up: work is taken out of the state, done, and put back.
+//! Compiles outside of the lock: work is taken from the state, done, and its result is put back.
 //!
-//! After a change, [`Round`]s bring all scopes and views up to date that it may have an effect on, one round at a time and each
-//! for scopes of kin. Those of most proxies come first, so that scopes of few, however many there are, do not delay them. Views
-//! are compiled in batches, in turns of the identities, so that an identity with many views does not delay the others'. An
-//! [`Opening`] compiles one new scope; a change that comes meanwhile is noted in its slot, and compiled before it is published.
+//! After a change, [`Round`]s compile all scopes and views that it may affect. Rounds run one at a time, each for scopes of kin.
+//! Scopes with the most proxies come first, so that many scopes of few proxies do not delay them. Views are compiled in batches.
+//! Identities take turns, so that an identity with many views does not delay others. An [`Opening`] compiles one new scope. A
+//! change during that time is noted in the scope's slot and compiled before the scope is published.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
@@ -23,7 +23,7 @@ use crate::parallel;
 /// Views compiled in a round: their proxies have the change before the next round begins.
 pub(super) const BATCH: usize = 128;
 
-/// What is to be compiled after a change.
+/// Work after a change.
 pub(super) struct Round {
     world: World,
     revision: u64,
@@ -32,7 +32,7 @@ pub(super) struct Round {
     views: Vec<ViewJob>,
 }
 
-/// A scope that is to be compiled.
+/// A scope to compile.
 struct ScopeJob {
     surroundings: Arc<Surroundings>,
     id: u64,
@@ -40,7 +40,7 @@ struct ScopeJob {
     touched: Touched,
 }
 
-/// A view whose own resources are to be compiled.
+/// A view whose own resources are to compile.
 struct ViewJob {
     view: Arc<ProxyView>,
     surroundings: Arc<Surroundings>,
@@ -48,7 +48,7 @@ struct ViewJob {
     own: Arc<Layer>,
 }
 
-/// What a round made.
+/// Results of a round.
 pub(super) struct Done {
     revision: u64,
     generation: u64,
@@ -109,7 +109,7 @@ impl Round {
 }
 
 impl State {
-    /// Takes out what is to be compiled next; nothing if all is up to date, or cannot be.
+    /// Takes the next work; `None` if everything is up to date or cannot be compiled.
     pub(super) fn take_round(&mut self) -> Option<Round> {
         let revision = self.revision;
         let is_pending = |slot: &Slot| {
@@ -158,7 +158,7 @@ impl State {
         any.then_some(Round { world, revision, generation: self.generation + 1, scopes, views })
     }
 
-    /// Publishes what a round made.
+    /// Publishes the results of a round.
     pub(super) fn finish_round(&mut self, done: Done) -> Vec<Failure> {
         let Done { revision, generation, scopes, views } = done;
         self.generation = generation;
@@ -234,7 +234,7 @@ impl State {
     }
 }
 
-/// Whether something has changed since a compile panicked, if it did.
+/// True unless the last compile panicked and nothing has changed since.
 fn is_due(broken: &Option<Broken>, revision: u64) -> bool {
     broken.as_ref().is_none_or(|broken| broken.revision != revision)
 }
@@ -280,7 +280,7 @@ impl Broken {
     }
 }
 
-/// A new scope that is to be compiled.
+/// A new scope to compile.
 pub(super) struct Opening {
     world: World,
     revision: u64,
@@ -288,15 +288,15 @@ pub(super) struct Opening {
     job: ScopeJob,
     /// A scope of kin that is up to date.
     kin: Option<(Arc<Surroundings>, Scope)>,
-    /// What others are sent, of which most is the same and kept once.
+    /// A layer of another scope: equal resources are shared with it.
     other: Option<Arc<Layer>>,
 }
 
-/// What became of a new scope.
+/// Result of an [`Opening`].
 pub(super) enum Opened {
     /// It is published, or no longer wanted.
     Done,
-    /// Something changed meanwhile.
+    /// The World changed during the compile.
     Behind,
     /// Its compile panicked.
     Failed(Failure),
@@ -318,7 +318,7 @@ impl Opening {
 }
 
 impl State {
-    /// Takes out a new scope that is to be compiled; nothing if it is no longer wanted.
+    /// Takes a new scope to compile; `None` if it is no longer wanted.
     pub(super) fn begin_opening(&mut self, surroundings: &Arc<Surroundings>, id: u64) -> Option<Opening> {
         let is_ready = |slot: &Slot| slot.published.is_some() && slot.missed.is_nothing();
         let ready = self.slots.iter().filter(|(_, slot)| is_ready(slot));
@@ -337,7 +337,7 @@ impl State {
         Some(Opening { world, revision, generation, job, kin, other })
     }
 
-    /// Gives a new scope up that panicked outside of the compile functions.
+    /// Marks a new scope as broken after a panic outside of the compile functions.
     pub(super) fn abandon_opening(
         &mut self,
         surroundings: &Surroundings,
@@ -350,7 +350,7 @@ impl State {
         Some(slot.fail(self.revision, panicked, surroundings))
     }
 
-    /// Publishes a new scope if nothing changed meanwhile.
+    /// Publishes a new scope if nothing changed during the compile.
     pub(super) fn finish_opening(&mut self, (opening, result): (Opening, Result<(), Panicked>)) -> Opened {
         let ScopeJob { surroundings, id, scope, touched } = opening.job;
         let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else {

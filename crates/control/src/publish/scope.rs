@@ -1,4 +1,4 @@
-//! What proxies share that have the same surroundings.
+//! Resources that all proxies of the same surroundings share.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,7 +11,7 @@ use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 use super::compiler::{Compiler, Panicked, contain};
 use crate::parallel;
 
-/// What services, routes and names are to proxies of the same surroundings. Clones share all of it.
+/// Services, routes and names as seen by proxies of the same surroundings. Clones share all maps.
 #[derive(Clone, Default)]
 pub(super) struct Scope {
     pub(super) layer: Arc<Layer>,
@@ -27,21 +27,21 @@ type Parts = HashMap<Part, Vec<(Kind, Arc<str>)>>;
 pub(super) struct Like<'a> {
     pub(super) surroundings: &'a Surroundings,
     pub(super) scope: &'a Scope,
-    /// What it had before.
+    /// Its layer before.
     pub(super) before: &'a Layer,
 }
 
-/// What a change makes of a scope.
+/// Updated resources of a scope.
 struct Compiled {
     outline: Option<Outline>,
-    /// The routes of hosts that are compiled by themselves.
+    /// Routes of hosts that are compiled separately.
     edits: Edits,
-    /// Parts, with all that there is of each now.
+    /// Parts with all their resources.
     parts: Vec<(Part, Vec<Arc<Resource>>)>,
 }
 
 impl Scope {
-    /// Takes over what the proxies of another scope have.
+    /// Takes over the resources that the proxies of another scope have.
     pub(super) fn inherit(&mut self, before: &Self, generation: u64) {
         let (layer, parts) = (Arc::make_mut(&mut self.layer), Arc::make_mut(&mut self.parts));
         for (part, names) in before.parts.iter() {

@@ -1,7 +1,7 @@
-//! The mesh as of one moment: the World, what was compiled of it, and who is connected.
+//! The state of the mesh at one moment: the World, the compiled scopes and views, and the connected proxies.
 //!
-//! Nothing here takes long but [`State::prepare`], which needs no more than a look: many proxies have that at the same time.
-//! Scopes are compiled elsewhere (`round`), from a clone of the World.
+//! All functions are short except [`State::prepare`], which only reads: many proxies run it at the same time. Scopes are
+//! compiled elsewhere (`round`), from a clone of the World.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -33,18 +33,17 @@ pub(super) struct State {
     /// The last changes of the configuration that are in force.
     pub(super) changes: Changes,
     pub(super) platform: Arc<Platform>,
-    /// The files taken in, with the fingerprints of their texts.
+    /// Files read, with the fingerprints of their texts.
     pub(super) taken: BTreeMap<String, u64>,
     /// Files that cannot be read, and why.
     unreadable: BTreeMap<String, String>,
-    /// What is wrong with the World, apart from views.
+    /// Findings about the World; those of views are kept with them.
     pub(super) findings: Vec<Diagnostic>,
-    /// The files that were there at the start were taken in.
+    /// True once the files present at the start were read.
     pub(super) loaded: bool,
     /// Changes of the World so far.
     pub(super) revision: u64,
-    /// The last generation that is published. What is handed out to newcomers is of this generation, and what is compiled for
-    /// those who are there of the next one.
+    /// Last published generation. New proxies are sent this generation; compiles for connected proxies belong to the next.
     pub(super) generation: u64,
     /// Keys of the labels on which shared resources depend.
     pub(super) label_keys: BTreeSet<String>,
@@ -54,68 +53,68 @@ pub(super) struct State {
     pub(super) clients: BTreeMap<u64, Client>,
     pub(super) identities: Identities,
     declared: DeclaredViews,
-    /// What has been logged and still holds.
+    /// Findings that were logged and still hold.
     pub(super) said: BTreeSet<Diagnostic>,
     next_client: u64,
     pub(super) closed: bool,
 }
 
-/// A scope, and how far it is compiled.
+/// A scope and the state of its compilation.
 pub(super) struct Slot {
-    /// Tells it from a later one of the same surroundings.
+    /// Distinguishes it from a later slot of the same surroundings.
     pub(super) id: u64,
-    /// What its proxies are sent; none before it was compiled for the first time.
+    /// Resources that its proxies are sent; `None` before the first compile.
     pub(super) published: Option<Published>,
-    /// The scope; none while it is being compiled.
+    /// The scope; `None` while it is being compiled.
     pub(super) scope: Option<Scope>,
-    /// What changed since the scope was compiled.
+    /// Changes since the scope was compiled.
     pub(super) missed: Touched,
-    /// It is compiled for the first time, on behalf of the proxies that wait for it.
+    /// True during the first compile, for which proxies wait.
     pub(super) opening: bool,
     /// The last compile panicked.
     pub(super) broken: Option<Broken>,
-    /// Tells those who wait when it is published or broken, by its end when it is gone.
+    /// Wakes waiting proxies when the scope is published or broken; closed when it is removed.
     pub(super) opened: watch::Sender<()>,
-    /// Identities that use it.
+    /// Number of identities that use it.
     uses: usize,
     /// Connected proxies.
     pub(super) clients: usize,
 }
 
-/// What the proxies of a scope are sent.
+/// Resources of a scope.
 #[derive(Clone)]
 pub(super) struct Published {
     pub(super) layer: Arc<Layer>,
     pub(super) outline: Arc<Outline>,
 }
 
-/// A compile that panicked is done again when something has changed.
+/// A compile that panicked; repeated after the next change.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) revision: u64,
     pub(super) panicked: Panicked,
 }
 
-/// What proxies are sent that are alike.
+/// A view: configuration for equal proxies.
 pub(super) struct View {
     pub(super) surroundings: Arc<Surroundings>,
     pub(super) sender: watch::Sender<Snapshot>,
-    /// What its proxies ask for. Others are not woken.
+    /// Subscriptions of its proxies. A change that concerns none of them wakes no stream.
     pub(super) interest: Arc<Interest>,
     pub(super) findings: Vec<Diagnostic>,
-    /// The identity that it counts for as a declared view; none if it was made for a known pod.
+    /// Identity whose limit of declared views it counts against; `None` for the view of a known pod.
     declared: Option<Arc<str>>,
     clients: usize,
-    /// With which outline its own resources were compiled.
+    /// Outline with which its own resources were compiled.
     pub(super) outline: Arc<Outline>,
-    /// A change may have an effect on its own resources.
+    /// True if a change may affect its own resources.
     pub(super) stale: bool,
-    /// It came when its scope was not up to date.
+    /// True if it was added while its scope was not up to date.
     pub(super) early: bool,
     pub(super) broken: Option<Broken>,
 }
 
-/// What a view alone is sent, and what is wrong with it.
+/// Resources of one view and the findings about them.
 type Own = (Resources, Vec<Diagnostic>);
 
 /// A connected proxy.
@@ -126,21 +125,21 @@ pub(super) struct Client {
     pub(super) status: SharedStatus,
 }
 
-/// What is known of a proxy that is about to enter.
+/// A proxy that is about to be admitted.
 pub(super) struct Prepared {
     revision: u64,
     view: ProxyView,
-    /// Its pod is known, and the view says what the pod is.
+    /// True if its pod is known; the view then describes the pod.
     known: bool,
     surroundings: Surroundings,
-    /// What its view alone is sent, and the outline that was compiled with; if there is no such view but its scope.
+    /// Resources of its view and the outline of their compile, if the scope exists and the view does not.
     own: Option<(Own, Arc<Outline>)>,
 }
 
-/// What comes of a proxy that is to enter.
+/// Result of admitting a proxy.
 pub(super) enum Entry {
     Entered(ResourceFeed, u64, SharedStatus),
-    /// It was prepared too early.
+    /// The state changed after the proxy was prepared; prepare again.
     Again,
     /// Its scope is being compiled.
     Wait(watch::Receiver<()>),
@@ -153,7 +152,7 @@ impl State {
         Self { files, world, ..Self::default() }
     }
 
-    /// Takes changed files in, of which this was read; returns what changed the World.
+    /// Applies changed files, whose parsed contents are given. Returns the changes of the World.
     pub(super) fn apply_files(
         &mut self,
         changes: Vec<FileChange>,
@@ -191,7 +190,7 @@ impl State {
         applied
     }
 
-    /// Marks what a change of the World may have an effect on.
+    /// Marks the scopes and views that a change of the World may affect.
     pub(super) fn note_change(&mut self, home: &str) {
         self.revision += 1;
         let mut touched = self.world.take_touched();
@@ -215,8 +214,8 @@ impl State {
         }
     }
 
-    /// Ends the streams of views that contradict what is known by now of their proxies' pods. The proxies connect again, say what
-    /// they have, and are sent what differs.
+    /// Ends the streams of views that no longer agree with the pods of their proxies. The proxies connect again, list the
+    /// versions that they have, and are sent the differences.
     fn end_contradicted(&mut self, touched: &Touched, home: &str) {
         if !touched.everything && touched.pods.is_empty() {
             return;
@@ -244,8 +243,8 @@ impl State {
         }
     }
 
-    /// Reassigns views after the keys of labels have changed that tell scopes apart. Where several scopes become one, their
-    /// proxies are sent what only the others had, and told what is gone.
+    /// Reassigns views after the label keys that distinguish scopes have changed. Where several scopes become one, their proxies
+    /// are sent the resources that only the others had, and the removals.
     fn regroup(&mut self) {
         let before = std::mem::take(&mut self.slots);
         self.identities.clear();
@@ -275,7 +274,7 @@ impl State {
         }
     }
 
-    /// Finds out what a proxy is, and compiles what its view alone is sent if there is no such view yet.
+    /// Determines the view of a proxy, and compiles the view's own resources if there is no such view yet.
     pub(super) fn prepare(
         &self,
         client: &NewClient,
@@ -298,7 +297,7 @@ impl State {
         Ok(Prepared { revision: self.revision, view, known, surroundings, own })
     }
 
-    /// Lets a proxy in whose scope is compiled.
+    /// Admits a proxy whose scope is compiled.
     pub(super) fn enter(
         &mut self,
         client: &NewClient,
@@ -384,7 +383,7 @@ impl State {
         Entry::Entered(watched, id, status)
     }
 
-    /// Checks that an identity may have a view: it is there, it is that of a known pod, or the limits allow it.
+    /// Checks that an identity may have a view: it exists, it belongs to a known pod, or the limits allow it.
     fn check_view(
         &self,
         who: &str,
@@ -407,7 +406,7 @@ impl State {
         removed.is_some()
     }
 
-    /// Has a scope kept for an identity, if the limits allow it. True if the scope is new.
+    /// Reserves a scope for an identity, within the limits. Returns true if the scope is new.
     fn reserve(
         &mut self,
         who: &Arc<str>,
@@ -460,7 +459,7 @@ impl State {
         }
     }
 
-    /// Notes that a proxy uses a slot from now on. Gives its identity as it is kept for all.
+    /// Notes that a proxy uses a slot. Returns the shared copy of its identity.
     fn enter_slot(&mut self, who: &str, surroundings: &Surroundings) -> Option<Arc<str>> {
         if let Some(slot) = self.slots.get_mut(surroundings) {
             slot.clients += 1;
@@ -487,7 +486,7 @@ impl State {
         }
     }
 
-    /// Takes out the scopes that nobody has used for long.
+    /// Removes the scopes that were idle for long.
     pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<Slot> {
         let (slots, mut left) = (&self.slots, Vec::new());
         let is_busy = |slot: &Slot| slot.opening || slot.scope.is_none();

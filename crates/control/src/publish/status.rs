@@ -1,4 +1,4 @@
-//! How connected proxies get on, for people.
+//! Status of connected proxies, for the admin page.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,7 +15,7 @@ use crate::bucket::{Buckets, Rate};
 /// A proxy's status has a lock of its own, so that streams do not wait for anything else.
 pub(super) type SharedStatus = Arc<Mutex<ClientStatus>>;
 
-/// How a proxy gets on.
+/// Status of a proxy.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ClientStatus {
     /// The stream's number.
@@ -24,39 +24,39 @@ pub(crate) struct ClientStatus {
     pub(crate) proxy: String,
     /// Its address.
     pub(crate) address: String,
-    /// The version of Istio that it says it has.
+    /// Istio version that it declares.
     pub(crate) version: String,
-    /// Whom it proved to be; empty on the plain port.
+    /// Authenticated identity; empty on the plain port.
     identity: String,
     /// `delta` or `sotw`.
     form: &'static str,
     /// Seconds since 1970.
     connected_at: u64,
-    /// By type. Few, in thousands of proxies.
+    /// Status by type; a short list, as there are thousands of proxies.
     #[serde(serialize_with = "by_type")]
     types: Vec<(Kind, TypeStatus)>,
 }
 
-/// How a proxy gets on with one type of resource.
+/// Status of one type of resource.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct TypeStatus {
-    /// How many responses were sent.
+    /// Number of responses sent.
     responses: u64,
-    /// The last response sent; responses are numbered by stream. 0 if the proxy had all there is.
+    /// Number of the last response sent on the stream; 0 if the proxy was up to date from the start.
     sent: u64,
-    /// When that was.
+    /// Time of that response.
     #[serde(skip)]
     pub(crate) sent_at: Option<SystemTime>,
-    /// The last response the proxy took.
+    /// Last response that the proxy accepted.
     acked: u64,
-    /// The last response the proxy refused; 0 if none.
+    /// Last response that the proxy rejected; 0 if none.
     nacked: u64,
-    /// Why it refused it.
+    /// Reason of the rejection.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
-    /// True if nothing is under way and nothing refused.
+    /// True if no response is pending and none was rejected.
     pub(crate) synced: bool,
-    /// When a refusal was logged last.
+    /// Time of the last logged rejection.
     #[serde(skip)]
     logged: Option<Instant>,
 }
@@ -84,7 +84,7 @@ impl ClientStatus {
         }
     }
 
-    /// How it gets on with each type.
+    /// Status of each type.
     pub(crate) fn types(&self) -> impl Iterator<Item = (Kind, &TypeStatus)> {
         let by_kind =
             move |kind| self.types.iter().find(|(of, _)| *of == kind).map(|(_, status)| (kind, status));
