@@ -18,11 +18,11 @@ use crate::{
     world::{Origin, World},
 };
 
-/// The files and what stands in them.
+/// Files and their objects.
 #[derive(Debug, Default)]
 pub struct Files {
     files: BTreeMap<Place, File>,
-    /// Where each object stands, the one that counts last.
+    /// Places of each object; the one that counts is last.
     places: BTreeMap<Arc<ObjectKey>, Vec<Place>>,
     /// The layer whose objects a program wrote from those of lower layers.
     generated: Option<usize>,
@@ -70,7 +70,7 @@ impl Change {
         }
     }
 
-    /// Carries the change out. False if nothing changed.
+    /// Applies the change. Returns false if nothing changed.
     pub fn apply_to(self, world: &mut World) -> bool {
         match self {
             Self::Apply(object, origin) | Self::Fallback(object, origin, _) => world.apply(object, origin),
@@ -92,12 +92,12 @@ impl Files {
         Self { generated: Some(generated), ..Self::default() }
     }
 
-    /// Takes a file's new text.
+    /// Reads the new text of a file. Returns the changes of the World.
     pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
         self.take(layer, path, parse(text, path))
     }
 
-    /// Takes what was read in a file's new text.
+    /// Takes the parsed new text of a file. Returns the changes of the World.
     pub fn take(&mut self, layer: usize, path: &str, parsed: Parsed) -> Vec<Change> {
         let place = (layer, Arc::from(path));
         let before = self.files.remove(&place).unwrap_or_default();
@@ -110,7 +110,7 @@ impl Files {
         changes
     }
 
-    /// Forgets a file that is gone.
+    /// Removes a file. Returns the changes of the World.
     pub fn remove(&mut self, layer: usize, path: &str) -> Vec<Change> {
         let place = (layer, Arc::from(path));
         let before = self.files.remove(&place).unwrap_or_default();
@@ -122,7 +122,7 @@ impl Files {
         self.files.keys().filter(move |(of, _)| *of == layer).map(|(_, path)| &**path)
     }
 
-    /// What is wrong with the files and the objects in them, each by itself.
+    /// Diagnostics of files and of single objects.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
         let mut diagnostics: Vec<Diagnostic> =
@@ -131,7 +131,7 @@ impl Files {
         diagnostics
     }
 
-    /// One line for each kind that means nothing to the mesh, where its first object stands.
+    /// One diagnostic for each kind that the mesh does not use, at its first object.
     fn foreign(&self) -> impl Iterator<Item = Diagnostic> {
         let mut kinds: BTreeMap<&str, (&str, u32, usize)> = BTreeMap::new();
         for ((_, path), file) in &self.files {
@@ -210,7 +210,7 @@ impl Files {
         Some((held, written.map_or(&held.origin, |(_, written)| &written.origin)))
     }
 
-    /// Notes whether an object stands in a file.
+    /// Notes whether a file has an object.
     fn note(&mut self, key: &Arc<ObjectKey>, place: &Place, is_there: bool) {
         // Most stand in one place.
         let places = self.places.entry(Arc::clone(key)).or_insert_with(|| Vec::with_capacity(1));
@@ -224,7 +224,7 @@ impl Files {
         }
     }
 
-    /// Objects that several files define, but for those that a program wrote.
+    /// Diagnostics of objects that several files define. The generated layer is exempt.
     fn duplicates(&self) -> Vec<Diagnostic> {
         let valid = |held: &&Held| held.fallback.is_none();
         let origin = |place, key| Some(&self.files.get(place)?.objects.get(key).filter(valid)?.origin);
@@ -239,7 +239,7 @@ impl Files {
 }
 
 impl File {
-    /// Takes over what was read; what was refused or cannot be read stays as it was before.
+    /// Makes a file from its parsed text. Refused and unreadable objects stay as they were before.
     fn read(parsed: Parsed, before: &Self) -> Self {
         let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
         for (object, origin) in parsed.objects {

@@ -1,4 +1,4 @@
-//! What a proxy says of itself (an Envoy `Node` in Istio's form), and the part of it that its configuration depends on.
+//! The node that a proxy declares (an Envoy `Node` in Istio's form), and the part on which its configuration depends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,17 +25,17 @@ pub struct ProxyNode {
     pub ips: Vec<IpAddr>,
     /// The Kubernetes node it runs on; empty if it does not say.
     pub node_name: String,
-    /// What its configuration depends on.
+    /// The view.
     pub view: ProxyView,
 }
 
-/// What a proxy's configuration depends on. Proxies with equal views get the same, made once.
+/// Properties on which the configuration of a proxy depends. It is compiled once for proxies with equal views.
 ///
 /// As parsed it is what the proxy declares; [`World::identify`](crate::World::identify) puts what the platform knows of the
 /// proxy's pod in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProxyView {
-    /// Whose configuration it takes.
+    /// Role.
     pub role: Role,
     /// Its namespace.
     pub namespace: String,
@@ -63,10 +63,10 @@ pub struct ProxyView {
     pub names_resolved: bool,
 }
 
-/// What shared resources depend on: the part of a view that many workloads have in common.
+/// The part of a view on which shared resources depend; many workloads have it in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Surroundings {
-    /// Whose configuration they take.
+    /// Role.
     pub role: Role,
     /// The namespace.
     pub namespace: String,
@@ -142,7 +142,7 @@ impl fmt::Display for Surroundings {
     }
 }
 
-/// What a proxy is for.
+/// Role of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Beside a workload.
@@ -164,7 +164,7 @@ const ENTRY: usize = 64;
 /// What clients of gRPC say their configuration is to be made by.
 const GRPC: &str = "grpc";
 
-/// Why a node cannot be served.
+/// Reason why a node is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
     /// The id is not Istio's.

@@ -10,11 +10,11 @@ use super::destination_rule::WorkloadSelector;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PeerAuthentication {
-    /// The workloads it holds for; unset means the namespace, or the mesh in the root namespace.
+    /// Workloads that the policy selects; unset: the namespace, or the mesh in the root namespace.
     pub selector: Option<WorkloadSelector>,
-    /// What clients must do.
+    /// Mode of mutual TLS.
     pub mtls: Option<MutualTls>,
-    /// The same for single ports of the workload; keys are port numbers.
+    /// Mode of single ports of the workload, by port number.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
@@ -22,20 +22,20 @@ pub struct PeerAuthentication {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct MutualTls {
-    /// What clients must do.
+    /// Mode of mutual TLS.
     pub mode: MtlsMode,
 }
 
-/// What clients must do.
+/// Mode of mutual TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum MtlsMode {
-    /// As the next wider policy says.
+    /// Inherits the mode of the next wider policy.
     #[default]
     Unset,
     /// Plain text only.
     Disable,
-    /// Both are taken.
+    /// Mutual TLS and plain text.
     Permissive,
     /// Mutual TLS only.
     Strict,
@@ -45,21 +45,21 @@ pub enum MtlsMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AuthorizationPolicy {
-    /// The workloads it holds for; unset means the namespace, or the mesh in the root namespace.
+    /// Workloads that the policy selects; unset: the namespace, or the mesh in the root namespace.
     pub selector: Option<WorkloadSelector>,
-    /// A Gateway or Service it is attached to.
+    /// Gateway or Service that the policy is attached to.
     pub target_ref: Option<TargetRef>,
-    /// The same for several.
+    /// Gateways and Services that the policy is attached to.
     pub target_refs: Vec<TargetRef>,
-    /// Any rule that matches makes the policy match. None: it never matches.
+    /// The policy matches if one of its rules matches; without rules it never does.
     pub rules: Vec<Rule>,
-    /// What a match means.
+    /// Effect of a match.
     pub action: Action,
-    /// Who decides, for `CUSTOM`.
+    /// External authorizer, for `CUSTOM`.
     pub provider: Option<Provider>,
 }
 
-/// What a policy is attached to.
+/// Object that a policy is attached to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct TargetRef {
@@ -73,26 +73,26 @@ pub struct TargetRef {
     pub namespace: String,
 }
 
-/// What a match means.
+/// Effect of a match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Action {
-    /// Allowed; once a workload has such a policy, only what matches one is.
+    /// Allows the request. A workload with an ALLOW policy denies requests that match none.
     #[default]
     Allow,
-    /// Denied, before all ALLOW policies.
+    /// Denies the request; evaluated before ALLOW policies.
     Deny,
-    /// Noted.
+    /// Logs the request.
     Audit,
-    /// Somebody else decides.
+    /// Asks an external authorizer.
     Custom,
 }
 
-/// Who decides, for `CUSTOM`.
+/// External authorizer, for `CUSTOM`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Provider {
-    /// A name in the mesh configuration.
+    /// Name of a provider in the mesh configuration.
     pub name: String,
 }
 
@@ -100,11 +100,11 @@ pub struct Provider {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Rule {
-    /// Who asks.
+    /// Source of the request.
     pub from: Vec<From>,
-    /// What for.
+    /// Operation of the request.
     pub to: Vec<To>,
-    /// Under which conditions.
+    /// Conditions; all must hold.
     pub when: Vec<Condition>,
 }
 
@@ -112,7 +112,7 @@ pub struct Rule {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct From {
-    /// Who asks.
+    /// Source of the request.
     pub source: Source,
 }
 
@@ -120,11 +120,11 @@ pub struct From {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct To {
-    /// What for.
+    /// Operation of the request.
     pub operation: Operation,
 }
 
-/// Who asks; all fields given must hold. Values may be `text`, `text*`, `*text` or `*`.
+/// Source of a request; all fields given must hold. Values may be `text`, `text*`, `*text` or `*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Source {
@@ -158,7 +158,7 @@ pub struct Source {
     pub not_trust_domains: Vec<String>,
 }
 
-/// What for; all fields given must hold.
+/// Operation of a request; all fields given must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Operation {

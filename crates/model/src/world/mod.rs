@@ -83,9 +83,9 @@ pub struct World {
     allocated: Option<Arc<BTreeMap<String, std::net::IpAddr>>>,
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
-    /// What DNS says names are.
+    /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
-    /// What may be different since that was last asked for; everything if it never was.
+    /// Estimate since the last [`World::take_touched`]; `None` before the first.
     touched: Option<Touched>,
 }
 
@@ -95,14 +95,14 @@ impl World {
         Self::default()
     }
 
-    /// Sets where access logs go if the mesh configuration does not say it. Empty: nowhere.
+    /// Sets the default access log file, for a mesh configuration without one; empty disables it.
     #[must_use]
     pub fn with_access_log(mut self, file: &str) -> Self {
         Arc::make_mut(&mut self.default_mesh).access_log_file = Some(file.to_owned());
         self
     }
 
-    /// Adds an object or replaces the one of the same key. False if nothing changed.
+    /// Adds an object or replaces the one of the same key. Returns false if nothing changed.
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
         let mut touched = self.touched_by(&key);
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Takes an object out. False if it was not there.
+    /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
         let touched = self.touched_by(key);
         let deleted = self.take_out(key);
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Forgets everything and takes these objects instead.
+    /// Replaces all objects.
     pub fn reset(&mut self, objects: impl IntoIterator<Item = (Object, Origin)>) {
         let (roots, default_mesh) = (Arc::clone(&self.roots), Arc::clone(&self.default_mesh));
         *self = Self { roots, default_mesh, ..Self::new() };
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// The mesh configuration; Istio's defaults where none was given.
+    /// The mesh configuration, or Istio's defaults.
     pub fn mesh(&self) -> &MeshConfig {
         match self.mesh.as_ref().map(|entry| &entry.object.spec) {
             Some(ConfigMap::Mesh(mesh)) => mesh,
@@ -226,7 +226,7 @@ impl World {
         &self.roots
     }
 
-    /// Sets the roots of the mesh's own authority. True if proxies are to be sent something else for it.
+    /// Sets the roots of the mesh's own authority. Returns true if resources of proxies depend on them.
     pub fn set_roots(&mut self, roots: &str) -> bool {
         let changed = *self.roots != *roots && self.mesh().binds_roots();
         self.roots = roots.into();
@@ -276,7 +276,7 @@ impl World {
         self.pods.get(namespace, name).map(|entry| &entry.object)
     }
 
-    /// The pod with this address; not one that only shares its node's.
+    /// The pod with this address; not a pod that shares the address of its node.
     pub fn pod_by_ip(&self, ip: std::net::IpAddr) -> Option<&Arc<Typed<Pod>>> {
         self.pod_ips
             .get(&ip)
@@ -295,7 +295,7 @@ impl World {
         pods.filter(move |pod| selects(selector, &pod.meta.labels))
     }
 
-    /// Where a Node stands; empty if it is not known.
+    /// Locality of a Node; empty if unknown.
     pub fn locality(&self, node: &str) -> Locality {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
     }
@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    /// Takes what stands there now out of the indexes.
+    /// Removes the current object of a key from the indexes.
     fn unindex(&mut self, kind: Kind, namespace: &str, name: &str) {
         match kind {
             Kind::Pod => {
@@ -362,7 +362,7 @@ impl World {
     }
 }
 
-/// The full host names a VirtualService takes over in the mesh.
+/// Full host names that a VirtualService routes in the mesh.
 fn mesh_hosts(object: &Typed<VirtualService>) -> Vec<String> {
     if !object.spec.is_for_mesh() {
         return Vec::new();

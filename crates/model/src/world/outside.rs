@@ -1,4 +1,4 @@
-//! Hosts of ServiceEntries as services, and what DNS says their endpoints' names are.
+//! Hosts of ServiceEntries as services, and the DNS answers for the names of their endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 use super::{Endpoint, Origin, Touched, World};
 use crate::api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of};
 
-/// What DNS says a name is.
+/// DNS answer for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// All addresses.
@@ -19,7 +19,7 @@ pub struct Resolved {
 }
 
 impl World {
-    /// The names of endpoints that are to be looked up, each with the services that use it ("NAMESPACE/HOST").
+    /// Names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
     pub fn wanted_names(&self) -> BTreeMap<Arc<str>, Vec<String>> {
         let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
         self.name_users
@@ -28,7 +28,7 @@ impl World {
             .collect()
     }
 
-    /// Takes in what DNS says a name is; `None` if that is not known any more. False if it is as before.
+    /// Sets the DNS answer for a name; `None` if there is none any more. Returns false if it did not change.
     pub fn resolve(&mut self, name: &str, now: Option<Resolved>) -> bool {
         if self.resolved.get(name) == now.as_ref() {
             return false;
@@ -66,7 +66,7 @@ impl World {
         removed
     }
 
-    /// Takes the hosts of an entry out of the index, and gives them.
+    /// Removes the hosts of an entry from the index and returns them.
     fn unindex_entry(&mut self, namespace: &str, name: &str) -> BTreeSet<String> {
         let Some(entry) = self.service_entries.get(namespace, name) else { return BTreeSet::new() };
         let hosts: BTreeSet<String> = entry.object.spec.hosts.iter().map(|host| host_of(host)).collect();
@@ -74,7 +74,7 @@ impl World {
         hosts
     }
 
-    /// Makes the service anew that a host is in a namespace; of several entries the oldest counts.
+    /// Rebuilds the service of a host in a namespace; the oldest of several entries counts.
     fn derive(&mut self, namespace: &str, host: &str) {
         if let Some(before) = self.services.get(namespace, host) {
             for name in before.object.spec.outside.iter().flat_map(|outside| outside.names()) {
@@ -99,7 +99,7 @@ impl World {
         self.allocated.as_ref()?.get(host).copied()
     }
 
-    /// Takes in the addresses allocated to hosts; `None` if nothing allocates any. False if nothing changed.
+    /// Sets the addresses allocated to hosts; `None` if nothing allocates any. Returns false if nothing changed.
     pub(super) fn allocate(&mut self, now: Option<BTreeMap<String, IpAddr>>) -> bool {
         let before = std::mem::replace(&mut self.allocated, now.map(Arc::new));
         if before == self.allocated {
@@ -123,7 +123,7 @@ impl World {
         self.allocated.is_some()
     }
 
-    /// What depends on a ServiceEntry: its hosts, also those of other namespaces that it may take from them or give back.
+    /// Resources that depend on a ServiceEntry: its hosts, also those that other namespaces define.
     pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> Touched {
         let Some(entry) = self.service_entries.get(namespace, name) else { return Touched::default() };
         let mut touched = Touched { routes: true, names: true, ..Touched::default() };

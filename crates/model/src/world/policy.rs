@@ -1,4 +1,4 @@
-//! What holds for a workload: mutual TLS and authorization.
+//! Policies of a workload: mutual TLS and authorization.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::api::{
 };
 
 impl World {
-    /// What clients of a workload must do on one of its (container) ports. The oldest policy that selects the
-    /// workload, then its namespace's, then the mesh's; `UNSET` asks the next. Never [`MtlsMode::Unset`].
+    /// Mode of mutual TLS on a (container) port of a workload: that of the oldest policy that selects the workload, else the
+    /// namespace's, else the mesh's; `UNSET` inherits from the next. Never [`MtlsMode::Unset`].
     pub fn peer_mode(&self, namespace: &str, labels: &Labels, port: u16) -> MtlsMode {
         let workload = self.workload_policy(namespace, labels);
         let of_port = workload.and_then(|entry| entry.object.spec.port_level_mtls.get(&port.to_string()));
@@ -20,12 +20,12 @@ impl World {
         }
     }
 
-    /// The same for ports no policy names.
+    /// Mode of the ports that no policy names.
     pub fn workload_mode(&self, namespace: &str, labels: &Labels) -> MtlsMode {
         self.mode_with(self.workload_policy(namespace, labels), namespace)
     }
 
-    /// Ports of a workload that a policy names, with what holds there.
+    /// Ports of a workload that a policy names, with their modes.
     pub fn port_modes(&self, namespace: &str, labels: &Labels) -> Vec<(u16, MtlsMode)> {
         self.peer_modes(namespace, labels).1
     }

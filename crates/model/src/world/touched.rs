@@ -1,4 +1,4 @@
-//! What a change may have an effect on, as far as it is known beforehand. Rather too much than too little.
+//! Conservative estimate of what a change may affect: never too little.
 
 use std::collections::BTreeSet;
 
@@ -9,42 +9,42 @@ use crate::{
     compile::WELL_KNOWN_PORT,
 };
 
-/// Nobody is in this namespace, so what is visible there is visible everywhere.
+/// Namespace without clients: an object visible there is visible everywhere.
 const NOWHERE: &str = "";
 
-/// What may be different since the World was last asked for it.
+/// Resources that may differ since the last [`World::take_touched`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Everything.
     pub everything: bool,
-    /// The clusters and endpoints of these services (namespace, name).
+    /// Services (namespace, name) whose clusters and endpoints may differ.
     pub services: BTreeSet<(String, String)>,
     /// Routes.
     pub routes: bool,
-    /// The routes of these hosts, which are services.
+    /// Hosts of services whose routes may differ.
     pub hosts: BTreeSet<String>,
     /// The name table.
     pub names: bool,
-    /// What all workloads have for themselves.
+    /// Own resources of all workloads.
     pub workloads: bool,
-    /// What the workloads of these namespaces have for themselves.
+    /// Namespaces whose workloads' own resources may differ.
     pub workloads_in: BTreeSet<String>,
-    /// What these pods are (namespace, name), and so what their proxies are; with `everything` this holds for all pods.
+    /// Pods (namespace, name) that may differ, and with them the views of their proxies; all pods with `everything`.
     pub pods: BTreeSet<(String, String)>,
 }
 
 impl Touched {
-    /// True if nothing is different.
+    /// True if nothing may differ.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether a workload of this namespace may have something else for itself.
+    /// True if the own resources of a workload of this namespace may differ.
     pub fn touches_workloads_in(&self, namespace: &str) -> bool {
         self.everything || self.workloads || self.workloads_in.contains(namespace)
     }
 
-    /// Adds what may be different by a further change.
+    /// Adds the estimate of a further change.
     pub fn add(&mut self, other: Self) {
         self.everything |= other.everything;
         self.services.extend(other.services);
@@ -67,12 +67,12 @@ impl Touched {
 }
 
 impl World {
-    /// What may be different since this was last asked for; everything at first.
+    /// Returns and resets the estimate; everything at the first call.
     pub fn take_touched(&mut self) -> Touched {
         self.touched.replace(Touched::nothing()).unwrap_or_else(Touched::everything)
     }
 
-    /// What depends on the object that has this key now.
+    /// Resources that depend on the current object of a key.
     pub(super) fn touched_by(&self, key: &ObjectKey) -> Touched {
         if self.touched.as_ref().is_none_or(|touched| touched.everything) {
             return Touched::nothing();
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// The host of a VirtualService if that is one service which everybody sees, so that it is nowhere a host beside services.
+    /// The host of a VirtualService if it is a single service that all namespaces see.
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
         let host = hosts::fqdn(host, &rule.meta.namespace);
@@ -155,8 +155,8 @@ impl World {
             .then_some(host)
     }
 
-    /// Whether the outbound listeners of others may depend on a service. Those of HTTP ports are the same for all services
-    /// that have the port, so they depend on it only if it is the one that makes them necessary.
+    /// True if outbound listeners of other workloads may depend on a service. Listeners of HTTP ports are the same for all
+    /// services with the port, so they depend on a service only if it is the only one with the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
@@ -195,7 +195,7 @@ impl World {
         touched
     }
 
-    /// What depends on a service's endpoints. Those of a headless one are in listeners and names, too.
+    /// Resources that depend on a service's endpoints. Those of a headless service are also in listeners and names.
     fn touched_endpoints(&self, namespace: &str, service: &str) -> Touched {
         let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
         Touched {
