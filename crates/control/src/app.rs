@@ -177,7 +177,7 @@ impl Plane {
     }
 }
 
-/// Writes what the next start is to know.
+/// Writes the state for the next start.
 fn keep(habits: &Habits, names: &Names) {
     for written in [habits.write(), names.write()] {
         if let Err(error) = written {
@@ -196,7 +196,7 @@ fn audit(args: &Args, metrics: &Arc<Metrics>) -> anyhow::Result<Arc<Audit>> {
     Ok(audit)
 }
 
-/// Puts changes of what signs and is trusted on record.
+/// Records changes of the authority in the audit log.
 async fn watch_authority(keeper: Arc<Keeper>, audit: Arc<Audit>) {
     let mut authority = keeper.follow();
     authority.mark_unchanged();
@@ -205,7 +205,7 @@ async fn watch_authority(keeper: Arc<Keeper>, audit: Arc<Audit>) {
     }
 }
 
-/// Establishes who calls, by these tokens and what the platform is known to be.
+/// Makes the authentication of callers, by these tokens and the known pods.
 fn authentication(args: &Args, tokens: &Tokens, publisher: &Publisher) -> Arc<Authentication> {
     let settings = authentication::Settings {
         trust_domain: args.trust_domain.clone(),
@@ -255,7 +255,7 @@ fn publisher(
     (Arc::new(publisher), Some(lookups))
 }
 
-/// Starts what runs beside the calls and ends with the process.
+/// Starts the background tasks, which run until the process ends.
 fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>, keeper: Arc<Keeper>) {
     tokio::spawn(own.renew());
     tokio::spawn(keep_roots(keeper.follow(), Arc::clone(publisher)));
@@ -285,7 +285,7 @@ async fn keep_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: A
     }
 }
 
-/// Forgets scopes without proxies, and gives memory back that many who came or went at once needed.
+/// Removes idle scopes, and returns unused memory to the system after many connections came or went.
 async fn keep_small(publisher: Arc<Publisher>) {
     let mut events = 0;
     loop {

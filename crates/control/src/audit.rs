@@ -62,7 +62,7 @@ impl From<&str> for Target {
     }
 }
 
-/// What happened.
+/// Event.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event")]
 pub(crate) enum Event<'a> {
@@ -236,7 +236,7 @@ impl Audit {
         matches!(timeout(PATIENCE, confirmed).await, Ok(Ok(true)))
     }
 
-    /// Waits until what was recorded so far is written, or cannot be.
+    /// Waits until all records so far are written or have failed.
     pub(crate) async fn flush(&self) {
         let Some(queue) = &self.queue else { return };
         let (written, flushed) = oneshot::channel();

@@ -34,10 +34,10 @@ use crate::{
     platform::{Platform, PodOf},
 };
 
-/// What a call over TLS knows of its connection.
+/// Connection data of a call over TLS.
 type TlsInfo = <TlsStream<TcpStream> as Connected>::ConnectInfo;
 
-/// What time it is; tests have their own.
+/// Clock; tests have their own.
 pub(crate) type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// How callers are judged.
@@ -49,7 +49,7 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
 }
 
-/// Establishes who calls.
+/// Authenticates callers.
 pub(crate) struct Authentication {
     tokens: Arc<Live<Verifier>>,
     settings: Settings,
@@ -61,9 +61,9 @@ pub(crate) struct Authentication {
 /// The caller of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Caller {
-    /// Nobody asked: the call came to the plain port.
+    /// Not authenticated: the call came to the plain port.
     Anyone,
-    /// It has proved who it is.
+    /// Authenticated.
     Proven(Arc<Proof>),
 }
 
@@ -76,14 +76,14 @@ pub(crate) struct Proof {
     by: Credential,
 }
 
-/// How a caller proved who it is.
+/// Proof of a caller's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
     Token,
     Certificate { origin: Option<Origin>, not_after: SystemTime },
 }
 
-/// What a certificate may be that a caller gets.
+/// Limits of the certificate that a caller gets.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) lifetime: Duration,
@@ -200,7 +200,7 @@ impl Authentication {
         self.proof(id, pod, Credential::Certificate { origin, not_after })
     }
 
-    /// What a certificate may be that a caller gets who wishes for this lifetime.
+    /// Limits of the certificate for a caller that requests this lifetime.
     pub(crate) fn grant(&self, proof: &Proof, wish: Duration) -> Result<Grant, Status> {
         let now = (self.settings.clock)();
         let (origin, not_after) = match &proof.by {
@@ -262,7 +262,7 @@ impl Authentication {
     }
 }
 
-/// Services whose calls are admitted once it is known who calls.
+/// Services whose calls are admitted after authentication.
 pub(crate) struct Guarded<S> {
     pub(crate) services: S,
     pub(crate) authentication: Arc<Authentication>,

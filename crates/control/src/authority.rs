@@ -45,25 +45,25 @@ struct Plugged {
     folder: PathBuf,
     taken: Files,
     since: SystemTime,
-    /// What is wrong with what is in the folder now.
+    /// Error of the current content of the folder.
     problem: Option<String>,
     warned: Option<SystemTime>,
 }
 
-/// How it stands, for people and scripts. Times are in seconds since 1970.
+/// Status, for people and scripts. Times are in seconds since 1970.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Status {
     /// `self-signed` or `plugged-in`.
     kind: &'static str,
-    /// Where the replacement of the root stands.
+    /// Step of the replacement of the root.
     pub(crate) step: Step,
     pub(crate) since: u64,
     /// When this step ends; unknown where it is plugged in.
     until: Option<u64>,
     waits_for: &'static str,
-    /// Why what is in its folder is not in force.
+    /// Reason why the content of its folder is not in force.
     pub(crate) problem: Option<String>,
-    /// When what signs now ends.
+    /// Expiry of the certificate that signs.
     pub(crate) not_after: u64,
     roots: Vec<RootStatus>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct RootStatus {
     name: String,
     serial: String,
     not_after: u64,
-    /// Whether what is signed now leads to it.
+    /// True if certificates signed now lead to it.
     signs: bool,
     /// Whether it is sent to workloads.
     trusted: bool,
@@ -178,7 +178,7 @@ impl Keeper {
         }
     }
 
-    /// Changes an authority that is made here, and puts what comes of it in force.
+    /// Changes an authority that is made here, and puts the result in force.
     fn change(
         &self,
         made: &mut SelfSigned,
@@ -200,7 +200,7 @@ impl Keeper {
         info!(kind, step = step.name(), signs = ?signs, trusted, ?until, "certificate authority: waits for {waits_for}");
     }
 
-    /// Does what is due, for ever.
+    /// Runs due steps, until the process ends.
     pub(crate) async fn run(self: Arc<Self>) {
         let changed = Arc::new(Notify::new());
         let _watcher = self.watch(&changed);
@@ -231,7 +231,7 @@ impl Keeper {
         watch_folder(&plugged.folder, changed)
     }
 
-    /// Goes on with the replacement of a root; nothing where the authority is plugged in.
+    /// Continues the replacement of a root; does nothing for a plugged-in authority.
     fn advance(&self) -> Option<Result<(), skysail_identity::Error>> {
         let advanced = match &mut *self.kind() {
             Kind::Plugged(_) => return None,
@@ -247,7 +247,7 @@ impl Keeper {
         Some(advanced.map(drop))
     }
 
-    /// Takes what is in the folder, once it is whole.
+    /// Loads the authority in the folder once it is complete.
     async fn take_files(&self) {
         let Some(folder) = (match &*self.kind() {
             Kind::Plugged(plugged) => Some(plugged.folder.clone()),

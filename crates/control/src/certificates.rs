@@ -1,4 +1,4 @@
-//! Signs workloads' certificate requests for whom they prove to be.
+//! Signs certificate requests of workloads for their authenticated identity.
 
 use std::{
     sync::Arc,
@@ -78,7 +78,7 @@ impl Quota {
 struct Issued {
     signed: Signed,
     id: SpiffeId,
-    /// What proved the identity.
+    /// Credential that proved the identity.
     by: &'static str,
 }
 

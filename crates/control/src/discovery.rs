@@ -1,4 +1,4 @@
-//! Lets proxies in to what they are to see.
+//! Admits proxies to discovery.
 
 use std::{
     net::SocketAddr,
@@ -61,7 +61,7 @@ impl Discovery {
         Self { publisher, authentication, habits, pages, access, audit, cluster_id, said }
     }
 
-    /// Finds out who calls, what it declares, and when its access ends.
+    /// Determines the caller, the node that it declares, and the end of its access.
     fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<(NewClient, Ended), Status> {
         let version = version(&node);
         let node = self.read(node).map_err(Status::invalid_argument)?;

@@ -16,9 +16,9 @@ use crate::kept::Kept;
 
 /// The file in the folder.
 const FILE: &str = "used-hosts.json";
-/// So many hosts are remembered of an identity; those that were asked for last.
+/// Most hosts remembered for an identity: the most recently requested.
 const MOST_HOSTS: usize = 300;
-/// So many identities are remembered, those of the last hosts.
+/// Most identities remembered: those with the most recent hosts.
 const MOST_IDENTITIES: usize = 50_000;
 
 /// The memory of all identities.
@@ -30,18 +30,18 @@ pub(crate) struct Habits {
 #[derive(Default)]
 struct Known {
     identities: HashMap<Arc<str>, Habit>,
-    /// Counts what was learned, so that it is known what is oldest.
+    /// Counter that orders hosts by the time of their last request.
     learned: u64,
 }
 
-/// What an identity uses.
+/// Hosts that an identity uses.
 #[derive(Default)]
 struct Habit {
     /// By name, with when each was asked for last.
     hosts: HashMap<Arc<str>, u64>,
     /// When something was learned last.
     last: u64,
-    /// The hosts as all who come are given them, until there are others.
+    /// The hosts as handed out; shared until they change.
     listed: Option<Arc<[Arc<str>]>>,
 }
 

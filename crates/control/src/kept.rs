@@ -1,4 +1,4 @@
-//! What outlives the process: files of the state folder, each replaced as a whole some seconds after a change.
+//! Persistent state: files of the state folder, each replaced as a whole some seconds after a change.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use tracing::warn;
 /// Changes seldom come alone.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// A file that says what somebody knows; without a folder nobody writes it down.
+/// A file with the state of one owner; without a folder nothing is written.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     file: Option<PathBuf>,
@@ -28,7 +28,7 @@ impl Kept {
         Self { file: folder.map(|folder| folder.join(name)), ..Self::default() }
     }
 
-    /// What the file says; nothing if there is none, or it cannot be read.
+    /// Content of the file; `None` if it does not exist or cannot be read.
     pub(crate) fn read<T: DeserializeOwned + Default>(&self) -> T {
         let Some(file) = &self.file else { return T::default() };
         let read = fs::read(file).and_then(|text| Ok(serde_json::from_slice(&text)?));
@@ -40,13 +40,13 @@ impl Kept {
         })
     }
 
-    /// What is known has changed.
+    /// Marks the state as changed.
     pub(crate) fn note(&self) {
         self.unwritten.store(true, Relaxed);
         self.changed.notify_one();
     }
 
-    /// Writes down what is known, if it has changed. Blocks.
+    /// Writes the state if it has changed. Blocks.
     ///
     /// # Errors
     /// When the folder cannot be written to.

@@ -1,4 +1,4 @@
-//! What is counted, under the names Istio's dashboards know.
+//! Metrics, under the names that Istio's dashboards use.
 
 use std::{
     collections::BTreeMap,
@@ -62,9 +62,9 @@ pub(crate) struct Metrics {
     pub(crate) publication_micros: AtomicU64,
     pub(crate) dns_queries_udp: AtomicU64,
     pub(crate) dns_queries_tcp: AtomicU64,
-    /// What clients may cost, and how often they reached a bound.
+    /// Limits of clients, and how often each was reached.
     pub(crate) limits: Arc<Limits>,
-    /// By what came of them: addresses, none, no answer.
+    /// By result: addresses, none, no answer.
     pub(crate) dns_lookups: [AtomicU64; 3],
 }
 
@@ -205,7 +205,7 @@ impl Metrics {
         out
     }
 
-    /// Records what came of a lookup.
+    /// Records the result of a lookup.
     pub(crate) fn looked_up(&self, answer: &Result<Answer, Failure>) {
         let which = match answer {
             Ok(Answer::Addresses(..)) => 0,

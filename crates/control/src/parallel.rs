@@ -1,4 +1,4 @@
-//! Work on all cores, for what keeps everybody waiting: at the start, and when the first of many come.
+//! Parallel work on all cores, for work that all clients wait for.
 
 use std::{
     num::NonZero,
@@ -15,7 +15,7 @@ const FEW: usize = 16;
 /// Asking for it reads files.
 static CORES: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
-/// What `work` makes of each, in their order.
+/// Applies `work` to each item; returns the results in the same order.
 pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = CORES.min(items.len() / FEW);
     if threads < 2 {

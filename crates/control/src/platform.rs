@@ -1,4 +1,4 @@
-//! What is known of the platform while a caller proves who it is: trust domains and pods. Never waits for a compile.
+//! Platform data for authentication: trust domains and pods. Reading it never waits for a compile.
 
 mod pods;
 
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use self::pods::Pods;
 
-/// What callers are judged by.
+/// Data by which callers are authenticated.
 #[derive(Default)]
 pub(crate) struct Platform {
     domains: RwLock<Arc<Domains>>,
@@ -42,7 +42,7 @@ impl Platform {
         Arc::clone(&self.domains.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes in what the mesh configuration says.
+    /// Takes the trust domains of the mesh configuration.
     pub(crate) fn configure(&self, mesh: &MeshConfig) {
         // Another mesh's authority vouches for its identities to workloads, not to us, and ours does not vouch for them.
         let aliases = mesh.trust_domain_aliases.iter().filter(|domain| !mesh.is_foreign(domain));
@@ -50,7 +50,7 @@ impl Platform {
         *self.domains.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(domains);
     }
 
-    /// Takes in that an object came, changed or went.
+    /// Notes a change of an object.
     pub(crate) fn note(&self, change: &Change) {
         match change {
             Change::Apply(Object::Pod(pod), _) => {
@@ -90,7 +90,7 @@ impl Platform {
     }
 }
 
-/// One who waits for a pod's end.
+/// A task that waits for the end of a pod.
 struct Waiting {
     platform: Arc<Platform>,
     of: PodOf,

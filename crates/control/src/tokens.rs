@@ -15,7 +15,7 @@ use crate::audit::{Audit, Event};
 /// How often to look without an event.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Where the keys are, and what verifies with them now.
+/// Sources of the keys, and the verifier that uses them.
 pub(crate) struct Tokens {
     /// One key, PEM.
     pub(crate) key: Option<PathBuf>,
@@ -25,7 +25,7 @@ pub(crate) struct Tokens {
     pub(crate) verifier: Arc<Live<Verifier>>,
 }
 
-/// What was last read.
+/// Content read last.
 type Texts = [Option<Vec<u8>>; 2];
 
 impl Tokens {
@@ -73,7 +73,7 @@ impl Tokens {
         Ok(texts)
     }
 
-    /// Follows the files for ever, from what was read first.
+    /// Watches the files until the process ends, starting from the content read first.
     pub(crate) async fn follow(self, mut texts: Texts, audit: Arc<Audit>) {
         let changed = Arc::new(Notify::new());
         let folders = [&self.key, &self.jwks].into_iter().flatten().filter_map(|path| path.parent());

@@ -17,7 +17,7 @@ use crate::metrics::{Metrics, count};
 /// Messages that are written together, and made durable together.
 const BATCH: usize = 256;
 
-/// What the thread is to do.
+/// Command for the thread.
 pub(super) enum Message {
     Record(Vec<u8>),
     /// Says whether it is on disk.
@@ -64,7 +64,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Writes until nobody can send any more.
+    /// Writes until all senders are dropped.
     pub(super) fn run(mut self, records: &Receiver<Message>) {
         while let Ok(first) = records.recv() {
             let batch: Vec<Message> =

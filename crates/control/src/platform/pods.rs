@@ -1,4 +1,4 @@
-//! Pods: which are there, which are no more, who has which address.
+//! Pods: running ones, those that are gone, and their addresses.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,7 +26,7 @@ pub(super) struct Pods {
     /// Ends in their order, with their numbers.
     order: VecDeque<(Key, u64)>,
     ends: u64,
-    /// Told of each change of a pod.
+    /// Notified of each change of a pod.
     watched: HashMap<Key, Arc<Notify>>,
 }
 
