@@ -1,4 +1,4 @@
-//! What we tell people about their configuration: where, which object, which field, what is wrong, what to do.
+//! Diagnostics about configuration: file, line, object, field, error and remedy.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::api::ObjectKey;
 pub enum Severity {
     /// The object, or what the message names, has no effect.
     Error,
-    /// The object is applied, but probably does not do what was meant.
+    /// The object is applied, but probably not as intended.
     Warning,
     /// Nothing to do; said so that nothing is ignored in silence.
     Info,
@@ -21,7 +21,7 @@ pub enum Severity {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Diagnostic {
-    /// The file it was read from; a name for what came from elsewhere.
+    /// File that it was read from, or another name of its source.
     pub file: String,
     /// The line in the file, from 1; 0 if unknown.
     pub line: u32,
@@ -31,9 +31,9 @@ pub struct Diagnostic {
     pub object: String,
     /// `spec.http[0].route[1].weight`; empty for the object as a whole.
     pub field: String,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// What to do; may be empty.
+    /// Remedy; may be empty.
     pub remedy: String,
 }
 
@@ -65,7 +65,7 @@ impl Diagnostic {
         self
     }
 
-    /// Says what to do.
+    /// Sets the remedy.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();

@@ -1,4 +1,4 @@
-//! Kubernetes' kinds, cut down to what a mesh needs of them.
+//! Kubernetes' kinds, reduced to the fields that a mesh uses.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -12,7 +12,7 @@ use super::{
 /// The namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// What a port of a service speaks.
+/// Protocol of a port of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// HTTP/1.1 (and HTTP/2 by upgrade).
@@ -44,7 +44,7 @@ pub struct Service {
     pub headless: bool,
     /// `type: ExternalName`: a name elsewhere.
     pub external_name: Option<String>,
-    /// The pods behind it; empty if its endpoints are kept by somebody else.
+    /// Selector of its pods; empty if its endpoints are managed elsewhere.
     pub selector: Labels,
     /// Its ports.
     pub ports: Vec<ServicePort>,
@@ -63,7 +63,7 @@ pub struct ServicePort {
     pub port: u16,
     /// The pod's port.
     pub target: TargetPort,
-    /// What it speaks.
+    /// Protocol.
     pub protocol: Protocol,
 }
 
@@ -76,7 +76,7 @@ pub enum TargetPort {
     Name(String),
 }
 
-/// What the mesh needs of a Pod.
+/// A Pod, reduced to the fields that a mesh uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Its addresses, the main one first; empty before it has one.
@@ -101,7 +101,7 @@ pub struct Pod {
     pub workload: Workload,
 }
 
-/// What made a Pod.
+/// Workload that made a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
     /// `Deployment`, `StatefulSet`, `Pod`, ...
@@ -121,7 +121,7 @@ pub struct ContainerPort {
     pub tcp: bool,
 }
 
-/// What the mesh needs of a kind that makes Pods: Deployment, StatefulSet, Job, ...
+/// A kind that makes Pods: Deployment, StatefulSet, Job, ...
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     /// The kind.
@@ -134,10 +134,10 @@ pub struct Template {
     pub ports: Vec<ContainerPort>,
 }
 
-/// What the mesh needs of a Node.
+/// A Node, reduced to the fields that a mesh uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Where it stands.
+    /// Locality.
     pub locality: Locality,
 }
 
@@ -152,7 +152,7 @@ pub struct Locality {
     pub subzone: String,
 }
 
-/// An EndpointSlice somebody else keeps.
+/// An EndpointSlice, which is managed elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointSlice {
     /// The service, by label `kubernetes.io/service-name`.
@@ -179,7 +179,7 @@ pub struct SliceEndpoint {
 }
 
 impl Protocol {
-    /// True for what is routed by HTTP's rules.
+    /// True for protocols that are routed as HTTP.
     pub const fn is_http(self) -> bool {
         matches!(self, Self::Http | Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
@@ -204,7 +204,7 @@ impl Protocol {
         })
     }
 
-    /// What a service port speaks.
+    /// Protocol of a service port.
     fn of(port: &manifest::ServicePort) -> Self {
         let transport = port.protocol.as_deref();
         Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)

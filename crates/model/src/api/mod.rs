@@ -1,4 +1,4 @@
-//! What people write: the Kubernetes and Istio kinds the mesh knows, as typed objects.
+//! Typed objects of the Kubernetes and Istio kinds that the mesh uses.
 //!
 //! Istio's kinds mirror Istio's API field by field. Kubernetes' kinds are cut down to what a mesh needs of them,
 //! since a large mesh holds tens of thousands of Pods.
@@ -127,7 +127,7 @@ impl fmt::Display for Kind {
 /// Which object, among all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
     /// Its namespace; empty for kinds that live in none.
     pub namespace: String,
@@ -145,7 +145,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What all objects have in common.
+/// Metadata that all objects have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The namespace; empty for kinds that live in none.
@@ -165,11 +165,11 @@ pub struct Meta {
 pub struct Typed<T> {
     /// Name, namespace, labels.
     pub meta: Meta,
-    /// What it says.
+    /// Specification.
     pub spec: T,
 }
 
-/// An object of any kind. Who keeps it elsewhere, too, keeps the same.
+/// An object of any kind. Clones share it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// A Namespace; its labels are all that counts.
@@ -182,7 +182,7 @@ pub enum Object {
     ServiceAccount(Arc<Typed<()>>),
     /// A Pod.
     Pod(Arc<Typed<Pod>>),
-    /// A Secret, without what it holds.
+    /// A Secret, without its data.
     Secret(Arc<Typed<()>>),
     /// A kind that makes Pods.
     Template(Arc<Typed<Template>>),
@@ -203,7 +203,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// What it is.
+    /// Kind.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Namespace(_) => Kind::Namespace,
@@ -241,7 +241,7 @@ impl Object {
         }
     }
 
-    /// Its name, namespace and labels, while nobody else keeps it.
+    /// Its name, namespace and labels; `None` if the object is shared.
     pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
         Some(match self {
             Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => {

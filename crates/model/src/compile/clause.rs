@@ -16,7 +16,7 @@ use route::header_matcher::HeaderMatchSpecifier;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unchecked;
 
-/// What is looked at.
+/// Attribute of a request or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attribute<'a> {
     Principal,
@@ -69,7 +69,7 @@ impl<'a> Clause<'a> {
         Self::given(&all)
     }
 
-    /// `when[]`; `None` for a key nobody knows.
+    /// `when[]`; `None` for an unknown key.
     pub(super) fn of_condition(condition: &'a Condition) -> Option<Self> {
         let header = || condition.key.strip_prefix("request.headers[")?.strip_suffix(']');
         let attribute = match condition.key.as_str() {
@@ -88,7 +88,7 @@ impl<'a> Clause<'a> {
         Some(Self { attribute, values: &condition.values, not_values: &condition.not_values })
     }
 
-    /// True for what only HTTP requests have.
+    /// True for attributes that only HTTP requests have.
     pub(super) fn needs_http(&self) -> bool {
         matches!(
             self.attribute,
@@ -96,7 +96,7 @@ impl<'a> Clause<'a> {
         )
     }
 
-    /// True for what is said of the peer, false for what is said of the request.
+    /// True for attributes of the peer, false for those of the request.
     pub(super) fn is_of_peer(&self) -> bool {
         !matches!(
             self.attribute,

@@ -40,7 +40,7 @@ use crate::{
     api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
 };
 
-/// What is made together, and made anew together when something of it changed.
+/// Unit of compilation: resources that are compiled together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// The clusters and endpoints of a service: namespace and name.
@@ -49,11 +49,11 @@ pub enum Part {
     Routes,
     /// The names of services: the name table; for gRPC's clients the listeners.
     Names,
-    /// Whom to trust in which trust domain.
+    /// Trust bundles by trust domain.
     Trust,
 }
 
-/// Everything a proxy is to be sent, and what could not be made as it was written.
+/// Compiles all resources of a proxy. Also returns findings about configuration that could not be compiled as written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
     let surroundings = Surroundings::of(view, &world.label_keys());
     let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));

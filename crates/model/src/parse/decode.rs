@@ -10,7 +10,7 @@ use serde::{
 
 use skysail_yaml::{Entry, Node, Value, join};
 
-/// A field that could not be read, or that nobody knows.
+/// A field that could not be read, or is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
     pub(crate) path: Vec<Segment>,
@@ -26,18 +26,18 @@ pub(crate) enum Segment {
     Index(usize),
 }
 
-/// What came out of a tree.
+/// Result of decoding.
 #[derive(Debug)]
 pub(crate) struct Decoded<T> {
     /// The value, if it could be read.
     pub(crate) value: Option<T>,
     /// Fields that could not be read.
     pub(crate) errors: Vec<Finding>,
-    /// Fields nobody knows.
+    /// Unknown fields.
     pub(crate) unknown: Vec<Finding>,
 }
 
-/// More errors in one object help nobody.
+/// Most errors reported for one object.
 const MAX_ERRORS: usize = 20;
 
 /// Reads a tree. On an error the field is taken out and the rest read again, so that all errors come out at once.
@@ -191,11 +191,11 @@ impl de::Error for Failure {
     }
 }
 
-/// What to do about `${NAME}`.
+/// Remedy for `${NAME}`.
 pub(crate) const VARIABLE: &str =
     "variables are not replaced here; replace them first, for example with envsubst";
 
-/// What to say of a value of another type than expected.
+/// Message for a value of another type than expected.
 pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
     let found = match &node.value {
         Value::Null => Unexpected::Unit,
@@ -239,7 +239,7 @@ fn mismatch_words(found: &Unexpected<'_>, expected: &str) -> (String, String) {
     (format!("expected {expected}, found {}", found_words(found)), remedy.to_owned())
 }
 
-/// What to say of a word that is none of those known.
+/// Message for an unknown word.
 pub(super) fn not_one_of(word: &str, known: &[&str]) -> (String, String) {
     let remedy = nearest(word, known).map(|known| format!("did you mean {known}?"));
     (format!("{word:?} is not one of {}", known.join(", ")), remedy.unwrap_or_default())

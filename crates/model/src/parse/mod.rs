@@ -32,19 +32,19 @@ use std::{
     sync::Arc,
 };
 
-/// What to do about a mesh configuration in another place.
+/// Remedy for a mesh configuration in another place.
 const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio in namespace istio-system";
 
-/// What was found in a text.
+/// Content of a text.
 #[derive(Debug, Default)]
 pub struct Parsed {
     /// The objects that can be applied.
     pub objects: Vec<(Object, Origin)>,
-    /// What is wrong with it.
+    /// Diagnostics.
     pub diagnostics: Vec<Diagnostic>,
     /// The objects that were refused, as far as they could be made out.
     pub refused: BTreeMap<ObjectKey, Refused>,
-    /// Something stands there that could not be made out at all.
+    /// True if a part of the text could not be identified.
     pub unreadable: bool,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
     pub foreign: BTreeMap<String, (u32, usize)>,
@@ -55,7 +55,7 @@ pub struct Parsed {
 pub struct Refused {
     /// The line of its first error.
     pub line: u32,
-    /// What takes its place while there is no valid version of it; policies only.
+    /// Policy that is enforced while there is no valid version of it; policies only.
     pub fallback: Option<Fallback>,
 }
 
@@ -66,11 +66,11 @@ pub struct Manifests {
     pub objects: Vec<(ObjectKey, serde_json::Value)>,
     /// The objects that were refused, as far as they could be made out.
     pub refused: BTreeSet<ObjectKey>,
-    /// Something stands there that could not be made out at all.
+    /// True if a part of the text could not be identified.
     pub unreadable: bool,
     /// How many objects of each kind stand there, of all kinds.
     pub kinds: BTreeMap<String, usize>,
-    /// What is wrong with the text.
+    /// Diagnostics.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -119,7 +119,7 @@ struct Reading {
     errors: Vec<String>,
 }
 
-/// An Istio object as it stands in the file.
+/// An Istio object as written in the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", bound = "S: DeserializeOwned + Default")]
 struct IstioObject<S> {
@@ -315,7 +315,7 @@ impl Reading {
         self.take(node, Decoded { value, errors, unknown }, Severity::Warning)
     }
 
-    /// An Istio object: a field nobody knows is an error, as it is for `kubectl apply`.
+    /// An Istio object: an unknown field is an error, as it is for `kubectl apply`.
     fn istio<S: DeserializeOwned + Default>(
         &mut self,
         node: &Node,
@@ -431,7 +431,7 @@ impl Reading {
         decoded.value.filter(|_| !refused)
     }
 
-    /// Reports what decoding found. `None` if the object is refused.
+    /// Reports the findings of decoding. Returns `None` if the object is refused.
     fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Severity) -> Option<T> {
         let refused = !decoded.errors.is_empty() || unknown == Severity::Error && !decoded.unknown.is_empty();
         let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
@@ -442,7 +442,7 @@ impl Reading {
         decoded.value.filter(|_| !refused)
     }
 
-    /// Reports what validation found, and takes the object unless that refuses it.
+    /// Reports the findings of validation, and adds the object unless it is refused.
     fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));

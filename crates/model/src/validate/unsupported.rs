@@ -1,4 +1,4 @@
-//! What Istio does and we do not yet: the one list of it, by field.
+//! Fields of Istio that are not supported yet.
 //!
 //! A field stands here if it can be written, is understood, and `skysail-proxy` does not do it. The object is applied
 //! without it. What is sent all the same, for workloads with an Envoy in the sidecar's place, is said so.
@@ -48,7 +48,7 @@ pub(crate) fn condition_unsupported(key: &str) -> bool {
     CONDITIONS.iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// Names what an object says that we do not do.
+/// Reports the unsupported fields of an object.
 pub(crate) fn unsupported(kind: Kind, root: &Node) -> Vec<Finding> {
     let mut findings = Findings::default();
     let rows: Vec<&Row> = TABLE.iter().filter(|row| row.0 == kind).collect();

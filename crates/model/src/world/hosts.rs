@@ -1,4 +1,4 @@
-//! What a host name means, and to whom: services, VirtualServices, DestinationRules and their visibility.
+//! Objects of a host name, by client namespace: services, VirtualServices, DestinationRules and their visibility.
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
@@ -59,7 +59,7 @@ impl World {
         }
     }
 
-    /// What a host of ServiceEntries is, by namespace.
+    /// Services of a host of ServiceEntries, by namespace.
     fn outside_entries(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
         let namespaces: BTreeSet<&String> =
             self.entry_hosts.get(host).map(|(namespace, _)| namespace).collect();

@@ -42,7 +42,7 @@ impl World {
         true
     }
 
-    /// What DNS says a name is.
+    /// DNS answer for a name.
     pub fn resolved(&self, name: &str) -> Option<&Resolved> {
         self.resolved.get(name)
     }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl World {
-    /// Reports what does not fit together, by file and line.
+    /// Reports objects that do not fit together, by file and line.
     pub fn validate(&self) -> Vec<Diagnostic> {
         let mut report = Report { world: self, diagnostics: Vec::new() };
         report.virtual_services();
@@ -87,7 +87,7 @@ fn workloads<'a>(
     labels.filter(move |labels| selects(selector, labels))
 }
 
-/// What makes Pods in a namespace.
+/// Objects that make Pods in a namespace.
 fn templates_in<'a>(world: &'a World, namespace: &'a str) -> impl Iterator<Item = &'a Typed<Template>> {
     let entries = world.templates.values().flat_map(move |store| store.in_namespace(namespace));
     entries.map(|entry| &*entry.object)
