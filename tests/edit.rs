@@ -235,13 +235,18 @@ fn printed(mesh: &Mesh, start: &str, text: &str) {
 /// A policy with an error and without a valid version restricts at least what it was to restrict.
 #[test]
 fn a_refused_policy_restricts_until_it_is_fixed() {
-    let mesh = shop();
     let admin = "http://stock.shop/admin";
-    mesh.wait_status("front", admin, &[], 200);
     let spec = "{action: DENY, rules: [{to: [{operation: {paths: [/admin]}}], from: [{source: {ipBlocks: [10.0.0.0/99]}}]}]}";
     let policy = format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: closed, namespace: shop}}\nspec: {spec}\n"
     );
+    let text = format!("{}---\n{policy}", include_str!("shop.yaml"));
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    mesh.wait_status("front", STOCK, &[], 200);
+    assert_eq!(mesh.call("front", admin, &[]).status, Some(403), "from the start");
+    mesh.put("mesh.yaml", include_str!("shop.yaml"));
+    mesh.wait_status("front", admin, &[], 200);
+    // The same while the mesh runs.
     mesh.put("policy.yaml", &policy);
     mesh.wait_status("front", admin, &[], 403);
     mesh.wait_status("front", STOCK, &[], 200);

@@ -221,7 +221,8 @@ fn changed_ports(before: &Modes, after: &Modes, strict: bool) -> Option<String> 
     }
     let changed: Vec<u16> =
         named.into_iter().filter(|port| has(after, *port) && !has(before, *port)).collect();
-    (!changed.is_empty()).then(|| format!(" on port {}", text(changed)))
+    let word = if changed.len() == 1 { "port" } else { "ports" };
+    (!changed.is_empty()).then(|| format!(" on {word} {}", text(changed)))
 }
 
 /// Compares which requests are accepted, for a policy before and after.

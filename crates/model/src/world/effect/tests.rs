@@ -88,7 +88,7 @@ fn mutual_tls_that_is_no_longer_required_is_named_by_workload_and_port() {
     ]
     .map(|text| mutual_tls("shop", &ports(text)));
     assert_eq!(said("", &all, &but_one), [format!("{accepted} on port 8080 by shop/web")]);
-    assert_eq!(said("", &all, &others), [format!("{accepted} on port 8080, 8081 by shop/web")]);
+    assert_eq!(said("", &all, &others), [format!("{accepted} on ports 8080, 8081 by shop/web")]);
     let open = format!("{{{WEB}mtls: {{mode: PERMISSIVE}}, portLevelMtls: {{8081: {{mode: STRICT}}}}}}");
     let open = mutual_tls("shop", &open);
     assert_eq!(said("", &all, &open), [format!("{accepted} on all ports but 8081 by shop/web")]);
