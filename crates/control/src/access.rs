@@ -53,7 +53,7 @@ impl fmt::Display for Account {
     }
 }
 
-/// Decides about callers.
+/// Authorizes callers.
 pub(crate) struct Access {
     authentication: Arc<Authentication>,
     allowed: BTreeSet<Account>,
@@ -93,7 +93,7 @@ impl Access {
         )))
     }
 
-    /// Admits callers from here, and readers with a token, of whom it returns the identity.
+    /// Admits callers of the own network namespace, and readers with a token. Returns the identity of a reader.
     fn check(&self, ends: Ends, request: &Request) -> Result<Option<SpiffeId>, (StatusCode, String)> {
         match ends.check(request) {
             Ok(()) => Ok(None),
@@ -126,7 +126,7 @@ impl Access {
     }
 }
 
-/// How to get in.
+/// Message that says how to get access.
 fn missing() -> String {
     format!(
         "this page is served to callers on the control plane's own machine or in its pod, for example by port forwarding, and to the \
@@ -135,7 +135,7 @@ fn missing() -> String {
     )
 }
 
-/// Answers for the pages where a caller may not see them, and puts on record what is done, refused, or read from elsewhere.
+/// Refuses callers without access, and records actions, refusals and remote reads in the audit log.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     ConnectInfo(ends): ConnectInfo<Ends>,

@@ -39,10 +39,10 @@ const CONFIG_DUMP: &str = "istio.io/debug/config_dump";
 const CONNECTIONS: &str = "istio.io/connections";
 /// One of the pages below `/debug`, by its name.
 const PAGE: &str = "istio.io/debug";
-/// What istiod says of a page that it does not have; `istioctl` looks for it and shows those there are.
+/// Istiod's message for an unknown page; `istioctl` recognizes it and lists the pages.
 const UNKNOWN: &str = "404 page not found";
 
-/// Answers a question of an administrator.
+/// Answers a request of an administrator.
 pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResponse, Status> {
     let publisher = &*pages.publisher;
     let Question { type_url, names } = question;
@@ -68,7 +68,7 @@ pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResp
     Ok(DiscoveryResponse { resources, control_plane: Some(control_plane()), ..DiscoveryResponse::default() })
 }
 
-/// What istiod says of itself, for `istioctl`'s columns.
+/// Istiod's description of itself, for the columns of `istioctl`.
 fn control_plane() -> ControlPlane {
     let id = std::env::var("POD_NAME")
         .or_else(|_| std::env::var("HOSTNAME"))
@@ -108,7 +108,7 @@ fn node(view: &ProxyView, status: &ClientStatus) -> Node {
     Node { id: status.proxy.clone(), metadata, ..Node::default() }
 }
 
-/// How a proxy gets on, in the form of Envoy's client status discovery.
+/// Status of a proxy, in the form of Envoy's client status discovery.
 fn client_config(view: &ProxyView, status: &ClientStatus) -> ClientConfig {
     let configs = status.types().map(|(kind, of)| {
         let updated = of.sent_at.map(timestamp);
@@ -145,7 +145,7 @@ fn timestamp(time: SystemTime) -> Timestamp {
     }
 }
 
-/// What a proxy is sent: clusters, listeners and routes, as the messages of Envoy's config dump. Secrets are never part of it.
+/// Clusters, listeners and routes of a proxy, as the messages of Envoy's config dump; without secrets.
 fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
     let snapshot = publisher.resources_of(proxy).ok_or_else(|| {
         Status::not_found(format!(

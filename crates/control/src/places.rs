@@ -16,10 +16,10 @@ use tokio::sync::{Notify, oneshot};
 const PLACES: usize = 64;
 /// Connections that wait to begin their handshake, beyond which no more are accepted. The others wait in the kernel's queue.
 const CROWD: usize = 1_024;
-/// How many of them count at most of one address, so that an address keeps no other one in the kernel's queue.
+/// Waiting connections that count of one address at most, so that one address cannot keep others in the kernel's queue.
 const CROWD_BY_ADDRESS: usize = 64;
 
-/// What a connection needs a place for.
+/// Purpose of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Its handshake begins.
@@ -50,7 +50,7 @@ struct Queue {
     waiting: HashMap<IpAddr, VecDeque<oneshot::Sender<Place>>>,
     /// The addresses, the next in turn first.
     turns: VecDeque<IpAddr>,
-    /// How many wait, of each address at most [`CROWD_BY_ADDRESS`].
+    /// Waiting connections, of each address at most [`CROWD_BY_ADDRESS`].
     crowd: usize,
 }
 
@@ -94,7 +94,7 @@ impl Places {
         Arc::new(Self { state: Mutex::new(state), begun: Notify::new() })
     }
 
-    /// Waits for a place. `None` does not occur: a queue drops nobody that waits.
+    /// Waits for a place. `None` does not occur: no queue drops a waiting connection.
     pub(crate) async fn take(self: &Arc<Self>, from: IpAddr, step: Step) -> Option<Place> {
         let granted = {
             let mut state = self.state();

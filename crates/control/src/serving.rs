@@ -43,16 +43,16 @@ use crate::{
     places::{Places, Step},
 };
 
-/// How long a handshake may take, with its waits for a place.
+/// Timeout of a handshake, including the waits for a place.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Steps of a handshake in progress that come before new handshakes. An ordinary client needs one or two; one that sends its
 /// messages byte by byte waits like a new one after these.
 const SOONER: usize = 4;
 /// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
 const QUEUE: u32 = 4_096;
-/// What the kernel takes of a connection beyond what it has sent, in bytes.
+/// Bytes that the kernel buffers for a connection beyond those in flight.
 const UNSENT: u32 = 128 << 10;
-/// Names proxies know the control plane by.
+/// Names by which proxies know the control plane.
 const NAMES: [&str; 5] = [
     "istiod.istio-system.svc",
     "istiod.istio-system.svc.cluster.local",
@@ -68,12 +68,12 @@ pub(crate) struct OwnCertificate {
     addresses: Vec<IpAddr>,
     lifetime: Duration,
     live: Arc<Live<Identity>>,
-    /// Whose certificates clients may bring.
+    /// Roots of client certificates.
     roots: Arc<Live<Roots>>,
 }
 
 impl OwnCertificate {
-    /// Issues the first.
+    /// Issues the first certificate.
     pub(crate) fn new(
         keeper: &Keeper,
         trust_domain: String,
@@ -91,7 +91,7 @@ impl OwnCertificate {
         Ok(own)
     }
 
-    /// Takes a new certificate of the authority of now, and whom that trusts.
+    /// Issues a new certificate of the current authority and takes over its trust bundle.
     fn issue(&mut self) -> Result<(), skysail_identity::Error> {
         let authority = Arc::clone(&self.authority.borrow_and_update());
         let names = NAMES.map(str::to_owned);
@@ -101,7 +101,7 @@ impl OwnCertificate {
         Ok(())
     }
 
-    /// TLS with this certificate, also after renewals. Clients may bring a certificate of ours.
+    /// Returns a TLS configuration that follows renewals. Clients may present a certificate of the mesh.
     pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, skysail_identity::Error> {
         let roots = Arc::clone(&self.roots);
         TlsSpec {
@@ -113,7 +113,7 @@ impl OwnCertificate {
         .server()
     }
 
-    /// Renews it in time, and when there is another authority, forever.
+    /// Renews the certificate before it expires and when the authority changes. Never returns.
     pub(crate) async fn renew(mut self) {
         let mut failures = 0;
         loop {
@@ -158,16 +158,16 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(QUEUE)
 }
 
-/// Has small writes sent at once, and what the peer cannot take yet left to us, not to the kernel: a `WINDOW_UPDATE` for a request
-/// would wait there behind megabytes of responses, until the time for the request is over.
+/// Disables Nagle's algorithm and limits the kernel's send buffer: in a large buffer a `WINDOW_UPDATE` for a request would wait behind
+/// megabytes of responses, until the request times out.
 fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
 }
 
-/// Serves connections until the shutdown begins; those there are go on until their calls end.
+/// Serves connections until the shutdown begins. Open connections continue until their calls end.
 ///
-/// Each shakes hands by itself, if it is to be in `tls`, so that a slow one holds up nobody.
+/// Each connection has a task for its handshake, so that a slow client delays no other.
 pub(crate) async fn serve<S: Service + 'static>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -250,7 +250,7 @@ async fn shake_hands(
     None
 }
 
-/// Shakes hands. Takes a place whenever the client has sent something, and gives it back once the answer is written.
+/// Performs the handshake. Takes a place when the client has sent data, and returns it once the answer is written.
 async fn handshake(
     config: Arc<ServerConfig>,
     stream: TcpStream,

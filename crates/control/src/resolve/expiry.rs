@@ -1,25 +1,25 @@
-//! When to ask for a name again.
+//! Time of the next request for a name.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Not more often, whatever the answer says.
+/// Shortest pause, whatever the answer says.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Not less often where there are addresses.
+/// Longest pause while the name has addresses.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Not less often where there are none, as somebody may be about to make the name.
+/// Longest pause while it has none, as the name may be about to be created.
 const LONGEST_NOTHING: Duration = Duration::from_secs(60);
 /// Where there are none and it is not said for how long, which is not to be kept (RFC 2308, section 5).
 const UNSAID_NOTHING: Duration = Duration::from_secs(5);
-/// After the first failure; each further one doubles it.
+/// Pause after the first failure; each further failure doubles it.
 const RETRY: Duration = Duration::from_secs(1);
-/// After many failures.
+/// Longest pause after failures.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// By at most this share a pause is longer by chance, so that names that were asked for together part.
 const JITTER: f64 = 0.1;
 
-/// When the last answer expires, and when to ask again.
+/// Expiry of the last answer and time of the next request.
 #[derive(Debug)]
 pub(super) struct Expiry {
     /// Ask then.

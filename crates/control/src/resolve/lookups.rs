@@ -1,4 +1,4 @@
-//! Lookups at real DNS servers, for the publisher.
+//! DNS lookups for the publisher.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tracing::{error, warn};
 use super::{Event, Names, Resolver, Wanted, ask::ask, system::Servers};
 use crate::{metrics::Metrics, publish::Publisher};
 
-/// So long a start waits for DNS, so that proxies are not told for a moment that names have no addresses.
+/// Longest wait for DNS at a start, so that proxies are not sent names without addresses for a moment.
 const FIRST_ANSWERS: Duration = Duration::from_secs(10);
 
 /// Lookups that are about to start.
@@ -30,7 +30,7 @@ impl Lookups {
         Self { servers: Arc::new(Servers::new(servers)), metrics, names, wanted }
     }
 
-    /// Looks names up from now on; returns when each that is wanted now was looked up once, or DNS takes too long.
+    /// Starts the lookups. Returns when each current name was looked up once, or after a timeout.
     pub(crate) async fn start(self, publisher: &Arc<Publisher>) {
         let Self { servers, metrics, names, wanted } = self;
         let ask = move |name: Arc<str>, family| {
@@ -53,7 +53,7 @@ impl Lookups {
     }
 }
 
-/// Publishes what becomes of names: all that came about meanwhile at once.
+/// Publishes results of lookups; results that arrive in the meantime are published together.
 async fn publish(
     mut events: mpsc::UnboundedReceiver<Event>,
     publisher: Arc<Publisher>,

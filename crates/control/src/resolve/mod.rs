@@ -1,12 +1,12 @@
-//! Names of endpoints, each looked up once for the whole mesh.
+//! DNS lookups of the names of endpoints, each once for the whole mesh.
 //!
-//! One task is told which names are wanted, asks for each name's A and AAAA records (`ask`, at the servers that `system`
-//! names), again when they expire (`expiry`), and tells what changed. What is under way is limited, and names do not
-//! come in step.
+//! One task receives the names to look up, requests the A and AAAA records of each (`ask`, at the servers of `system`), requests
+//! them again when they expire (`expiry`), and reports changes. The number of pending requests is limited. Random pauses keep
+//! names from expiring at the same time.
 //!
-//! While a name cannot be looked up its last addresses stay in force, for as long as that takes, as in Envoy: an address
-//! that may be wrong is better than none. An answer that there are none is an answer, and takes them away. The last addresses
-//! are [kept](Kept), so that this also holds for a restart.
+//! While a name cannot be looked up, its last addresses stay in force without a limit of time, as in Envoy: an address that may be
+//! wrong is better than none. The answer that a name has no addresses removes them. The last addresses are [kept](Kept) over
+//! restarts.
 
 mod ask;
 mod expiry;
@@ -41,26 +41,26 @@ use crate::kept::Kept;
 
 /// The file in the folder.
 const FILE: &str = "addresses.json";
-/// So many questions are under way at once.
+/// Most pending requests.
 const AT_ONCE: usize = 64;
 
-/// Who uses each name that is to be looked up.
+/// Names to look up, with the services that use each.
 pub(crate) type Wanted = BTreeMap<Arc<str>, Vec<String>>;
 
-/// What is told of names.
+/// Result for a name.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Event {
-    /// What a name is now; `None` if nobody wants it any more.
+    /// Addresses of a name; `None` if it is no longer used.
     Changed(Arc<str>, Option<Resolved>),
-    /// Every name that was wanted at first has been looked up once, well or badly. Told once.
+    /// Every name of the first set was looked up once, with or without success. Sent once.
     Settled,
 }
 
-/// The names and what is known of them.
+/// The names and their states.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     known: Mutex<BTreeMap<Arc<str>, Known>>,
-    /// What a process before this one knew, for the names that this one was not asked for yet.
+    /// Addresses from an earlier process, for names that were not looked up yet.
     before: Mutex<Addresses>,
     kept: Kept,
 }
@@ -68,51 +68,51 @@ pub(crate) struct Names {
 /// The addresses of names, of each family the current one first.
 type Addresses = HashMap<String, Vec<IpAddr>>;
 
-/// What is known of a name.
+/// State of a name.
 #[derive(Debug, Default)]
 struct Known {
     used_by: Vec<String>,
     families: BTreeMap<Family, Records>,
-    /// What the log was told last.
+    /// Condition that was logged last.
     said: Condition,
 }
 
-/// What is known of the addresses of one family that a name has.
+/// State of the addresses of one family of a name.
 #[derive(Debug)]
 struct Records {
     /// In the order of the last answer.
     addresses: Vec<IpAddr>,
-    /// The one that is used where one is enough.
+    /// Address that is used where one is enough.
     current: Option<IpAddr>,
-    /// When they expire, and when to ask next.
+    /// Expiry and time of the next request.
     expiry: Expiry,
-    /// There is no such name.
+    /// The name does not exist.
     missing: bool,
-    /// Why the last question had no answer.
+    /// Reason why the last request had no answer.
     error: Option<Failure>,
-    /// The first answer is still to come.
+    /// No answer yet.
     new: bool,
 }
 
-/// How a name gets on.
+/// Condition of a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Condition {
-    /// The first answer is still to come.
+    /// No answer yet.
     #[default]
     New,
     /// It has addresses.
     Resolved,
-    /// It has none, as DNS says.
+    /// It has no addresses.
     Missing,
-    /// It cannot be looked up, and its last addresses are in force.
+    /// The lookup fails; its last addresses are in force.
     Stale,
-    /// It cannot be looked up, and never could, as far as is known.
+    /// The lookup fails, and no addresses are known.
     Failed,
 }
 
 impl Condition {
-    /// All of them, as labels have them.
+    /// All conditions, as values of labels.
     pub(crate) const ALL: [(Self, &str); 5] = [
         (Self::New, "new"),
         (Self::Resolved, "resolved"),
@@ -168,13 +168,13 @@ impl Names {
         Known { families: Family::BOTH.map(of).into(), ..Known::default() }
     }
 
-    /// Writes addresses down that changed, now and then.
+    /// Writes changed addresses periodically.
     pub(crate) async fn keep(self: Arc<Self>) {
         let names = Arc::clone(&self);
         self.kept.keep(move || names.write()).await;
     }
 
-    /// Writes addresses down that changed. Blocks.
+    /// Writes changed addresses. Blocks.
     ///
     /// # Errors
     /// When the folder cannot be written to.
@@ -237,7 +237,7 @@ impl Known {
         Resolved { addresses: addresses.collect(), current: current.collect() }
     }
 
-    /// Tells the log once how a name gets on, and again when that changes.
+    /// Logs the condition of a name when it changes.
     fn say(&mut self, name: &str) {
         let now = self.condition();
         let before = std::mem::replace(&mut self.said, now);
@@ -273,7 +273,7 @@ impl Records {
         Self { addresses, current, expiry, missing: false, error: None, new: true }
     }
 
-    /// Takes in an answer, or that there is none.
+    /// Takes the result of a request.
     fn take(&mut self, answer: Result<Answer, Failure>, rate: Duration, now: Instant) {
         self.new = false;
         match answer {
@@ -309,10 +309,10 @@ impl Records {
     }
 }
 
-/// What a question is for.
+/// Name and family of a request.
 type Key = (Arc<str>, Family);
 
-/// Looks names up until nobody listens any more.
+/// Looks names up until the receiver is dropped.
 pub(crate) struct Resolver<A> {
     /// Asks.
     pub(crate) ask: A,
@@ -320,7 +320,7 @@ pub(crate) struct Resolver<A> {
     pub(crate) names: Arc<Names>,
     /// The names that are wanted, and how often to ask where an answer does not say how long it holds.
     pub(crate) wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
-    /// Who is told.
+    /// Receiver of the results.
     pub(crate) told: mpsc::UnboundedSender<Event>,
 }
 
@@ -381,7 +381,7 @@ where
         }
     }
 
-    /// Takes in which names are wanted; gives those that are new.
+    /// Takes the names to look up. Returns the new ones.
     fn follow(&mut self, due: &mut BTreeSet<(Instant, Key)>) -> Vec<Key> {
         let (wanted, _) = self.wanted.borrow_and_update().clone();
         let now = Instant::now();
@@ -413,7 +413,7 @@ where
         new
     }
 
-    /// Takes in an answer and tells what changed; gives when to ask again, unless nobody wants the name any more.
+    /// Takes a result and reports changes. Returns the time of the next request; `None` if the name is no longer used.
     fn take(&self, key: &Key, answer: Result<Answer, Failure>) -> Option<Instant> {
         let (name, family) = key;
         let rate = self.wanted.borrow().1;
