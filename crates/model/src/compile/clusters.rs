@@ -1,4 +1,4 @@
-//! CDS: where connections go. One cluster for each port of each service and each subset, the special ones, and one
+//! CDS. One cluster for each port of each service and each subset, the special clusters, and one
 //! for each of the workload's own ports.
 
 use std::{collections::HashMap, time::Duration};
@@ -47,7 +47,7 @@ use cluster::cluster::{
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 /// Connects to the address that was asked for.
 pub(super) const PASSTHROUGH: &str = "PassthroughCluster";
-/// The same, for what came in.
+/// The same for inbound connections.
 pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
 /// The address connections to the workload itself come from, so that they are not taken for its clients'.
@@ -58,9 +58,9 @@ const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 /// The longest time Go knows, which istiod uses for "never".
 const NEVER_SECONDS: i64 = 9_223_372_035;
 
-/// Proxies that look up many names at once do so this much apart, as istiod has it.
+/// Jitter of DNS lookups by proxies, as in istiod.
 const DNS_JITTER: Duration = Duration::from_millis(100);
-/// After so many queries proxies ask from another port, as istiod has it.
+/// DNS queries after which proxies use another source port, as in istiod.
 const DNS_UDP_QUERIES: u32 = 100;
 
 /// The clusters that do not come from services, for a sidecar.
@@ -243,7 +243,7 @@ pub(super) fn looks_up(cluster: &cluster::Cluster) -> bool {
     kinds.iter().any(|kind| cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(*kind as i32)))
 }
 
-/// What the rule says; else mutual TLS to the endpoints that have a sidecar.
+/// TLS of the DestinationRule, else mutual TLS to the endpoints with a sidecar.
 fn apply_tls(
     scope: &Scope<'_>,
     made: &mut cluster::Cluster,

@@ -1,4 +1,4 @@
-//! The filters connections and requests go through, in Istio's order.
+//! Network and HTTP filters, in Istio's order.
 //!
 //! Istio's own (`istio.metadata_exchange`, `istio.stats`, `istio.alpn`) exist in its build of Envoy and in
 //! `skysail-proxy`. An Envoy without them refuses a listener or cluster that has one, so it gets none.
@@ -53,25 +53,25 @@ use crate::{
 const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
 const STATS: &str = "istio.stats";
 
-/// What the filters depend on beyond where they stand.
+/// Settings of filters.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
     pub(super) mesh: &'a MeshConfig,
     pub(super) view: &'a ProxyView,
-    /// Connections from one address go to the same endpoint.
+    /// True if connections from one address go to the same endpoint.
     pub(super) hash_source_ip: bool,
-    /// Requests of gRPC-Web become gRPC.
+    /// True if requests of gRPC-Web are translated to gRPC.
     pub(super) grpc_web: bool,
 }
 
-/// Which way the connections go.
+/// Direction of connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     In,
     Out,
 }
 
-/// Where an HTTP connection manager's routes come from.
+/// Source of the routes of an HTTP connection manager.
 pub(super) enum Routes {
     /// A route configuration by name.
     ByName(String),
@@ -283,7 +283,7 @@ fn alpn() -> AlpnConfig {
     }
 }
 
-/// How much is traced once a Telemetry turns tracing on, and with which tags.
+/// Sampling and tags of traces, once a Telemetry enables tracing.
 fn tracing(Setting { mesh, view, .. }: Setting<'_>) -> Tracing {
     let share = |value: f64| Some(types::Percent { value });
     let dry_run = [

@@ -85,7 +85,7 @@ fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {
     service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp)
 }
 
-/// What a client may call a service beside its full name. As in Istio, only one of its own namespace.
+/// Short names of a service for a client. As in Istio, only services of its own namespace have them.
 fn short_names(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     if service.spec.outside.is_some() || namespace != scope.namespace {
@@ -130,7 +130,7 @@ fn of_endpoints(mesh: &MeshConfig, name: String, effective: &Effective<'_>) -> c
     made
 }
 
-/// How a client picks. It goes around unless told otherwise, which is its own habit; what it does not know it would refuse.
+/// Load balancing policy. The client's default is round robin; it would refuse a policy that it does not know.
 fn pick(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
     let Some(balancer) = balancer else { return };
     match (&balancer.consistent_hash, balancer.simple) {

@@ -63,7 +63,7 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
     (made, findings)
 }
 
-/// The parts of what proxies share that have these surroundings.
+/// The parts that proxies of these surroundings share.
 pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
     let scope = Scope::new(world, surroundings);
     let of =
@@ -71,7 +71,7 @@ pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
     scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
-/// A part of what proxies share that have these surroundings; nothing where there is no such part.
+/// Compiles a part for proxies of these surroundings; empty if the part does not exist.
 pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, surroundings);
     match part {
@@ -131,7 +131,7 @@ pub fn compile_host(
     }
 }
 
-/// What outbound listeners proxies need that have these surroundings.
+/// Outline of the outbound listeners of proxies of these surroundings.
 pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
     match surroundings.role {
         Role::Sidecar => listeners::outline(Scope::new(world, surroundings).services()),
@@ -139,8 +139,8 @@ pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
     }
 }
 
-/// What a proxy has that depends on its workload, and what could not be made as it was written. The outline is that of its
-/// surroundings.
+/// Compiles the resources that depend on a proxy's workload. Also returns findings about configuration that could not be compiled as
+/// written. The outline is that of the proxy's surroundings.
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
@@ -155,21 +155,21 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     (made, findings.list)
 }
 
-/// What shared resources depend on beside the World.
+/// Properties of a client on which shared resources depend.
 struct Scope<'a> {
     world: &'a World,
     role: Role,
-    /// The client's namespace, which decides what it sees.
+    /// Namespace of the client, which decides the visibility of objects.
     namespace: &'a str,
     /// The cluster endpoints are in.
     cluster_id: &'a str,
-    /// Where the client is.
+    /// Locality of the client.
     locality: &'a Locality,
     /// The client's labels, by which endpoints can be near and routes can hold.
     labels: &'a Labels,
     ipv4: bool,
     ipv6: bool,
-    /// The client finds out what undeclared ports speak. Gateways know it from their own configuration.
+    /// The client detects the protocol of undeclared ports. Gateways have it in their own configuration.
     sniffs: bool,
     /// Istio's own filters must be left out.
     plain_envoy: bool,
@@ -215,7 +215,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// What of the configuration is not done as written.
+/// Findings about configuration that is not applied as written.
 struct Findings<'a> {
     world: &'a World,
     list: Vec<Diagnostic>,

@@ -1,4 +1,4 @@
-//! TLS of the mesh: what clients and servers show each other, and where they get it.
+//! TLS of the mesh: certificates, validation, and their sources.
 //!
 //! Certificate `default` and trust `ROOTCA` come by secret discovery from the proxy's own static cluster `sds-grpc`
 //! (its agent, or the proxy itself), never from the control plane: private keys do not leave the workload.
@@ -27,14 +27,14 @@ use crate::api::{
 
 /// The secret with the roots of each trust domain, from the control plane.
 const BUNDLES: &str = "trust-bundles";
-/// ALPN of TCP between sidecars that tell each other who they are.
+/// ALPN of TCP between sidecars that exchange metadata.
 pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
 /// ALPN of TCP between sidecars.
 pub(super) const ISTIO: &str = "istio";
 /// ALPN of HTTP between sidecars.
 pub(super) const ISTIO_HTTP: [&str; 3] = ["istio-http/1.0", "istio-http/1.1", "istio-h2"];
 
-/// What a sidecar accepts below TLS 1.3, as Istio's.
+/// Cipher suites below TLS 1.3, as Istio's.
 const CIPHERS: [&str; 6] = [
     "ECDHE-ECDSA-AES256-GCM-SHA384",
     "ECDHE-RSA-AES256-GCM-SHA384",
@@ -44,14 +44,14 @@ const CIPHERS: [&str; 6] = [
     "AES128-GCM-SHA256",
 ];
 
-/// What is spoken inside TLS towards an upstream.
+/// Protocol inside TLS towards an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inside {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2.
     Http2,
-    /// TCP, or nobody knows yet.
+    /// TCP, or unknown.
     Other,
 }
 
@@ -142,7 +142,7 @@ pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSoc
     }))
 }
 
-/// What a sidecar asks of its clients. `tcp` is true where the connection is not read as HTTP.
+/// TLS of inbound connections. `tcp` is true where the connection is not read as HTTP.
 pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> core::TransportSocket {
     let prefixes = mesh.trust_domains().map(|domain| format!("spiffe://{domain}/"));
     let names =

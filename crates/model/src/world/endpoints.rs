@@ -1,4 +1,4 @@
-//! Where a service's traffic goes: its EndpointSlices, or its selector's pods where it has none.
+//! Endpoints of a service: those of its EndpointSlices, else the pods that it selects.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,17 +16,17 @@ use crate::api::{
 pub struct Endpoint {
     /// Its address.
     pub address: Address,
-    /// The name that DNS has the address for, where it was looked up.
+    /// DNS name of the address, if it was looked up.
     pub name: Option<Arc<str>>,
     /// Its port.
     pub port: u16,
-    /// The pod, if it is one; else what a ServiceEntry says of it, in the form of a pod.
+    /// The pod, or the endpoint of a ServiceEntry in the form of a pod.
     pub pod: Option<Arc<Typed<Pod>>>,
-    /// Where it runs.
+    /// Locality.
     pub locality: Locality,
-    /// Its share, against others.
+    /// Weight.
     pub weight: u32,
-    /// It takes traffic.
+    /// True if it is ready.
     pub ready: bool,
 }
 

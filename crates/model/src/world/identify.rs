@@ -1,4 +1,4 @@
-//! What a proxy is: what the platform knows of its pod, in place of what the proxy declares.
+//! Identifies a proxy: data of its pod replace the declared properties.
 //!
 //! Each field's rule is a row of the table "What a proxy is" in `docs/compatibility.md`.
 
@@ -40,7 +40,7 @@ impl World {
         Ok(known)
     }
 
-    /// Replaces the fields of a view that are known of the pod of this name; false if the pod is not known.
+    /// Replaces the fields of a view by those of the pod of this name. Returns false if the pod is not known.
     ///
     /// # Errors
     /// When the pod runs under another service account.
@@ -72,7 +72,7 @@ impl World {
         self.place(&pod.spec.node, view);
     }
 
-    /// Puts a proxy where its Kubernetes node is, if that is known.
+    /// Sets the locality of a proxy to that of its Kubernetes node, if that is known.
     fn place(&self, node: &str, view: &mut ProxyView) {
         let locality = self.locality(node);
         if locality != Locality::default() {
