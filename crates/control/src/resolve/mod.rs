@@ -320,7 +320,7 @@ pub(crate) struct Resolver<A> {
     pub(crate) names: Arc<Names>,
     /// The names that are wanted, and how often to ask where an answer does not say how long it holds.
     pub(crate) wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
-    /// Receiver of the results.
+    /// Sender of the results.
     pub(crate) told: mpsc::UnboundedSender<Event>,
 }
 
