@@ -17,7 +17,7 @@ use super::{
     state::{Ask, Session},
 };
 use crate::{
-    grpc::Begun,
+    grpc::PartialMessage,
     interest::{Change, Interest},
     kind::Kind,
     layer::{Layer, Snapshot},
@@ -319,7 +319,7 @@ impl Play {
     /// The client sends these bytes.
     fn say(&mut self, bytes: &[u8]) {
         self.wild = true;
-        let mut begun = Begun::default();
+        let mut begun = PartialMessage::default();
         begun.0.extend_from_slice(bytes);
         loop {
             let ask = match self.form {
