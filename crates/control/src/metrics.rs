@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use serde::Serialize;
 use skysail_core::connections::Connections;
 use skysail_identity::{Refusal, rotation::Step};
 use skysail_xds::{
@@ -17,11 +18,53 @@ use skysail_xds::{
     limits::{Bound, Limits},
 };
 
-use crate::{
-    authority::Status,
-    publish::Limit,
-    resolve::{Answer, Condition, Failure},
-};
+use crate::authority::Status;
+
+/// A limit that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Of scopes in all.
+    Total,
+    /// Of scopes of one identity.
+    Identity,
+    /// Of declared views in all.
+    Views,
+    /// Of declared views of one identity.
+    IdentityViews,
+}
+
+impl Limit {
+    /// As metrics name them, in the order of the variants.
+    pub(crate) const REASONS: [&'static str; 4] = ["total", "identity", "views", "identity_views"];
+}
+
+/// Condition of a name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Condition {
+    /// No answer yet.
+    #[default]
+    New,
+    /// It has addresses.
+    Resolved,
+    /// It has no addresses.
+    Missing,
+    /// The lookup fails; its last addresses are in force.
+    Stale,
+    /// The lookup fails, and no addresses are known.
+    Failed,
+}
+
+impl Condition {
+    /// All conditions, as values of labels.
+    pub(crate) const ALL: [(Self, &str); 5] = [
+        (Self::New, "new"),
+        (Self::Resolved, "resolved"),
+        (Self::Missing, "missing"),
+        (Self::Stale, "stale"),
+        (Self::Failed, "failed"),
+    ];
+}
 
 /// One number per kind of resource.
 type PerKind = [AtomicU64; Kind::ALL.len()];
@@ -205,12 +248,12 @@ impl Metrics {
         out
     }
 
-    /// Records the result of a lookup.
-    pub(crate) fn looked_up(&self, answer: &Result<Answer, Failure>) {
-        let which = match answer {
-            Ok(Answer::Addresses(..)) => 0,
-            Ok(Answer::Nothing { .. }) => 1,
-            Err(_) => 2,
+    /// Records the result of a lookup: whether it found addresses, or `None` for a failure.
+    pub(crate) fn looked_up(&self, has_addresses: Option<bool>) {
+        let which = match has_addresses {
+            Some(true) => 0,
+            Some(false) => 1,
+            None => 2,
         };
         count(&self.dns_lookups[which]);
     }

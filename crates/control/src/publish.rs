@@ -44,17 +44,19 @@ use self::{
 };
 pub(crate) use self::{
     compiler::Compiler,
-    identities::{Limit, Limits},
+    identities::Limits,
     status::{ClientStatus, TypeStatus},
 };
 use crate::{
     audit::{Audit, Event as Audited, Text},
     bucket::Buckets,
-    metrics::{Gauges, Metrics, count},
+    metrics::{Gauges, Limit, Metrics, count},
     parallel,
     platform::Platform,
-    resolve::Wanted,
 };
+
+/// Names to look up, with the services that use each.
+pub(crate) type Wanted = BTreeMap<Arc<str>, Vec<String>>;
 
 /// How often a limit that is reached is logged, at most.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);

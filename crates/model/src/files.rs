@@ -14,8 +14,9 @@ use std::{
 use crate::{
     api::{Object, ObjectKey},
     diagnostic::{Diagnostic, Severity},
+    origin::Origin,
     parse::{Fallback, Parsed, Refused, parse},
-    world::{Origin, World},
+    world::World,
 };
 
 /// Files and their objects.

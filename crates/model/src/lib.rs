@@ -5,10 +5,13 @@
 //! every question that [`compile`](fn@compile) has, which makes the resources a proxy is sent. Pure: no IO, no async.
 
 pub mod api;
+mod clause;
 mod compile;
 pub mod diagnostic;
 pub mod files;
+pub mod origin;
 mod parse;
+mod spelling;
 mod validate;
 pub mod view;
 pub mod world;
@@ -19,6 +22,7 @@ pub use compile::{
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
+pub use origin::Origin;
 pub use parse::{Fallback, Manifests, Parsed, Refused, manifests, mesh_config, parse};
 pub use view::{MAX_ID, ProxyNode, ProxyView, Role, Surroundings};
-pub use world::{Effect, Effects, Endpoint, Origin, OtherAccount, Resolved, Touched, World};
+pub use world::{Effect, Effects, Endpoint, OtherAccount, Resolved, Touched, World};

@@ -7,7 +7,6 @@
 //! (RFC 1035, section 4.2).
 
 use std::{
-    collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, PoisonError, RwLock},
@@ -27,10 +26,11 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::egress::{self, Found, Lookups};
+use crate::{
+    egress::{self, Found, Lookups},
+    names::{Answer, DOMAIN, Hosts, Names},
+};
 
-/// The cluster's domain.
-pub(crate) const DOMAIN: &str = "cluster.local";
 /// Answers may be kept this long: pods of headless services come and go.
 const TTL: u32 = 5;
 /// RFC 1035, section 4.2.1.
@@ -41,21 +41,6 @@ const IDLE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 /// A name may stand for another so many times over.
 const LONGEST_CHAIN: usize = 8;
-
-/// What a name stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// These addresses; none means that the name is there but nothing behind it is ready.
-    Addresses(Vec<Ipv4Addr>),
-    /// Another name.
-    Alias(String),
-}
-
-/// Fully qualified names in lower case, without the last dot.
-pub(crate) type Names = BTreeMap<String, Answer>;
-
-/// The hosts that a client sees beside the cluster's names, by its address: those of the ServiceEntries for its namespace.
-pub(crate) type Hosts = BTreeMap<Ipv4Addr, Arc<Names>>;
 
 /// The table, shared by the mesh that writes it and the server that reads it.
 #[derive(Clone, Debug, Default)]

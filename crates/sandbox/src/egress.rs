@@ -30,7 +30,7 @@ use crate::{
     descriptor,
     error::{Context as _, Error},
     netlink::Socket,
-    plan::{BRIDGE, POD_NETWORK, SERVICE_NETWORK},
+    networks::{BRIDGE, POD_NETWORK, SERVICE_NETWORK},
     pod,
     rules::{self, Network},
 };

@@ -13,7 +13,7 @@ use skysail_core::names::CONTROL_ADMIN_PORT;
 use crate::{
     error::{Context as _, Error},
     isolate::exit_code,
-    plan::BRIDGE,
+    networks::BRIDGE,
     rundir::{PodState, State},
 };
 

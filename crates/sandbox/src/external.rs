@@ -19,16 +19,14 @@ use skysail_model::{
 };
 
 use crate::{
-    dns::{Answer, Hosts, Names},
-    objects::{Key, Labels},
-    plan::{self, Pod},
+    names::{Answer, Hosts, Names},
+    networks,
+    objects::{Entries, Key, Labels},
+    plan::Pod,
 };
 
 /// The first two bytes of allocated addresses.
 const NETWORK: [u8; 2] = [240, 240];
-
-/// The ServiceEntries by namespace and name.
-pub(crate) type Entries = BTreeMap<Key, ServiceEntry>;
 
 /// The addresses of hosts whose entries have none: each host keeps the one that it got first.
 #[derive(Debug, Default)]
@@ -46,7 +44,7 @@ impl Allocation {
         taken.extend(self.0.values());
         for host in hosts {
             if !self.0.contains_key(&host)
-                && let Some(address) = plan::free_address(NETWORK, &host, &mut taken)
+                && let Some(address) = networks::free_address(NETWORK, &host, &mut taken)
             {
                 self.0.insert(host, address);
             }

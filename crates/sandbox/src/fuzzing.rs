@@ -6,7 +6,10 @@ use std::net::Ipv4Addr;
 use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 
-use crate::dns::{Answer, Hosts, Names, Server, Table};
+use crate::{
+    dns::{Server, Table},
+    names::{Answer, Hosts, Names},
+};
 
 /// The DNS server's answer to a message, with two names in its table; `None` where it stays silent.
 pub fn dns(message: &[u8]) -> Option<Vec<u8>> {

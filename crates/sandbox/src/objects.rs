@@ -12,8 +12,6 @@ use skysail_model::{
     api::{ServiceEntry, mesh_config},
 };
 
-use crate::external::Entries;
-
 pub(crate) use values::{Data, Values};
 pub(crate) use volume::{Claim, Downward, KeyToPath, Projection, Source, TokenFile, Volume, VolumeMount};
 
@@ -22,6 +20,9 @@ pub(crate) type Labels = BTreeMap<String, String>;
 
 /// Namespace and name.
 pub(crate) type Key = (String, String);
+
+/// The ServiceEntries by namespace and name.
+pub(crate) type Entries = BTreeMap<Key, ServiceEntry>;
 
 /// The objects of all files.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -39,6 +39,7 @@ use crate::{
     process::{self, Ended, Finish, Outcome, Program},
     readiness::{self, Check, Life, Lives, Probe, RestartProbes, Watched},
     rules::Rules,
+    rundir::Handles,
     token::Issuer,
     volumes::{
         Contents,
@@ -111,14 +112,6 @@ pub(crate) enum Event {
     Failed(Error),
     /// It is over.
     Gone,
-}
-
-/// The open files of a pod's namespaces, by which others find them under /proc.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Handles {
-    pub(crate) net: i32,
-    pub(crate) mnt: i32,
-    pub(crate) uts: i32,
 }
 
 /// A running pod.

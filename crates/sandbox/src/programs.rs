@@ -15,8 +15,9 @@ use skysail_core::names::DISCOVERY_TLS_PORT;
 use crate::{
     containers::{self, Images, Place, Role},
     error::{Context as _, Error},
+    networks::BRIDGE,
     objects::{self, Container, Objects},
-    plan::{BRIDGE, Pod},
+    plan::Pod,
     pod::Containerized,
     ports::Ports,
     process::{Program, Restart},

@@ -18,10 +18,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    error::{Context as _, Error},
-    pod::Handles,
-};
+use crate::error::{Context as _, Error};
 
 /// State of a running mesh, for other commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +90,14 @@ impl PodState {
     pub fn is_well(&self) -> bool {
         self.ready.is_ok() || self.phase == Phase::Succeeded
     }
+}
+
+/// The open files of a pod's namespaces, by which others find them under /proc.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Handles {
+    pub(crate) net: i32,
+    pub(crate) mnt: i32,
+    pub(crate) uts: i32,
 }
 
 /// One program of a pod.

@@ -18,31 +18,22 @@ const MAX_LINES: usize = 600;
 /// The words by which a root module says that its modules are listed from top to bottom.
 const IS_ORDERED: &str = "listed from top to bottom";
 
-/// Crates whose modules still form cycles.
-const CYCLIC: [&str; 3] = ["control", "model", "sandbox"];
-
 /// By module, the modules that it uses, each with a file in which it does.
 type Uses = BTreeMap<String, BTreeMap<String, PathBuf>>;
 
 #[test]
 fn modules_form_no_cycle() {
-    let (mut cycles, mut solved) = (Vec::new(), Vec::from(CYCLIC));
+    let mut cycles = Vec::new();
     for folder in crates() {
         let uses = uses(&folder);
-        let pending = CYCLIC.into_iter().find(|name| folder.ends_with(name));
         for (from, used) in &uses {
             for (to, file) in used {
                 let Some(back) = path_between(&uses, to, from) else { continue };
-                if let Some(pending) = pending {
-                    solved.retain(|name| *name != pending);
-                } else {
-                    cycles.push(format!("{}: {from} uses {to}; {}", file.display(), back.join(" uses ")));
-                }
+                cycles.push(format!("{}: {from} uses {to}; {}", file.display(), back.join(" uses ")));
             }
         }
     }
     assert!(cycles.is_empty(), "modules use each other: {cycles:#?}");
-    assert!(solved.is_empty(), "these crates have no cycle any more; remove them from CYCLIC: {solved:?}");
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::{
 
 use skysail_model::Surroundings;
 
+use crate::metrics::Limit;
+
 /// How long a scope without proxies is kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
@@ -25,24 +27,6 @@ pub(crate) struct Limits {
     pub(crate) views: usize,
     /// Declared views of one identity.
     pub(crate) views_of_identity: usize,
-}
-
-/// A limit that is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Limit {
-    /// Of scopes in all.
-    Total,
-    /// Of scopes of one identity.
-    Identity,
-    /// Of declared views in all.
-    Views,
-    /// Of declared views of one identity.
-    IdentityViews,
-}
-
-impl Limit {
-    /// As metrics name them, in the order of the variants.
-    pub(crate) const REASONS: [&'static str; 4] = ["total", "identity", "views", "identity_views"];
 }
 
 /// Declared views by identity: those made for a proxy whose pod is not known, so that labels, names and ports are the proxy's own

@@ -20,11 +20,11 @@ use super::{
     NewClient, Refused, Settings,
     changes::{Applied, Changes},
     compiler::{Compiler, Panicked, contain},
-    identities::{DeclaredViews, Identities, Limit},
+    identities::{DeclaredViews, Identities},
     scope::Scope,
     status::{ClientStatus, SharedStatus},
 };
-use crate::platform::Platform;
+use crate::{metrics::Limit, platform::Platform};
 
 #[derive(Default)]
 pub(super) struct State {

@@ -5,8 +5,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, warn};
 
-use super::{Event, Names, Resolver, Wanted, ask::ask, system::Servers};
-use crate::{metrics::Metrics, publish::Publisher};
+use super::{Answer, Event, Names, Resolver, ask::ask, system::Servers};
+use crate::{
+    metrics::Metrics,
+    publish::{Publisher, Wanted},
+};
 
 /// Longest wait for DNS at a start, so that proxies are not sent names without addresses for a moment.
 const FIRST_ANSWERS: Duration = Duration::from_secs(10);
@@ -37,7 +40,8 @@ impl Lookups {
             let (servers, metrics) = (Arc::clone(&servers), Arc::clone(&metrics));
             async move {
                 let answer = ask(&servers, &metrics, &name, family).await;
-                metrics.looked_up(&answer);
+                let found = answer.as_ref().ok();
+                metrics.looked_up(found.map(|answer| matches!(answer, Answer::Addresses(..))));
                 answer
             }
         };

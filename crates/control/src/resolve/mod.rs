@@ -37,15 +37,12 @@ pub(crate) use self::{
     lookups::Lookups,
     system::server,
 };
-use crate::kept::Kept;
+use crate::{kept::Kept, metrics::Condition, publish::Wanted};
 
 /// The file in the folder.
 const FILE: &str = "addresses.json";
 /// Most pending requests.
 const AT_ONCE: usize = 64;
-
-/// Names to look up, with the services that use each.
-pub(crate) type Wanted = BTreeMap<Arc<str>, Vec<String>>;
 
 /// Result for a name.
 #[derive(Debug, PartialEq)]
@@ -92,34 +89,6 @@ struct Records {
     error: Option<Failure>,
     /// No answer yet.
     new: bool,
-}
-
-/// Condition of a name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Condition {
-    /// No answer yet.
-    #[default]
-    New,
-    /// It has addresses.
-    Resolved,
-    /// It has no addresses.
-    Missing,
-    /// The lookup fails; its last addresses are in force.
-    Stale,
-    /// The lookup fails, and no addresses are known.
-    Failed,
-}
-
-impl Condition {
-    /// All conditions, as values of labels.
-    pub(crate) const ALL: [(Self, &str); 5] = [
-        (Self::New, "new"),
-        (Self::Resolved, "resolved"),
-        (Self::Missing, "missing"),
-        (Self::Stale, "stale"),
-        (Self::Failed, "failed"),
-    ];
 }
 
 /// A name's state, for people.

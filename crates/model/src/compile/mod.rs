@@ -31,9 +31,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
 
-pub(crate) use self::clause::covers;
 pub use self::listeners::Outline;
-pub(crate) use self::routes::WELL_KNOWN_PORT;
 
 use crate::{
     Diagnostic, ObjectKey, ProxyView, Role, Severity, Surroundings, World,

@@ -13,14 +13,17 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
 
 use super::{
     Findings,
-    clause::{Clause, Unchecked},
+    clause::Unchecked,
     filters,
     packed::{self, Rules},
     pb::{listener, rbac},
 };
-use crate::api::{
-    AuthorizationPolicy, MeshConfig, Typed,
-    security::{Action, Rule},
+use crate::{
+    api::{
+        AuthorizationPolicy, MeshConfig, Typed,
+        security::{Action, Rule},
+    },
+    clause::Clause,
 };
 
 use rbac::{Permission, Policy, Principal, permission, principal};

@@ -10,6 +10,8 @@ use serde::{
 
 use skysail_yaml::{Entry, Node, Value, join};
 
+use crate::spelling::{VARIABLE, nearest};
+
 /// A field that could not be read, or is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
@@ -191,10 +193,6 @@ impl de::Error for Failure {
     }
 }
 
-/// Remedy for `${NAME}`.
-pub(crate) const VARIABLE: &str =
-    "variables are not replaced here; replace them first, for example with envsubst";
-
 /// Message for a value of another type than expected.
 pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
     let found = match &node.value {
@@ -285,15 +283,6 @@ pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
         None => format!("known fields: {}", known.join(", ")),
     };
     (message, remedy)
-}
-
-/// The known word that was probably meant.
-pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let word = word.to_lowercase().replace(['-', '_'], "");
-    let likeness = |known: &str| strsim::jaro_winkler(&word, &known.to_lowercase().replace('_', ""));
-    let (best, score) =
-        known.iter().map(|known| (*known, likeness(known))).max_by(|a, b| a.1.total_cmp(&b.1))?;
-    (score > 0.84).then_some(best)
 }
 
 /// Reads one node.

@@ -17,11 +17,7 @@ use serde::de::DeserializeOwned;
 use skysail_yaml::{Entry, Node, Value};
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{
-    IstioObject,
-    decode::{decode, nearest},
-    key_of,
-};
+use super::{IstioObject, decode::decode, key_of};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, Typed,
@@ -29,8 +25,9 @@ use crate::{
         security::{Action, MutualTls, Rule},
     },
     diagnostic::Severity,
+    origin::Origin,
+    spelling::nearest,
     validate,
-    world::Origin,
 };
 
 /// The fields of specs.
@@ -75,7 +72,7 @@ impl Fallback {
             }
             _ => return None,
         };
-        let origin = super::origin(file, root, &object);
+        let origin = super::lines::origin(file, root, &object);
         Some(Self { object, origin, effect })
     }
 }

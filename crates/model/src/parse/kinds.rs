@@ -2,8 +2,7 @@
 
 use strsim::damerau_levenshtein as distance;
 
-use super::decode::nearest;
-use crate::{api::Kind, diagnostic::Severity};
+use crate::{api::Kind, diagnostic::Severity, spelling::nearest};
 
 /// What a document is.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 mod decode;
 mod fallback;
 mod kinds;
+mod lines;
 mod other_tools;
 mod schema;
 
@@ -17,18 +18,17 @@ use crate::{
         mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
+    origin::Origin,
     validate::{self, Findings},
-    world::{Lines, Origin},
 };
 use decode::{Decoded, decode, path_text};
-pub(crate) use decode::{VARIABLE, nearest};
 pub use fallback::Fallback;
 use kinds::Known;
+use lines::{find_line, origin};
 use serde::{Deserialize, de::DeserializeOwned};
-use skysail_yaml::{Document, Node, Value, documents, join};
+use skysail_yaml::{Document, Node, Value, documents};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::Arc,
 };
 
@@ -515,90 +515,4 @@ fn describe(root: &Node) -> String {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),
     }
-}
-
-/// Returns where an object was read.
-fn origin(file: &Arc<str>, node: &Node, object: &Object) -> Origin {
-    let mut content = DefaultHasher::new();
-    node.hash(&mut content);
-    Origin {
-        file: Arc::clone(file),
-        line: node.line,
-        lines: lines_of(node, object),
-        content: content.finish(),
-    }
-}
-
-/// The lines of the fields that are checked against others later: all of some kinds.
-fn lines_of(node: &Node, object: &Object) -> Option<Arc<Lines>> {
-    if let Object::Template(template) = object {
-        let field = template.spec.kind.account_field();
-        return Some(Arc::new(Lines::from([(field.to_owned(), find_line(node, field))])));
-    }
-    let checked = matches!(
-        object.kind(),
-        Kind::Service
-            | Kind::VirtualService
-            | Kind::DestinationRule
-            | Kind::ServiceEntry
-            | Kind::PeerAuthentication
-            | Kind::AuthorizationPolicy
-    );
-    checked.then(|| {
-        let mut lines = Lines::new();
-        if let Some(spec) = node.get("spec") {
-            collect_lines(spec, "spec", spec.line, &mut lines);
-        }
-        Arc::new(lines)
-    })
-}
-
-fn collect_lines(node: &Node, path: &str, line: u32, lines: &mut Lines) {
-    lines.insert(path.to_owned(), line);
-    match &node.value {
-        Value::Map(entries) => {
-            for entry in entries {
-                collect_lines(&entry.value, &join(path, &entry.key), entry.line, lines);
-            }
-        }
-        Value::List(nodes) => {
-            for (index, node) in nodes.iter().enumerate() {
-                collect_lines(node, &format!("{path}[{index}]"), node.line, lines);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// The line of a field, or of the nearest one around it that stands there.
-fn find_line(node: &Node, field: &str) -> u32 {
-    fn search(node: &Node, path: &str, field: &str, best: &mut u32) {
-        let inside = |at: &str| {
-            field.strip_prefix(at).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-        };
-        match &node.value {
-            Value::Map(entries) => {
-                for entry in entries {
-                    let at = join(path, &entry.key);
-                    if inside(&at) {
-                        *best = entry.line;
-                        search(&entry.value, &at, field, best);
-                    }
-                }
-            }
-            Value::List(nodes) => {
-                for (index, node) in nodes.iter().enumerate() {
-                    let at = format!("{path}[{index}]");
-                    if inside(&at) {
-                        *best = node.line;
-                        search(node, &at, field, best);
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    let mut line = node.line;
-    search(node, "", field, &mut line);
-    line
 }

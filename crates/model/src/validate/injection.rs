@@ -5,7 +5,7 @@ use skysail_yaml::join;
 use super::Findings;
 use crate::{
     api::{Kind, Labels, Meta},
-    parse::nearest,
+    spelling::nearest,
 };
 
 const INJECT: &str = "sidecar.istio.io/inject";

@@ -8,7 +8,7 @@ use crate::{
         Kind, Labels, Meta, Protocol,
         manifest::{IntOrText, Service, ServicePort},
     },
-    parse::VARIABLE,
+    spelling::VARIABLE,
 };
 
 /// Checks name and namespace.

@@ -9,7 +9,7 @@ use crate::{
         manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
         selects,
     },
-    parse::VARIABLE,
+    spelling::VARIABLE,
 };
 
 /// Checks the specification of a workload, which stands at `at`.

@@ -353,7 +353,7 @@ fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findi
         let near = if when.key.starts_with("request.header") {
             Some("request.headers[NAME]")
         } else {
-            crate::parse::nearest(&when.key, CONDITIONS).filter(|near| !near.ends_with('['))
+            crate::spelling::nearest(&when.key, CONDITIONS).filter(|near| !near.ends_with('['))
         };
         let remedy = near.map_or_else(
             || "see Istio's list of authorization policy conditions".to_owned(),

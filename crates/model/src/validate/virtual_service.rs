@@ -427,7 +427,7 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
     for condition in retry.retry_on.split(',').map(str::trim).filter(|condition| !condition.is_empty()) {
         let code = condition.parse::<u32>().is_ok_and(|code| (100..600).contains(&code));
         if !code && !RETRY_ON.contains(&condition) {
-            let near = crate::parse::nearest(condition, RETRY_ON);
+            let near = crate::spelling::nearest(condition, RETRY_ON);
             let remedy = near.map_or_else(
                 || format!("use HTTP status codes and {}", RETRY_ON.join(", ")),
                 |near| format!("did you mean {near}?"),

@@ -7,10 +7,11 @@ mod policies;
 
 use std::collections::HashMap;
 
-use super::{Origin, World, check::label_text, fqdn};
+use super::{World, check::label_text, fqdn};
 use crate::{
     api::{ConfigMap, Kind, Object, ObjectKey, destination_rule::WorkloadSelector, mesh_config},
     diagnostic::{Diagnostic, Severity},
+    origin::Origin,
 };
 use policies::Workloads;
 

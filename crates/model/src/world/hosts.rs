@@ -9,6 +9,9 @@ use super::{
 };
 use crate::api::{DestinationRule, Service, Typed, VirtualService};
 
+/// Where a VirtualService's hosts that are no service are found.
+pub(crate) const WELL_KNOWN_PORT: u16 = 80;
+
 /// The full name of a host written in an object of this namespace. As in Istio, only a name without dots is
 /// completed: `reviews.default` stays as it is and means no service.
 pub fn fqdn(host: &str, namespace: &str) -> String {

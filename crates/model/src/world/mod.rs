@@ -26,20 +26,23 @@ use std::{
 pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
+pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::OtherAccount;
 use index::{HostIndex, LabelIndex, MultiMap};
 pub use outside::Resolved;
 use store::{Entry, Store};
-pub use store::{Lines, Origin};
 pub use touched::Touched;
 
-use crate::api::{
-    AuthorizationPolicy, ConfigMap, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Template, Typed, VirtualService,
-    destination_rule::{LoadBalancer, LocalityLb},
-    kube::Locality,
-    mesh_config, selects,
+use crate::{
+    api::{
+        AuthorizationPolicy, ConfigMap, DestinationRule, EndpointSlice, Kind, Labels, MeshConfig, Node,
+        Object, ObjectKey, PeerAuthentication, Pod, Service, ServiceEntry, Template, Typed, VirtualService,
+        destination_rule::{LoadBalancer, LocalityLb},
+        kube::Locality,
+        mesh_config, selects,
+    },
+    origin::Origin,
 };
 
 /// The domain of services.

@@ -6,8 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{Endpoint, Origin, Touched, World};
-use crate::api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of};
+use super::{Endpoint, Touched, World};
+use crate::{
+    api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of},
+    origin::Origin,
+};
 
 /// DNS answer for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

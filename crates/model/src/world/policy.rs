@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Origin, World, store::Entry};
-use crate::api::{
-    AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed, destination_rule::WorkloadSelector,
-    security::Action, selects,
+use super::{World, store::Entry};
+use crate::{
+    api::{
+        AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed, destination_rule::WorkloadSelector,
+        security::Action, selects,
+    },
+    origin::Origin,
 };
 
 impl World {

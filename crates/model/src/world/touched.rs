@@ -6,7 +6,7 @@ use super::{World, hosts};
 use crate::{
     ObjectKey,
     api::{Kind, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint},
-    compile::WELL_KNOWN_PORT,
+    world::WELL_KNOWN_PORT,
 };
 
 /// Namespace without clients: an object visible there is visible everywhere.

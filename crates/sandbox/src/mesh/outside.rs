@@ -7,7 +7,8 @@ use crate::{
     dns::Outside,
     egress::{Failed, Found},
     external,
-    plan::{BRIDGE, Pod},
+    networks::BRIDGE,
+    plan::Pod,
 };
 
 /// Limit of the failed connections that are reported. Their destinations are the workloads' choice.

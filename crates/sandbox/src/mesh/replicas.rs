@@ -18,11 +18,12 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{Mesh, Report, rules_of};
 use crate::{
     containers::Place,
-    dns::DOMAIN,
     error::{Context as _, Error},
     mounts,
+    names::DOMAIN,
+    networks::{BRIDGE, POD_NETWORK},
     objects::{Key, Workload, fnv, letters},
-    plan::{BRIDGE, POD_NETWORK, Pod},
+    plan::Pod,
     pod::{Blueprint, Order, Running},
     programs::{self, GRACE, Programs},
     progress,

@@ -24,13 +24,11 @@ use crate::{
         Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
     },
-    world::{fqdn, host_matches},
+    world::{WELL_KNOWN_PORT, fqdn, host_matches},
 };
 
 /// The longest body of a direct response.
 const DIRECT_RESPONSE_BYTES: u32 = 1 << 20;
-/// Where a VirtualService's hosts that are no service are found.
-pub(crate) const WELL_KNOWN_PORT: u16 = 80;
 
 /// The routes of an HTTP port: in one resource, or with one for each virtual host.
 pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<Arc<Resource>> {

@@ -12,7 +12,7 @@ use crate::{
         destination_rule::WorkloadSelector, kube::TargetPort, security::Action, selects,
     },
     diagnostic::Severity,
-    parse::nearest,
+    spelling::nearest,
     world::policy::is_wide,
 };
 

@@ -11,7 +11,7 @@ use crate::{
         virtual_service::{Destination, HttpRoute},
     },
     diagnostic::Severity,
-    parse::nearest,
+    spelling::nearest,
     world::{
         DOMAIN,
         hosts::{fqdn, host_matches},

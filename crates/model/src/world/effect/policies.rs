@@ -13,7 +13,7 @@ use crate::{
         security::{Action, Rule},
         selects,
     },
-    compile::covers,
+    clause::covers,
     world::{World, policy::is_wide},
 };
 

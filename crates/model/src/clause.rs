@@ -1,0 +1,152 @@
+//! Clauses: single attributes of an AuthorizationPolicy's rule, and which rules cover others.
+
+use crate::api::security::{Condition, Operation, Rule, Source};
+
+/// Attribute of a request or a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attribute<'a> {
+    Principal,
+    Token,
+    ServiceAccount,
+    Namespace,
+    TrustDomain,
+    RemoteIp,
+    SourceIp,
+    Header(&'a str),
+    Host,
+    Method,
+    Path,
+    DestinationPort,
+    DestinationIp,
+    ServerName,
+}
+
+/// An attribute, values one of which it must have, and values none of which it may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clause<'a> {
+    pub(crate) attribute: Attribute<'a>,
+    pub(crate) values: &'a [String],
+    pub(crate) not_values: &'a [String],
+}
+
+impl<'a> Clause<'a> {
+    /// `from[].source`, in the order Istio writes.
+    pub(crate) fn of_source(source: &'a Source) -> Vec<Self> {
+        let all = [
+            (Attribute::Principal, &source.principals, &source.not_principals),
+            (Attribute::Token, &source.request_principals, &source.not_request_principals),
+            (Attribute::ServiceAccount, &source.service_accounts, &source.not_service_accounts),
+            (Attribute::Namespace, &source.namespaces, &source.not_namespaces),
+            (Attribute::TrustDomain, &source.trust_domains, &source.not_trust_domains),
+            (Attribute::RemoteIp, &source.remote_ip_blocks, &source.not_remote_ip_blocks),
+            (Attribute::SourceIp, &source.ip_blocks, &source.not_ip_blocks),
+        ];
+        Self::given(&all)
+    }
+
+    /// `to[].operation`.
+    pub(crate) fn of_operation(operation: &'a Operation) -> Vec<Self> {
+        let all = [
+            (Attribute::Host, &operation.hosts, &operation.not_hosts),
+            (Attribute::Method, &operation.methods, &operation.not_methods),
+            (Attribute::Path, &operation.paths, &operation.not_paths),
+            (Attribute::DestinationPort, &operation.ports, &operation.not_ports),
+        ];
+        Self::given(&all)
+    }
+
+    fn given(all: &[(Attribute<'static>, &'a Vec<String>, &'a Vec<String>)]) -> Vec<Self> {
+        let given = all.iter().filter(|(_, values, not_values)| !values.is_empty() || !not_values.is_empty());
+        given
+            .map(|(attribute, values, not_values)| Self { attribute: *attribute, values, not_values })
+            .collect()
+    }
+
+    /// `when[]`; `None` for an unknown key.
+    pub(crate) fn of_condition(condition: &'a Condition) -> Option<Self> {
+        let header = || condition.key.strip_prefix("request.headers[")?.strip_suffix(']');
+        let attribute = match condition.key.as_str() {
+            "source.ip" => Attribute::SourceIp,
+            "remote.ip" => Attribute::RemoteIp,
+            "source.namespace" => Attribute::Namespace,
+            "source.principal" => Attribute::Principal,
+            "source.serviceAccount" => Attribute::ServiceAccount,
+            "source.trustDomain" => Attribute::TrustDomain,
+            "destination.ip" => Attribute::DestinationIp,
+            "destination.port" => Attribute::DestinationPort,
+            "connection.sni" => Attribute::ServerName,
+            key if key.starts_with("request.auth.") => Attribute::Token,
+            _ => Attribute::Header(header()?),
+        };
+        Some(Self { attribute, values: &condition.values, not_values: &condition.not_values })
+    }
+
+    /// True for attributes that only HTTP requests have.
+    pub(crate) fn needs_http(&self) -> bool {
+        matches!(
+            self.attribute,
+            Attribute::Header(_) | Attribute::Host | Attribute::Method | Attribute::Path | Attribute::Token
+        )
+    }
+
+    /// True for attributes of the peer, false for those of the request.
+    pub(crate) fn is_of_peer(&self) -> bool {
+        !matches!(
+            self.attribute,
+            Attribute::Host
+                | Attribute::Method
+                | Attribute::Path
+                | Attribute::DestinationPort
+                | Attribute::DestinationIp
+                | Attribute::ServerName
+        )
+    }
+}
+
+/// True if a rule matches every request that another rule matches, as far as the texts of both tell.
+pub(crate) fn covers(rule: &Rule, other: &Rule) -> bool {
+    let of_sources = |a: &Source, b: &Source| all_cover(&Clause::of_source(a), &Clause::of_source(b));
+    let of_operations =
+        |a: &Operation, b: &Operation| all_cover(&Clause::of_operation(a), &Clause::of_operation(b));
+    let from = rule.from.is_empty()
+        || !other.from.is_empty()
+            && other.from.iter().all(|b| rule.from.iter().any(|a| of_sources(&a.source, &b.source)));
+    let to = rule.to.is_empty()
+        || !other.to.is_empty()
+            && other.to.iter().all(|b| rule.to.iter().any(|a| of_operations(&a.operation, &b.operation)));
+    let when = rule.when.iter().all(|a| {
+        other.when.iter().any(|b| {
+            a == b || {
+                let (a, b) = (Clause::of_condition(a), Clause::of_condition(b));
+                a.zip(b).is_some_and(|(a, b)| a.covers(&b))
+            }
+        })
+    });
+    from && to && when
+}
+
+/// True if each clause covers one of the others: all clauses of a source or an operation must hold.
+fn all_cover(clauses: &[Clause<'_>], others: &[Clause<'_>]) -> bool {
+    clauses.iter().all(|clause| others.iter().any(|other| clause.covers(other)))
+}
+
+impl Clause<'_> {
+    /// True if the clause holds wherever another one holds.
+    fn covers(&self, other: &Self) -> bool {
+        let among = |value: &String, values: &[String]| values.iter().any(|known| value_covers(known, value));
+        let values = self.values.is_empty()
+            || !other.values.is_empty() && other.values.iter().all(|value| among(value, self.values));
+        let not_values = self.not_values.iter().all(|value| among(value, other.not_values));
+        self.attribute == other.attribute && values && not_values
+    }
+}
+
+/// True if a value is equal to another one, or is its `PREFIX*` or `*SUFFIX`.
+fn value_covers(pattern: &str, value: &str) -> bool {
+    let prefix = pattern.strip_suffix('*').filter(|_| !value.starts_with('*'));
+    let suffix = pattern.strip_prefix('*').filter(|_| !value.ends_with('*'));
+    pattern == value
+        || pattern == "*"
+        || prefix.is_some_and(|prefix| value.starts_with(prefix))
+        || suffix.is_some_and(|suffix| value.ends_with(suffix))
+}
