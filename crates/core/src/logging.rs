@@ -61,7 +61,7 @@ pub enum Format {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Not the name of a module.
-    #[error("{0:?} is not a logger: name a module, such as skysail_proxy::secrets")]
+    #[error("{0:?} is not a logger: name a module, such as skysail_proxy::discovery")]
     NoLogger(String),
     /// Something else than [`init`] set up the log.
     #[error("the log of this process cannot be changed")]

@@ -1,6 +1,6 @@
 //! skysail-proxy: the sidecar.
 //!
-//! Modules are listed from top to bottom: a module uses those below it, never those above. `tests/structure.rs` checks it.
+//! Modules are listed from top to bottom: a module uses those below it, never those above. `crates/testkit/tests/structure.rs` checks it.
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
