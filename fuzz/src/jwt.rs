@@ -12,7 +12,10 @@ use skysail_http::{
     head::RequestHead,
     http1::{HeadLimits, parse},
 };
-use skysail_policy::{config::jwt::{Jwt, KeySet, Keys, JwtProvider, Requirement, Source}, jwt::{JwtOutcome, apply, check, sanitize}};
+use skysail_policy::{
+    config::jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
+    jwt::{JwtOutcome, apply, check, sanitize},
+};
 
 /// When the requests come.
 const NOW: u64 = 1_000_000_000;

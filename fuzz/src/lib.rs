@@ -21,7 +21,17 @@ use skysail_http::{
     proxy_protocol::{self as proxy_headers, Ends, ProxyVersion},
 };
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
-use skysail_policy::{config::{http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader}, listener::Direction, trace::RequestIdUse}, format as formats, path::{Normalization, normalize}, peer, record::{Context, Record}};
+use skysail_policy::{
+    config::{
+        http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader},
+        listener::Direction,
+        trace::RequestIdUse,
+    },
+    format as formats,
+    path::{Normalization, normalize},
+    peer,
+    record::{Context, Record},
+};
 use skysail_proxy::fuzzing::{self, Resource};
 
 pub use http1::{http1_request, http1_response};

@@ -6,7 +6,17 @@ use skysail_http::{
     head::RequestHead,
     http1::{HeadLimits, parse},
 };
-use skysail_policy::{config::{RouteTable, route::{Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch, VirtualHost}, text::{HeaderMatch, HeaderTest}}, route::{find, location, rewrite}};
+use skysail_policy::{
+    config::{
+        RouteTable,
+        route::{
+            Action, HeaderOps, PathMatch, QueryMatch, Redirect, RedirectPath, Rewrite, Route, RouteMatch,
+            VirtualHost,
+        },
+        text::{HeaderMatch, HeaderTest},
+    },
+    route::{find, location, rewrite},
+};
 
 static TABLE: LazyLock<RouteTable> = LazyLock::new(table);
 

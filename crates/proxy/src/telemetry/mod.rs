@@ -1,6 +1,6 @@
 //! What happened: Istio's metrics, Envoy's usual counters, access logs.
 //!
-//! Workers fill one [`Record`] for each request or connection. A [`Shard`] belongs to one worker and adds to
+//! Workers fill one [`Record`](skysail_policy::record::Record) for each request or connection. A [`Shard`] belongs to one worker and adds to
 //! plain numbers; scraping asks every worker for a [`ShardSnapshot`] and renders their sum. Log lines go to a
 //! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
 
