@@ -62,6 +62,12 @@ fn a_sidecar_holds_what_it_uses_and_a_restarted_pod_waits_for_nothing() {
     mesh.put("late.yaml", service);
     mesh.wait_status("front", late, &[], 200);
 
+    // The memory learns of a host when a sidecar subscribes to it, which may follow the first request.
+    eventually("the control plane remembers both hosts", || {
+        let used = mesh.call("control", "http://10.244.0.1:15014/debug/used", &[]).body;
+        let hosts = ["80/stock.shop.", "80/late.shop."];
+        if hosts.iter().all(|host| used.contains(host)) { Ok(()) } else { Err(used) }
+    });
     let before = mesh.names("front");
     mesh.edit("mesh.yaml", "image: registry.example/shop/front,", "image: registry.example/shop/front:2,");
     eventually("the pod is another one", || match mesh.names("front") {

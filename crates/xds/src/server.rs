@@ -316,6 +316,9 @@ impl Stream {
         let pushes = self.session.pushes(&snapshot).map_err(|Behind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
+        for host in self.session.take_found() {
+            (self.report)(Event::Used { host: &host });
+        }
         match self.session.take_owed() {
             0 => {}
             owed => self.member.spend(owed, 0, 0),

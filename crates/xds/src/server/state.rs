@@ -97,12 +97,14 @@ pub(super) struct Session {
     remembered: Arc<[Arc<str>]>,
     /// Cost of lookups after changes that is not charged yet; see [`limits`].
     owed: u64,
+    /// Virtual hosts that a change gave to authorities that the client had asked for before.
+    found: Vec<Arc<str>>,
 }
 
 impl Session {
     pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
         let (kinds, holding) = Default::default();
-        Self { form, nonce: 0, kinds, compared: None, holding, held: None, interest, remembered, owed: 0 }
+        Self { form, nonce: 0, kinds, compared: None, holding, held: None, interest, remembered, owed: 0, found: Vec::new() }
     }
 
     /// Takes a request in.
@@ -224,6 +226,11 @@ impl Session {
         std::mem::take(&mut self.owed)
     }
 
+    /// Takes the virtual hosts that a change gave to authorities that the client had asked for before.
+    pub(super) fn take_found(&mut self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.found)
+    }
+
     /// What is to be sent now.
     pub(super) fn pushes(&mut self, snapshot: &Snapshot) -> Result<Vec<Push>, Behind> {
         let mut pushes = Vec::new();
@@ -267,7 +274,10 @@ impl Session {
             return Ok(false);
         }
         if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
-            watched.resolve(kind, snapshot);
+            let found = watched.resolve(kind, snapshot);
+            if !watched.takes_many(kind) {
+                self.found.extend(found);
+            }
             watched.tell(kind, &self.interest);
             let (lookups, scanned) =
                 (std::mem::take(&mut watched.lookups), std::mem::take(&mut watched.scanned));

@@ -248,8 +248,9 @@ impl Watched {
         }
     }
 
-    /// Gives the client what answers to names that it asks for since aliases changed, unless it has that.
-    pub(super) fn resolve(&mut self, kind: Kind, snapshot: &Snapshot) {
+    /// Gives the client what answers to names that it asks for since aliases changed, unless it has that. Returns the hosts
+    /// that answer.
+    pub(super) fn resolve(&mut self, kind: Kind, snapshot: &Snapshot) -> Vec<Arc<str>> {
         let names = self.touched(kind, snapshot).unwrap_or_else(|| {
             self.found.clear();
             Arc::clone(&self.names.0)
@@ -258,7 +259,8 @@ impl Watched {
             self.found.remove(name);
         }
         let found = self.find(kind, &names, snapshot);
-        self.give(kind, found);
+        self.give(kind, found.clone());
+        found
     }
 
     /// The names that may be answered otherwise since aliases changed; `None` if that is not known. SubscribedNames are looked through only
