@@ -104,7 +104,18 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
         let (kinds, holding) = Default::default();
-        Self { form, nonce: 0, kinds, compared: None, holding, held: None, interest, remembered, owed: 0, found: Vec::new() }
+        Self {
+            form,
+            nonce: 0,
+            kinds,
+            compared: None,
+            holding,
+            held: None,
+            interest,
+            remembered,
+            owed: 0,
+            found: Vec::new(),
+        }
     }
 
     /// Takes a request in.
