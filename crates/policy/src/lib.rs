@@ -1,6 +1,7 @@
 //! Decisions without IO: the configuration that the request path reads, and what follows from it for a request.
 
 pub mod config;
+pub mod state;
 
 pub mod balance;
 pub mod cors;

@@ -7,9 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::config::{
-    Endpoint, Endpoints,
-    health::{Cause, HealthComparison, Limit, Outlier, Rate, Track, millis},
+use crate::{
+    config::{
+        Endpoint, Endpoints,
+        health::{Cause, HealthComparison, Limit, Outlier},
+    },
+    state::health::{Rate, Track, millis},
 };
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arc_swap::ArcSwap;
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Balancer, Health, Locality},
-    health::{SlowStart, Track},
+    health::SlowStart,
 };
+use skysail_policy::state::{Published, health::Track};
 use support::{Proxy, cluster, http, listener, numbered, server};
 use tokio::sync::{Notify, mpsc::unbounded_channel};
 
@@ -50,7 +50,7 @@ fn endpoint(address: SocketAddr) -> Endpoint {
 fn of(balancer: Balancer, priorities: Vec<Vec<Endpoint>>) -> Cluster {
     let priorities = priorities.into_iter().map(|all| all.into_iter().map(Arc::new).collect()).collect();
     let endpoints = Endpoints { priorities, ..Endpoints::default() };
-    Cluster { balancer, endpoints: ArcSwap::from_pointee(endpoints), ..cluster(&[], None) }
+    Cluster { balancer, endpoints: Arc::new(Published::from_pointee(endpoints)), ..cluster(&[], None) }
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn localities_share_by_their_weights() {
             localities: localities.into(),
             ..Endpoints::default()
         };
-        let endpoints = ArcSwap::from_pointee(endpoints);
+        let endpoints = Arc::new(Published::from_pointee(endpoints));
         let proxy = start(Cluster { endpoints, weigh_localities, ..cluster(&[], None) }).await;
         let all = answers(&proxy, expected.iter().sum()).await;
         assert_eq!(shares(&all), expected, "{weigh_localities}");

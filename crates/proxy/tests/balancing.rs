@@ -14,13 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arc_swap::ArcSwap;
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Balancer, HashFunction, RetryBudget},
-    health::{HealthComparison, Limit, Outlier, OutlierState, Track},
+    health::{HealthComparison, Limit, Outlier},
     route::{HashCookie, HashKey, HashPolicy},
 };
+use skysail_policy::state::{Published, health::Track};
 use skysail_proxy::overload::Limits as Taken;
 use support::{Proxy, cluster, http, listener, numbered, server, tcp, within};
 use tokio::sync::Notify;
@@ -137,14 +137,18 @@ fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
         always_one: false,
         success_rate: never,
         failure_percentage: never,
-        state: OutlierState::default(),
+        state: Arc::default(),
     };
     let tracked = |address: &SocketAddr| {
         let track = Some(Arc::new(Track::new(Instant::now())));
         Arc::new(Endpoint { track, ..Endpoint::new(*address, None) })
     };
     let endpoints = Endpoints::of(endpoints.iter().map(tracked).collect());
-    Cluster { outlier: Some(outlier), endpoints: ArcSwap::from_pointee(endpoints), ..cluster(&[], None) }
+    Cluster {
+        outlier: Some(outlier),
+        endpoints: Arc::new(Published::from_pointee(endpoints)),
+        ..cluster(&[], None)
+    }
 }
 
 /// A server that answers 500 until it is told otherwise.

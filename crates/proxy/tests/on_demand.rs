@@ -10,17 +10,19 @@
 mod http2;
 mod support;
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use http2::{content, request};
 use skysail_http::map::Map;
 use skysail_policy::config::{
     Listener, RouteTable, Snapshot,
-    demand::{Demand, Question, RequestedAuthority},
     http::Routes,
     listener::Terminal,
     route::{Action, DirectResponse, HeaderOps, PathMatch, Route, RouteMatch, VirtualHost},
+};
+use skysail_policy::state::{
+    Published,
+    demand::{Demand, Question, RequestedAuthority},
 };
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};
@@ -50,7 +52,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         headers: HeaderOps::default(),
         include_attempt_count: false,
         require_tls: false,
-        used: AtomicBool::default(),
+        used: Arc::default(),
     })
 }
 
@@ -69,7 +71,7 @@ impl Mesh {
         Arc::get_mut(&mut manager).unwrap().routes = Routes::Named("80".into());
         let proxy = Proxy::start(listener(Terminal::Http(manager), None), vec![]).await;
         let (sender, questions) = mpsc::unbounded_channel();
-        let demand = Demand { table: "80".into(), known: ArcSwap::default(), questions: sender };
+        let demand = Demand { table: "80".into(), known: Published::default(), questions: sender };
         let listener = proxy.listener.clone();
         let mesh = Self { proxy, demand: Arc::new(demand), questions, listener, takes_unanswered: false };
         mesh.publish(&["here", "*.wild"]).await;

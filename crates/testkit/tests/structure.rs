@@ -1,4 +1,4 @@
-//! The shape of the code: the modules of a crate form no cycle, and no file is long.
+//! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable state.
 //!
 //! Modules are those on the top level of a crate. A module uses another one if its code has a path that begins with `crate::` and
 //! the other's name. Unit tests do not count.
@@ -17,6 +17,22 @@ const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const MAX_LINES: usize = 600;
 /// The words by which a root module says that its modules are listed from top to bottom.
 const IS_ORDERED: &str = "listed from top to bottom";
+
+/// Parts of the names of types that hold mutable state: atomics, locks, cells, channels.
+const MUTABLE: &[&str] = &[
+    "Atomic",
+    "Mutex",
+    "RwLock",
+    "Cell<",
+    "OnceCell",
+    "OnceLock",
+    "LazyLock",
+    "ArcSwap",
+    "Sender",
+    "Receiver",
+    "Semaphore",
+    "Notify",
+];
 
 /// By module, the modules that it uses, each with a file in which it does.
 type Uses = BTreeMap<String, BTreeMap<String, PathBuf>>;
@@ -64,6 +80,22 @@ fn files_are_short() {
         .filter(|(lines, _)| *lines > MAX_LINES)
         .collect();
     assert!(long.is_empty(), "files have more than {MAX_LINES} lines: {long:#?}");
+}
+
+/// The proxy's configuration is immutable; the state that workers share is in `policy::state`.
+#[test]
+fn configuration_holds_no_mutable_state() {
+    let folder = PathBuf::from(CRATES).join("policy/src/config");
+    let mut found = Vec::new();
+    for file in files(&folder) {
+        let text = fs::read_to_string(&file).unwrap();
+        for line in code(&text).lines().map(|line| line.split("//").next().unwrap_or_default()) {
+            found.extend(
+                MUTABLE.iter().filter(|kind| line.contains(**kind)).map(|kind| (*kind, file.clone())),
+            );
+        }
+    }
+    assert!(found.is_empty(), "the configuration holds mutable state; move it to policy::state: {found:#?}");
 }
 
 #[test]

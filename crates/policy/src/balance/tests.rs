@@ -3,10 +3,13 @@ use std::{collections::HashMap, time::Duration};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{
-    cluster::{HashFunction, Locality},
-    health::{Cause, SlowStart, Track, millis},
-    route::{HashCookie, HashKey, HashPolicy},
+use crate::{
+    config::{
+        cluster::{HashFunction, Locality},
+        health::{Cause, SlowStart},
+        route::{HashCookie, HashKey, HashPolicy},
+    },
+    state::health::{Track, millis},
 };
 use skysail_http::head::RequestHead;
 

@@ -4,16 +4,15 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, atomic::AtomicU32},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-
 use super::{
-    health::{Outlier, SlowStart, Track},
+    health::{Outlier, SlowStart},
     tls::ClientTls,
 };
+use crate::state::{Published, PublishedOption, circuit_breaker::Usage, health::Track};
 use skysail_http::{http1, http2::Http2Options, map::Map, proxy_protocol::ProxyVersion};
 
 /// Largest head in bytes where nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
@@ -29,7 +28,7 @@ pub struct Cluster {
     /// How its endpoints are known.
     pub discovery: Discovery,
     /// Its endpoints now. Replaced when they change; the cluster stays.
-    pub endpoints: ArcSwap<Endpoints>,
+    pub endpoints: Arc<Published<Endpoints>>,
     /// How one is picked.
     pub balancer: Balancer,
     /// Below this share of available endpoints (in percent) all of a priority are used, whatever their health
@@ -40,13 +39,13 @@ pub struct Cluster {
     /// How endpoints that are new come into use; `None`: at once.
     pub slow_start: Option<SlowStart>,
     /// For balancers that hash: made by the first worker that needs it.
-    pub hashed: ArcSwapOption<Hashed>,
+    pub hashed: Arc<PublishedOption<Hashed>>,
     /// How long a connection may take to come about.
     pub connect_timeout: Duration,
     /// The greatest numbers allowed.
     pub limits: Limits,
     /// How much of them all workers together use. Counted only where there is a limit. `Usage::default()` to begin with.
-    pub usage: Usage,
+    pub usage: Arc<Usage>,
     /// TLS by endpoint metadata, first match wins. The choice is made when endpoints arrive: see [`Endpoint::tls`].
     pub transport_matches: Vec<TransportMatch>,
     /// TLS where none of the matches holds.
@@ -94,15 +93,15 @@ impl Cluster {
         Self {
             name: name.into(),
             discovery: Discovery::Static,
-            endpoints: ArcSwap::default(),
+            endpoints: Arc::default(),
             balancer: Balancer::RoundRobin,
             panic_threshold: 50,
             outlier: None,
             slow_start: None,
-            hashed: ArcSwapOption::empty(),
+            hashed: Arc::default(),
             connect_timeout: Duration::from_secs(5),
             limits: Limits::NONE,
-            usage: Usage::default(),
+            usage: Arc::default(),
             transport_matches: Vec::new(),
             tls: None,
             auto_sni: None,
@@ -340,19 +339,6 @@ pub struct Keepalive {
     pub time: Option<Duration>,
     /// Between two of them.
     pub interval: Option<Duration>,
-}
-
-/// How much of [`Limits`] is in use, across workers.
-#[derive(Debug, Default)]
-pub struct Usage {
-    /// Connections.
-    pub connections: AtomicU32,
-    /// Requests waiting for a connection.
-    pub pending: AtomicU32,
-    /// Requests.
-    pub requests: AtomicU32,
-    /// Retries.
-    pub retries: AtomicU32,
 }
 
 /// TLS, or none, for endpoints whose metadata match.

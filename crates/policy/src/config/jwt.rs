@@ -4,10 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use arc_swap::ArcSwapOption;
 pub use skysail_identity::jwks::{KeySet, VerificationKey};
 
 use super::route::RouteMatch;
+use crate::state::PublishedOption;
 
 /// Who issues tokens, and who must have which.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ pub struct RemoteKeys {
     /// For how long keys are good.
     pub lifetime: Duration,
     /// Those there are, and until when they are good.
-    pub known: ArcSwapOption<(std::time::Instant, Arc<KeySet>)>,
+    pub known: Arc<PublishedOption<(std::time::Instant, Arc<KeySet>)>>,
 }
 
 /// Which token is needed. Source: `JwtRequirement`. Providers are told by their places.

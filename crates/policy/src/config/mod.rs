@@ -9,7 +9,6 @@
 pub mod authorization;
 pub mod cluster;
 pub mod collector;
-pub mod demand;
 pub mod health;
 pub mod http;
 pub mod jwt;

@@ -3,13 +3,9 @@
 //! Source: `envoy.config.route.v3`. Making the index of a table is part of the translation; finding in it is
 //! `route::find`.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    demand::Demand,
     http::Format,
     limit::RateLimit,
     policy::Policy,
@@ -18,6 +14,8 @@ use super::{
 };
 
 use skysail_http::map::Map;
+
+use crate::state::demand::{Demand, UseMark};
 
 /// All virtual hosts of one route configuration, indexed by domain.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +86,7 @@ pub struct VirtualHost {
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
     /// A request came for it since somebody looked; noted where hosts are asked for on demand.
-    pub used: AtomicBool,
+    pub used: Arc<UseMark>,
 }
 
 /// Source: `envoy.config.route.v3.Route`.

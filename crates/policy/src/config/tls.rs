@@ -4,14 +4,15 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
 use skysail_identity::{Acceptor, Connector};
+
+use crate::state::PublishedOption;
 
 /// Terminating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext`.
 #[derive(Debug)]
 pub struct ServerTls {
     /// `None` until the secrets it names have arrived: connections are closed until then.
-    pub config: Arc<ArcSwapOption<Acceptor>>,
+    pub config: Arc<PublishedOption<Acceptor>>,
 }
 
 /// Originating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext`.
@@ -19,7 +20,7 @@ pub struct ServerTls {
 pub struct ClientTls {
     /// `None` until the secrets it names have arrived: connections fail until then. The handle holds one
     /// configuration for each list of ALPN protocols that is in use.
-    pub config: Arc<ArcSwapOption<ClientConfigs>>,
+    pub config: Arc<PublishedOption<ClientConfigs>>,
     /// Server name to send; `None` sends the host's, or none.
     pub sni: Option<rustls::pki_types::ServerName<'static>>,
     /// The protocols to offer where the request path does not choose by itself.

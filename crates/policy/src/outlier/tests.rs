@@ -1,7 +1,6 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use super::*;
-use crate::config::health::OutlierState;
 
 pub(crate) fn outlier() -> Outlier {
     let never = HealthComparison { hosts: 3, requests: 10, threshold: 0, enforcing: 0, enforcing_local: 0 };
@@ -18,7 +17,7 @@ pub(crate) fn outlier() -> Outlier {
         always_one: false,
         success_rate: HealthComparison { threshold: 1000, ..never },
         failure_percentage: HealthComparison { threshold: 85, ..never },
-        state: OutlierState::default(),
+        state: Arc::default(),
     }
 }
 

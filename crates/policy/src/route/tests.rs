@@ -1,7 +1,4 @@
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use proptest::prelude::*;
 use regex::bytes::Regex;
@@ -57,7 +54,7 @@ fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
             headers: HeaderOps::default(),
             include_attempt_count: false,
             require_tls: false,
-            used: AtomicBool::default(),
+            used: Arc::default(),
         }));
         assert!(table.put(domain, index));
     }

@@ -8,14 +8,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use arc_swap::ArcSwap;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint};
 use skysail_xds::client::{Received, Rejection};
@@ -27,10 +23,10 @@ use super::{
 };
 use crate::translate::{self, Translator};
 use skysail_http::map::Map;
-use skysail_policy::config::{
-    RouteTable,
-    demand::{Demand, Question, RequestedAuthority},
-    route::VirtualHost,
+use skysail_policy::config::{RouteTable, route::VirtualHost};
+use skysail_policy::state::{
+    Published,
+    demand::{Demand, Question, RequestedAuthority, UseMark},
 };
 
 /// `envoy.config.route.v3.RouteConfiguration.virtual_hosts`
@@ -71,7 +67,7 @@ struct Name {
     /// The server has answered.
     answered: bool,
     state: HostState,
-    used: Arc<AtomicBool>,
+    used: Arc<UseMark>,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
@@ -254,7 +250,7 @@ impl Hosts {
     ) {
         if self.demand.is_some() != questions.is_some() {
             self.demand = questions.cloned().map(|questions| {
-                Arc::new(Demand { table: Arc::clone(table), known: ArcSwap::default(), questions })
+                Arc::new(Demand { table: Arc::clone(table), known: Published::default(), questions })
             });
             self.names.clear();
             self.whole = None;
@@ -273,8 +269,7 @@ impl Hosts {
         if self.names.len() >= MOST_NAMES && !self.names.contains_key(&authority) {
             self.names.retain(|_, name| name.state != HostState::GivenUp);
             if self.names.len() >= MOST_NAMES && connected {
-                let stays =
-                    |name: &Name| name.state == HostState::Open || name.used.swap(false, Ordering::Relaxed);
+                let stays = |name: &Name| name.state == HostState::Open || name.used.take();
                 self.names.retain(|_, name| stays(name));
             }
             if self.names.len() >= MOST_NAMES {
@@ -363,7 +358,7 @@ impl Hosts {
         }
         let mut idle = Vec::new();
         for (name, slot) in &self.slots {
-            let in_use = slot.both().any(|kept| kept.value.value.used.swap(false, Ordering::Relaxed));
+            let in_use = slot.both().any(|kept| kept.value.value.used.take());
             let since = self.used.entry(Arc::clone(name)).or_insert(now);
             if in_use {
                 *since = now;
@@ -377,7 +372,7 @@ impl Hosts {
             self.whole = None;
         }
         self.names.retain(|_, name| {
-            if name.used.swap(false, Ordering::Relaxed) {
+            if name.used.take() {
                 name.since = now;
             }
             name.state == HostState::Open || now.duration_since(name.since) < IDLE

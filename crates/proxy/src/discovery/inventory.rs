@@ -32,8 +32,9 @@ use crate::{
     translate::{self, SecretName, SecretSource, Translator},
 };
 use skysail_policy::config::{
-    ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, demand::Question,
+    ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery,
 };
+use skysail_policy::state::demand::Question;
 
 /// All resources.
 pub(crate) struct Inventory {

@@ -38,7 +38,7 @@ use crate::{
     discovery::{remote::Remote, secrets::Secrets},
     translate::{TlsContexts, Translator, bootstrap},
 };
-use skysail_policy::config::demand::Question;
+use skysail_policy::state::demand::Question;
 
 /// After a change, further ones are expected for so long.
 const QUIET: Duration = Duration::from_secs(5);

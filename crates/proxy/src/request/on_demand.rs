@@ -2,7 +2,8 @@
 //!
 //! A virtual host that has the authority by its full name is right, whatever others there are. A wildcard or the catch-all
 //! may hide one that is not in force, so they apply only once the control plane has answered that there is none
-//! ([`Demand::known`](demand::Demand::known)). Without an answer the request is refused (503, flag `DU`), unless the table says that its
+//! ([`Demand::known`](skysail_policy::state::demand::Demand::known)).
+//! Without an answer the request is refused (503, flag `DU`), unless the table says that its
 //! wildcards and catch-all apply then, too ([`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered)):
 //! with `ALLOW_ANY` the request would leave in plain text although its host may be one of the mesh.
 
@@ -17,9 +18,9 @@ use crate::{
 };
 use skysail_http::{flow::Flow, timer};
 use skysail_policy::{
-    config::demand::{self, Standing},
     error::{Error, Kind},
     route,
+    state::demand::Standing,
 };
 
 /// Requests wait a little longer for a virtual host than the control thread lets them.
@@ -31,7 +32,7 @@ impl RequestContext<'_> {
         let table = match &self.found {
             Ok(found) if found.table.demand.is_none() => return Standing::Settled,
             Ok(found) => {
-                demand::mark(&found.host.used);
+                found.host.used.mark();
                 if found.exact {
                     return Standing::Settled;
                 }
@@ -89,7 +90,7 @@ impl RequestContext<'_> {
         self.snapshot = self.renewed.get_or_init(|| self.worker.snapshot());
         self.find_route();
         if let Ok(found) = &self.found {
-            demand::mark(&found.host.used);
+            found.host.used.mark();
         }
         Ok(())
     }

@@ -49,7 +49,6 @@ use skysail_http::{
 use skysail_policy::{
     config::{
         HttpManager, RouteTable, Snapshot,
-        demand::Standing,
         http::Routes,
         listener::Direction,
         route::{Action, HeaderOp, RedirectPath},
@@ -60,6 +59,7 @@ use skysail_policy::{
     path::{self, Normalization as Normalized},
     peer::{METADATA, METADATA_ID},
     route::{self, Found, Missing},
+    state::demand::Standing,
 };
 
 /// One request, from its head to its record.

@@ -2,7 +2,6 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
 use skysail_proto::Codec;
 use skysail_xds::envoy::pb::{
     envoy::{
@@ -45,10 +44,11 @@ use skysail_policy::config::{
     Cluster, Endpoints,
     cluster::{
         AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
-        TransportMatch, UpstreamProtocol, Usage,
+        TransportMatch, UpstreamProtocol,
     },
     tls::ClientTls,
 };
+use skysail_policy::state::Published;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DNS_REFRESH: Duration = Duration::from_secs(5);
@@ -76,15 +76,15 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
             .transpose()
             .at("outlier_detection")?,
         slow_start: outlier::slow_start(&proto)?,
-        hashed: ArcSwapOption::empty(),
+        hashed: Arc::default(),
         discovery,
-        endpoints: ArcSwap::default(),
+        endpoints: Arc::default(),
         connect_timeout: match &proto.connect_timeout {
             Some(time) => duration(time).at("connect_timeout")?,
             None => CONNECT_TIMEOUT,
         },
         limits: limits(proto.circuit_breakers.as_ref()).at("circuit_breakers")?,
-        usage: Usage::default(),
+        usage: Arc::default(),
         transport_matches: transport_matches(translator, &proto.transport_socket_matches, host_name)?,
         tls: transport(translator, proto.transport_socket.as_ref(), host_name).at("transport_socket")?,
         auto_sni: http.auto_sni,
@@ -106,7 +106,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         match cluster.discovery {
             Discovery::Static => {
                 let endpoints = endpoints::translate(assignment, &cluster).at("load_assignment")?;
-                cluster.endpoints = ArcSwap::from_pointee(endpoints);
+                cluster.endpoints = Arc::new(Published::from_pointee(endpoints));
             }
             // Its names are in `discovery` already.
             Discovery::Dns { .. } => {}

@@ -20,9 +20,9 @@ use skysail_http::map::Map;
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{DnsName, Health, Locality, TransportMatch, Workload},
-    health::Track,
     tls::ClientTls,
 };
+use skysail_policy::state::health::Track;
 
 /// Envoy's limit too.
 const MAX_PRIORITY: u32 = 128;

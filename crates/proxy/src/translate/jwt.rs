@@ -1,8 +1,7 @@
 //! The JWT filter.
 
-use std::{collections::HashMap, hash::Hash, time::Duration};
+use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
-use arc_swap::ArcSwapOption;
 use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
@@ -189,7 +188,7 @@ fn remote(proto: &RemoteJwks) -> Result<RemoteKeys> {
     if lifetime < Duration::from_millis(1) {
         return Err(Reject::new("must be at least 1 ms").at_field("cache_duration"));
     }
-    Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, known: ArcSwapOption::empty() })
+    Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, known: Arc::default() })
 }
 
 /// Where something is asked for over HTTP.

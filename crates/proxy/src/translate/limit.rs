@@ -1,5 +1,7 @@
 //! Local rate limits.
 
+use std::sync::Arc;
+
 use skysail_xds::envoy::pb::envoy::{
     extensions::filters::http::local_ratelimit::v3::LocalRateLimit, r#type::v3::TokenBucket as BucketProto,
 };
@@ -7,7 +9,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::{
     At as _, Reject, Result, authorization::share, duration, number, route, route_filters::status_code,
 };
-use skysail_policy::config::limit::{RateLimit, TokenBucket};
+use skysail_policy::{config::limit::RateLimit, state::rate_limit::TokenBucket};
 
 /// The HTTP filter, and what a route says to it.
 pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
@@ -17,7 +19,7 @@ pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
     }
     let status = proto.status.as_ref().map_or(429, |status| status.code.cast_unsigned());
     Ok(RateLimit {
-        bucket: proto.token_bucket.as_ref().map(bucket).transpose().at("token_bucket")?,
+        bucket: proto.token_bucket.as_ref().map(bucket).transpose().at("token_bucket")?.map(Arc::new),
         // As in Envoy, what is no error is 429.
         status: if status < 400 { 429 } else { status_code(status).at("status.code")? },
         enabled: share(proto.filter_enabled.as_ref()).unwrap_or(0),

@@ -1,6 +1,6 @@
 //! When endpoints are taken out because they fail, and how new ones come into use.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use skysail_xds::envoy::pb::{
     envoy::config::cluster::v3::{
@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, duration, flag, number};
-use skysail_policy::config::health::{HealthComparison, Limit, Outlier, OutlierState, SlowStart};
+use skysail_policy::config::health::{HealthComparison, Limit, Outlier, SlowStart};
 
 /// Outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
@@ -85,7 +85,7 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
                 0,
             )?,
         },
-        state: OutlierState::default(),
+        state: Arc::default(),
     })
 }
 

@@ -1,9 +1,6 @@
 //! Route tables.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use prost::Message;
 use skysail_core::names;
@@ -139,7 +136,7 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
         )?,
         include_attempt_count: proto.include_request_attempt_count,
         require_tls,
-        used: AtomicBool::new(false),
+        used: Arc::default(),
     })
 }
 

@@ -13,11 +13,13 @@ use std::{
     },
 };
 
-use arc_swap::ArcSwapOption;
 use skysail_identity::{Acceptor, Connector, Crls, Identity, Live, PeerCheck, Roots, TlsSpec};
 
 use super::{Reject, Result};
-use skysail_policy::config::tls::{ClientConfigs, ClientTls, ServerTls};
+use skysail_policy::{
+    config::tls::{ClientConfigs, ClientTls, ServerTls},
+    state::PublishedOption,
+};
 
 /// Where a secret comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,7 +58,7 @@ struct Inner {
     crls: HashMap<SecretName, Arc<Live<Crls>>>,
     /// By the encoded context, so that equal ones are held once.
     servers: HashMap<Vec<u8>, (Weak<ServerTls>, TlsSpec)>,
-    clients: HashMap<Vec<u8>, (Weak<ArcSwapOption<ClientConfigs>>, TlsSpec)>,
+    clients: HashMap<Vec<u8>, (Weak<PublishedOption<ClientConfigs>>, TlsSpec)>,
 }
 
 /// The protocols that filter `istio.alpn` asks for towards a sidecar, for HTTP/1 and for HTTP/2.
@@ -198,7 +200,7 @@ impl TlsContexts {
         &self,
         key: Vec<u8>,
         spec: impl FnOnce() -> Result<TlsSpec>,
-    ) -> Result<Arc<ArcSwapOption<ClientConfigs>>> {
+    ) -> Result<Arc<PublishedOption<ClientConfigs>>> {
         if let Some((context, _)) = self.lock().clients.get(&key)
             && let Some(context) = context.upgrade()
         {
@@ -217,14 +219,14 @@ impl TlsContexts {
     }
 }
 
-fn fill_server(config: &ArcSwapOption<Acceptor>, spec: &TlsSpec) -> Result<()> {
+fn fill_server(config: &PublishedOption<Acceptor>, spec: &TlsSpec) -> Result<()> {
     if config.load().is_none() && has_secrets(spec) {
         config.store(Some(Arc::new(Acceptor::new(spec).map_err(refuse)?)));
     }
     Ok(())
 }
 
-fn fill_client(configs: &ArcSwapOption<ClientConfigs>, spec: &TlsSpec) -> Result<()> {
+fn fill_client(configs: &PublishedOption<ClientConfigs>, spec: &TlsSpec) -> Result<()> {
     if configs.load().is_none() && has_secrets(spec) {
         configs.store(Some(Arc::new(client_configs(spec)?)));
     }

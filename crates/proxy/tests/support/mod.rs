@@ -2,12 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::{
-    future::Future,
-    net::SocketAddr,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use skysail_http::http2::Http2Options;
@@ -23,6 +18,7 @@ use skysail_policy::{
         trace::RequestIdUse,
     },
     peer::LocalWorkload,
+    state::Published,
 };
 use skysail_proxy::{
     accept::workers::Workers,
@@ -380,7 +376,7 @@ fn table(forward: Forward) -> RouteTable {
         headers: HeaderOps::default(),
         include_attempt_count: true,
         require_tls: false,
-        used: AtomicBool::default(),
+        used: Arc::default(),
     };
     RouteTable { name: "table".into(), hosts: vec![Arc::new(host)], any: Some(0), ..RouteTable::default() }
 }
@@ -402,7 +398,7 @@ pub(crate) fn tcp() -> Terminal {
 pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
     let endpoint = |address: &SocketAddr| Arc::new(Endpoint::new(*address, tls.cloned()));
     Cluster {
-        endpoints: ArcSwap::from_pointee(Endpoints::of(endpoints.iter().map(endpoint).collect())),
+        endpoints: Arc::new(Published::from_pointee(Endpoints::of(endpoints.iter().map(endpoint).collect()))),
         connect_timeout: Duration::from_secs(10),
         tls: tls.cloned(),
         ..Cluster::new("upstream")

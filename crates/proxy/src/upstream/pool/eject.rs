@@ -12,10 +12,11 @@ use skysail_http::timer;
 use skysail_policy::{
     config::{
         Endpoint,
-        health::{Cause, Outlier, Track},
+        health::{Cause, Outlier},
     },
     error::Kind,
     outlier::{self, EjectionVerdict, UpstreamResult},
+    state::health::Track,
 };
 
 impl Pool {

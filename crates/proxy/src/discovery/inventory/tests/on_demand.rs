@@ -270,7 +270,7 @@ fn what_no_request_uses_for_an_hour_is_let_go_of() {
     answer_all(&mut inventory, now);
     let half = now + std::time::Duration::from_secs(1_801);
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    skysail_policy::config::demand::mark(&skysail_policy::route::virtual_host(&table, "one").unwrap().0.used);
+    skysail_policy::route::virtual_host(&table, "one").unwrap().0.used.mark();
     inventory.drop_idle(half);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/1", "t/2", "t/none"]);
     inventory.drop_idle(half + std::time::Duration::from_secs(1_801));

@@ -1,0 +1,99 @@
+//! Virtual hosts that the proxy requests from the control plane when a request needs them.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use skysail_http::map::Map;
+
+use super::Published;
+
+/// Longest authority that is requested, in bytes: the longest domain name with a port.
+const LONGEST: usize = 253 + 6;
+
+/// On-demand discovery of one route table's virtual hosts. It outlives the table, which is rebuilt for each new host.
+#[derive(Debug)]
+pub struct Demand {
+    /// Name of the route table.
+    pub table: Arc<str>,
+    /// Requested authorities for which no virtual host in force has exactly that domain.
+    pub known: Published<Map<Box<str>, RequestedAuthority>>,
+    /// Channel to the discovery client.
+    pub questions: mpsc::UnboundedSender<Question>,
+}
+
+/// An authority that was requested from the control plane.
+#[derive(Clone, Debug, Default)]
+pub struct RequestedAuthority {
+    /// Set by requests to this authority.
+    pub used: Arc<UseMark>,
+    /// The control plane has answered that no virtual host has exactly this domain. False if it did not answer in time.
+    pub answered: bool,
+}
+
+/// Discovery status of an authority for which no virtual host in force has exactly that domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The control plane has answered, or the authority cannot be requested: wildcards and the catch-all apply.
+    Settled,
+    /// The authority was requested, and the control plane did not answer in time. The subscription stays open.
+    Unanswered,
+    /// The authority has not been requested.
+    Unknown,
+}
+
+/// A request that waits for the virtual host of its authority.
+#[derive(Debug)]
+pub struct Question {
+    /// Name of the route table.
+    pub table: Arc<str>,
+    /// Authority in lower case, as the route table looks it up.
+    pub authority: Box<str>,
+    /// Completed when the newest table and [`Demand::known`] have the result.
+    pub answered: oneshot::Sender<()>,
+}
+
+impl Demand {
+    /// Returns the discovery status of an authority, and marks the authority as used.
+    pub fn standing(&self, authority: &str) -> Standing {
+        if let Some(known) = self.known.load().get(authority) {
+            known.used.mark();
+            return if known.answered { Standing::Settled } else { Standing::Unanswered };
+        }
+        let sound = !authority.is_empty() && authority.len() <= LONGEST;
+        if !sound || authority.bytes().any(|byte| byte <= b' ' || matches!(byte, b'/' | b'*' | 0x7f..)) {
+            return Standing::Settled;
+        }
+        Standing::Unknown
+    }
+
+    /// Requests the virtual host of an authority. The receiver completes when there is a result, or when none can come.
+    pub fn ask(&self, authority: &str) -> oneshot::Receiver<()> {
+        let (answered, answer) = oneshot::channel();
+        let question = Question { table: Arc::clone(&self.table), authority: authority.into(), answered };
+        // After the discovery client has ended, the dropped question completes the receiver.
+        let _ = self.questions.send(question);
+        answer
+    }
+}
+
+/// Whether requests have used an object since the discovery client last looked.
+#[derive(Debug, Default)]
+pub struct UseMark(AtomicBool);
+
+impl UseMark {
+    /// Sets the mark. Writes only where that changes it: every request reads it, and a write would move the cache line.
+    pub fn mark(&self) {
+        if !self.0.load(Ordering::Relaxed) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears the mark; returns whether it was set.
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
